@@ -5,6 +5,7 @@ from prefect.client.schemas.objects import State
 
 from flows.naming import window_run_name
 from tasks.alerts import alerting
+from tasks.sinks.attached import tracing_window
 from tasks.window import ended, miner_steps, not_run, open_window
 from templar.window import Action, mine
 
@@ -17,7 +18,7 @@ async def miner_window(window: int | None = None, neuron: str = "default") -> St
         window: The window; by default the next one that this neuron has not finished.
         neuron: Name of the neuron's block.
     """
-    with alerting(neuron):
+    with alerting(neuron), tracing_window(neuron):
         opening = open_window(neuron, window)
         if opening.action is not Action.RUN:
             return not_run(neuron, opening)

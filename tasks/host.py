@@ -14,8 +14,10 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from blocks.neuron import Neuron
-from tasks.sinks.attached import attach, detach
+from tasks.sinks.attached import attach, detach, publish
+from tasks.sinks.sending import Identity
 from templar.errors import PermanentError, Reason
+from templar.housekeeping.metrics import condition_of
 from templar.neuron.node import Node
 
 N = TypeVar("N", bound=Node)
@@ -39,8 +41,8 @@ def hosted(name: str, kind: type[N]) -> N:
     with _lock:
         if name not in _neurons:
             block = load_block(name)
-            _neurons[name] = block.build(name)
-            attach(name, block.role, os.environ)
+            node = _neurons[name] = block.build(name)
+            attach(_identity(node), node.home, os.environ)
         node = _neurons[name]
     if not isinstance(node, kind):
         raise PermanentError(
@@ -90,6 +92,8 @@ def release_on_lost_lease(name: str) -> Iterator[None]:
         yield
     except PermanentError as error:
         if error.reason is Reason.LEASE_LOST:
+            if (node := current(name)) is not None:
+                publish(name, condition_of(node, node.state.window))
             release(name)
         raise
 
@@ -111,6 +115,12 @@ def hosting(name: str, node: Node) -> Iterator[None]:
     finally:
         with _lock:
             _neurons.pop(name, None)
+
+
+def _identity(node: Node) -> Identity:
+    network = node.birth.network
+    hotkey = node.exchange.own_signer.address
+    return Identity(node.name, node.role or "observer", network.netuid, network.genesis, hotkey)
 
 
 def _unusable(name: str, problem: str) -> PermanentError:

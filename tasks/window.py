@@ -27,16 +27,17 @@ from tasks.artifacts import (
     time_rows,
     training_rows,
 )
-from tasks.host import hosted, release_on_lost_lease
+from tasks.host import current, hosted, release_on_lost_lease
 from tasks.policy import CHAIN, LOCAL, SETTLE, STORE, WEIGHTS
 from tasks.sinks.attached import publish
+from tasks.sinks.trace import conclude, name_window, traced
 from templar import window as story
 from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark
 from templar.audit.roster_audit import AuditReport
 from templar.exchange.gather import GatherReport
 from templar.exchange.publish import TimedReport
-from templar.housekeeping.metrics import metrics_of, publish_metrics
+from templar.housekeeping.metrics import Metrics, condition_of, metrics_of, publish_metrics
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.miner import Miner, PageReport, PayloadReport, TrainReport
 from templar.neuron.node import Node
@@ -51,13 +52,19 @@ from templar.window import Action, AggregatorSteps, MinerSteps, Missed, Opening,
 def open_window(neuron: str, window: int | None) -> Opening:
     """Claim a window and catch up with the one before it. The first call in a process also starts the neuron."""
     with release_on_lost_lease(neuron):
-        return story.open_window(hosted(neuron, Node), window)
+        opening: Opening = traced("open_window", lambda: story.open_window(hosted(neuron, Node), window))()
+    name_window(opening.window)
+    return opening
 
 
 def not_run(neuron: str, opening: Opening) -> State[None]:
     """The final state of a run whose window is not run, `Skipped` or `CatchingUp`, with the reason."""
     send_of_opening(neuron, opening)
-    name = "CatchingUp" if opening.action is Action.CATCHING_UP else "Skipped"
+    is_behind = opening.action is Action.CATCHING_UP
+    if is_behind and (node := current(neuron)) is not None:
+        _pass_on(neuron, node, condition_of(node, opening.window))
+    name = "CatchingUp" if is_behind else "Skipped"
+    conclude(name, opening.reason)
     return Completed(name=name, message=f"window {opening.window} [{opening.reason}] {opening.detail}")
 
 
@@ -67,6 +74,7 @@ def ended(neuron: str, result: WindowResult) -> State[None]:
     The runs list shows it in the colour of a failure, with its message.
     """
     send_of_result(neuron, result)
+    conclude(result.missed or "Completed", result.reason)
     if result.missed is None:
         return Completed(message=result.message)
     return Failed(name=result.missed.value, message=result.message)
@@ -118,9 +126,14 @@ def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> A
     run = FlowRunContext.get()
     seconds = None if run is None else (datetime.now(UTC) - run.start_time).total_seconds()
     metrics = metrics_of(node, report, settlement, findings=len(audit.findings), seconds=seconds)
+    _pass_on(neuron, node, metrics)
+    return audit
+
+
+def _pass_on(neuron: str, node: Node, metrics: Metrics) -> None:
+    """Leave a window's figures in the neuron's folder and with its sinks."""
     publish_metrics(metrics, node.home)
     publish(neuron, metrics)
-    return audit
 
 
 # A miner.
@@ -260,14 +273,14 @@ _STEPS: dict[str, Callable[..., Any]] = {
 
 def miner_steps(neuron: str) -> MinerSteps:
     """A miner's steps as tasks."""
-    return MinerSteps.bind(lambda name: partial(_STEPS[name], neuron))
+    return MinerSteps.bind(lambda name: partial(traced(name, _STEPS[name]), neuron))
 
 
 def aggregator_steps(neuron: str) -> AggregatorSteps:
     """An aggregator's steps as tasks."""
-    return AggregatorSteps.bind(lambda name: partial(_STEPS[name], neuron))
+    return AggregatorSteps.bind(lambda name: partial(traced(name, _STEPS[name]), neuron))
 
 
 def validator_steps(neuron: str) -> ValidatorSteps:
     """A validator's steps as tasks."""
-    return ValidatorSteps.bind(lambda name: partial(_STEPS[name], neuron))
+    return ValidatorSteps.bind(lambda name: partial(traced(name, _STEPS[name]), neuron))

@@ -10,9 +10,11 @@ import pytest
 from prefect.settings import PREFECT_FLOWS_DEFAULT_RETRIES, temporary_settings
 
 import tasks.alerts
+import tasks.sinks.attached
 import tasks.window
 import templar.window
 from tasks.alerts import Alert, Raised
+from tasks.sinks.trace import WindowTrace
 from tasks.window import took_all_steps
 from templar.agreement.slots import Settlement
 from templar.audit.roster_audit import AuditReport
@@ -196,13 +198,32 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
 
     opens(Opening(WINDOW, Action.RUN))
     monkeypatch.setattr(tasks.window, "metrics_of", lambda *_, **__: None)
+    monkeypatch.setattr(tasks.window, "condition_of", lambda *_: None)
     monkeypatch.setattr(tasks.window, "publish_metrics", lambda *_: None)
     return opens
 
 
+@pytest.fixture(autouse=True)
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[WindowTrace]:
+    """The traces of the windows that were run as flows."""
+    found: list[WindowTrace] = []
+    monkeypatch.setattr(tasks.sinks.attached, "_publish_trace", lambda neuron, trace: found.append(trace))
+    return found
+
+
+def spans(trace: WindowTrace) -> dict[str, Reason | None]:
+    """The reason that each step gave, in their order."""
+    assert trace.begin <= trace.steps[0].begin <= trace.steps[-1].end <= trace.end
+    return {span.name: span.reason for span in trace.steps}
+
+
 @pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
 def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
-    branch: Branch, prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch, sent: list[Raised]
+    branch: Branch,
+    prefect_api: RunningPrefectServer,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: list[Raised],
+    traces: list[WindowTrace],
 ) -> None:
     audit = AuditReport(WINDOW, (), branch.own_fault)
     monkeypatch.setattr(templar.window, "audit_window", lambda node, report, settlement: audit)
@@ -217,6 +238,11 @@ def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
     assert (state.type.value, state.name, state.message) == (kind, branch.missed or "Completed", branch.message)
     assert took_all_steps(state)
     assert (Alert.WINDOW_MISSED in [each.alert for each in sent]) == (branch.missed is not None)
+    (trace,) = traces
+    assert (trace.window, trace.outcome) == (WINDOW, state.name)
+    assert [*spans(trace)] == ["open_window", *branch.steps.replace("finish", "close_window").split()]
+    if branch.missed:
+        assert f"[{trace.reason}]" in branch.message
     if branch.answers.get("set_weights") is not REFUSED:
         return
     with prefect_api.client() as client:
@@ -228,22 +254,35 @@ def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
     assert {state.name for state in runs.values() if state} == {"Completed"}
 
 
+@pytest.mark.usefixtures("prefect_api")
 @pytest.mark.parametrize(("action", "name"), [(Action.SKIP, "Skipped"), (Action.CATCHING_UP, "CatchingUp")])
 def test_a_window_that_does_not_open_takes_no_step(
-    action: Action, name: str, opening: Callable[[Opening], None], prefect_api: RunningPrefectServer
+    action: Action,
+    name: str,
+    opening: Callable[[Opening], None],
+    monkeypatch: pytest.MonkeyPatch,
+    traces: list[WindowTrace],
 ) -> None:
-    del prefect_api
     answer = Opening(WINDOW, action, Reason.WINDOW_PASSED, "the chain is in window 9")
     opening(answer)
+    told: list[tuple[str, int]] = []
+    monkeypatch.setattr(tasks.window, "condition_of", lambda node, window: window)
+    monkeypatch.setattr(tasks.window, "publish", lambda neuron, window: told.append((neuron, window)))
     node, calls = BRANCHES["published"].node()
     assert drive_window(node, WINDOW) == answer
     state = run_window(node, WINDOW)
     assert (state.is_completed(), state.name) == (True, name)
     assert state.message == "window 7 [window_passed] the chain is in window 9"
     assert calls == []
+    assert told == ([(NAME, WINDOW)] if action is Action.CATCHING_UP else [])
+    (trace,) = traces
+    assert (trace.outcome, trace.reason) == (name, Reason.WINDOW_PASSED)
+    assert spans(trace) == {"open_window": Reason.WINDOW_PASSED}
 
 
-def test_a_transient_error_leaves_the_window_to_catch_up_and_fails_a_run(prefect_api: RunningPrefectServer) -> None:
+def test_a_transient_error_leaves_the_window_to_catch_up_and_fails_a_run(
+    prefect_api: RunningPrefectServer, traces: list[WindowTrace]
+) -> None:
     del prefect_api
     branch = replace(BRANCHES["published"], answers={"gather": TransientError(Reason.STORE_BUSY, "busy")})
     node, calls = branch.node()
@@ -254,6 +293,9 @@ def test_a_transient_error_leaves_the_window_to_catch_up_and_fails_a_run(prefect
     assert state.is_failed()
     assert "[store_busy] busy" in str(state.message)
     assert of_the_run == calls
+    (trace,) = traces
+    assert (trace.outcome, trace.reason, [*spans(trace).values()][-1]) == ("Failed", *2 * [Reason.STORE_BUSY])
+    assert trace.steps[-1].error == "[store_busy] busy"
 
 
 def test_a_permanent_error_passes_the_driver() -> None:

@@ -23,8 +23,10 @@ class HttpTarget:
     def __init__(self, url: str, headers: Mapping[str, str], auth: httpx.BasicAuth | None = None) -> None:
         self._client = httpx.Client(base_url=url, headers=dict(headers), auth=auth, timeout=TIMEOUT_SECONDS)
 
-    def post(self, path: str, body: bytes, *, query: Mapping[str, str] | None = None, kind: str = "text/plain") -> None:
-        """Post a body.
+    def post(
+        self, path: str, body: bytes, *, query: Mapping[str, str] | None = None, kind: str = "text/plain"
+    ) -> bytes:
+        """Post a body; the answer's body.
 
         Raises:
             UnacceptableError: The server will never take these items.
@@ -34,3 +36,8 @@ class HttpTarget:
         if answer.status_code in _ITEMS_ARE_WRONG:
             raise UnacceptableError(f"{answer.status_code}: {answer.text[:200]!r}")
         answer.raise_for_status()
+        return answer.content
+
+    def close(self) -> None:
+        """Close connections."""
+        self._client.close()

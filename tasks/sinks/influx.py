@@ -1,33 +1,11 @@
 """Points for InfluxDB, by its line protocol and the `/write` endpoint that 1.x and 2.x share."""
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 
 from tasks.sinks.http import HttpTarget
-from templar.housekeeping.metrics import Metrics
+from tasks.sinks.sending import Point
 
 _IN_NAMES = str.maketrans({",": r"\,", "=": r"\=", " ": r"\ "})
-
-
-@dataclass(frozen=True)
-class Point:
-    """The figures of a window, and when they came."""
-
-    metrics: Metrics
-    seconds: float = field(default_factory=time.time)
-
-    def lines(self) -> list[str]:
-        """A line for the node, and one per miner that it has figures of."""
-        role, neuron, stamp = self.metrics.role, self.metrics.neuron, int(self.seconds)
-        by_uid: dict[int, dict[str, float]] = {}
-        for name, figures in self.metrics.of_uids.items():
-            for uid, value in figures.items():
-                by_uid.setdefault(uid, {})[name] = value
-        found = [_line(f"templar_{role}", {"neuron": neuron}, self.metrics.values, stamp)]
-        for uid, values in sorted(by_uid.items()):
-            found.append(_line(f"templar_{role}_miners", {"neuron": neuron, "uid": str(uid)}, values, stamp))
-        return found
 
 
 class InfluxDatabase(HttpTarget):
@@ -47,8 +25,29 @@ class InfluxDatabase(HttpTarget):
 
     def send(self, items: Sequence[Point]) -> None:
         """Write some points; writing them again changes nothing."""
-        text = "\n".join(line for item in items for line in item.lines())
+        text = "\n".join(line for item in items for line in _lines(item))
         self.post("/write", text.encode(), query={"db": self._database, "precision": "s"})
+
+
+def _lines(point: Point) -> Iterator[str]:
+    """Yield a line for the node, one per miner that it has figures of, and one per figure with other labels."""
+    metrics, stamp = point.metrics, int(point.seconds)
+    measurement, neuron = f"templar_{metrics.role}", {"neuron": metrics.neuron}
+    of_node: dict[str, float] = {}
+    of_miners: dict[str, dict[str, float]] = {}
+    others: list[str] = []
+    for name, labels, value in metrics.samples():
+        if not labels:
+            of_node[name] = value
+        elif labels.keys() == {"uid"}:
+            of_miners.setdefault(labels["uid"], {})[name] = value
+        else:
+            others.append(_line(f"{measurement}_{name.replace('/', '_')}", neuron | labels, {"value": value}, stamp))
+    if of_node:
+        yield _line(measurement, neuron, of_node, stamp)
+    for uid, values in sorted(of_miners.items(), key=lambda item: int(item[0])):
+        yield _line(f"{measurement}_miners", neuron | {"uid": uid}, values, stamp)
+    yield from others
 
 
 def _line(measurement: str, tags: Mapping[str, str], fields: Mapping[str, float], seconds: int) -> str:

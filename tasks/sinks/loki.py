@@ -15,6 +15,8 @@ from tasks.sinks.sending import log as own_log
 from templar.errors import Reason
 
 PATH = "/loki/api/v1/push"
+BURST, LINES_PER_SECOND = 2000, 200
+"""Lines that are passed on at once, and on average: what a flood has beyond is dropped before it costs anything."""
 _WINDOW = re.compile(r"\bwindow\"?[ :=](\d+)")
 _UID = re.compile(r"\buid (\d+)")
 _REASON = re.compile(r"\[([a-z_]+)\]")
@@ -60,16 +62,20 @@ class LogHandler(logging.Handler):
     """Leaves each record of a logger for a sender, with the labels of its neuron.
 
     Window, uid and reason are the first ones that the line names. The sinks' own lines are left out: a failing sink
-    would feed itself.
+    would feed itself. Of a flood a bounded number of lines is passed on, and the rest counted as dropped.
     """
 
     def __init__(self, sender: Sender[LogLine], labels: Mapping[str, str]) -> None:
         super().__init__()
         self._sender, self._labels = sender, dict(labels)
+        self._allowance, self._refilled = float(BURST), time.monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Leave a record; one that cannot be formatted is reported as logging does it."""
         if record.name == own_log.name:
+            return
+        if self._sender.is_full or not self._is_allowed():
+            self._sender.drop()
             return
         try:
             text = self.format(record)
@@ -83,3 +89,13 @@ class LogHandler(logging.Handler):
         if (reason := _REASON.search(text)) is not None and reason[1] in _REASONS:
             labels["reason"] = reason[1]
         self._sender.put(LogLine(labels, time.time_ns(), text))
+
+    def _is_allowed(self) -> bool:
+        """Take a line from the allowance; logging calls a handler from one thread at a time."""
+        now = time.monotonic()
+        self._allowance = min(float(BURST), self._allowance + (now - self._refilled) * LINES_PER_SECOND)
+        self._refilled = now
+        if self._allowance < 1:
+            return False
+        self._allowance -= 1
+        return True

@@ -1,15 +1,17 @@
-"""An endpoint that Prometheus scrapes: the figures of the newest window, and what other sinks have dropped."""
+"""An endpoint that Prometheus scrapes: the figures of the newest window, and how other sinks keep up."""
 
 from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tasks.sinks.sending import QueueState
 from templar.errors import PermanentError, Reason
 from templar.housekeeping.metrics import Metrics
 
 DROPPED = "templar_sink_dropped"
+WAITING = "templar_sink_waiting"
 
 
 class PrometheusEndpoint(Collector):
@@ -18,7 +20,7 @@ class PrometheusEndpoint(Collector):
     Args:
         host: Interface to listen on; whoever reaches it can read the figures.
         port: Its port.
-        dropped: What tells how many items each other sink has dropped.
+        queues: What tells how each other sink keeps up.
 
     Raises:
         PermanentError: `port_taken`.
@@ -26,9 +28,9 @@ class PrometheusEndpoint(Collector):
 
     name = "prometheus"
 
-    def __init__(self, host: str, port: int, dropped: Callable[[], Mapping[str, int]]) -> None:
+    def __init__(self, host: str, port: int, queues: Callable[[], Mapping[str, QueueState]]) -> None:
         self._newest: Metrics | None = None
-        self._dropped = dropped
+        self._queues = queues
         registry = CollectorRegistry()
         registry.register(self)
         try:
@@ -51,11 +53,13 @@ class PrometheusEndpoint(Collector):
     def collect(self) -> Iterable[Metric]:
         """Everything that is served; called for each scrape, in its thread."""
         if (newest := self._newest) is not None:
-            yield from newest.to_registry().collect()
-        counter = CounterMetricFamily(DROPPED, "Items that a sink has lost, because it took none.", labels=["sink"])
-        for name, number in self._dropped().items():
-            counter.add_metric([name], number)
-        yield counter
+            yield from newest.collect()
+        dropped = CounterMetricFamily(DROPPED, "Items that a sink has lost, because it took none.", labels=["sink"])
+        waiting = GaugeMetricFamily(WAITING, "Items that wait for a sink.", labels=["sink"])
+        for name, state in self._queues().items():
+            dropped.add_metric([name], state.dropped)
+            waiting.add_metric([name], state.waiting)
+        yield from (dropped, waiting)
 
     def close(self) -> None:
         """End the server."""

@@ -3,9 +3,13 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+
+from templar.housekeeping.metrics import Metrics
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -22,6 +26,33 @@ POLL_SECONDS = 0.2
 """How long the thread waits for an item before it looks whether it should end."""
 CLOSE_SECONDS = 2.0
 """How long the end of a process waits for what is still in the queue."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The neuron whose figures and log lines are passed on."""
+
+    neuron: str  # its name on this host
+    role: str
+    netuid: int
+    genesis: str  # hash of the network's start
+    hotkey: str
+
+
+@dataclass(frozen=True)
+class Point:
+    """The figures of a window, and when they came."""
+
+    metrics: Metrics
+    seconds: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """How a sink that is sent to keeps up."""
+
+    waiting: int  # items that are not delivered yet
+    dropped: int  # items that it has lost
 
 
 class UnacceptableError(Exception):
@@ -41,12 +72,15 @@ class Target(Protocol[T_contra]):
             Exception: Any other one means that all of them have to be sent again.
         """
 
+    def close(self) -> None:
+        """Let go of what sending needs; nothing is sent any more."""
+
 
 class Sender(Generic[T]):
     """Passes items on to a target in a thread of its own; `put` never waits and never raises.
 
     A batch that failed is sent again after a growing pause. The log gets one warning when a target stops taking items,
-    and one line when it takes them again.
+    and one line when it takes them again; a close meanwhile drops what is left.
 
     Args:
         target: What takes the items. Its calls must end by themselves, by a timeout.
@@ -56,10 +90,22 @@ class Sender(Generic[T]):
     def __init__(self, target: Target[T], capacity: int = CAPACITY) -> None:
         self.target = target
         self.dropped = 0
+        self._under_way = 0  # items of the batch that is being delivered
+        self._is_failing = False
         self._queue: queue.Queue[T] = queue.Queue(capacity)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"sink {target.name}", daemon=True)
         self._thread.start()
+
+    @property
+    def state(self) -> QueueState:
+        """How the target keeps up."""
+        return QueueState(self._queue.qsize() + self._under_way, self.dropped)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another item would be dropped; an item that is costly to make need not be made then."""
+        return self._queue.full()
 
     def put(self, item: T) -> None:
         """Leave an item for the thread; it is dropped if the queue is full."""
@@ -68,15 +114,27 @@ class Sender(Generic[T]):
         except queue.Full:
             self.dropped += 1
 
-    def close(self) -> None:
-        """Send what is left, as far as the target takes it within `CLOSE_SECONDS`."""
+    def drop(self) -> None:
+        """Count an item that was not made, because it would have been dropped."""
+        self.dropped += 1
+
+    def end(self) -> None:
+        """Ask the thread to send what is left, to close the target, and to end."""
         self._closing.set()
-        self._thread.join(CLOSE_SECONDS)
+
+    def close(self, seconds: float | None = None) -> None:
+        """End, and wait for that, by default for `CLOSE_SECONDS`; the thread delays no process's end."""
+        self.end()
+        self._thread.join(CLOSE_SECONDS if seconds is None else max(0.0, seconds))
 
     def _run(self) -> None:
-        while not (self._closing.is_set() and self._queue.empty()):
+        while not (self._closing.is_set() and (self._is_failing or self._queue.empty())):
             if batch := self._next_batch():
+                self._under_way = len(batch)
                 self._deliver(batch)
+                self._under_way = 0
+        self.dropped += self._queue.qsize()
+        self.target.close()
 
     def _next_batch(self) -> list[T]:
         """What waits, as far as it fits into a batch; waits a moment for the first item."""
@@ -95,17 +153,23 @@ class Sender(Generic[T]):
                 self.target.send(batch)
             except UnacceptableError as error:
                 self.dropped += len(batch)
-                log.warning("the sink %s refuses %d items, which are dropped: %s", self.target.name, len(batch), error)
+                self._warn("refuses items, which are dropped", error)
                 return
             except Exception as error:  # noqa: BLE001 - nothing that a sink does may reach a window
-                if failures == 0:
-                    log.warning("the sink %s takes nothing; no window waits for it: %s", self.target.name, error)
+                self._warn("takes nothing; no window waits for it", error)
                 pause = PAUSES[min(failures, len(PAUSES) - 1)]
                 failures += 1
                 if self._closing.wait(pause):
                     self.dropped += len(batch)
                     return
             else:
-                if failures:
+                if self._is_failing:
                     log.info("the sink %s takes items again; %d were dropped", self.target.name, self.dropped)
+                self._is_failing = False
                 return
+
+    def _warn(self, what: str, error: Exception) -> None:
+        """Say that the target fails, unless that was said since it last took something."""
+        if not self._is_failing:
+            log.warning("the sink %s %s: %s", self.target.name, what, error)
+        self._is_failing = True

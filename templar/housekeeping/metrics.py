@@ -8,11 +8,15 @@ A figure that is not known is left out, never reported as 0.
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from pydantic import TypeAdapter
 
 from templar.agreement.slots import Settlement
@@ -25,6 +29,8 @@ from templar.scoring.evidence import Evidence, MinerRecord
 from templar.scoring.score import relative_gain
 from templar.scoring.standing import Event
 from templar.store.files import replacing
+from templar.timeline import window_of
+from templar.traffic import TRAFFIC
 
 LOGGER = "templar.metrics"
 """The logger of the JSON lines."""
@@ -40,6 +46,7 @@ HELP = {
     "gather/success_rate": "Share of the gather tier that revealed something that counts.",
     "gather/successful_uids": "Miners whose payload counts.",
     "gather/failed_uids": "Miners that were asked and whose payload does not count.",
+    "gather/failures": "Those miners by reason.",
     "timing/gather": "Seconds that the gather took, the wait for the reveals included.",
     "timing/window_total": "Seconds since the flow run of the window began.",
     "share/training": "Share of the time since the window was taken up in which the node trained.",
@@ -49,6 +56,16 @@ HELP = {
     "share/applying": "The same for applying the decided payloads, snapshot included.",
     "share/waiting": "The same for sleeping: until a block, the close or a decision.",
     "share/other": "The rest, such as the time between two steps.",
+    "state/windows_behind": "Closed windows that the state lacks.",
+    "chain/lag_seconds": "Age of the newest block that the node sees.",
+    "chain/lag_blocks": "The same in blocks: how many should have come since.",
+    "lease/held": "1 if this process holds the neuron's lease, 0 if it has lost it.",
+    "lease/seconds_left": "Seconds until another machine may take the neuron over, unless the lease is renewed.",
+    "disk/free_bytes": "Bytes that are free on the disk of the neuron's folder.",
+    "disk/free_share": "Share of that disk that is free.",
+    "bytes/up": "Bytes of objects sent to S3 since the process began.",
+    "bytes/down": "Bytes of objects and listings that came from S3 since the process began.",
+    "retries": "Requests that were repeated since the process began, by bucket or chain endpoint and reason.",
     "loss": "Mean loss: a validator's of the evaluation batch before the step, a miner's of its last inner step.",
     "window_entry_loss": "Mean loss of the first inner step.",
     "inner_steps": "Inner steps taken.",
@@ -94,13 +111,21 @@ HELP = {
     "inactivity/score_after": "Final score after it.",
 }
 """Name, without the prefix of the role, and meaning of every figure."""
+LABELS: dict[str, tuple[str, ...]] = {
+    "gather/failures": ("reason",),
+    "retries": ("store", "reason"),
+    "slash": ("uid", "event", "reason"),
+}
+"""What tells the samples of a figure apart, besides the neuron."""
+COUNTERS = frozenset({"bytes/up", "bytes/down", "retries"})
+"""Figures that only grow, until the process ends; Prometheus adds `_total` to their names."""
 _INACTIVITY = (Event.INACTIVITY, Event.INACTIVITY_RESET)
 _TRAIN_REPORT = TypeAdapter(TrainReport)
 
 
 @dataclass(frozen=True)
-class Metrics:
-    """The figures of one window of one node."""
+class Metrics(Collector):
+    """The figures of one window of one node, as Prometheus collects them."""
 
     neuron: str  # the neuron's name on this host
     role: str
@@ -108,6 +133,19 @@ class Metrics:
     values: Mapping[str, float]  # name -> figure
     of_uids: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # name -> uid -> figure, where known
     slashes: tuple[tuple[int, str, str], ...] = ()  # uid, event and reason of each penalty
+    of_labels: Mapping[str, Mapping[tuple[str, ...], float]] = field(default_factory=dict)  # name -> labels -> figure
+
+    def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Yield name, labels and number of every figure; those of one name follow each other."""
+        for name, value in self.values.items():
+            yield name, {}, value
+        for name, figures in self.of_uids.items():
+            for uid, value in figures.items():
+                yield name, {"uid": str(uid)}, value
+        slashes = {"slash": dict.fromkeys(((str(uid), *rest) for uid, *rest in self.slashes), 1.0)}
+        for name, by_labels in (*self.of_labels.items(), *slashes.items()):
+            for labels, value in by_labels.items():
+                yield name, dict(zip(LABELS[name], labels, strict=True)), value
 
     def to_json(self) -> str:
         """One line of JSON: a key per documented name, an object for figures by uid, six digits per figure."""
@@ -115,6 +153,8 @@ class Metrics:
         record |= {f"{self.role}/{name}": _short(value) for name, value in self.values.items()}
         for name, numbers in self.of_uids.items():
             record[f"{self.role}/{name}"] = {uid: _short(value) for uid, value in numbers.items()}
+        for name, by_labels in self.of_labels.items():
+            record[f"{self.role}/{name}"] = {" ".join(labels): _short(value) for labels, value in by_labels.items()}
         reasons: dict[int, str] = {}
         for uid, event, reason in self.slashes:
             reasons[uid] = ", ".join(filter(None, (reasons.get(uid), f"{event} ({reason})")))
@@ -124,26 +164,18 @@ class Metrics:
 
     def to_prometheus(self) -> str:
         """The figures in Prometheus' text format."""
-        return generate_latest(self.to_registry()).decode()
+        return generate_latest(self).decode()
 
-    def to_registry(self) -> CollectorRegistry:
-        """Every figure as a gauge of Prometheus: a slash in a name becomes an underscore, a uid a label."""
-        registry = CollectorRegistry()
-        for name, value in self.values.items():
-            self._gauge(registry, name).labels(self.neuron).set(value)
-        for name, figures in self.of_uids.items():
-            gauge = self._gauge(registry, name, "uid")
-            for uid, value in figures.items():
-                gauge.labels(self.neuron, uid).set(value)
-        if self.slashes:
-            gauge = self._gauge(registry, "slash", "uid", "event", "reason")
-            for slash in self.slashes:
-                gauge.labels(self.neuron, *slash).set(1)
-        return registry
-
-    def _gauge(self, registry: CollectorRegistry, name: str, *labels: str) -> Gauge:
-        metric = f"templar_{self.role}_{name.replace('/', '_')}"
-        return Gauge(metric, HELP[name], ("neuron", *labels), registry=registry)
+    def collect(self) -> Iterable[Metric]:
+        """Every figure as a metric of Prometheus: a slash in a name becomes an underscore."""
+        families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
+        for name, labels, value in self.samples():
+            if name not in families:
+                family = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
+                metric = f"templar_{self.role}_{name.replace('/', '_')}"
+                families[name] = family(metric, HELP[name], labels=("neuron", *labels))
+            families[name].add_metric((self.neuron, *labels.values()), value)
+        return families.values()
 
 
 def publish_metrics(metrics: Metrics, home: Path) -> None:
@@ -173,7 +205,9 @@ def metrics_of(
         **gather_values(report),
         **({} if seconds is None else {"timing/window_total": seconds}),
         **share_values(node.time.seconds(window)),
+        **condition_values(node),
     }
+    by_labels = labelled_values(report)
     if isinstance(node, Miner):
         known = node.journal.result(window, "train")
         trained = TrainReport(window, None) if known is None else _TRAIN_REPORT.validate_json(known)
@@ -182,12 +216,49 @@ def metrics_of(
         values["applied"] = int(node.exchange.own_signer.address in hotkeys)
     evidence = node.book.evidence(window) if isinstance(node, Validator) else None
     if evidence is None:
-        return Metrics(node.name, role, window, values)
+        return Metrics(node.name, role, window, values, of_labels=by_labels)
     slashes = tuple(
         (record.uid, str(slash.event), str(slash.reason)) for record in evidence.miners for slash in record.slashes
     )
     values |= evidence_values(evidence)
-    return Metrics(node.name, role, window, values, miner_values(evidence), slashes)
+    return Metrics(node.name, role, window, values, miner_values(evidence), slashes, by_labels)
+
+
+def condition_of(node: Node, window: int) -> Metrics:
+    """What is known of a node in a window that it did not run: its own condition."""
+    by_labels = labelled_values(None)
+    return Metrics(node.name, node.role or "observer", window, condition_values(node), of_labels=by_labels)
+
+
+def condition_values(node: Node) -> dict[str, float]:
+    """Figures of a node's own condition: chain, lease, disk and traffic."""
+    values: dict[str, float] = {}
+    # 1. The chain. If it does not answer now, the node's next window is told so, with the reason.
+    with suppress(TemplarError):
+        head = node.chain.head()
+        values["state/windows_behind"] = max(0, window_of(head, node.hparams.windows) - 1 - node.state.window)
+        age = max(0.0, node.chain.clock.now() - node.chain.block_time(head, finalized=False))
+        values |= {"chain/lag_seconds": age, "chain/lag_blocks": int(age // node.chain.block_seconds)}
+
+    # 2. The lease, and the disk.
+    if (left := node.lease_seconds_left) is not None:
+        values |= {"lease/held": int(left > 0), "lease/seconds_left": left}
+    with suppress(OSError):
+        disk = shutil.disk_usage(node.home)
+        values |= {"disk/free_bytes": disk.free, "disk/free_share": disk.free / disk.total}
+
+    # 3. Traffic of this process; stores in folders have none.
+    traffic = {"bytes/up": TRAFFIC.sent_bytes, "bytes/down": TRAFFIC.fetched_bytes}
+    return values | {name: count for name, count in traffic.items() if count}
+
+
+def labelled_values(report: GatherReport | None) -> dict[str, dict[tuple[str, ...], float]]:
+    """Figures that are counted by something else than a uid; names without any are left out."""
+    found: dict[str, dict[tuple[str, ...], float]] = {
+        "gather/failures": {} if report is None else {(str(reason),): n for reason, n in report.rejected.items()},
+        "retries": dict(TRAFFIC.retries()),
+    }
+    return {name: counts for name, counts in found.items() if counts}
 
 
 def gather_values(report: GatherReport) -> dict[str, float]:

@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from deployments.prefect_server import PROJECT_ROOT
-from tasks.sinks.prometheus import DROPPED
-from templar.housekeeping.metrics import HELP
+from tasks.sinks.prometheus import DROPPED, WAITING
+from templar.housekeeping.metrics import COUNTERS, HELP
 
 FOLDER = PROJECT_ROOT / "deployments" / "grafana"
 ROLES = ("miner", "validator", "aggregator")
-LABELS = {"neuron", "uid", "event", "reason", "sink", "instance"}
-KNOWN = {f"templar_{role}_{name.replace('/', '_')}" for role in ROLES for name in HELP}
-KNOWN |= {sample.name for sample in CounterMetricFamily(DROPPED, "", value=0.0).samples}
+LABELS = {"neuron", "uid", "event", "reason", "sink", "store", "instance"}
+SUFFIXES = {name: "_total" if name in COUNTERS else "" for name in HELP}
+KNOWN = {f"templar_{role}_{name.replace('/', '_')}{SUFFIXES[name]}" for role in ROLES for name in HELP}
+QUEUES = (CounterMetricFamily(DROPPED, "", value=0.0), GaugeMetricFamily(WAITING, "", value=0.0))
+KNOWN |= {sample.name for family in QUEUES for sample in family.samples}
 
 
 @pytest.fixture(params=["miner", "validator", "network"])

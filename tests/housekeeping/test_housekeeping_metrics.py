@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from templar.errors import Reason
+from templar.errors import Reason, TransientError
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.housekeeping.metrics import (
     FILE_NAME,
     HELP,
     Metrics,
+    condition_of,
     evidence_values,
     metrics_of,
     miner_values,
@@ -29,6 +30,7 @@ from templar.neuron.node import Node
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, MinerFacts
 from templar.scoring.standing import Standing
+from templar.traffic import Traffic
 from tests.support.facts import AUTHOR, absent, like, revealed, standing_of, veteran, window_of
 from tests.support.network import Network
 from tests.support.servers import REPOSITORY
@@ -40,6 +42,7 @@ SMALL = Metrics(
     {"network/window": 12, "loss": 3.8},
     {"final_scores": {3: 0.5, 4: -0.25}},
     ((4, "missing", "payload_missing"), (4, "desync", "desync")),
+    {"retries": {("alice", "store_busy"): 2}},
 )
 
 
@@ -69,6 +72,7 @@ def test_the_text_format() -> None:
         ("templar_validator_loss", {"neuron": "default"}, 3.8),
         ("templar_validator_final_scores", {"neuron": "default", "uid": "3"}, 0.5),
         ("templar_validator_final_scores", {"neuron": "default", "uid": "4"}, -0.25),
+        ("templar_validator_retries_total", {"neuron": "default", "store": "alice", "reason": "store_busy"}, 2),
         *(
             ("templar_validator_slash", {"neuron": "default", "uid": "4", "event": event, "reason": reason}, 1)
             for event, reason in (("missing", "payload_missing"), ("desync", "desync"))
@@ -196,7 +200,9 @@ def test_figures_of_every_role(ran: Network) -> None:
         assert (metrics.values["network/window"], metrics.values["network/step"]) == (1, 1)
         assert (metrics.values["network/applied_uids"], metrics.values["network/findings"]) == (1, 2)
         assert (metrics.values["timing/gather"], metrics.values["timing/window_total"]) == (1.5, 9.5)
-        names = {*metrics.values, *metrics.of_uids}
+        assert metrics.of_labels["gather/failures"] == {("payload_missing",): 1}
+        assert (metrics.values["state/windows_behind"], metrics.values["lease/held"]) == (0, 1)
+        names = {*metrics.values, *metrics.of_uids, *metrics.of_labels}
         assert names <= set(HELP)
         assert len(samples(metrics.to_prometheus())) >= len(names)
     assert (aggregator.role, aggregator.of_uids, "loss" in aggregator.values) == ("aggregator", {}, False)
@@ -214,6 +220,65 @@ def test_figures_of_every_role(ran: Network) -> None:
         assert ("share/training" in shares) is ("share/compressing" in shares) is (metrics.role == "miner")
         assert ("share/evaluating" in shares) is (metrics.role == "validator")
     assert ran.validator.name == validator.neuron
+
+
+CHAIN = {"state/windows_behind", "chain/lag_seconds", "chain/lag_blocks"}
+BLOCK = 1.0
+DISK = {"disk/free_bytes", "disk/free_share"}
+LEASE = {"lease/held", "lease/seconds_left"}
+
+
+def condition(node: Node) -> dict[str, float]:
+    """A node's own condition, without the traffic of this process."""
+    metrics = condition_of(node, 1)
+    assert (metrics.neuron, metrics.window, metrics.of_uids) == (node.name, 1, {})
+    return {name: value for name, value in metrics.values.items() if not name.startswith("bytes")}
+
+
+def test_the_condition_of_a_node_that_is_behind(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = ran.miners[0]
+    blocks = node.hparams.windows.blocks_per_window
+    monkeypatch.setattr(type(node.chain), "block_seconds", BLOCK)
+    monkeypatch.setattr(node.chain, "head", lambda: 5 * blocks)
+    monkeypatch.setattr(node.chain, "block_time", lambda number, finalized: node.chain.clock.now() - 2.5 * BLOCK)
+    values = condition(node)
+    assert values.keys() == CHAIN | DISK | LEASE
+    assert values["state/windows_behind"] == 4 - node.state.window
+    assert (values["chain/lag_seconds"], values["chain/lag_blocks"]) == (pytest.approx(2.5 * BLOCK), 2)
+    assert 0 < values["lease/seconds_left"] <= 600
+    assert 0 < values["disk/free_share"] < 1 < values["disk/free_bytes"]
+
+
+def test_what_cannot_be_read_of_a_node_is_left_out(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable() -> int:
+        raise TransientError(Reason.CHAIN_UNREACHABLE, "no answer")
+
+    node = ran.miners[0]
+    monkeypatch.setattr(node.chain, "head", unreachable)
+    monkeypatch.setattr(node, "_lease", None)
+    monkeypatch.setattr(node, "home", node.home / "nowhere")
+    assert condition(node) == {}
+
+
+def test_a_lease_that_is_lost_is_told(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = ran.miners[1]
+    monkeypatch.setattr(node._lease, "_lost", True)
+    values = condition(node)
+    assert (values["lease/held"], values["lease/seconds_left"]) == (0, 0)
+
+
+def test_traffic_is_counted_since_the_process_began(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = Traffic()
+    monkeypatch.setattr("templar.housekeeping.metrics.TRAFFIC", traffic)
+    names = {"bytes/up", "bytes/down"}
+    assert not names & condition_of(ran.miners[0], 1).values.keys()
+    traffic.count_sent(5)
+    traffic.count_fetched(7)
+    traffic.count_retry("alice", Reason.STORE_BUSY)
+    found = condition_of(ran.miners[0], 1)
+    assert {name: found.values[name] for name in names} == {"bytes/up": 5, "bytes/down": 7}
+    assert found.of_labels == {"retries": {("alice", "store_busy"): 1}}
+    assert json.loads(found.to_json())["miner/retries"] == {"alice store_busy": 1}
 
 
 def test_a_window_that_was_never_measured_has_no_scores(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from tasks.window import open_window as open_window_task
 from templar.canonical import file_sha256
 from templar.errors import PermanentError, Reason
 from templar.exchange.lease import Terms
+from templar.housekeeping.metrics import Metrics
 from templar.neuron.lock import HOLDER_FILE, NeuronLock, holder_of, write_file
 from templar.neuron.node import Node
 from templar.window import open_window
@@ -177,7 +178,11 @@ def test_a_replaced_neuron_publishes_nothing_more_and_says_why(network: Network)
     second.stop()
 
 
-def test_a_flow_releases_a_neuron_that_another_process_took_over(network: Network) -> None:
+def test_a_flow_releases_a_neuron_that_another_process_took_over(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Metrics] = []
+    monkeypatch.setattr("tasks.host.publish", lambda name, metrics: told.append(metrics))
     name = network.miners[0].name
     sleeper = network.nodes.pop(name)
     expire(network)
@@ -186,6 +191,7 @@ def test_a_flow_releases_a_neuron_that_another_process_took_over(network: Networ
         assert hosted(name, Node) is sleeper
         with raising(PermanentError, Reason.LEASE_LOST):
             open_window_task.fn(name, None)
+        assert [metrics.values["lease/held"] for metrics in told] == [0]
         NeuronLock(sleeper.home).release()  # it was stopped, and the next window's start is what is refused
     with raising(PermanentError, Reason.ALREADY_RUNNING):
         network.started(network.member(name))

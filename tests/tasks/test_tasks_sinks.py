@@ -4,7 +4,8 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,63 +14,22 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.processes import free_port
-from tasks.sinks import attached, sending
+from tasks.sinks import attached, loki
 from tasks.sinks.attached import NeuronSinks, SinkSettings, attach, detach, publish
 from tasks.sinks.loki import LogHandler
-from tasks.sinks.sending import BATCH, Sender
+from tasks.sinks.sending import BATCH, QueueState, Sender
+from tasks.sinks.trace import WindowTrace
 from templar.errors import PermanentError, Reason
 from templar.housekeeping.metrics import Metrics
-from tests.support.loopback_server import LoopbackServer, serving
 from tests.support.operator import wait_until
-
-FIGURES = Metrics(
-    "default",
-    "validator",
-    12,
-    {"network/window": 12, "loss": 3.5},
-    {"weights": {3: 0.75, 5: 0.25}},
-    ((5, "missing_gradient", "absent"),),
-)
-
-
-class Receiver(LoopbackServer):
-    """Keeps what is posted to it, and refuses as long as `refusing` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(Posting)
-        self.refusing = threading.Event()
-        self.refused, self.refusal = 0, 401
-        self.requests: list[tuple[str, str | None, bytes]] = []  # path and query, Authorization, body
-
-
-class Posting(BaseHTTPRequestHandler):
-    server: Receiver
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.server.refusing.is_set():
-            self.server.refused += 1
-        else:
-            self.server.requests.append((self.path, self.headers["Authorization"], body))
-        self.send_response(self.server.refusal if self.server.refusing.is_set() else 204)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Nothing on the terminal."""
+from tests.support.sinks import FIGURES, WHO, Receiver
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    monkeypatch.setattr(sending, "PAUSES", (0.01,))
-    with serving(Receiver()) as server:
-        yield server
-
-
-@pytest.fixture
-def sinks(receiver: Receiver, request: pytest.FixtureRequest) -> Iterator[NeuronSinks]:
+def sinks(receiver: Receiver, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NeuronSinks]:
     """The sinks of the variables that the test names, with the receiver's address for URL."""
     given = {name: value.replace("URL", receiver.endpoint_url) for name, value in request.param.items()}
-    found = NeuronSinks(SinkSettings.of(given), "default", "validator")
+    found = NeuronSinks(SinkSettings.of(given), WHO, tmp_path)
     yield found
     found.close()
 
@@ -86,6 +46,9 @@ class Blocking:
         self.asked.set()
         self.released.wait()
         self.taken += items
+
+    def close(self) -> None:
+        """Nothing to let go of."""
 
 
 # A sender.
@@ -128,22 +91,42 @@ def test_an_outage_loses_nothing_and_costs_one_warning(
     assert "the sink influx takes nothing" in caplog.messages[0]
     assert "401" in caplog.messages[0]
     assert len(receiver.requests) == 1
-    assert sinks.dropped() == {"influx": 0}
+    assert sinks.queues() == {"influx": QueueState(0, 0)}
 
 
 @pytest.mark.parametrize("sinks", [{"TEMPLAR_SINK_INFLUX_URL": "URL"}], indirect=True)
-def test_what_a_server_never_takes_is_dropped_and_the_next_window_arrives(
+def test_what_a_server_never_takes_is_dropped_with_one_warning_and_the_next_window_arrives(
     sinks: NeuronSinks, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     receiver.refusal = 400
     receiver.refusing.set()
-    sinks.put(FIGURES)
-    wait_until(lambda: sinks.dropped() == {"influx": 1}, "it is dropped")
+    for number in (1, 2):
+        sinks.put(FIGURES)
+        wait_until(lambda number=number: sinks.queues()["influx"].dropped == number, "it is dropped")  # type: ignore[misc]
     receiver.refusing.clear()
     sinks.put(FIGURES)
     sinks.close()
     assert len(receiver.requests) == 1
-    assert "the sink influx refuses 1 items, which are dropped: 400" in caplog.text
+    (message,) = caplog.messages
+    assert message.startswith("the sink influx refuses items, which are dropped: 400")
+
+
+def test_a_close_in_an_outage_drops_what_is_left_and_says_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Blocking):
+        def send(self, items: Sequence[Any]) -> None:
+            super().send(items)
+            raise ConnectionError("refused")
+
+    target = Failing()
+    sender = Sender(target)
+    for number in range(3 * BATCH):
+        sender.put(number)
+    target.released.set()
+    wait_until(lambda: bool(caplog.messages), "it is said")
+    sender.close()
+    sender._thread.join()
+    assert (sender.dropped, len(caplog.messages)) == (3 * BATCH, 1)
+    assert len(target.taken) < 3 * BATCH
 
 
 # The sinks.
@@ -163,6 +146,8 @@ def test_influx_gets_a_line_per_node_and_miner(sinks: NeuronSinks, receiver: Rec
         "templar_validator,neuron=default network/window=12.0,loss=3.5",
         "templar_validator_miners,neuron=default,uid=3 weights=0.75",
         "templar_validator_miners,neuron=default,uid=5 weights=0.25",
+        "templar_validator_retries,neuron=default,store=alice,reason=store_busy value=2.0",
+        "templar_validator_slash,neuron=default,uid=5,event=missing_gradient,reason=absent value=1.0",
     ]
 
 
@@ -200,6 +185,43 @@ def test_a_line_that_cannot_be_formatted_costs_whoever_logs_it_nothing(monkeypat
     assert [line.text for line in target.taken] == ["7"]
 
 
+def test_of_a_flood_of_lines_a_bounded_number_is_passed_on_and_the_rest_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loki, "LINES_PER_SECOND", 0)
+    monkeypatch.setattr(loki, "BURST", 30)
+    target = Blocking()
+    for capacity, most in ((20, 21), (1000, 30)):  # the queue is full, with a line under way; the flood is cut
+        sender: Sender[Any] = Sender(target, capacity)
+        handler = LogHandler(sender, {})
+        record = logging.LogRecord("templar.exchange", logging.INFO, __file__, 1, "a line", (), None)
+        for _ in range(100):
+            handler.emit(record)
+        assert most - 1 <= sender.state.waiting <= most
+        assert sender.dropped == 100 - sender.state.waiting
+    target.released.set()
+
+
+@pytest.mark.parametrize(
+    "sinks",
+    [{f"TEMPLAR_SINK_{name}_URL": "URL" for name in ("INFLUX", "LOKI", "OTEL")}],
+    indirect=True,
+)
+def test_servers_that_refuse_cost_a_warning_each_and_hold_nobody_up(
+    sinks: NeuronSinks, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.refusing.set()
+    with caplog.at_level(logging.INFO, "templar"):
+        for _ in range(3):
+            logging.getLogger("templar.exchange").info("window 7 is gathered")
+            sinks.put(FIGURES)
+            sinks.put_trace(WindowTrace(1, 2, 7, "Completed"))
+        wait_until(lambda: receiver.refused >= 20, "all are tried again and again")
+    warned = [message.split(" takes nothing")[0] for message in caplog.messages if "takes nothing" in message]
+    assert sorted(warned) == [f"the sink {name}" for name in ("influx", "loki", "otel_metrics", "otel_traces")]
+    assert all(state == QueueState(3, 0) for state in sinks.queues().values())
+
+
 def scraped(sinks: NeuronSinks) -> dict[str, Any]:
     assert sinks.endpoint is not None
     text = httpx.get(f"http://127.0.0.1:{sinks.endpoint.port}/metrics").text
@@ -207,9 +229,9 @@ def scraped(sinks: NeuronSinks) -> dict[str, Any]:
     return {f"{sample.name}{sorted(sample.labels.items())}": sample.value for sample in samples}
 
 
-def test_prometheus_scrapes_the_newest_window() -> None:
+def test_prometheus_scrapes_the_newest_window(tmp_path: Path) -> None:
     port = free_port()
-    sinks = NeuronSinks(SinkSettings(prometheus=f"127.0.0.1:{port}"), "default", "validator")
+    sinks = NeuronSinks(SinkSettings(prometheus=f"127.0.0.1:{port}"), WHO, tmp_path)
     assert scraped(sinks) == {}
     sinks.put(Metrics("default", "validator", 11, {"loss": 4.0}))
     sinks.put(FIGURES)
@@ -218,6 +240,7 @@ def test_prometheus_scrapes_the_newest_window() -> None:
         "templar_validator_loss[('neuron', 'default')]": 3.5,
         "templar_validator_weights[('neuron', 'default'), ('uid', '3')]": 0.75,
         "templar_validator_weights[('neuron', 'default'), ('uid', '5')]": 0.25,
+        "templar_validator_retries_total[('neuron', 'default'), ('reason', 'store_busy'), ('store', 'alice')]": 2,
         "templar_validator_slash[('event', 'missing_gradient'), ('neuron', 'default'), ('reason', 'absent'), ('uid', '5')]": 1,  # noqa: E501
     }
     sinks.close()
@@ -225,25 +248,32 @@ def test_prometheus_scrapes_the_newest_window() -> None:
         httpx.get(f"http://127.0.0.1:{port}/metrics")
 
 
-def test_what_other_sinks_have_dropped_is_scraped(receiver: Receiver) -> None:
+def test_how_other_sinks_keep_up_is_scraped(receiver: Receiver, tmp_path: Path) -> None:
+    receiver.refusing.set()
     port = free_port()
-    sinks = NeuronSinks(
-        SinkSettings(prometheus=f"127.0.0.1:{port}", influx_url=receiver.endpoint_url), "default", "miner"
-    )
-    assert scraped(sinks) == {"templar_sink_dropped_total[('sink', 'influx')]": 0}
+    settings = SinkSettings(prometheus=f"127.0.0.1:{port}", influx_url=receiver.endpoint_url)
+    sinks = NeuronSinks(settings, WHO, tmp_path)
+    assert scraped(sinks) == {"templar_sink_dropped_total[('sink', 'influx')]": 0} | waiting(0)
+    sinks.put(FIGURES)
+    wait_until(lambda: receiver.refused >= 2, "it is tried again")
+    assert scraped(sinks).items() >= waiting(1).items()
     sinks.close()
+
+
+def waiting(number: int) -> dict[str, int]:
+    return {"templar_sink_waiting[('sink', 'influx')]": number}
 
 
 # A neuron's sinks.
 
 
 def test_two_neurons_that_name_one_port_cost_the_second_its_endpoint_alone(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     port = free_port()
     environment = {"TEMPLAR_SINK_PROMETHEUS": f"127.0.0.1:{port}", "PATH": "/bin"}
-    attach("first", "miner", environment)
-    attach("second", "miner", environment)
+    for neuron in ("first", "second"):
+        attach(replace(WHO, neuron=neuron), tmp_path, environment)
     try:
         for neuron in ("first", "second", "third"):
             publish(neuron, FIGURES)
@@ -254,8 +284,8 @@ def test_two_neurons_that_name_one_port_cost_the_second_its_endpoint_alone(
             detach(neuron)
 
 
-def test_a_worker_with_a_misspelt_sink_goes_on_without(caplog: pytest.LogCaptureFixture) -> None:
-    attach("default", "miner", {"TEMPLAR_SINK_GRAFITE": "x"})
+def test_a_worker_with_a_misspelt_sink_goes_on_without(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    attach(WHO, tmp_path, {"TEMPLAR_SINK_GRAFITE": "x"})
     publish("default", FIGURES)
     assert "no sink of default is open: [bad_environment] TEMPLAR_SINK_GRAFITE is no sink's" in caplog.text
 
@@ -270,6 +300,9 @@ def test_a_worker_with_a_misspelt_sink_goes_on_without(caplog: pytest.LogCapture
         ("TEMPLAR_SINK_INFLUX_URL", "localhost:8086", "TEMPLAR_SINK_INFLUX_URL is no address"),
         ("TEMPLAR_SINK_LOKI_URL", "https://user:secret@host", "TEMPLAR_SINK_LOKI_URL is no address"),
         ("TEMPLAR_SINK_LOKI_URL", "http://[", "TEMPLAR_SINK_LOKI_URL is no address"),
+        ("TEMPLAR_SINK_OTEL_URL", "localhost:4318", "TEMPLAR_SINK_OTEL_URL is no address"),
+        ("TEMPLAR_SINK_OTEL_HEADERS", "Authorization: Bearer secret", "TEMPLAR_SINK_OTEL_HEADERS is malformed"),
+        ("TEMPLAR_SINK_WANDB_PROJECT", "https://host/a/b", "TEMPLAR_SINK_WANDB_PROJECT is no project's name"),
     ],
 )
 def test_a_misspelt_variable_is_named_without_its_secret(name: str, value: str, problem: str) -> None:
@@ -280,9 +313,9 @@ def test_a_misspelt_variable_is_named_without_its_secret(name: str, value: str, 
     assert "secret" not in caught.value.message
 
 
-def test_nothing_is_on_by_default() -> None:
+def test_nothing_is_on_by_default(tmp_path: Path) -> None:
     assert SinkSettings.of({"TEMPLAR_SINK_LOKI_URL": " ", "PATH": "/bin"}) == SinkSettings()
-    sinks = NeuronSinks(SinkSettings(), "default", "miner")
+    sinks = NeuronSinks(SinkSettings(), WHO, tmp_path)
     sinks.put(FIGURES)
-    assert (sinks.dropped(), sinks.endpoint) == ({}, None)
+    assert (sinks.queues(), sinks.endpoint) == ({}, None)
     sinks.close()

@@ -1,0 +1,188 @@
+"""OpenTelemetry: figures and traces by OTLP over HTTP, as protobuf. It needs the extra `otel`.
+
+Figures have the names that Prometheus gives them when a collector passes them on: `templar.miner.loss` becomes
+`templar_miner_loss`. A window is a trace, whose id follows from network, hotkey, role and window; each step is a span.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AggregationTemporality,
+    Gauge,
+    Metric,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+
+from tasks.sinks.http import HttpTarget
+from tasks.sinks.sending import Identity, Point, UnacceptableError
+from tasks.sinks.trace import WindowTrace
+from templar.housekeeping.metrics import COUNTERS, HELP
+
+KIND = "application/x-protobuf"
+SCOPE = InstrumentationScope(name="templar", version=version("templar"))
+STARTED_NS = time.time_ns()
+"""When this process began to count; the counters' start."""
+
+
+class OtelMetrics(HttpTarget):
+    """Posts the figures of windows to `/v1/metrics`.
+
+    Args:
+        url: Of the receiver, without `/v1/metrics`.
+        headers: Of every request.
+        who: The neuron.
+    """
+
+    name = "otel_metrics"
+
+    def __init__(self, url: str, headers: Mapping[str, str], who: Identity) -> None:
+        super().__init__(url, headers)
+        self._resource = resource_of(who)
+
+    def send(self, items: Sequence[Point]) -> None:
+        """Send the figures of some windows; receivers take the same point twice as one."""
+        metrics = [metric for item in items for metric in _metrics(item)]
+        scope = ScopeMetrics(scope=SCOPE, metrics=metrics)
+        request = ExportMetricsServiceRequest(
+            resource_metrics=[ResourceMetrics(resource=self._resource, scope_metrics=[scope])]
+        )
+        answer = ExportMetricsServiceResponse.FromString(
+            self.post("/v1/metrics", request.SerializeToString(), kind=KIND)
+        )
+        if refused := answer.partial_success.rejected_data_points:
+            raise UnacceptableError(f"{refused} figures are refused: {answer.partial_success.error_message[:200]!r}")
+
+
+class OtelTraces(HttpTarget):
+    """Posts the traces of windows to `/v1/traces`; arguments as for `OtelMetrics`."""
+
+    name = "otel_traces"
+
+    def __init__(self, url: str, headers: Mapping[str, str], who: Identity) -> None:
+        super().__init__(url, headers)
+        self._who, self._resource = who, resource_of(who)
+
+    def send(self, items: Sequence[WindowTrace]) -> None:
+        """Send the spans of some windows."""
+        scope = ScopeSpans(scope=SCOPE, spans=[span for item in items for span in _spans(item, self._who)])
+        request = ExportTraceServiceRequest(
+            resource_spans=[ResourceSpans(resource=self._resource, scope_spans=[scope])]
+        )
+        answer = ExportTraceServiceResponse.FromString(self.post("/v1/traces", request.SerializeToString(), kind=KIND))
+        if refused := answer.partial_success.rejected_spans:
+            raise UnacceptableError(f"{refused} spans are refused: {answer.partial_success.error_message[:200]!r}")
+
+
+def resource_of(who: Identity) -> Resource:
+    """What every figure and span is about."""
+    return Resource(
+        attributes=_attributes(
+            {
+                "service.name": "templar",
+                "service.version": version("templar"),
+                "service.instance.id": f"{who.hotkey}/{who.role}",
+                "templar.neuron": who.neuron,
+                "templar.role": who.role,
+                "templar.netuid": who.netuid,
+                "templar.genesis": who.genesis,
+            }
+        )
+    )
+
+
+def _metrics(point: Point) -> list[Metric]:
+    """A metric per name, with a data point per set of labels."""
+    found: dict[str, Metric] = {}
+    stamp = int(point.seconds * 1e9)
+    for name, labels, value in point.metrics.samples():
+        if name not in found:
+            full_name = f"templar.{point.metrics.role}.{name.replace('/', '.')}"
+            found[name] = Metric(name=full_name, description=HELP[name])
+            if name in COUNTERS:
+                cumulative = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+                found[name].sum.CopyFrom(Sum(aggregation_temporality=cumulative, is_monotonic=True))
+            else:
+                found[name].gauge.CopyFrom(Gauge())
+        data = found[name].sum if name in COUNTERS else found[name].gauge
+        data.data_points.append(
+            NumberDataPoint(
+                attributes=_attributes({"neuron": point.metrics.neuron, **labels}),
+                start_time_unix_nano=STARTED_NS if name in COUNTERS else 0,
+                time_unix_nano=stamp,
+                as_double=value,
+            )
+        )
+    return list(found.values())
+
+
+def _spans(trace: WindowTrace, who: Identity) -> list[Span]:
+    """The window's span, and those of its steps below it."""
+    # 1. Ids: every attempt at a window is a root of its own in the window's trace.
+    key = f"templar trace {who.genesis} {who.netuid} {who.hotkey} {who.role} {trace.window}"
+    trace_id = hashlib.sha256(key.encode()).digest()[:16]
+    root = _span_id(trace_id, trace.begin, "window")
+
+    # 2. The window.
+    about: dict[str, str | int] = {"templar.window": trace.window or 0, "templar.outcome": trace.outcome}
+    if trace.reason is not None:
+        about["templar.reason"] = str(trace.reason)
+    failed = trace.outcome not in ("Completed", "Skipped", "CatchingUp")
+    spans = [
+        Span(
+            trace_id=trace_id,
+            span_id=root,
+            name="window",
+            kind=Span.SPAN_KIND_INTERNAL,
+            start_time_unix_nano=trace.begin,
+            end_time_unix_nano=trace.end,
+            attributes=_attributes(about),
+            status=Status(code=Status.STATUS_CODE_ERROR if failed else Status.STATUS_CODE_OK),
+        )
+    ]
+
+    # 3. Its steps.
+    for step in trace.steps:
+        reason = {} if step.reason is None else {"templar.reason": str(step.reason)}
+        error = Status(code=Status.STATUS_CODE_ERROR, message=step.error)
+        spans.append(
+            Span(
+                trace_id=trace_id,
+                span_id=_span_id(trace_id, step.begin, step.name),
+                parent_span_id=root,
+                name=step.name,
+                kind=Span.SPAN_KIND_INTERNAL,
+                start_time_unix_nano=step.begin,
+                end_time_unix_nano=step.end,
+                attributes=_attributes({"templar.window": trace.window or 0, **reason}),
+                status=error if step.error else Status(code=Status.STATUS_CODE_UNSET),
+            )
+        )
+    return spans
+
+
+def _span_id(trace_id: bytes, begin: int, name: str) -> bytes:
+    return hashlib.sha256(trace_id + f"{begin} {name}".encode()).digest()[:8]
+
+
+def _attributes(values: Mapping[str, str | int]) -> list[KeyValue]:
+    return [
+        KeyValue(key=key, value=AnyValue(int_value=value) if isinstance(value, int) else AnyValue(string_value=value))
+        for key, value in values.items()
+    ]

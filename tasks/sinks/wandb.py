@@ -1,0 +1,141 @@
+"""Weights & Biases: one run per neuron, which goes on over restarts. It needs the extra `wandb`.
+
+W&B's client runs in a process of its own (`wandb_run.py`): it starts another process, prints, and waits at the exit
+until everything is uploaded. Here it is given a time for each batch and killed when that is up.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tasks.sinks.sending import Identity, Point
+from tasks.sinks.wandb_run import FINISH_SECONDS
+
+ANSWER_SECONDS = 60.0
+"""How long a batch may take; the first one includes the start of the client and of the run."""
+INIT_SECONDS = 30
+"""How long the client itself waits for W&B when a run starts."""
+
+
+class WandbError(Exception):
+    """W&B did not take a batch; the message is its own, without the key."""
+
+
+class WandbRun:
+    """Passes figures to the process that has the run.
+
+    Args:
+        project: Name of the project, or entity/project.
+        token: The key; empty for the one that W&B's own settings name.
+        who: The neuron, which is the run.
+        folder: Where W&B keeps its files, a folder `wandb` below this one.
+        environment: Of the process; W&B reads WANDB_MODE, WANDB_BASE_URL and others from it.
+    """
+
+    name = "wandb"
+
+    def __init__(self, project: str, token: str, who: Identity, folder: Path, environment: Mapping[str, str]) -> None:
+        self._environment = {**environment, **({"WANDB_API_KEY": token} if token else {})}
+        self._settings = json.dumps(run_settings(project, who, folder))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def send(self, items: Sequence[Point]) -> None:
+        """Log the figures of some windows; a later call starts the process again.
+
+        Raises:
+            WandbError: They are not taken now.
+        """
+        rows = [{"step": item.metrics.window, "figures": figures_of(item)} for item in items]
+        process = self._process or self._start()
+        try:
+            self._ask(process, rows)
+        except (OSError, WandbError):
+            self._kill()
+            raise
+
+    def close(self) -> None:
+        """End the run, as far as W&B ends it in time; the process also ends by itself when this one is gone."""
+        if (process := self._process) is not None:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                assert process.stdin is not None  # noqa: S101 - it is a pipe
+                process.stdin.close()
+                process.wait(FINISH_SECONDS)
+            self._kill()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self._process = subprocess.Popen(  # noqa: S603 - our own module
+            [sys.executable, "-m", "tasks.sinks.wandb_run", self._settings],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=self._environment,
+            cwd=Path(__file__).parents[2],
+            start_new_session=True,  # its own child ends with it
+        )
+        return self._process
+
+    def _ask(self, process: "subprocess.Popen[bytes]", rows: Sequence[Mapping[str, Any]]) -> None:
+        assert process.stdin is not None  # noqa: S101 - both are pipes
+        assert process.stdout is not None  # noqa: S101
+        limit = threading.Timer(ANSWER_SECONDS, _end, [process])  # it ends both waits below
+        limit.start()
+        try:
+            process.stdin.write(json.dumps(rows).encode() + b"\n")
+            process.stdin.flush()
+            answer = process.stdout.readline().decode(errors="replace").strip()
+        finally:
+            limit.cancel()
+        if answer != "ok":
+            raise WandbError(self._without_key(answer) or f"no answer within {ANSWER_SECONDS:g} s")
+
+    def _without_key(self, text: str) -> str:
+        key = self._environment.get("WANDB_API_KEY", "")
+        return text.replace(key, "***") if key else text
+
+    def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        _end(process)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(OSError):  # what it still holds cannot be flushed
+                pipe.close()  # type: ignore[union-attr]
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and what it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def run_settings(project: str, who: Identity, folder: Path) -> dict[str, Any]:
+    """The arguments of `wandb.init`: the id is the neuron's, the group its network, the type of job its role."""
+    key = f"templar {who.genesis} {who.netuid} {who.hotkey} {who.role}"
+    entity, _, name = project.rpartition("/")
+    return {
+        "project": name,
+        "entity": entity or None,
+        "id": hashlib.sha256(key.encode()).hexdigest()[:16],
+        "resume": "allow",
+        "name": f"{who.role} {who.hotkey[:8]}",
+        "group": f"netuid-{who.netuid}-{who.genesis[:12]}",
+        "job_type": who.role,
+        "dir": str(folder),
+        "config": {"neuron": who.neuron, "netuid": who.netuid, "genesis": who.genesis, "hotkey": who.hotkey},
+        "seconds": INIT_SECONDS,
+    }
+
+
+def figures_of(point: Point) -> dict[str, float]:
+    """A window's figures by name; the labels follow the name."""
+    role = point.metrics.role
+    return {"/".join((role, name, *labels.values())): value for name, labels, value in point.metrics.samples()}

@@ -1,0 +1,15 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tasks.sinks import sending
+from tests.support.loopback_server import serving
+from tests.support.sinks import Receiver
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+    """What sinks post to; they try again at once."""
+    monkeypatch.setattr(sending, "PAUSES", (0.01,))
+    with serving(Receiver()) as server:
+        yield server
