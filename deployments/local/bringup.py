@@ -195,7 +195,8 @@ class LocalNetwork:
             if housekeeping:
                 ensure_pool(client, HOUSEKEEPING_POOL, "process")
         for neuron in plan.running:
-            self._start(f"worker of {neuron.name}", worker_command(f"neuron-{neuron.name}", "resident"))
+            settings = plan.settings.get(neuron.name, {})
+            self._start(f"worker of {neuron.name}", worker_command(f"neuron-{neuron.name}", "resident"), settings)
         deploying = self._start("deployment", DEPLOY_COMMAND) if housekeeping else None
         # 2. Blocks and deployments meanwhile.
         for neuron, block in blocks.items():
@@ -222,10 +223,13 @@ class LocalNetwork:
         child = self._start(STORAGE, [*command, "--admin-file", str(plan.admin_file)], with_server=False)
         wait_until_ready(child, lambda: LISTENING in child.log.read_text(), timeout_seconds=60)
 
-    def _start(self, name: str, command: Sequence[str], *, with_server: bool = True) -> Child:
+    def _start(
+        self, name: str, command: Sequence[str], settings: Mapping[str, str] | None = None, *, with_server: bool = True
+    ) -> Child:
         env: Mapping[str, str] | None = None
         if with_server:
-            env = self.plan.server.environment() | deployment_variables(DEFAULT_NEURON, "miner")
+            own = self.plan.server.environment() | deployment_variables(DEFAULT_NEURON, "miner")
+            env = dict(settings or {}) | own
         log_file = self.plan.folder / "logs" / f"{name.replace(' ', '-')}.log"
         child = start_child(name, command, log=log_file, env=env, cwd=PROJECT_ROOT)
         self._record.add(child)
