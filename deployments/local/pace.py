@@ -64,11 +64,12 @@ def pace_of(hparams: HParams, window_seconds: float) -> float:
 def slowed_windows(hparams: HParams, pace: float) -> dict[str, Any]:
     """Return what differs in a preset's section `windows` at a pace: all its times.
 
-    Whole seconds are rounded down, so that agreement takes no larger part of a window, but not below one second.
+    Whole seconds are rounded down, so that agreement takes no larger part of a window, but not below one second. Others
+    are rounded to milliseconds, as the ledger rounds the length of a block: a neuron compares the two.
     """
     times = {name: getattr(hparams.windows, name) for name in SECONDS}
     return {
-        name: max(min(value, 1), math.floor(value * pace)) if isinstance(value, int) else value * pace
+        name: max(min(value, 1), math.floor(value * pace)) if isinstance(value, int) else round(value * pace, 3)
         for name, value in times.items()
     }
 
