@@ -4,7 +4,8 @@
 
 No window is started twice: each run has the idempotency key `{netuid}/{genesis}/{hotkey}/{role}/{window}`, and the
 server returns the same run for the same key. A restarted clock resumes at the current window. It also emits
-`templar.window.opened`, `.closed` and `.settled` events, for automations.
+`templar.window.opened`, `.closed` and `.settled` events, for automations, and shows the network's training at a glance
+when a window is settled.
 
 Window deployments are those of the flows `miner-window`, `validator-window` and `aggregator-window` that work on a
 resident pool and whose neuron has that role.
@@ -17,6 +18,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -27,11 +29,14 @@ from prefect.events import emit_event
 
 from blocks.neuron import Neuron
 from deployments.work_pool import API_PATIENCE_SECONDS, is_outage, require_server_address
+from tasks.glance import network_key, show_network
 from tasks.host import load_block
 from templar.agreement.genesis import Birth, find_birth
 from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
+from templar.exchange.context import Exchange
+from templar.housekeeping.training_curve import NetworkCurve
 from templar.hparams import HParams
 from templar.interrupt import request_stop
 from templar.timeline import WindowTimes, closing_block, first_block, window_of
@@ -94,6 +99,7 @@ class WindowClock:
         genesis: The network's genesis hash.
         start_window: Its first window.
         deployments: What to start.
+        show: Called with each window once it is settled, in a thread of its own; by default nothing is.
     """
 
     def __init__(
@@ -104,12 +110,14 @@ class WindowClock:
         genesis: str,
         start_window: int,
         deployments: Sequence[WindowDeployment],
+        show: Callable[[int], None] | None = None,
     ) -> None:
         self._chain = chain
         self._hparams = hparams
         self._genesis = genesis
         self._start_window = start_window
         self._deployments = deployments
+        self._show = show
 
     async def run(self) -> None:
         """Follow the chain for ever. The first window is started early, so that neurons are ready when it opens."""
@@ -165,6 +173,8 @@ class WindowClock:
         settles = WindowTimes(window, opened, closed, rules).settles
         await asyncio.to_thread(self._chain.clock.sleep_until, settles)
         self._emit("settled", window)
+        if self._show is not None:
+            await asyncio.to_thread(self._show, window)
 
     def _emit(self, what: str, window: int) -> None:
         resource = {"prefect.resource.id": f"templar.subnet.{self._chain.netuid}", "templar.genesis": self._genesis}
@@ -216,15 +226,18 @@ async def _follow(block: Neuron, deployments: Sequence[WindowDeployment]) -> Non
     """Join the network of some deployments, and start their windows for ever."""
     hparams = block.hparams()
 
-    def join() -> tuple[Chain, Birth]:
+    def join() -> tuple[Exchange, Birth]:
         chain = block.subnet.open(None)
         buckets = Buckets(chain, block.bucket.endpoint.open_reader)
-        return chain, find_birth(chain, buckets, hparams, pinned=block.genesis or None)
+        birth = find_birth(chain, buckets, hparams, pinned=block.genesis or None)
+        return Exchange(chain, buckets, birth.network, hparams), birth
 
-    chain, birth = await _patiently(lambda: asyncio.to_thread(join))
-    genesis, start = birth.network.genesis, birth.start.start_window
+    exchange, birth = await _patiently(lambda: asyncio.to_thread(join))
+    chain, genesis, start = exchange.chain, birth.network.genesis, birth.start.start_window
     log.info("network %s of subnet %d starts at window %d", genesis[:12], chain.netuid, start)
-    await WindowClock(chain, hparams, genesis=genesis, start_window=start, deployments=deployments).run()
+    curve = NetworkCurve(exchange, start, {each.hotkey: each.neuron for each in deployments})
+    show = partial(show_network, curve, network_key(chain.netuid, genesis))
+    await WindowClock(chain, hparams, genesis=genesis, start_window=start, deployments=deployments, show=show).run()
 
 
 async def _find() -> tuple[list[WindowDeployment], dict[str, Neuron]]:

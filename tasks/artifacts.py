@@ -6,10 +6,11 @@ history of a key.
 
 import base64
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
+from uuid import UUID
 
 import httpx
 from prefect.artifacts import (
@@ -18,6 +19,9 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.exceptions import PrefectException
 
 from templar.audit.evidence_audit import WindowAudit
@@ -41,9 +45,39 @@ def table(key: str, rows: Rows, description: str) -> None:
 
 def picture(key: str, svg: bytes, description: str) -> None:
     """Show a drawing in the UI, embedded in Markdown: an image artifact takes an address only, and prints it."""
-    drawing = f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
     with _optional(key):
-        create_markdown_artifact(key=key, markdown=f"![{key}]({drawing})", description=description)
+        create_markdown_artifact(key=key, markdown=_embedded(key, svg), description=description)
+
+
+def page(
+    key: str, svg: bytes | None, description: str, tables: Iterable[Rows] = (), *, replace: bool = True
+) -> UUID | None:
+    """Show a drawing with tables below it, in place of what the page showed before; the id of its artifact.
+
+    The UI shows an artifact's content under its id and only the history under its key, so a page keeps its id.
+    None if the server does not take it. Without `replace` a page that is there stays as it is.
+    """
+    parts = [] if svg is None else [_embedded(key, svg)]
+    markdown = "\n\n".join([*parts, *(_markdown(rows) for rows in tables if rows)])
+    with _optional(key), get_client(sync_client=True) as client:
+        known = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])), limit=1)
+        for artifact in known:
+            if replace:
+                client.update_artifact(artifact.id, ArtifactUpdate(data=markdown, description=description))
+            return artifact.id
+        new = ArtifactCreate(key=key, type="markdown", data=markdown, description=description)
+        return client.create_artifact(new).id
+    return None
+
+
+def _embedded(key: str, svg: bytes) -> str:
+    return f"![{key}](data:image/svg+xml;base64,{base64.b64encode(svg).decode()})"
+
+
+def _markdown(rows: Rows) -> str:
+    """Rows as a table in Markdown; the columns are those of the first."""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(text.replace('|', '/') for text in line)} |" for line in lines)
 
 
 def progress(key: str, description: str) -> Callable[[float], None]:

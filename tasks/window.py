@@ -6,6 +6,7 @@ every peer again by itself until the deadline. `miner_steps` and its siblings bi
 `templar.window`, where the order of the steps stands.
 """
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -27,6 +28,7 @@ from tasks.artifacts import (
     time_rows,
     training_rows,
 )
+from tasks.glance import show_neuron
 from tasks.host import current, hosted, release_on_lost_lease
 from tasks.policy import CHAIN, LOCAL, SETTLE, STORE, WEIGHTS
 from tasks.sinks.attached import publish
@@ -44,6 +46,8 @@ from templar.neuron.node import Node
 from templar.neuron.validator import Validator, WeightsReport
 from templar.scoring.evidence import Evidence, WindowFacts
 from templar.window import Action, AggregatorSteps, MinerSteps, Missed, Opening, ValidatorSteps, WindowResult
+
+log = logging.getLogger("templar.window")
 
 # Every role.
 
@@ -113,9 +117,9 @@ def publish_sync_proof(neuron: str, window: int) -> None:
 
 @task(task_run_name="close window {settlement.window}", **STORE)
 def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> AuditReport:
-    """Compare the roster with what was gathered and close the window; where its time went is a table artifact.
+    """Compare the roster with what was gathered and close the window; show where its time went, and the training.
 
-    So are findings, if there are any.
+    Findings are a table artifact, if there are any.
     """
     node = hosted(neuron, Node)
     audit = story.close_window(node, report, settlement)
@@ -127,6 +131,7 @@ def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> A
     seconds = None if run is None else (datetime.now(UTC) - run.start_time).total_seconds()
     metrics = metrics_of(node, report, settlement, findings=len(audit.findings), seconds=seconds)
     _pass_on(neuron, node, metrics)
+    show_neuron(neuron, node, audit.window)
     return audit
 
 
@@ -154,6 +159,10 @@ def train(neuron: str, window: int) -> TrainReport:
     """Train on the window's data until the margin before the close; speed and memory are a table artifact."""
     report = hosted(neuron, Miner).train(window)
     steps = f"{report.num_steps} steps" if report.reason is None else f"nothing to publish [{report.reason}]"
+    if report.last_loss is not None and report.figures is not None:
+        steps += f", loss {report.first_loss:.4f} to {report.last_loss:.4f}"
+        steps += f", {report.figures.tokens:,} tokens at {report.figures.tokens_per_second:,.0f} per second"
+    log.info("window %d: trained: %s", window, steps)
     table(f"training-{neuron}", training_rows(report), f"Window {window}: {steps}.")
     return report
 

@@ -38,6 +38,7 @@ from deployments.register import (
     require_server,
     worker_command,
 )
+from tasks.glance import neuron_key, open_page
 from templar.arguments import port
 from templar.errors import PermanentError, Reason, TemplarError
 
@@ -122,12 +123,16 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
             enrol(name, block, environment)
             with get_client(sync_client=True) as client:
                 ensure_pool(client, HOUSEKEEPING_POOL, "process")
+            page = open_page(neuron_key(name))
         deploy(own)
 
         # 3. Everything else.
         for service in services(name):
             supervisor.start(service)
-        say(f"neuron {name!r} runs; Prefect UI: {address.api_url.removesuffix('/api')}; logs: {folder.logs}")
+        ui = address.api_url.removesuffix("/api")
+        say(f"neuron {name!r} runs; Prefect UI: {ui}; logs: {folder.logs}")
+        if page is not None:
+            say(f"the training at a glance, after each window: {ui}/artifacts/artifact/{page}")
         supervisor.watch()
 
 

@@ -209,9 +209,7 @@ def metrics_of(
     }
     by_labels = labelled_values(report)
     if isinstance(node, Miner):
-        known = node.journal.result(window, "train")
-        trained = TrainReport(window, None) if known is None else _TRAIN_REPORT.validate_json(known)
-        values |= training_values(trained, node.hparams.data.sequence_length)
+        values |= training_values(train_report(node, window), node.hparams.data.sequence_length)
         hotkeys = {entry.hotkey for entry in settlement.roster.entries} if settlement.roster is not None else set()
         values["applied"] = int(node.exchange.own_signer.address in hotkeys)
     evidence = node.book.evidence(window) if isinstance(node, Validator) else None
@@ -259,6 +257,12 @@ def labelled_values(report: GatherReport | None) -> dict[str, dict[tuple[str, ..
         "retries": dict(TRAFFIC.retries()),
     }
     return {name: counts for name, counts in found.items() if counts}
+
+
+def train_report(miner: Miner, window: int) -> TrainReport:
+    """What a miner's journal says of its training in a window; an empty report if it says nothing."""
+    known = miner.journal.result(window, "train")
+    return TrainReport(window, None) if known is None else _TRAIN_REPORT.validate_json(known)
 
 
 def gather_values(report: GatherReport) -> dict[str, float]:

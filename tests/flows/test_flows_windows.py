@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tasks.alerts
 from tasks.alerts import EVENT, Alert
+from tasks.glance import neuron_key
 from templar.adversary.actors import SilentPublisher
 from templar.errors import PermanentError, Reason, TransientError
 from templar.housekeeping.metrics import FILE_NAME
@@ -151,6 +152,17 @@ class TestThreeWindows:
                 artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[f"{keys[-1]}-{name}"]))
             )
             assert len(history) >= len(WINDOWS)
+
+    @pytest.mark.parametrize("role", ROLES)
+    def test_the_training_is_on_one_page_that_every_window_replaces(self, runs: FlowRuns, role: str) -> None:
+        key = neuron_key(runs.name(role))
+        with runs.server.client() as client:
+            (shown,) = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+        assert str(shown.description).startswith(f"Window {WINDOWS[-1]}: ")
+        assert str(shown.data).startswith(f"![{key}](data:image/svg+xml;base64,")
+        assert f"| newest window | {WINDOWS[-1]} |" in str(shown.data)
+        assert f"| outer steps | {len(WINDOWS)} |" in str(shown.data)
+        assert len(str(shown.data)) < 10_000
 
     def test_the_same_window_again_changes_nothing(self, runs: FlowRuns) -> None:
         def everything() -> Any:

@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from tasks.artifacts import (
     cleanup_rows,
     endpoint_rows,
     gather_rows,
+    page,
     picture,
     progress,
     score_rows,
@@ -232,10 +234,12 @@ def test_without_a_server_the_step_goes_on(caplog: pytest.LogCaptureFixture) -> 
         table("gather-default", [], "nothing")
         progress("shards-default", "nothing")(50.0)
         picture("leaderboard-plot-default", b"<svg/>", "nothing")
+        assert page("glance-default", b"<svg/>", "nothing") is None
     assert [record.message.partition(" is not shown")[0] for record in caplog.records] == [
         "the artifact gather-default",
         "the artifact shards-default",
         "the artifact leaderboard-plot-default",
+        "the artifact glance-default",
     ]
 
 
@@ -249,3 +253,17 @@ def test_a_picture_is_markdown_that_holds_it(prefect_api: RunningPrefectServer) 
     found = re.fullmatch(r"!\[drawn\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", artifact["data"])
     assert found is not None
     assert base64.b64decode(found[1]) == drawing
+
+
+def test_a_page_keeps_its_id_when_its_content_is_replaced(prefect_api: RunningPrefectServer) -> None:
+    first = page("paged", None, "nothing yet")
+    rows = [{"figure": "loss", "value": "a|b"}, {"figure": "step", "value": 3}]
+    assert page("paged", b"<svg/>", "window 7", [rows, []]) == first != page("paged-too", None, "another")
+    assert page("paged", None, "nothing yet", replace=False) == first
+    with prefect_api.client() as client:
+        history = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["paged"])))
+        latest = client.request("GET", "/artifacts/paged/latest").json()
+    assert [(each.id, each.data) for each in history] == [(first, latest["data"])]
+    picture_part, table_part = latest["data"].split("\n\n")
+    assert (picture_part, latest["description"]) == ("![paged](data:image/svg+xml;base64,PHN2Zy8+)", "window 7")
+    assert table_part == "| figure | value |\n| --- | --- |\n| loss | a/b |\n| step | 3 |"

@@ -1,0 +1,304 @@
+"""The training at a glance: the last windows of a node or of a network, as a drawing and as rows of text.
+
+A node's windows are read from its journal and score book, the network's from published evidence and decided rosters.
+Nothing else is kept, so a restart changes nothing. What is not known is a gap.
+"""
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from templar.agreement.decisions import decided_roster
+from templar.agreement.slots import Settlement
+from templar.chain.base import NeuronInfo
+from templar.errors import TemplarError
+from templar.exchange.context import Exchange
+from templar.exchange.objects import RosterEntry
+from templar.housekeeping.metrics import train_report
+from templar.housekeeping.published_scores import read_published
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator
+from templar.scoring.evidence import Evidence
+
+log = logging.getLogger(__name__)
+
+LATE_WINDOWS = 3
+"""Evidence of the newest windows is asked for again so many times, because it is published late."""
+MOST_MINERS = 30
+"""Miners that a network's table has besides those of this host."""
+WIDTH, HEIGHT, LEFT, RIGHT = 720, 320, 56, 704
+LOSS_TOP, LOSS_BOTTOM, BARS_TOP, BARS_BOTTOM = 36, 216, 246, 296
+Rows = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """What is known of one window; None for what is not."""
+
+    window: int
+    loss: float | None = None  # in nats per token
+    applied: int | None = None  # payloads; 0 in a null window
+    tokens: int | None = None  # that the applied payloads were trained on, as their authors say
+    own: bool | None = None  # whether this node's payload was applied
+
+    @classmethod
+    def of(
+        cls, window: int, loss: float | None, entries: Sequence[RosterEntry] | None, own: str | None = None
+    ) -> "CurvePoint":
+        """The point of a window with these payloads in its decided roster; None if that is not known."""
+        loss = loss if loss is not None and math.isfinite(loss) else None
+        if entries is None:
+            return cls(window, loss)
+        hotkeys = {entry.hotkey for entry in entries}
+        tokens = sum(entry.tokens for entry in entries)
+        return cls(window, loss, len(entries), tokens, None if own is None else own in hotkeys)
+
+
+class NodeCurve:
+    """The windows that a node's journal still has; each is read once, and again if the node applied it otherwise."""
+
+    def __init__(self) -> None:
+        self._read: dict[int, tuple[str | None, CurvePoint]] = {}  # window -> root after it, point
+
+    def points(self, node: Node, window: int) -> tuple[CurvePoint, ...]:
+        """The points of a node, always the same one, up to a window, by rising window."""
+        first = max(node.birth.start.start_window, window + 1 - node.hparams.storage.retention_windows)
+        windows, roots = range(first, window + 1), node.journal.roots(first, window)
+        for each in windows:
+            root, known = roots.get(each), self._read.get(each)
+            if root is None or known is None or known[0] != root:
+                self._read[each] = root, _point_of(node, each)
+        self._read = {each: self._read[each] for each in windows}
+        return tuple(point for _, point in self._read.values())
+
+
+def _point_of(node: Node, window: int) -> CurvePoint:
+    loss, own = None, None
+    if isinstance(node, Miner):
+        loss, own = train_report(node, window).last_loss, node.exchange.own_signer.address
+    elif isinstance(node, Validator) and (evidence := node.book.evidence(window)) is not None:
+        loss = evidence.loss
+    known = node.journal.result(window, "settle")
+    settlement = None if known is None else Settlement.from_json(known)
+    if settlement is None:
+        return CurvePoint.of(window, loss, None)
+    return CurvePoint.of(window, loss, () if settlement.roster is None else settlement.roster.entries, own)
+
+
+def node_rows(node: Node, points: Sequence[CurvePoint]) -> Rows:
+    """What a node's page says besides its curve, one row per figure.
+
+    Raises:
+        TemplarError: The chain failed.
+    """
+    newest = points[-1]
+    rows = [*common_rows(points, node.state.outer_steps, node.birth.start.start_window)]
+    if isinstance(node, Miner):
+        trained = train_report(node, newest.window)
+        speed = "" if trained.figures is None else f", {trained.figures.tokens_per_second:,.0f} tokens/s"
+        rows.append(("trained in the newest window", f"{trained.num_steps} steps{speed}"))
+        decided = [point for point in points if point.own is not None]
+        applied = sum(bool(point.own) for point in decided)
+        rows.append(("own payload applied", f"in {applied} of {len(decided)} windows"))
+        rows += _pay_rows(node.exchange, node.exchange.identity(newest.window).uid)
+    if isinstance(node, Validator) and (evidence := node.book.evidence(newest.window)) is not None:
+        weights = sorted(evidence.weights, key=lambda each: (-each.weight, each.uid))[:MOST_MINERS]
+        shown = ", ".join(f"uid {each.uid}: {each.weight:.4f}" for each in weights if each.weight > 0)
+        rows.append(("weights", shown or "none"))
+    return rows
+
+
+def _pay_rows(exchange: Exchange, uid: int) -> Iterator[tuple[str, str]]:
+    """Share of the emission and weight of a uid, as the chain has them now."""
+    neuron = exchange.newest_metagraph().by_uid(uid)
+    weights = {validator: row.get(uid, 0.0) for validator, row in exchange.chain.weights().items()}
+    shown = ", ".join(f"{weight:.4f} by uid {validator}" for validator, weight in sorted(weights.items()))
+    yield "own weight on chain", shown or "no validator has set weights yet"
+    yield "own share of the miners' emission", "unknown" if neuron is None else f"{neuron.incentive:.1%}"
+
+
+def common_rows(points: Sequence[CurvePoint], outer_steps: int | None, start_window: int) -> Iterator[tuple[str, str]]:
+    """The figures that every page has."""
+    newest = points[-1]
+    yield "newest window", str(newest.window)
+    if losses := [point.loss for point in points if point.loss is not None]:
+        yield "loss, nats per token", " → ".join(f"{loss:.4f}" for loss in dict.fromkeys((losses[0], losses[-1])))
+    if outer_steps is not None:
+        yield "outer steps", f"{outer_steps:,}"
+    tokens = sum(point.tokens for point in points if point.tokens is not None)
+    since = "the start" if points[0].window <= start_window else f"window {points[0].window}"
+    unknown = sum(point.tokens is None for point in points)
+    without = f"; {unknown} windows are not known" if unknown else ""
+    yield "tokens in the applied payloads", f"{tokens:,} since {since}{without}"
+    applied = [point.applied for point in points if point.applied is not None]
+    if applied:
+        yield (
+            "miners applied",
+            f"{applied[-1]} in the newest decided window, {sum(applied) / len(applied):.1f} on average",
+        )
+
+
+@dataclass(frozen=True)
+class NetworkGlance:
+    """A network as its public objects show it."""
+
+    points: tuple[CurvePoint, ...]  # at least one, by rising window
+    evidence: Evidence | None  # the newest; None if no validator shows any
+    rows: Rows
+    miners: tuple[Mapping[str, str], ...]  # one row each, the largest weight first
+
+
+class NetworkCurve:
+    """A network's windows out of public objects; a later look reads only what is new. Safe under threads.
+
+    Args:
+        exchange: The network, to read.
+        start_window: Its first window.
+        names: Hotkey -> name of the neurons of this host.
+    """
+
+    def __init__(self, exchange: Exchange, start_window: int, names: Mapping[str, str]) -> None:
+        self.start_window = start_window
+        self._exchange, self._names = exchange, names
+        self._points: dict[int, CurvePoint] = {}
+        self._newest: Evidence | None = None
+        self._validator: NeuronInfo | None = None
+        self._lock = threading.Lock()
+
+    def look(self, window: int) -> NetworkGlance:
+        """The windows up to this one, which must be decided.
+
+        Raises:
+            TemplarError: The chain failed.
+        """
+        with self._lock:
+            return self._look(window)
+
+    def _look(self, window: int) -> NetworkGlance:
+        # 1. Ask for what is new, and for what may have been published since the last look.
+        first = max(self.start_window, window + 1 - self._exchange.hparams.storage.retention_windows)
+        wanted = [each for each in range(first, window + 1) if self._may_be_new(each, window)]
+        evidences = self._evidences(range(wanted[0], window + 1)) if wanted else {}
+        for each in wanted:
+            evidence = evidences.get(each)
+            self._points[each] = CurvePoint.of(each, None if evidence is None else evidence.loss, self._entries(each))
+        points = tuple(self._points[each] for each in range(first, window + 1))
+        self._points = {point.window: point for point in points}
+
+        # 2. The newest evidence has the standings.
+        if evidences:
+            self._newest = evidences[max(evidences)]
+        steps = None if (newest := self._newest) is None else newest.outer_steps + (newest.roster is not None)
+        rows = [*common_rows(points, steps, self.start_window)]
+        if newest is None:
+            rows.append(("evidence", "no validator shows any of these windows"))
+            return NetworkGlance(points, None, rows, ())
+        rows.append(("evidence", f"of window {newest.window}, by uid {newest.uid}"))
+        return NetworkGlance(points, newest, rows, tuple(self._miners(newest)))
+
+    def _may_be_new(self, window: int, newest: int) -> bool:
+        point = self._points.get(window)
+        return point is None or (None in (point.loss, point.applied) and window > newest - LATE_WINDOWS)
+
+    def _evidences(self, windows: range) -> dict[int, Evidence]:
+        """The evidence of the validator that had some at the last look, or else of the first one that has any."""
+        last = None if self._validator is None else self._validator.hotkey
+        for validator in sorted(self._exchange.newest_metagraph().validators(), key=lambda each: each.hotkey != last):
+            try:
+                published = read_published(self._exchange, validator, windows)
+            except TemplarError as error:
+                log.warning("uid %d is passed over: %s", validator.uid, error)
+                continue
+            if published.evidences:
+                self._validator = validator
+                return {evidence.window: evidence for evidence in published.evidences}
+        return {}
+
+    def _entries(self, window: int) -> tuple[RosterEntry, ...] | None:
+        try:
+            decided = decided_roster(self._exchange, window)
+        except TemplarError as error:
+            log.info("window %d: its roster is not known: %s", window, error)
+            return None
+        return () if decided is None else decided[0].entries
+
+    def _miners(self, evidence: Evidence) -> Iterator[Mapping[str, str]]:
+        weights = {each.uid: each.weight for each in evidence.weights}
+        shares = {each.uid: each.incentive for each in self._exchange.newest_metagraph().neurons}
+        ranked = sorted(evidence.miners, key=lambda each: (-weights.get(each.uid, 0.0), each.uid))
+        for place, record in enumerate(ranked):
+            name = self._names.get(record.facts.hotkey, "")
+            if place < MOST_MINERS or name:
+                yield {
+                    "uid": str(record.uid),
+                    "neuron of this host": name,
+                    "weight": f"{weights.get(record.uid, 0.0):.4f}",
+                    "share of the emission": f"{shares.get(record.uid, 0.0):.1%}",
+                    "final score": f"{record.final:.4f}",
+                    "newest payload": "applied" if record.facts.applied else str(record.facts.reason or "not applied"),
+                }
+
+
+# The drawing.
+
+
+def draw_curve(points: Sequence[CurvePoint], title: str) -> bytes:
+    """The loss as a line over bars with the number of applied payloads, as SVG; the same points give the same bytes."""
+    first, last = points[0].window, points[-1].window
+    width = (RIGHT - LEFT) / (last - first + 1)
+
+    def x(window: int) -> float:
+        return LEFT + (window - first + 0.5) * width
+
+    losses = [point.loss for point in points if point.loss is not None]
+    most = max((point.applied or 0 for point in points), default=0)
+    shapes = [
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+        _text(LEFT, 20, escape(title), "start"),
+        *_bars(points, x, width, most),
+        *(_line(points, x, min(losses), max(losses)) if losses else [_text(LEFT, LOSS_TOP + 20, "no loss is known")]),
+        _text(LEFT, HEIGHT - 8, f"window {first}"),
+        *([_text(RIGHT, HEIGHT - 8, str(last), "end")] if last > first else []),
+        _text(LEFT, BARS_TOP - 8, f"miners applied, at most {most}"),
+    ]
+    body = "\n".join(shapes)
+    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>\n{body}\n</svg>\n'.encode()
+
+
+def _line(points: Sequence[CurvePoint], x: Callable[[int], float], low: float, high: float) -> Iterator[str]:
+    """The losses between two grid lines; a window without one interrupts the line."""
+    span = high - low or 1.0
+    for value in dict.fromkeys((high, low)):
+        y = LOSS_TOP + (high - value) / span * (LOSS_BOTTOM - LOSS_TOP)
+        yield f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="#ddd"/>'
+        yield _text(LEFT - 6, y + 4, f"{value:.2f}", "end")
+    runs: list[list[str]] = [[]]
+    for point in points:
+        if point.loss is None:
+            runs.append([])
+            continue
+        y = LOSS_TOP + (high - point.loss) / span * (LOSS_BOTTOM - LOSS_TOP)
+        runs[-1].append(f"{x(point.window):.1f} {y:.1f}")
+        yield f'<circle cx="{x(point.window):.1f}" cy="{y:.1f}" r="2" fill="#1d4ed8"/>'
+    for run in runs:
+        if len(run) > 1:
+            yield f'<path d="M{"L".join(run)}" fill="none" stroke="#1d4ed8" stroke-width="1.5"/>'
+
+
+def _bars(points: Sequence[CurvePoint], x: Callable[[int], float], width: float, most: int) -> Iterator[str]:
+    """A bar per window that is decided; one without payloads is a line at the bottom."""
+    for point in points:
+        if point.applied is not None:
+            height = max(1.0, point.applied / max(most, 1) * (BARS_BOTTOM - BARS_TOP))
+            left = x(point.window) - 0.4 * width
+            place = f'x="{left:.1f}" y="{BARS_BOTTOM - height:.1f}" width="{0.8 * width:.1f}" height="{height:.1f}"'
+            yield f'<rect {place} fill="#93c5fd"/>'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" font-family="sans-serif" font-size="12" text-anchor="{anchor}">{text}</text>'
