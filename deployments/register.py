@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from prefect import Flow
 from prefect.blocks.abstract import NotificationBlock
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.exceptions import ObjectAlreadyExists
+from prefect.schedules import Cron, Interval, Schedule
 from prefect.types.entrypoint import EntrypointType
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
@@ -164,15 +167,65 @@ def deploy_window(neuron: str, role: str, pool: str, *, name: str | None = None)
         pool: The work pool that runs it.
         name: Name of the deployment; that of the neuron by default.
     """
-    flow = getattr(importlib.import_module(f"flows.{role}_window"), f"{role}_window")
+    _deploy(
+        f"{role}_window",
+        neuron,
+        role,
+        name=name or neuron,
+        work_pool_name=pool,
+        description=f"One window of {neuron}. The window clock starts it; by hand it takes the next window.",
+    )
+
+
+def deploy_scheduled(neuron: str, block: Neuron) -> None:
+    """Deploy the scheduled flows that follow a neuron's role and its network's numbers; prefect.yaml has the others.
+
+    Every neuron cleans its bucket, and a miner backs its private state up. Late nodes read checkpoints of validators and
+    aggregators, so these publish one every `checkpoint_frequency` windows and measure it; a miner publishes none.
+    """
+    with get_client(sync_client=True) as client:
+        ensure_pool(client, HOUSEKEEPING_POOL, "process")
+    alone = ConcurrencyLimitConfig(
+        limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW, grace_period_seconds=60
+    )
+    for flow_name, description, schedule in _scheduled(block):
+        _deploy(
+            flow_name,
+            neuron,
+            block.role,
+            name=neuron,
+            description=description,
+            schedules=[schedule],
+            work_pool_name=HOUSEKEEPING_POOL,
+            concurrency_limit=alone,
+        )
+
+
+def _scheduled(block: Neuron) -> Iterator[tuple[str, str, Schedule]]:
+    """Name, description and schedule of each scheduled flow of a role."""
+    hourly = Cron("17 * * * *", timezone="UTC", slug="hourly")
+    yield "bucket_cleanup", "Delete what has expired from the neuron's bucket.", hourly
+    hparams = block.hparams()
+    if block.role == "miner":
+        if hparams.storage.private_backup_windows:
+            often = Interval(timedelta(minutes=10), slug="every-10m")
+            yield "private_backup", "Store the private state in the neuron's bucket, encrypted, if a backup is due.", often
+        return
+    windows = hparams.storage.checkpoint_frequency
+    every = Interval(timedelta(seconds=windows * hparams.windows.seconds), slug=f"every-{windows}-windows")
+    yield "checkpoint", f"Publish the newest snapshot as a checkpoint, every {windows} windows.", every
+    measuring = Cron("37 * * * *", timezone="UTC", slug="hourly")
+    yield "evaluate_checkpoint", "Measure the neuron's published checkpoints on held-out text, each once.", measuring
+
+
+def _deploy(flow_name: str, neuron: str, role: str, **options: Any) -> None:
+    flow = getattr(importlib.import_module(f"flows.{flow_name}"), flow_name)
     assert isinstance(flow, Flow)  # noqa: S101 - getattr knows no types
     deployment: Any = flow.to_deployment(
-        name=name or neuron,
         parameters={"neuron": neuron},
         tags=[f"neuron:{neuron}", f"role:{role}"],
-        work_pool_name=pool,
         entrypoint_type=EntrypointType.MODULE_PATH,
-        description=f"One window of {neuron}. The window clock starts it; by hand it takes the next window.",
+        **options,
     )
     deployment.apply()
 
@@ -241,7 +294,7 @@ def checked_neuron(environment: Mapping[str, str]) -> Neuron:
 
 
 def enrol(name: str, block: Neuron, environment: Mapping[str, str]) -> None:
-    """Announce a neuron's role on chain, register it, and deploy its automations.
+    """Announce a neuron's role on chain, register it, and deploy the schedules of its role and its automations.
 
     Raises:
         PermanentError: The chain refuses the role; `bad_environment`: TEMPLAR_ALERT_BLOCK names no block that notifies.
@@ -250,6 +303,7 @@ def enrol(name: str, block: Neuron, environment: Mapping[str, str]) -> None:
     notifying = alert_block(environment)
     announce_role(block.subnet.open(block.wallet), block.wallet.open().address, block.role)
     register(name, block)
+    deploy_scheduled(name, block)
     watch(name, block, notifying)
 
 

@@ -11,7 +11,6 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 
-from deployments.local.command import SCHEDULED
 from deployments.register import DEPLOY_COMMAND, deploy_window, ensure_pool
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.servers import REPOSITORY
@@ -20,16 +19,14 @@ MINER, VALIDATOR = "from-yaml", "from-yaml-2"
 ROLES = {MINER: "miner", VALIDATOR: "validator"}
 WARM, HOUSE = "yaml-warm", "yaml-house"
 HOUSEKEEPING = (
-    *("checkpoint", "shard-rotation", "bucket-cleanup", "bucket-purge", "temporary-cleanup", "validate-storage-access"),
-    *("local-cleanup", "leaderboard", "audit-window", "evaluate-checkpoint", "private-backup"),
+    *("shard-rotation", "bucket-purge", "temporary-cleanup", "validate-storage-access", "local-cleanup"),
+    *("leaderboard", "audit-window"),
 )
 CRON = {
-    "bucket-cleanup": ("hourly", "17 * * * *"),
     "temporary-cleanup": ("daily", "37 3 * * *"),
     "validate-storage-access": ("daily", "47 3 * * *"),
     "local-cleanup": ("daily", "57 3 * * *"),
     "leaderboard": ("hourly", "27 * * * *"),
-    "evaluate-checkpoint": ("hourly", "37 * * * *"),
 }
 WITHOUT_NEURON = {"flows.build_dataset.build_dataset", "deployments.gauntlet.flow.gauntlet"}
 
@@ -120,18 +117,10 @@ class TestDeployed:
             for name, deployment in deployed.items()
             if deployment.schedules and name.endswith(f"/{neuron}")
         }
-        every, half, tenth = (f"{flow}/{neuron}" for flow in ("checkpoint", "shard-rotation", "private-backup"))
-        assert schedules.keys() == {f"{flow}/{neuron}" for flow in SCHEDULED}  # what `make up` prints
-        assert set(SCHEDULED) == {"checkpoint", "shard-rotation", "private-backup", *CRON}
-        intervals = (
-            (every, "every-2h", timedelta(hours=2)),
-            (half, "half-hourly", timedelta(minutes=30)),
-            (tenth, "every-10m", timedelta(minutes=10)),
-        )
-        for name, slug, interval in intervals:
-            ((schedule, found, active),) = schedules[name]
-            assert isinstance(schedule, IntervalSchedule)
-            assert (found, active, schedule.interval) == (slug, True, interval)
+        assert schedules.keys() == {f"{flow}/{neuron}" for flow in ("shard-rotation", *CRON)}
+        ((schedule, found, active),) = schedules[f"shard-rotation/{neuron}"]
+        assert isinstance(schedule, IntervalSchedule)
+        assert (found, active, schedule.interval) == ("half-hourly", True, timedelta(minutes=30))
         for flow, (slug, cron) in CRON.items():
             ((schedule, found, active),) = schedules[f"{flow}/{neuron}"]
             assert isinstance(schedule, CronSchedule)
