@@ -21,7 +21,7 @@ LOCAL_OPTIONS = --miners $(MINERS) --store $(STORE) --preset $(PRESET) \
 	--prefect-port $(PREFECT_PORT) --storage-port $(STORAGE_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help run up down gauntlet test test-slow lint format bench gpu faults incentive screenshot clean
+.PHONY: help run up down status gauntlet test test-slow lint format bench gpu faults incentive screenshot clean
 
 help: ## List the commands.
 	@grep -E '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +34,9 @@ up: $(VENV)/.run ## The same network, left running until `make down`.
 
 down: ## Stop what `make up` started.
 	@if [ -x $(BIN)/python ]; then $(LOCAL) down; else echo "nothing was running"; fi
+
+status: ## Show what runs of it, and how the newest windows of each neuron went.
+	@if [ -x $(BIN)/python ]; then $(LOCAL) status; else echo "nothing is running"; fi
 
 WHERE ?= s3
 ENDPOINT ?= moto
@@ -61,8 +64,8 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-BENCHMARKS = codec_size codec_speed codec_quality loader gather hostile_json scoring checkpoint overhead simulator training neuron_memory faults \
-	incentive real_window sinks
+BENCHMARKS = codec_size codec_speed codec_quality loader gather hostile_json scoring checkpoint overhead simulator why training neuron_memory \
+	faults incentive real_window sinks
 
 bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

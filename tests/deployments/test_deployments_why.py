@@ -9,9 +9,12 @@ import pytest
 from deployments import why
 from templar.errors import Reason
 from templar.exchange.signed import unseal
-from templar.scoring.evidence import Evidence
+from templar.scoring.conclude import conclude
+from templar.scoring.evidence import Evidence, SlashRecord
+from templar.scoring.standing import Event, Standing
 from templar.simulate.run import simulate
 from tests.support.commands import Call
+from tests.support.facts import AUTHOR, absent, revealed, window_of
 from tests.support.network import tiny
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
@@ -52,6 +55,32 @@ def test_each_miner_of_each_window_gets_an_answer_that_agrees_with_the_evidence(
 def test_a_stranger_is_told_so(found: list[Evidence]) -> None:
     (point,) = why.explain(found[0], 4000)
     assert point.reason is Reason.NOT_REGISTERED
+
+
+@pytest.mark.parametrize("reason", list(Reason))
+def test_any_reason_for_which_no_payload_counts_is_told(reason: Reason) -> None:
+    evidence = conclude(window_of(revealed(3), absent(5, reason)), Standing(), tiny(), AUTHOR)
+    (payload,) = (point for point in why.explain(evidence, 5) if point.what == "payload")
+    assert payload.reason is reason
+
+
+@pytest.mark.parametrize("event", list(Event))
+@pytest.mark.parametrize("discount", [None, Reason.INDEX_OVERLAP, Reason.REPEATED_PAYLOAD])
+def test_every_penalty_and_discount_is_told(event: Event, discount: Reason | None) -> None:
+    evidence = conclude(window_of(revealed(3, 0.2), revealed(4, 0.1)), Standing(), tiny(), AUTHOR)
+    first, second = evidence.miners
+    slashes = (SlashRecord(event=event, reason=Reason.DESYNC),)
+    changed = first.model_copy(update={"slashes": slashes, "discount": discount})
+    points = why.explain(evidence.model_copy(update={"miners": (changed, second)}), 3)
+    told = {(point.what, point.reason) for point in points if point.reason is not None}
+    assert told == {("penalty", Reason.DESYNC)} | ({("score", discount)} if discount else set())
+    assert next(point for point in points if point.what == "penalty").found == event
+
+
+def test_a_miner_without_a_slot_is_told_so() -> None:
+    evidence = conclude(window_of(revealed(3), absent(5, None, assigned=False)), Standing(), tiny(), AUTHOR)
+    points = {point.what: point for point in why.explain(evidence, 5)}
+    assert points["data"].reason is points["payload"].reason is Reason.NO_ASSIGNMENT
 
 
 @pytest.fixture(scope="module")

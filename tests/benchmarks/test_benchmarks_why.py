@@ -1,0 +1,55 @@
+"""The benchmark of `templar why` asks about every miner and window, and sees an answer that differs."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks import why
+from deployments.why import Answer, Point, explain
+from templar.errors import Reason
+from templar.hparams import load_hparams
+from templar.scoring.conclude import conclude
+from templar.scoring.evidence import Evidence
+from tests.support.facts import AUTHOR, absent, revealed, standing_of, veteran, window_of
+
+
+def test_every_question_is_answered(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
+    for name, value in (("QUICK_WINDOWS", 2), ("QUICK_NUM_HONEST", 2), ("QUICK_ACTORS", ("lazy", "wrong_hash"))):
+        monkeypatch.setattr(why, name, value)
+    monkeypatch.setattr(why.logging, "disable", lambda _: None)
+    code, table, figures = measure(why.main)
+    assert (code, figures["holds"]) == (0, True)
+    assert (figures["pairs"], figures["answered"], figures["agree"]) == (8, 8, 8)
+    assert figures["reasons"]["wrong_hash"] == 4  # of the payload and of its penalty, in each window
+    assert "8 of 8 questions answered" in "\n".join(table)
+
+
+@pytest.fixture
+def evidence() -> Evidence:
+    window = window_of(revealed(3, 0.2), absent(4, Reason.WRONG_HASH))
+    return conclude(window, standing_of([veteran(3)]), load_hparams("local"), AUTHOR)
+
+
+def test_what_an_answer_says_otherwise_is_a_difference(evidence: Evidence) -> None:
+    answers = {uid: Answer(2, evidence.digest, explain(evidence, uid)) for uid in (3, 4)}
+    assert [list(why.differences(answers[uid], evidence, uid)) for uid in (3, 4)] == [[], []]
+    assert list(why.differences(replace(answers[3], evidence="ab" * 32), evidence, 3)) == ["the hash of the evidence"]
+    for uid, what, changed, difference in (
+        (3, "weight", Point("weight", "0.9999"), "the weight"),
+        (3, "roster", Point("roster", "not applied"), "whether the payload was applied"),
+        (3, "score", Point("score", "0.2", Reason.INDEX_OVERLAP), "the discount"),
+        (4, "payload", Point("payload", "none counts", Reason.WRONG_SIZE), "why no payload counts"),
+        (4, "penalty", Point("penalty", "invalid", Reason.DESYNC), "the penalties"),
+    ):
+        points = tuple(changed if point.what == what else point for point in answers[uid].points)
+        assert list(why.differences(replace(answers[uid], points=points), evidence, uid)) == [difference]
+
+
+def test_an_answer_without_a_reason_for_nothing_is_none(evidence: Evidence) -> None:
+    whole = Answer(2, evidence.digest, explain(evidence, 4))
+    assert why.is_answered(whole)
+    assert why.is_answered(Answer(2, None, (Point("evidence", "none", Reason.EVIDENCE_MISSING),)))
+    unexplained = tuple(replace(point, reason=None) for point in whole.points if point.what != "penalty")
+    assert not why.is_answered(replace(whole, points=unexplained))
+    assert not why.is_answered(Answer(2, None, ()))
