@@ -26,6 +26,7 @@ COMMANDS = (
     Command("run", "train a whole network on this machine for some windows", "deployments.local.command", ("run",)),
     Command("up", "the same network, left running", "deployments.local.command", ("up",)),
     Command("down", "stop what `up` started", "deployments.local.command", ("down",)),
+    Command("status", "what runs of it, and its newest windows", "deployments.local.command", ("status",)),
     Command("neuron init", "write an .env to fill in", "deployments.neuron.manage", ("init",)),
     Command("neuron register", "check the .env, and save the neuron on the Prefect server", "deployments.register"),
     Command(

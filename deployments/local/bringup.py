@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dotenv import dotenv_values
 from prefect.client.orchestration import get_client
@@ -14,7 +15,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron, actors
 from deployments.local.pace import slowed_windows, write_slowed
-from deployments.local.plan import DEFAULT_NEURON, LocalNeuron, LocalPlan
+from deployments.local.plan import DEFAULT_NEURON, NETUID, LocalNeuron, LocalPlan
 from deployments.local.prepare import (
     announce_bucket,
     keep_buckets,
@@ -26,11 +27,14 @@ from deployments.local.prepare import (
     require_own_folder,
     write_environments,
 )
+from deployments.neuron.folder import Address
+from deployments.neuron.status import status_of_network
 from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
 from deployments.processes import Child, ProcessRecord, require_free_port, start_child, stop_process, wait_until_ready
 from deployments.register import (
     DEPLOY_COMMAND,
     HOUSEKEEPING_POOL,
+    deploy_scheduled,
     deployment_variables,
     ensure_pool,
     register,
@@ -38,6 +42,7 @@ from deployments.register import (
     worker_command,
 )
 from deployments.s3_endpoint import LISTENING
+from tasks.glance import network_key, neuron_key, open_page
 from templar.agreement.genesis import Birth
 from templar.agreement.state import StateMark
 from templar.errors import PermanentError, Reason
@@ -49,7 +54,10 @@ Say = Callable[[str], None]
 WORKER_GRACE_SECONDS = 1.0
 """A worker of a network that is taken down does not wait for its window."""
 STOP_SECONDS = 15.0
+START_SECONDS = 60.0
+"""Longest wait for a server at pace 1."""
 STORAGE = "S3 endpoint"
+CLOCK = "window clock"
 SERVERS = (SERVER_NAME, STORAGE)
 NEURONS_START_SECONDS = 20.0
 """From genesis to the first window at pace 1: the workers load flows and neurons meanwhile."""
@@ -203,6 +211,7 @@ class LocalNetwork:
             announce_bucket(block)
             register(neuron.name, block)
             if housekeeping:
+                deploy_scheduled(neuron.name, block)
                 watch(neuron.name, block, None)
         if deploying is not None:
             self._finish(deploying)
@@ -211,17 +220,35 @@ class LocalNetwork:
         self._say("publishing the genesis checkpoint")
         publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
         birth = publish_network(plan, publisher, opens_in_seconds=plan.pace * NEURONS_START_SECONDS)
-        self._start("window clock", [sys.executable, "-m", "deployments", "clock"])
+        self._start(CLOCK, [sys.executable, "-m", "deployments", "clock"])
         return birth
 
+    def pages(self, birth: Birth) -> dict[str, str]:
+        """The addresses in the UI that show the training at a glance: of the network, and by neuron."""
+        server = self.plan.server
+        keys = {"network": network_key(NETUID, birth.network.genesis)}
+        keys |= {neuron.name: neuron_key(neuron.name) for neuron in self.plan.running}
+        with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_HOME: server.home}):
+            opened = {name: open_page(key) for name, key in keys.items()}
+        return {name: f"{server.ui_url}/artifacts/artifact/{page}" for name, page in opened.items() if page is not None}
+
+    def status(self) -> dict[str, Any]:
+        """What runs of the network that was brought up in this folder, and the newest windows of its neurons."""
+        address = Address.read(self.plan.address)
+        return status_of_network(self._record, address, self.plan.brought_up, newest=CLOCK)
+
     def _start_server(self) -> None:
-        self._record.add(self.plan.server.start())
+        server = self.plan.server
+        self._record.add(server.start(timeout_seconds=max(1.0, self.plan.pace) * START_SECONDS))
+        Address(server.api_url, str(server.home)).save(self.plan.address)
 
     def _start_storage(self) -> None:
         plan = self.plan
         command = [sys.executable, "-m", "deployments.s3_endpoint", "--port", str(plan.storage_port)]
         child = self._start(STORAGE, [*command, "--admin-file", str(plan.admin_file)], with_server=False)
-        wait_until_ready(child, lambda: LISTENING in child.log.read_text(), timeout_seconds=60)
+        wait_until_ready(
+            child, lambda: LISTENING in child.log.read_text(), timeout_seconds=max(1.0, plan.pace) * START_SECONDS
+        )
 
     def _start(
         self, name: str, command: Sequence[str], settings: Mapping[str, str] | None = None, *, with_server: bool = True

@@ -1,8 +1,9 @@
-"""`templar run|up|down`: a whole training network on this machine.
+"""`templar run|up|down|status`: a whole training network on this machine.
 
     run     bring it up, show its progress for a fixed number of windows, print a summary, take it down
     up      bring it up and leave it running
     down    stop what `up` started
+    status  show its processes, and the newest windows of each neuron
 
 The last line of `run` is JSON; everything in it was read back from the chain and the buckets.
 """
@@ -26,6 +27,7 @@ from deployments.local.pace import measure_pace, pace_of
 from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
 from deployments.local.summary import Summary, summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
+from deployments.neuron.status import show_network_status
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import program
 from templar.arguments import port, positive, whole_number
@@ -36,17 +38,17 @@ POLL_SECONDS = 1.0
 PATIENCE_WINDOWS = 4
 """How many windows the view waits for one that does not come."""
 SCHEDULED = (
-    "checkpoint",
-    "evaluate-checkpoint",
-    "private-backup",
-    "bucket-cleanup",
-    "shard-rotation",
-    "temporary-cleanup",
-    "validate-storage-access",
-    "local-cleanup",
-    "leaderboard",
+    f"private-backup/{DEFAULT_NEURON}",
+    f"bucket-cleanup/{DEFAULT_NEURON}",
+    f"shard-rotation/{DEFAULT_NEURON}",
+    f"temporary-cleanup/{DEFAULT_NEURON}",
+    f"validate-storage-access/{DEFAULT_NEURON}",
+    f"local-cleanup/{DEFAULT_NEURON}",
+    f"leaderboard/{DEFAULT_NEURON}",
+    "checkpoint/validator",
+    "evaluate-checkpoint/validator",
 )
-"""The flows of deployments/prefect.yaml whose deployments have a schedule."""
+"""Deployments with a schedule: all of the neuron `default`, and those that a miner has not."""
 console = Console(stderr=False)
 
 
@@ -67,6 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "run": lambda: run(network_of(paced(plan, arguments.window_seconds)), arguments.windows),
         "up": lambda: up(network_of(paced(plan, arguments.window_seconds))),
         "down": lambda: down(network_of(plan)),
+        "status": lambda: status(network_of(plan), as_json=arguments.json),
     }
     own = plan.server.environment()
     os.environ.update({name: own[name] for name in ("NO_PROXY", "no_proxy")})  # nothing here is behind a proxy
@@ -146,11 +149,14 @@ def up(network: LocalNetwork) -> int:
     commands = [
         f"export PREFECT_API_URL={plan.server.api_url} PREFECT_HOME={home}",
         f"{prefect} deployment run miner-window/{DEFAULT_NEURON}",
-        *(f"{prefect} deployment schedule ls {flow}/{DEFAULT_NEURON}" for flow in SCHEDULED),
+        *(f"{prefect} deployment schedule ls {deployment}" for deployment in SCHEDULED),
     ]
     for command in commands:
         print(f"  {command}")  # rich would break a long line, and a copy of it
-    console.print("`make down` stops it.")
+    console.print("The training at a glance, after each window, of the network and of each neuron:")
+    for name, address in network.pages(birth).items():
+        print(f"  {name:<10}  {address}")
+    console.print("`make status` shows how the newest windows went; `make down` stops it.", soft_wrap=True)
     return 0
 
 
@@ -161,6 +167,16 @@ def down(network: LocalNetwork) -> int:
     stopped = network.down()
     console.print(f"stopped {len(stopped)} processes" if stopped else "nothing was running")
     return 0
+
+
+def status(network: LocalNetwork, *, as_json: bool) -> int:
+    """Show what runs, and the newest windows of each neuron; 0 if all of it runs."""
+    found = network.status()
+    if as_json:
+        print(json.dumps(found))
+    else:
+        show_network_status(found, console)
+    return 0 if found["runs"] else 1
 
 
 def watch(view: NetworkView, num_windows: int) -> int:
@@ -209,7 +225,7 @@ def _passed(view: NetworkView, window: int) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="templar", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=["run", "up", "down"])
+    parser.add_argument("command", choices=["run", "up", "down", "status"])
     parser.add_argument("--windows", type=whole_number(1), default=10, help="windows that `run` runs")
     parser.add_argument("--miners", type=whole_number(1), default=2, help="honest miners")
     parser.add_argument("--actor", action="append", help="a bad actor; may be repeated; `lazy` by default")
@@ -222,4 +238,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, default=LOCAL_FOLDER, help="where everything lies")
     parser.add_argument("--prefect-port", type=port, default=4200)
     parser.add_argument("--storage-port", type=port, default=9200)
+    parser.add_argument("--json", action="store_true", help="what `status` shows, as JSON")
     return parser

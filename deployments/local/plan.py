@@ -135,6 +135,11 @@ class LocalPlan:
         return self.folder / "hparams.json"
 
     @property
+    def address(self) -> Path:
+        """Where the Prefect server of the network that was brought up listens, for `status`."""
+        return self.folder / "server.json"
+
+    @property
     def processes(self) -> Path:
         """The record of the processes that were started."""
         return self.folder / "processes.json"
@@ -146,3 +151,8 @@ class LocalPlan:
     def env_file(self, neuron: LocalNeuron) -> Path:
         """A neuron's environment."""
         return self.folder / "env" / f"{neuron.name}.env"
+
+    @property
+    def brought_up(self) -> list[str]:
+        """The names of the neurons that have an environment, which are those of the network that was brought up."""
+        return sorted(path.stem for path in (self.folder / "env").glob("*.env"))

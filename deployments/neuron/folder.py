@@ -26,6 +26,20 @@ class Address:
         home = {} if self.home is None else {PREFECT_HOME: self.home}
         return {PREFECT_API_URL: self.api_url, PREFECT_API_AUTH_STRING: self.password} | home
 
+    def save(self, path: Path) -> None:
+        """Keep it for other commands, readable for this user alone."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def read(cls, path: Path) -> "Address | None":
+        """The inverse of `save`; None if there is no such file."""
+        try:
+            return cls(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+
 
 HOME_LOCK = "start.lock"
 """The file in TEMPLAR_HOME that is held by the process that supervises the neuron."""
@@ -65,13 +79,8 @@ class NeuronFolder:
     @property
     def address(self) -> Address | None:
         """The Prefect server of the newest start; None if there was none."""
-        try:
-            return Address(**json.loads((self.path / "server.json").read_text()))
-        except FileNotFoundError:
-            return None
+        return Address.read(self.path / "server.json")
 
     def save(self, address: Address) -> None:
-        """Keep the address of the Prefect server for other commands, readable for this user alone."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replacing(self.path / "server.json") as file:
-            file.write(json.dumps(asdict(address)).encode())
+        """Keep the address of the Prefect server for other commands."""
+        address.save(self.path / "server.json")

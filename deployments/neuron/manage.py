@@ -12,33 +12,23 @@ import json
 import os
 import secrets
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
-from prefect.client.schemas.objects import FlowRun
-from prefect.client.schemas.sorting import FlowRunSort
-from prefect.settings import temporary_settings
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from deployments.clock import WINDOW_FLOWS
-from deployments.neuron.folder import Address, NeuronFolder
-from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
-from deployments.processes import end_of, holder_of, program, state_folder, stop_process
+from deployments.neuron.folder import NeuronFolder
+from deployments.neuron.status import show_neuron_status, status_of
+from deployments.prefect_server import PROJECT_ROOT
+from deployments.processes import end_of, holder_of, state_folder, stop_process
 from deployments.register import BITTENSOR_OPTIONS, neuron_name
-from deployments.work_pool import is_outage
 from templar.arguments import whole_number
 from templar.errors import PermanentError, Reason, TemplarError
 
 STOP_SECONDS = 120.0
 """A worker's grace, what an interrupted window has to end, and the server's end."""
 BYTES_PER_LINE = 400
-NUM_WINDOWS = 5
 PASSWORD_BYTES = 24
 
 
@@ -103,47 +93,10 @@ def status(arguments: argparse.Namespace, console: Console) -> int:
         print(json.dumps(found))
     else:
         for name, each in found.items():
-            _show(name, each, console)
+            show_neuron_status(name, each, console)
         if not found:
             console.print("no neuron was ever started here with `templar neuron start`")
     return 0 if found and all(each["runs"] for each in found.values()) else 1
-
-
-def status_of(folder: NeuronFolder) -> dict[str, object]:
-    """What is known of a neuron: whether all of it runs, its processes, its server, its newest windows."""
-    address, running = folder.address, folder.record.running()
-    server_is_own = address is not None and address.home is not None
-    expected = {"worker", "housekeeping worker", "window clock", *([SERVER_NAME] if server_is_own else [])}
-    windows: list[dict[str, str]] = []
-    problem = ""
-    if address is not None:
-        try:
-            windows = [_row(run) for run in newest_windows(folder.name, address)]
-        except Exception as error:
-            if not is_outage(error):
-                raise
-            problem = f"{address.api_url} does not answer: {type(error).__name__}"
-    supervisor = holder_of(folder.lock)
-    return {
-        "runs": supervisor is not None and expected <= {entry.name for entry in running},
-        "supervisor": None if supervisor is None else supervisor.pid,
-        "processes": [{"name": entry.name, "pid": entry.pid, "log": str(entry.log)} for entry in running],
-        "missing": sorted(expected - {entry.name for entry in running}),
-        "api_url": None if address is None else address.api_url,
-        "windows": windows,
-        "problem": problem,
-    }
-
-
-def newest_windows(name: str, address: Address) -> list[FlowRun]:
-    """The newest window runs of a neuron that have begun, the newest first."""
-    with temporary_settings(address.settings), get_client(sync_client=True) as client:
-        return client.read_flow_runs(
-            flow_filter=FlowFilter(name=FlowFilterName(any_=list(WINDOW_FLOWS))),
-            flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[f"neuron:{name}"])),
-            sort=FlowRunSort.START_TIME_DESC,
-            limit=NUM_WINDOWS,
-        )
 
 
 def logs(arguments: argparse.Namespace, console: Console) -> int:
@@ -209,42 +162,6 @@ def _filled(line: str, values: dict[str, str | None]) -> str:
         return line
     _, mark, comment = rest.partition("#")
     return f"{variable}={value}" + (f"  {mark}{comment}" if mark else "")
-
-
-def _row(run: FlowRun) -> dict[str, str]:
-    state = run.state
-    return {
-        "window": run.name,
-        "state": "" if state is None else str(state.name),
-        "message": "" if state is None else state.message or "",
-    }
-
-
-def _show(name: str, found: dict[str, object], console: Console) -> None:
-    runs = "runs" if found["runs"] else "does not run" if found["supervisor"] is None else "is being started again"
-    console.print(f"neuron {name!r} {runs}; Prefect API: {found['api_url'] or 'unknown'}", soft_wrap=True)
-    processes, windows = Table(), Table()
-    for column in ("process", "pid", "runs for", "log"):
-        processes.add_column(column, overflow="fold")
-    for entry in NeuronFolder(name).record.running():
-        processes.add_row(entry.name, str(entry.pid), _age(entry.pid), str(entry.log))
-    console.print(processes)
-    for column in ("window", "state", "message"):
-        windows.add_column(column, overflow="fold")
-    rows: list[dict[str, str]] = found["windows"]  # type: ignore[assignment] # the dictionary is made for JSON
-    for row in rows:
-        windows.add_row(*(Text(row[column]) for column in ("window", "state", "message")))
-    console.print(windows if rows else found["problem"] or "no window has begun yet")
-    if found["windows"]:
-        console.print(f"more: PREFECT_API_URL={found['api_url']} {program('prefect')} flow-run ls", soft_wrap=True)
-
-
-def _age(pid: int) -> str:
-    try:
-        minutes, seconds = divmod(int(time.time() - psutil.Process(pid).create_time()), 60)
-    except psutil.NoSuchProcess:
-        return "ended"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,5 +1,6 @@
 """The local network without its processes: what it consists of, what it refuses, what it shows of itself."""
 
+import json
 import os
 import shlex
 import shutil
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blocks.storage import BucketCredentials, StorageEndpoint
-from deployments.local import command, pace
+from deployments.local import bringup, command, pace
 from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import SECONDS, measure_pace, rounded_pace, slowed_windows, write_slowed
 from deployments.local.plan import DATASET_PREFIX, LocalPlan
@@ -35,6 +36,7 @@ from deployments.local.prepare import (
 )
 from deployments.local.summary import summarise
 from deployments.local.view import NetworkView, WindowRow
+from deployments.neuron.folder import Address
 from deployments.processes import Child, ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar.agreement.genesis import find_birth
@@ -420,6 +422,33 @@ class TestRefusals:
         assert running.exit_code is None
         assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
+    def test_status_of_a_network_that_is_not_whole(
+        self, local: Local, folder: Path, options: Any, running: Child, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        plan = LocalPlan(folder)
+        for name in ("miner-2", "default"):
+            plan.env_file(next(each for each in plan.running if each.name == name)).parent.mkdir(exist_ok=True)
+            (folder / "env" / f"{name}.env").touch()
+        command.main(["status", "--folder", str(folder), "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert (found["runs"], found["missing"], found["api_url"]) == (False, [], None)  # it is coming up
+        assert [entry["name"] for entry in found["processes"]] == ["worker"]
+        assert found["neurons"] == {"default": [], "miner-2": []}
+        record = ProcessRecord(plan.processes)
+        clock = start_child(bringup.CLOCK, [sys.executable, "-c", "import signal; signal.pause()"], log=folder / "log")
+        record.add(clock)
+        Address("http://127.0.0.1:1/api", str(folder)).save(plan.address)
+        assert command.main(["status", "--folder", str(folder)]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "the local network runs; Prefect API: http://127.0.0.1:1/api" in shown
+        assert "http://127.0.0.1:1/api does not answer" in shown
+        running.stop(grace_seconds=0.0)
+        clock_alone = local("status", *options)
+        clock.stop(grace_seconds=0.0)
+        assert clock_alone[0] == 1
+        assert command.main(["status", "--folder", str(folder)]) == 1
+        assert "nothing is running" in capsys.readouterr().out
+
     def test_down_stops_what_is_recorded(self, local: Local, options: Any, running: Child) -> None:
         assert local("down", *options) == (0, "")
         assert running.handle.wait() == -signal.SIGTERM
@@ -463,13 +492,16 @@ def test_up_ends_with_commands_that_can_be_copied(tmp_path: Path, capsys: pytest
     """The folder has a space in its name, and `prefect` is on no PATH."""
     birth = SimpleNamespace(start=SimpleNamespace(start_window=7))
     plan = LocalPlan(tmp_path / "my network")
-    network: Any = SimpleNamespace(plan=plan, up=lambda housekeeping: birth)
+    pages = {"network": "http://there/1", "default": "http://there/2"}
+    network: Any = SimpleNamespace(plan=plan, up=lambda housekeeping: birth, pages=lambda _: pages)
     assert command.up(network) == 0
-    export, *commands = (line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  "))
+    indented = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    export, *commands = indented[:-2]
+    assert [line.split() for line in indented[-2:]] == [list(item) for item in pages.items()]
     shown = subprocess.run(["sh", "-c", f"{export}; env"], capture_output=True, text=True, check=True)
     assert f"PREFECT_API_URL={plan.server.api_url}" in shown.stdout.splitlines()
     assert f"PREFECT_HOME={plan.server.home}" in shown.stdout.splitlines()
     assert all(os.access(shlex.split(each)[0], os.X_OK) for each in commands)
     arguments = [" ".join(shlex.split(each)[1:]) for each in commands]
     assert arguments[0] == "deployment run miner-window/default"
-    assert arguments[1:] == [f"deployment schedule ls {flow}/default" for flow in command.SCHEDULED]
+    assert arguments[1:] == [f"deployment schedule ls {each}" for each in command.SCHEDULED]

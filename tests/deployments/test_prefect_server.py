@@ -3,9 +3,11 @@
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
 
 from deployments.prefect_server import DATABASE_URL, PrefectServer, require_database
+from deployments.processes import free_port
 from templar.errors import PermanentError, Reason
 from tests.support.postgresql import PostgreSQL
 from tests.support.prefect_server import RunningPrefectServer
@@ -67,3 +69,18 @@ def test_postgresql_with_the_right_password_and_with_others() -> None:
             url = postgresql.url[::-1].replace(change[0][::-1], change[1][::-1], 1)[::-1]
             with pytest.raises(PermanentError, match=r"PostgreSQL database .* cannot be used \("):
                 require_database({DATABASE_URL: url})
+
+
+@pytest.mark.slow
+def test_a_second_server_from_the_shell_of_the_first_shows_none_of_its_runs(
+    prefect_server: RunningPrefectServer, tmp_path: Path
+) -> None:
+    with prefect_server.client() as client:
+        client.create_flow_from_name("only-here")
+    second = PrefectServer(tmp_path / "second", free_port())
+    child = second.start(base=prefect_server.environment)
+    try:
+        flows = httpx.post(f"{second.api_url}/flows/filter", json={}, trust_env=False).json()
+    finally:
+        child.stop()
+    assert flows == []

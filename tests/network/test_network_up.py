@@ -3,6 +3,7 @@
 What an operator does by hand takes the time of the windows that the last test but one asks for.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -19,12 +20,12 @@ from tests.support.servers import REPOSITORY
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def local(network: LiveNetwork, what: str) -> "subprocess.CompletedProcess[str]":
+def local(network: LiveNetwork, what: str, *more: str) -> "subprocess.CompletedProcess[str]":
     """The command line that a Makefile would run."""
     plan = network.plan
     options = ["--folder", plan.folder, "--preset", plan.preset, "--hparams", plan.hparams_path, "--store", "directory"]
     options += ["--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]
-    command = [sys.executable, "-m", "deployments", what, *map(str, options)]
+    command = [sys.executable, "-m", "deployments", what, *map(str, options), *more]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
 
@@ -42,6 +43,8 @@ def previewed(network: LiveNetwork, window: int, uid: int) -> "subprocess.Comple
 
 printed: list[str] = []
 """The commands that `up` prints."""
+pages: list[str] = []
+"""The addresses of the pages that it prints."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,9 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNetwork]:
         with logs_on_failure(network):
             answer = local(network, "up")
             assert answer.returncode == 0, answer.stderr
-            printed[:] = [line.strip() for line in answer.stdout.splitlines() if line.startswith("  ")]
+            indented = [line.strip() for line in answer.stdout.splitlines() if line.startswith("  ")]
+            printed[:] = [line for line in indented if "/artifacts/" not in line]
+            pages[:] = [line.split()[-1] for line in indented if "/artifacts/" in line]
             network.attach()
             yield network
     finally:
@@ -66,13 +71,11 @@ class TestUp:
 
     def test_schedules_are_listed(self, network: LiveNetwork) -> None:
         listed = network.prefect("deployment", "ls")
-        for name in (
-            "bucket-cleanup/default",
-            "checkpoint/default",
-            "shard-rotation/default",
-            "validator-window/validator",
-        ):
-            assert name in listed
+        for name in network.names:  # every bucket is cleaned, and every checkpoint that somebody reads is published
+            assert f"bucket-cleanup/{name}" in listed
+            assert (f"checkpoint/{name}" in listed) is (name in ("aggregator", "validator"))
+        assert "shard-rotation/default" in listed
+        assert "validator-window/validator" in listed
         assert "validator-window/default" not in listed
 
     def test_the_commands_that_it_prints_can_be_copied_as_they_stand(self, network: LiveNetwork) -> None:
@@ -124,7 +127,7 @@ class TestUp:
         ("deployment", "message"),
         [
             ("bucket-cleanup/default", " 0 objects expired, 0 deleted"),
-            ("checkpoint/default", " outer steps, root "),
+            ("checkpoint/validator", " outer steps, root "),
             ("shard-rotation/default", "[no_shards]"),
             ("local-cleanup/default", " removed, "),
             ("private-backup/default", "window "),
@@ -141,6 +144,29 @@ class TestUp:
         assert len({*roots, network.view.birth.start.root}) == 3
         # The runs by hand have taken some windows: this one opened after the second network was refused.
         network.wait_for_proofs(network.next_window() - 2)
+
+    def test_status_shows_what_runs_and_the_newest_windows_of_each_neuron(self, network: LiveNetwork) -> None:
+        answer = local(network, "status", "--json")
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        found = json.loads(answer.stdout)
+        assert {each["name"] for each in found["processes"]} == {entry.name for entry in network.record.running()}
+        assert set(found["neurons"]) == set(network.names)
+        for name, windows in found["neurons"].items():
+            assert 1 <= len(windows) <= 5
+            assert all(row["window"].startswith(f"{name} window ") for row in windows)
+            assert any(row["state"] == "Completed" and row["message"].startswith("window ") for row in windows)
+        shown = local(network, "status").stdout
+        assert all(f"neuron {name!r}" in shown for name in network.names)
+
+    def test_the_training_is_shown_at_a_glance(self, network: LiveNetwork) -> None:
+        assert len(pages) == 1 + len(network.names)
+        ids = [page.rpartition("/")[2] for page in pages]
+        shown = [network.client.request("GET", f"/artifacts/{each}").json() for each in ids]
+        assert {each["type"] for each in shown} == {"markdown"}
+        assert all("| outer steps | " in each["data"] for each in shown)
+        network_page, *_ = shown
+        assert "| loss, nats per token | " in network_page["data"]
+        assert "| default | " in network_page["data"]  # a neuron of this host
 
     def test_down_leaves_nothing(self, network: LiveNetwork) -> None:
         entries = network.record.running()
