@@ -82,6 +82,7 @@ class Rig:
         self.path, self.netuid = folder / "ledger.sqlite", netuid
         create_ledger(self.path, netuid=netuid, block_seconds=1.0, genesis_time=BIRTHDAY, seed=netuid)
         self.genesis = f"{netuid:064x}"
+        self.shown: list[int] = []  # the windows that the clock showed
         self.deployments = [
             WindowDeployment(f"miner-window/{MINER}", MINER, "miner", "key-of-miner"),
             WindowDeployment(f"validator-window/{OTHER}", OTHER, "validator", "key-of-other"),
@@ -92,7 +93,14 @@ class Rig:
         return kind(self.path, clock=SimulatedClock(BIRTHDAY + window * HPARAMS.windows.seconds))
 
     def clock(self, chain: Ledger) -> WindowClock:
-        return WindowClock(chain, HPARAMS, genesis=self.genesis, start_window=FIRST, deployments=self.deployments)
+        return WindowClock(
+            chain,
+            HPARAMS,
+            genesis=self.genesis,
+            start_window=FIRST,
+            deployments=self.deployments,
+            show=self.shown.append,
+        )
 
     def runs(self, client: SyncPrefectClient, window: int) -> list[FlowRun]:
         """The runs of a window."""
@@ -175,6 +183,7 @@ def test_every_deployment_is_started_once_per_window_and_windows_are_announced(
     for window in (FIRST, FIRST + 1):
         assert [what for what, number in events if number == window] == ["opened", "closed", "settled"]
     assert all(number >= FIRST for _, number in events)
+    assert rig.shown[0] == FIRST  # the later ones follow their events
 
 
 def test_a_clock_that_is_restarted_resumes_and_starts_nothing_twice(rig: Rig, client: SyncPrefectClient) -> None:
