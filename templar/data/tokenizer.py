@@ -31,8 +31,8 @@ MAX_TOKENIZER_BYTES = 2**26
 BATCH_TOKENS = 2**20
 """Approximate number of tokens that are packed and written at a time."""
 
-BATCH_CHARS = 2**22
-"""Approximate number of characters that are tokenised at a time."""
+BATCH_CHARS = 2**20
+"""Approximate number of characters that are tokenised at a time: the library keeps about 60 bytes for each."""
 
 TokenType = Literal["uint16", "uint32"]
 

@@ -17,6 +17,7 @@ TRANSIENT_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ESTALE, errno.EINTR}
 )
 """Failures of the operating system that a retry may survive: a full disk, too many open files."""
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 COPY_BYTES = 1 << 20
 """Memory that copying a file takes."""
@@ -34,7 +35,8 @@ def local_file(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         family: type[TemplarError] = TransientError if error.errno in TRANSIENT_ERRNOS else PermanentError
-        raise family(Reason.LOCAL_FILE, f"local file {path}: {error.strerror or error}") from error
+        remedy = "; free space there, or raise the quota" if error.errno in NO_SPACE else ""
+        raise family(Reason.LOCAL_FILE, f"local file {path}: {error.strerror or error}{remedy}") from error
 
 
 @contextmanager

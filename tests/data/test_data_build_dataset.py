@@ -1,6 +1,9 @@
 """Datasets from files: the bytes do not depend on the number of threads or of kills."""
 
+import errno
+import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +17,7 @@ import pytest
 
 from templar import interrupt
 from templar.canonical import canonical_json, file_sha256, sha256_hex
-from templar.data.build import units
+from templar.data.build import token_parts, units
 from templar.data.build.build_dataset import LOCK_FILE, assemble, build, make_parts, prepare
 from templar.data.build.card import read_card
 from templar.data.build.documents import TextSource
@@ -26,7 +29,7 @@ from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards import shard_writer
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import load_tokenizer, train_embedded_tokenizer
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, TransientError
 from tests.support.datasets import contents, numbered_documents
 from tests.support.errors import raising
 from tests.support.memory_store import MemoryStore
@@ -122,13 +125,16 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from templar.data.build.build_dataset import build
+from templar.data.build import token_parts
 from tests.data.test_data_build_dataset import DatasetLayout, request
 
+token_parts.RUN_TOKENS = token_parts.PIECE_TOKENS = 1000
 left = int(sys.argv[4])
+watched = ("open", "os.truncate", "os.rename", "os.link", "os.mkdir", "os.remove")
 
 def hook(event, args):
     global left
-    if event in ("open", "os.rename", "os.link", "os.mkdir", "os.remove") and any(".work" in str(a) for a in args):
+    if event in watched and any(".work" in str(a) for a in args):
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         left -= 1
@@ -175,6 +181,62 @@ class TestKilled:
         assert {path: path.stat().st_mtime_ns for path in (plan.request.work / "parts").iterdir()} == stamps
         assert assemble(again).root.exists()
 
+    def test_the_disk_holds_every_token_about_once(
+        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While tokens are placed into the shards, they are cut off the parts."""
+        monkeypatch.setattr(token_parts, "RUN_TOKENS", 2000)
+        monkeypatch.setattr(token_parts, "PIECE_TOKENS", 500)
+        plan = prepare(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
+        make_parts(plan)
+        place, left = token_parts._place, []
+
+        def watched(*arguments: Any) -> Any:
+            left.append(sum(path.stat().st_size for path in plan.request.work.rglob("*.tokens")))
+            return place(*arguments)
+
+        monkeypatch.setattr(token_parts, "_place", watched)
+        assemble(plan)
+        assert len(left) > 5
+        pieces = [before - after for before, after in itertools.pairwise(left)]
+        assert all(500 <= piece <= 5000 for piece in pieces)
+        assert left[-1] == left[0] - sum(pieces) <= 5000
+
+    def test_another_merge_takes_no_part_that_was_cut(
+        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A build that was killed while it merged, and goes on with other settings, makes the cut parts again."""
+        monkeypatch.setattr(token_parts, "PIECE_TOKENS", 500)
+        place, calls = token_parts._place, []
+
+        def dying(*arguments: Any) -> Any:
+            calls.append(arguments)
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+            return place(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(token_parts, "_place", dying)
+            with pytest.raises(KeyboardInterrupt):
+                build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
+        built = build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS, samples_per_shard=70))
+        fresh = build(request(source_folder, tmp_path / "fresh", DatasetLayout.SHARDS, samples_per_shard=70))
+        assert contents(built.root) == contents(fresh.root)
+
+    def test_a_full_disk(self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One line with the remedy, nothing under the final name, and the same command completes the build."""
+
+        def full(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
+        with monkeypatch.context() as patch:
+            patch.setattr(token_parts, "sync", full)
+            with raising(TransientError, Reason.LOCAL_FILE, "No space left on device; free space there"):
+                build(wanted)
+        assert not wanted.root.exists()
+        assert build(wanted).card == build(request(source_folder, tmp_path / "whole", DatasetLayout.SHARDS)).card
+
     def test_a_file_that_changes_its_bytes_alone(self, source_folder: Path, tmp_path: Path) -> None:
         plan = prepare(request(source_folder, tmp_path / "built", DatasetLayout.PAGES))
         path = source_folder / "texts" / "003.txt"
@@ -190,7 +252,7 @@ class TestKilled:
         plan = prepare(request(source_folder, tmp_path / "built", layout))
         make_parts(plan)
         parts = contents(plan.request.work)
-        manifests = [*plan.request.work.rglob("parts/*.npy"), *plan.request.work.rglob("contents.json")]
+        manifests = [*plan.request.work.rglob("documents.npy"), *plan.request.work.rglob("contents.json")]
         for path in manifests:
             path.write_bytes(b"")
         make_parts(plan)

@@ -178,3 +178,38 @@ def test_a_link_to_a_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="links to folders") as caught:
         find_inputs(TextSource("source", tmp_path / "in"))
     assert str(tmp_path / "in" / "more") in caught.value.message
+
+
+COMPRESSED = {"gz": "gzip", "zst": "zstd"}
+
+
+def compressed(path: Path, pieces: list[list[str]]) -> Path:
+    """JSON lines in as many members of a compressed file as there are pieces."""
+    members = [("".join(json.dumps({"text": text}) + "\n" for text in piece)).encode() for piece in pieces]
+    codec = pa.Codec(COMPRESSED[path.suffix[1:]])
+    path.write_bytes(b"".join(codec.compress(member, asbytes=True) for member in members))
+    return path
+
+
+@pytest.mark.parametrize("end", COMPRESSED)
+class TestCompressedLines:
+    def test_they_are_read_as_others_are(self, tmp_path: Path, end: str) -> None:
+        path = compressed(tmp_path / f"x.jsonl.{end}", [ROWS[:2], ROWS[2:]])
+        assert documents(source_from_text(str(path))) == [(f"{path.name}#{row}", text) for row, text in EXPECTED]
+        assert source_from_text(str(path)).name == "x"
+
+    def test_a_damaged_file(self, tmp_path: Path, end: str) -> None:
+        path = compressed(tmp_path / f"x.jsonl.{end}", [[f"{row} of many" for row in range(20_000)]])
+        data = path.read_bytes()
+        changed = [data[:1000] + b"damaged" + data[1007:]] if end == "gz" else []  # Arrow writes zstd without checksums
+        for damaged in (data[: len(data) // 2], *changed):
+            path.write_bytes(damaged)
+            with raising(PermanentError, Reason.DATASET_MALFORMED, path.name):
+                documents(TextSource("source", path))
+
+
+def test_an_unknown_format(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("text\nfirst\n")
+    with raising(PermanentError, Reason.DATASET_MALFORMED, "unknown format", "*.jsonl.zst", "--suffix"):
+        find_inputs(TextSource("source", tmp_path / "table.csv"))
+    assert names(TextSource("source", tmp_path / "table.csv", suffixes=(".csv",))) == ["table.csv"]

@@ -3,8 +3,10 @@
 A source is a file or a folder:
 
     *.txt, *.md, *.rst        one document per file; other ends of names on request
-    *.parquet, *.jsonl        one document per row, of one column
+    *.parquet, *.jsonl        one document per row, of one column; *.jsonl.gz and *.jsonl.zst, too
     *.arrow                   the same, as `datasets.save_to_disk` writes it beside state.json
+
+or a split of a Hugging Face dataset that is streamed (`hub_stream`).
 
 In a folder with files of rows, text files (a README) are left alone. Hidden files and folders are passed over; a link
 to a file is followed, one to a folder is refused. The order of files and of documents depends on names alone. A text is
@@ -12,11 +14,12 @@ not changed, and an empty one is left out. Files are read piece by piece. A row 
 file and row: only the owner of the file knows the intention.
 """
 
+import io
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,16 +27,26 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from templar.data.build.hub_stream import (
+    BATCH_ROWS,
+    SCHEME,
+    SMALL_READS,
+    HubShard,
+    HubSplit,
+    find_shards,
+    parse_hub_split,
+    read_shard,
+)
 from templar.data.pages.metadata import DEFAULT_CONFIG
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file
 
-ROW_SUFFIXES = (".parquet", ".arrow", ".jsonl")
+JSON_LINES = {".jsonl": None, ".jsonl.gz": "gzip", ".jsonl.zst": "zstd"}
+"""Ends of the names of JSON lines, with their compression."""
+ROW_SUFFIXES = (".parquet", ".arrow", *JSON_LINES)
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
 
-BATCH_ROWS = 256
-"""Rows of a Parquet or Arrow file that are in memory as texts at a time."""
-
+_COMPRESSED_BYTES = 2**20
 _STATE_FILE = "state.json"
 _SPLITS_FILE = "dataset_dict.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
@@ -41,12 +54,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
 
 @dataclass(frozen=True)
 class TextSource:
-    """A file or a folder to read."""
+    """A file or a folder to read, or a split to stream."""
 
     name: str
     root: Path
     column: str = "text"
     suffixes: tuple[str, ...] = TEXT_SUFFIXES
+    stream: HubSplit | None = None  # `root` is its path
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name == DEFAULT_CONFIG:
@@ -60,27 +74,38 @@ class TextSource:
 
 @dataclass(frozen=True)
 class InputFile:
-    """One file of a source."""
+    """One file of a source, or one shard of a streamed one."""
 
     source: str
     name: str
     path: Path
     size: int
     column: str | None
+    shard: HubShard | None = None
 
 
 def source_from_text(text: str, *, column: str = "text", suffixes: Sequence[str] = TEXT_SUFFIXES) -> TextSource:
     """A source from `PATH` or `NAME=PATH`; without a name it has that of the folder, or of the file without its end.
 
-    A path that exists is taken as one, even with an equals sign in it.
+    A path that exists is taken as one, even with an equals sign in it. A path that begins with `hf:` is streamed.
 
     Raises:
-        ValueError: A source cannot have this name.
+        ValueError: A source cannot have this name, or a stream is not written as in `parse_hub_split`.
     """
-    name, equals, path = ("", "", "") if Path(text).expanduser().exists() else text.partition("=")
+    is_path = text.startswith(SCHEME) or Path(text).expanduser().exists()
+    name, equals, path = ("", "", "") if is_path else text.partition("=")
+    if (path if equals else text).startswith(SCHEME):
+        split = parse_hub_split(path if equals else text)
+        root = Path(split.path)
+        return TextSource(name if equals else root.resolve().name, root, column, tuple(suffixes), split)
     root = Path(path if equals else text).expanduser()
-    own = root.resolve().name if root.is_dir() else root.stem
+    own = root.resolve().name if root.is_dir() else _without_end(root.name)
     return TextSource(name if equals else own, root, column, tuple(suffixes))
+
+
+def _without_end(name: str) -> str:
+    end = next((end for end in JSON_LINES if name.endswith(end)), Path(name).suffix)
+    return name.removesuffix(end) or name
 
 
 def find_inputs(source: TextSource) -> list[InputFile]:
@@ -89,19 +114,34 @@ def find_inputs(source: TextSource) -> list[InputFile]:
     Raises:
         PermanentError: `dataset_missing` if there is no such file or folder, or nothing in it to read;
             `dataset_malformed` if it is a saved dataset of several splits, or one with an index of rows, has a link to
-            a folder, or a name that is not UTF-8; `local_file`.
+            a folder, or a name that is not UTF-8; `local_file`; of a stream, as in `find_shards`.
+        TransientError: As in `find_shards`.
     """
     root = source.root
+    if source.stream is not None:
+        shards = find_shards(source.stream)
+        return [InputFile(source.name, each.name, root, each.size, source.column, each) for each in shards]
     if not root.exists():
         raise PermanentError(Reason.DATASET_MISSING, f"{root}: no such file or folder; correct the source's path")
     if root.is_file():
+        if not root.name.endswith((*ROW_SUFFIXES, *source.suffixes)):
+            raise PermanentError(
+                Reason.DATASET_MALFORMED,
+                f"{root}: unknown format; {_readable(source)} are read: convert the file, or name its end as one of "
+                "text files (--suffix)",
+            )
         return [_input(source, root.name, root)]
     with local_file(root):
         names = _saved(root) or sorted(_walk(root, ROW_SUFFIXES)) or sorted(_walk(root, source.suffixes))
     if not names:
-        ends = ", ".join(f"*{suffix}" for suffix in (*ROW_SUFFIXES, *source.suffixes))
-        raise PermanentError(Reason.DATASET_MISSING, f"{root} has no file {ends}; name another folder or other ends")
+        raise PermanentError(
+            Reason.DATASET_MISSING, f"{root} has no file {_readable(source)}; name another folder or other ends"
+        )
     return [_input(source, name, root / name) for name in names]
+
+
+def _readable(source: TextSource) -> str:
+    return ", ".join(f"*{suffix}" for suffix in (*ROW_SUFFIXES, *source.suffixes))
 
 
 def _input(source: TextSource, name: str, path: Path) -> InputFile:
@@ -113,7 +153,7 @@ def _input(source: TextSource, name: str, path: Path) -> InputFile:
         ) from None
     with local_file(path):
         size = path.stat().st_size
-    return InputFile(source.name, name, path, size, source.column if path.suffix in ROW_SUFFIXES else None)
+    return InputFile(source.name, name, path, size, source.column if name.endswith(ROW_SUFFIXES) else None)
 
 
 def _walk(root: Path, suffixes: Sequence[str]) -> Iterator[str]:
@@ -178,9 +218,10 @@ def read_texts(file: InputFile) -> Iterator[tuple[str, str]]:
 
     Raises:
         PermanentError: `dataset_malformed`, naming the file and what to do about it; `local_file`.
+        TransientError: `local_file`; of a stream, as in `read_shard`.
     """
     if file.column is not None:
-        for row, text in enumerate(read_rows(file.path, file.column)):
+        for row, text in _stream_rows(file) if file.shard else enumerate(read_rows(file.path, file.column)):
             if text:
                 yield f"{file.name}#{row}", text
         return
@@ -196,6 +237,17 @@ def read_texts(file: InputFile) -> Iterator[tuple[str, str]]:
         yield file.name, text
 
 
+def _stream_rows(file: InputFile) -> Iterator[tuple[int, str]]:
+    assert file.shard is not None and file.column is not None  # noqa: S101, PT018 - the caller looked
+    for row, text in read_shard(file.shard, file.column):
+        if text is None:
+            raise PermanentError(
+                Reason.DATASET_MALFORMED,
+                f"{file.shard.of}, {file.name}: row {row} of column {file.column!r} is null; drop such rows",
+            )
+        yield row, text
+
+
 def read_rows(path: Path, column: str) -> Iterator[str]:
     """The texts of a file that ends in one of `ROW_SUFFIXES`, in the order of its rows.
 
@@ -205,8 +257,9 @@ def read_rows(path: Path, column: str) -> Iterator[str]:
         PermanentError: `dataset_malformed`; the file cannot be decoded, has no such column of strings, or a row has no
             text. `local_file`, if the file cannot be read.
     """
-    if path.suffix == ".jsonl":
-        yield from _json_lines(path, column)
+    compression = next((kind for end, kind in JSON_LINES.items() if path.name.endswith(end)), "")
+    if compression != "":
+        yield from _json_lines(path, column, compression)
         return
     batches = _parquet(path, column) if path.suffix == ".parquet" else _arrow(path, column)
     row = 0
@@ -222,14 +275,14 @@ def read_rows(path: Path, column: str) -> Iterator[str]:
 
 
 def _parquet(path: Path, column: str) -> Iterator[Any]:
-    with _decoding(path), pq.ParquetFile(path, memory_map=True) as file:
+    with _decoding(path), pq.ParquetFile(path, **SMALL_READS) as file:
         _require_texts(path, file.schema_arrow, column)
         for batch in file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False):
             yield batch.column(0)
 
 
 def _arrow(path: Path, column: str) -> Iterator[Any]:
-    with _decoding(path), pa.memory_map(str(path)) as file:
+    with _decoding(path), pa.OSFile(str(path)) as file:
         stream = file.read(6) != b"ARROW1"
         file.seek(0)
         reader = pa.ipc.open_stream(file) if stream else pa.ipc.open_file(file)
@@ -241,9 +294,19 @@ def _arrow(path: Path, column: str) -> Iterator[Any]:
                 yield texts.slice(start, BATCH_ROWS)
 
 
-def _json_lines(path: Path, column: str) -> Iterator[str]:
-    with local_file(path), path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+def _lines(path: Path, compression: str | None) -> Generator[bytes]:
+    """The lines of a file, decompressed piece by piece."""
+    if compression is None:
+        with local_file(path), path.open("rb") as file:
+            yield from file
+        return
+    with _decoding(path), pa.input_stream(str(path), compression=compression, buffer_size=_COMPRESSED_BYTES) as stream:
+        yield from io.BufferedReader(stream, _COMPRESSED_BYTES)
+
+
+def _json_lines(path: Path, column: str, compression: str | None) -> Iterator[str]:
+    with closing(_lines(path, compression)) as lines:
+        for number, line in enumerate(lines, start=1):
             if line.isspace():
                 continue
             try:

@@ -1,6 +1,7 @@
 """The request to build a dataset, its settings, and the plan that follows from the input files."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -96,18 +97,38 @@ class BuildSettings:
 
 
 @dataclass(frozen=True)
+class Share:
+    """The part of the input that one of `count` machines works on: every `count`-th unit, from number `index` on."""
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"share {self.index + 1}/{self.count}: write I/N, with I from 1 to N")
+
+
+@dataclass(frozen=True)
 class BuildRequest:
-    """A dataset to build; every source needs two documents at least.
+    """A dataset to build, or a machine's share of one; every source needs two documents at least.
 
     Raises:
-        ValueError: There is no source, two have one name, or one contains the folder to build or lies in it.
+        ValueError: There is no source, two have one name, or one contains the folder to build or lies in it; or a share
+            is asked for of a layout or a tokenizer that need all of the text.
     """
 
     sources: tuple[TextSource, ...]
     root: Path
     settings: BuildSettings
+    share: Share | None = None
 
     def __post_init__(self) -> None:
+        if self.share is not None and self.settings.layout is not DatasetLayout.SHARDS:
+            raise ValueError("a share is one of layout shards: pages hold documents out before a row is written")
+        if self.share is not None and self.settings.tokenizer == EMBEDDED:
+            raise ValueError(
+                "a share needs a tokenizer that all machines have: build a small dataset first and name its folder"
+            )
         names = [source.name for source in self.sources]
         if not names:
             raise ValueError("sources is empty: name one at least")
@@ -141,6 +162,11 @@ class Plan:
     units: tuple[Unit, ...]  # in the order of sources and files
     tokenizer_digest: str  # the tokenizer lies in the folder of unfinished work
     digest: str  # a hash of all that the bytes of the dataset follow from
+    folders: Mapping[str, Path] = field(default_factory=dict)  # of work on units that other machines did, by key
+
+    def folder(self, unit: Unit) -> Path:
+        """The folder where the results of a unit lie."""
+        return self.folders.get(unit.key, self.request.work)
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer."""
@@ -148,21 +174,31 @@ class Plan:
 
     def census(self, unit: Unit) -> Census:
         """The documents of a unit."""
-        return read_census(unit, self.request.work)
+        return read_census(unit, self.folder(unit))
 
     def held_out(self) -> list[NDArray[np.bool_]]:
         """For each unit, which of its documents are held out; errors as in `held_out_masks`."""
-        return _held_out(self.units, self.request)
+        censuses = [self.census(unit) for unit in self.units]
+        return _held_out(self.units, censuses, self.request.settings.held_out_fraction)
 
 
 def plan_build(request: BuildRequest, workers: int | None, on_progress: Callable[[float], None]) -> Plan:
-    """Hash and read the input once, hold documents out, and choose the tokenizer; errors as in `build`."""
+    """Hash the input, and choose the tokenizer; errors as in `build`.
+
+    Where the tokenizer is given and no text has to be held out before it is written, that is all. Otherwise the input
+    is read once for the census.
+    """
+    settings, share = request.settings, request.share
+    needs_census = settings.tokenizer == EMBEDDED or settings.layout is DatasetLayout.PAGES
     groups = find_groups(request.sources)
+    if share is not None:
+        groups = groups[share.index :: share.count]
     total, done = sum(file.size for files in groups for file in files), 0
 
     def read(files: Any) -> Unit:
         unit = identify(files)
-        take_census(unit, request.work)
+        if needs_census:
+            take_census(unit, request.work)
         return unit
 
     def show(files: Any) -> None:
@@ -172,49 +208,51 @@ def plan_build(request: BuildRequest, workers: int | None, on_progress: Callable
 
     units = tuple(in_threads(read, groups, workers, show))
     tokenizer = _choose_tokenizer(units, request, workers)
+    return make_plan(request, units, tokenizer, {})
+
+
+def make_plan(request: BuildRequest, units: Sequence[Unit], tokenizer: Tokenizer, folders: Mapping[str, Path]) -> Plan:
+    """The plan of a request whose input is known; a copy of the tokenizer goes to the folder of unfinished work."""
+    _save(tokenizer, _tokenizer_folder(request.work, tokenizer.digest))
     digest = part_key(request.settings.described(), tokenizer.digest, [unit.key for unit in units])
-    return Plan(request, units, tokenizer.digest, digest)
+    return Plan(request, tuple(units), tokenizer.digest, digest, folders)
 
 
-def _held_out(units: tuple[Unit, ...], request: BuildRequest) -> list[NDArray[np.bool_]]:
+def _held_out(units: Sequence[Unit], censuses: Sequence[Census], fraction: float) -> list[NDArray[np.bool_]]:
     masks: list[NDArray[np.bool_]] = []
-    names = sorted({unit.source for unit in units})
-    censuses = {name: [read_census(unit, request.work) for unit in units if unit.source == name] for name in names}
+    by_source: dict[str, list[Census]] = defaultdict(list)  # units are in the order of their sources' names
+    for unit, census in zip(units, censuses, strict=True):
+        by_source[unit.source].append(census)
     measured = [
         DocumentLengths(
             name,
             np.concatenate([census.held_out_keys for census in members]),
             np.concatenate([census.num_chars for census in members]),
         )
-        for name, members in censuses.items()
+        for name, members in by_source.items()
     ]
-    for mask, members in zip(
-        held_out_masks(measured, request.settings.held_out_fraction), censuses.values(), strict=True
-    ):
+    for mask, members in zip(held_out_masks(measured, fraction), by_source.values(), strict=True):
         masks += np.split(mask, np.cumsum([len(census.num_chars) for census in members])[:-1])
     return masks
 
 
 def _choose_tokenizer(units: tuple[Unit, ...], request: BuildRequest, workers: int | None) -> Tokenizer:
-    """The tokenizer of the settings; a copy is in the folder of unfinished work."""
+    """The tokenizer of the settings."""
     settings = request.settings
     if settings.tokenizer != EMBEDDED:
-        tokenizer = load_tokenizer(settings.tokenizer)
-    else:
-        choices = [settings.held_out_fraction, settings.vocab_size, settings.tokenizer_chars]
-        kept = request.work / "tokenizers" / part_key(choices, [unit.key for unit in units])
-        if not (kept / TOKENIZER_FILE).exists():
-            _save(train_embedded_tokenizer(_sample(units, request, workers), settings.vocab_size), kept)
-        tokenizer = load_tokenizer(str(kept))
-    _save(tokenizer, _tokenizer_folder(request.work, tokenizer.digest))
-    return tokenizer
+        return load_tokenizer(settings.tokenizer)
+    choices = [settings.held_out_fraction, settings.vocab_size, settings.tokenizer_chars]
+    kept = request.work / "tokenizers" / part_key(choices, [unit.key for unit in units])
+    if not (kept / TOKENIZER_FILE).exists():
+        _save(train_embedded_tokenizer(_sample(units, request, workers), settings.vocab_size), kept)
+    return load_tokenizer(str(kept))
 
 
 def _sample(units: tuple[Unit, ...], request: BuildRequest, workers: int | None) -> list[str]:
     """Training texts of about `tokenizer_chars` characters in all, at least one, in the order of the units."""
     # 1. The largest key of the sample: documents are taken in the order of their keys.
     censuses = [read_census(unit, request.work) for unit in units]
-    training = [~mask for mask in _held_out(units, request)]
+    training = [~mask for mask in _held_out(units, censuses, request.settings.held_out_fraction)]
     keys = np.concatenate([census.order_keys[mask] for census, mask in zip(censuses, training, strict=True)])
     chars = np.concatenate([census.num_chars[mask] for census, mask in zip(censuses, training, strict=True)])
     order = np.argsort(keys, kind="stable")

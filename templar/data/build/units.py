@@ -6,6 +6,7 @@ resumes, and no name or time decides whether a result may be used again.
 
 import hashlib
 import os
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar
@@ -65,7 +66,7 @@ class Unit:
             for document in read_texts(file):
                 check_ended()
                 yield document
-            if _stamp(file.path) != stamp:
+            if _stamp(file) != stamp:
                 raise _changed(self.files)
 
     @property
@@ -117,9 +118,9 @@ def identify(files: tuple[InputFile, ...]) -> Unit:
     hashes: list[str] = []
     stamps: list[Stamp] = []
     for file in files:
-        stamp = _stamp(file.path)
-        hashes.append(_sha256(file.path))
-        if stamp[0] != file.size or _stamp(file.path) != stamp:
+        stamp = _stamp(file)
+        hashes.append(_sha256(file.path) if file.shard is None else file.shard.sha256)
+        if stamp[0] != file.size or _stamp(file) != stamp:
             raise _changed(files)
         stamps.append(stamp)
     content = [[file.name, file.column, sha256] for file, sha256 in zip(files, hashes, strict=True)]
@@ -127,7 +128,10 @@ def identify(files: tuple[InputFile, ...]) -> Unit:
     return Unit(files[0].source, files, tuple(hashes), key, tuple(stamps))
 
 
-def _stamp(path: Path) -> Stamp:
+def _stamp(file: InputFile) -> Stamp:
+    path = file.path if file.shard is None else file.shard.file
+    if path is None:  # a stream of the version that was resolved when it was opened
+        return file.size, 0, 0
     with local_file(path):
         stat = path.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
@@ -142,29 +146,68 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+class CensusTaker:
+    """Reads a unit once and takes its census on the way; its rows are in memory, 24 bytes per document."""
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        self._columns = [array("Q") for _ in range(3)]
+
+    def texts(self) -> Iterator[str]:
+        """The texts of the unit; errors as in `Unit.texts`."""
+        for name, text in self._unit.texts():
+            figures = (held_out_key(name), order_key(self._unit.source, name), len(text))
+            for column, figure in zip(self._columns, figures, strict=True):
+                column.append(figure)
+            yield text
+
+    def order_keys(self, first: int, stop: int) -> NDArray[np.uint64]:
+        """The order keys of some documents that `texts` has yielded."""
+        return np.array(self._columns[1][first:stop], dtype=np.uint64)
+
+    def store(self, folder: Path) -> None:
+        """Store the census after the last text, or compare it with the one that is there.
+
+        Raises:
+            TransientError, PermanentError: `object_differs`, if the unit has changed since its census was taken;
+                `local_file`.
+        """
+        path = census_file(self._unit, folder)
+        census = np.array(self._columns, dtype="<u8").reshape(3, -1)
+        if path.exists():
+            with local_file(path):
+                same = np.array_equal(load_array(path), census)
+            if not same:
+                raise _changed(self._unit.files)
+            return
+        with replacing(path, durable=True) as file:
+            np.save(file, census)
+
+
 def take_census(unit: Unit, folder: Path) -> None:
     """Read a unit once and store its census, unless that was done before.
 
     Raises:
         TransientError, PermanentError: As in `read_texts`.
     """
-    path = _census_file(unit, folder)
-    if path.exists():
+    if census_file(unit, folder).exists():
         return
-    rows = [(held_out_key(name), order_key(unit.source, name), len(text)) for name, text in unit.texts()]
-    with replacing(path, durable=True) as file:
-        np.save(file, np.array(rows, dtype="<u8").reshape(-1, 3).T)
+    taker = CensusTaker(unit)
+    for _ in taker.texts():
+        pass
+    taker.store(folder)
 
 
 def read_census(unit: Unit, folder: Path) -> Census:
     """The census that `take_census` stored."""
-    path = _census_file(unit, folder)
+    path = census_file(unit, folder)
     with local_file(path):
         held_out_keys, order_keys, num_chars = load_array(path)
     return Census(held_out_keys, order_keys, num_chars.astype(np.int64))
 
 
-def _census_file(unit: Unit, folder: Path) -> Path:
+def census_file(unit: Unit, folder: Path) -> Path:
+    """Where the census of a unit lies."""
     return folder / "census" / f"{unit.key}.npy"
 
 

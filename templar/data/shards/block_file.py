@@ -31,12 +31,11 @@ from numpy.typing import NDArray
 from templar.data.shards.manifest import BlockedFile
 from templar.errors import Reason, TransientError
 from templar.interrupt import check_stop
-from templar.store.files import local_file, locked, sync
+from templar.store.files import NO_SPACE, local_file, locked, sync
 
 PARTIAL_SUFFIX = ".partial"
 NAMES_LOCK = ".names.lock"
 PAGE = mmap.PAGESIZE
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class Fetch(Protocol):
@@ -402,7 +401,7 @@ def disk_file(path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if error.errno not in NO_SPACE:
                 raise
             raise TransientError(
                 Reason.DISK_FULL,

@@ -69,7 +69,7 @@ class ShardManifest(_Described):
     dtype: Literal["uint16", "uint32"]
     sequence_length: int = Field(ge=1, le=2**24)
     num_samples: int = Field(ge=1, le=2**40)
-    data_offset: int = Field(ge=10, le=2**16)  # of the first token in its file, after NumPy's header
+    data_offset: int = Field(ge=0, le=2**16)  # of the first token in its file, after NumPy's header; 0: it has none
     tokens: BlockedFile
     sample_ids: BlockedFile | None  # only shards of the split `train` have one
 

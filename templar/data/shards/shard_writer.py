@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -50,6 +50,7 @@ HEADER_BYTES = 128
 """Length of the header of every token file; the header is rewritten with the size when the shard is complete."""
 
 _SHA256_JSON_BYTES = 67
+_READ_BYTES = 2**22
 
 
 @dataclass(frozen=True)
@@ -211,10 +212,7 @@ class ShardWriter:
             tokens=self._tokens.finish(header),
             sample_ids=None if self._ids is None else self._ids.finish(),
         )
-        data = manifest.canonical()
-        with replacing(self._root / manifest_file(self._split, self._index), durable=True) as file:
-            file.write(data)
-        return ShardEntry(num_samples=self.num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
+        return _write_manifest(self._root, manifest)
 
     def __enter__(self) -> Self:
         return self
@@ -223,6 +221,102 @@ class ShardWriter:
         self._tokens.abandon()
         if self._ids is not None:
             self._ids.abandon()
+
+
+def describe_shard(
+    root: Path,
+    split: str,
+    index: int,
+    layout: ShardLayout,
+    *,
+    data_offset: int = HEADER_BYTES,
+    check: Callable[[], None] = lambda: None,
+    inspect: Callable[[NDArray[Any]], None] = lambda samples: None,
+) -> ShardEntry:
+    """Hash a shard whose file of tokens is in `root`, and write its sample ids and its manifest.
+
+    Args:
+        root: The dataset's folder.
+        split: The split of the shard.
+        index: Its number.
+        layout: How its samples lie in the file.
+        data_offset: Where the first token stands in the file.
+        check: Called between pieces; raises to end the work.
+        inspect: Called with samples of split `train`, shape (n, sequence_length); raises to refuse them.
+
+    Raises:
+        ValueError: The file does not hold whole samples, one at least.
+        TransientError, PermanentError: `local_file`.
+    """
+    path = root / tokens_file(split, index)
+    sample_bytes = layout.sequence_length * np.dtype(layout.dtype).itemsize
+    with local_file(path):
+        size = path.stat().st_size
+    num_samples, rest = divmod(size - data_offset, sample_bytes)
+    if num_samples < 1 or rest:
+        raise ValueError(f"{path}: {size - data_offset} bytes are not whole samples of {sample_bytes} bytes")
+    # 1. Hash the blocks.
+    tokens = _hashed_blocks(path, layout.tokens_block_bytes, check)
+    # 2. Write an id per sample.
+    ids = BlockedWriter(root / sample_ids_file(index), layout.ids_block_bytes) if split == TRAIN_SPLIT else None
+    described_ids = None
+    try:
+        if ids is not None:
+            for samples in read_samples(path, data_offset, layout):
+                check()
+                inspect(samples)
+                ids.write(sample_ids(samples).tobytes())
+            described_ids = ids.finish()
+    finally:
+        if ids is not None:
+            ids.abandon()
+    # 3. Write the manifest.
+    manifest = ShardManifest(
+        version=1,
+        split=split,
+        index=index,
+        dtype=layout.dtype,
+        sequence_length=layout.sequence_length,
+        num_samples=num_samples,
+        data_offset=data_offset,
+        tokens=tokens,
+        sample_ids=described_ids,
+    )
+    return _write_manifest(root, manifest)
+
+
+def _write_manifest(root: Path, manifest: ShardManifest) -> ShardEntry:
+    data = manifest.canonical()
+    with replacing(root / manifest_file(manifest.split, manifest.index), durable=True) as file:
+        file.write(data)
+    return ShardEntry(num_samples=manifest.num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
+
+
+def _hashed_blocks(path: Path, block_bytes: int, check: Callable[[], None]) -> BlockedFile:
+    """A file that is there, described by the hashes of its blocks."""
+    blocks: list[str] = []
+    size, digest = 0, hashlib.sha256()
+    with local_file(path), path.open("rb") as file:
+        while data := file.read(min(_READ_BYTES, block_bytes - size % block_bytes)):
+            digest.update(data)
+            size += len(data)
+            if size % block_bytes == 0:
+                check()
+                blocks.append(digest.hexdigest())
+                digest = hashlib.sha256()
+    if size % block_bytes:
+        blocks.append(digest.hexdigest())
+    return BlockedFile(name=path.name, size=size, block_bytes=block_bytes, blocks=tuple(blocks))
+
+
+def read_samples(path: Path, data_offset: int, layout: ShardLayout) -> Iterator[NDArray[Any]]:
+    """The samples of a file of tokens, in pieces of shape (n, sequence_length); errors as in `local_file`."""
+    dtype = stored_type(layout.dtype)
+    sample_bytes = layout.sequence_length * dtype.itemsize
+    with local_file(path), path.open("rb") as file:
+        file.seek(data_offset)
+        while data := file.read(max(1, _READ_BYTES // sample_bytes) * sample_bytes):
+            yield np.frombuffer(data, dtype).reshape(-1, layout.sequence_length)
 
 
 def build_shards(

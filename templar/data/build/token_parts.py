@@ -1,0 +1,347 @@
+"""Tokens of a plan's units, and their assembly into shards on little more disk than the shards take.
+
+    parts/{key}/{run:06d}.tokens     tokens of documents that follow each other in the unit, by their order keys
+    parts/{key}/documents.npy        number of tokens and run of every document; last, so a part that has it is whole
+
+It is an external sort. A unit is cut into runs that are sorted in memory, and the assembly merges the runs from the
+last document to the first: the tokens that it takes always stand at the end of a run, so the run is cut off there when
+they lie in a shard. At any time the disk holds every token about once. What is placed is noted in a journal, so a
+merge that was killed resumes.
+"""
+
+import json
+import os
+import shutil
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from templar.canonical import canonical_json, sha256_hex
+from templar.data.build.card import Card, Counts, make_card
+from templar.data.build.plan import Plan, part_key
+from templar.data.build.units import CensusTaker, Unit, check_ended, in_threads, load_array
+from templar.data.corpus import SPLITS
+from templar.data.pages.metadata import TRAIN_SPLIT
+from templar.data.shards.manifest import ShardEntry, ShardManifest, manifest_file, tokens_file
+from templar.data.shards.shard_writer import (
+    HEADER_BYTES,
+    ShardLayout,
+    describe_shard,
+    describe_shards,
+    npy_header,
+    require_index_fits,
+    stored_type,
+)
+from templar.data.tokenizer import Tokenizer, encode_all, token_type
+from templar.errors import PermanentError, Reason
+from templar.store.files import local_file, read_exactly, replacing, sync
+
+RUN_TOKENS = 2**24
+"""Approximate number of tokens in a run."""
+
+PIECE_TOKENS = 2**24
+"""Approximate number of tokens that the merge places at a time."""
+
+_DOCUMENTS_FILE = "documents.npy"
+
+
+def part_folder(plan: Plan, unit: Unit) -> Path:
+    """The folder of a unit's tokens."""
+    return plan.folder(unit) / "parts" / part_key("tokens", unit.key, plan.tokenizer_digest)
+
+
+def _run_file(folder: Path, run: int) -> Path:
+    return folder / f"{run:06d}.tokens"
+
+
+def make_token_part(plan: Plan, unit: Unit, tokenizer: Tokenizer) -> None:
+    """Tokenise a unit and take its census, unless that was done before.
+
+    Raises:
+        TransientError, PermanentError: As in `CensusTaker`; `local_file`.
+    """
+    folder = part_folder(plan, unit)
+    if _is_whole(plan, unit, folder):
+        return
+    with local_file(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    stored = stored_type(token_type(tokenizer))
+    taker = CensusTaker(unit)
+    lengths, runs = array("q"), array("q")
+    waiting: list[NDArray[Any]] = []
+    num_waiting = 0
+
+    def end_run() -> None:
+        first = len(lengths) - len(waiting)
+        order = np.argsort(taker.order_keys(first, len(lengths)), kind="stable")
+        with replacing(_run_file(folder, runs[-1]), durable=True) as file:
+            for index in order:
+                file.write(waiting[index])
+
+    for tokens in encode_all(taker.texts(), tokenizer):
+        runs.append(runs[-1] + (not waiting) if runs else 0)
+        lengths.append(len(tokens))
+        waiting.append(tokens.astype(stored))
+        num_waiting += len(tokens)
+        if num_waiting >= RUN_TOKENS:
+            end_run()
+            waiting, num_waiting = [], 0
+    if waiting:
+        end_run()
+    taker.store(plan.folder(unit))
+    with replacing(folder / _DOCUMENTS_FILE, durable=True) as file:
+        np.save(file, np.array([lengths, runs], dtype="<i8").reshape(2, -1))
+
+
+def _is_whole(plan: Plan, unit: Unit, folder: Path) -> bool:
+    """Whether a part has every token that this plan still needs; the merge of another plan may have taken some."""
+    try:
+        lengths, runs = load_array(folder / _DOCUMENTS_FILE)
+        census = plan.census(unit)
+        left = census.order_keys < bound if (bound := _placed_from(plan)) is not None else np.ones(len(runs), np.bool_)
+        itemsize = stored_type(token_type(plan.tokenizer())).itemsize
+        needed = np.bincount(runs[left], lengths[left]).astype(np.int64) * itemsize
+        return all(_run_file(folder, run).stat().st_size >= size for run, size in enumerate(needed.tolist()))
+    except (OSError, EOFError, ValueError, IndexError):
+        return False
+
+
+def _journal(plan: Plan) -> Path:
+    return plan.request.work / f"placed-{plan.digest[:16]}.json"
+
+
+def _placed_from(plan: Plan) -> int | None:
+    """The order key from which on all documents lie in the shards; None before the first piece."""
+    try:
+        bound = json.loads(_journal(plan).read_bytes())["order_key"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return bound if isinstance(bound, int) else None
+
+
+@dataclass(frozen=True)
+class _Documents:
+    """The documents of all units in the order of their keys; each array has shape (n,)."""
+
+    order_keys: NDArray[np.uint64]
+    files: tuple[Path, ...]  # the runs
+    runs: NDArray[np.int32]  # of each document, a number of `files`
+    offsets: NDArray[np.int64]  # where its tokens begin in the run
+    lengths: NDArray[np.int64]  # in tokens
+    held_out: NDArray[np.bool_]
+    positions: NDArray[np.int64]  # where its tokens begin in the stream of its split
+
+    def num_tokens(self, split: str) -> int:
+        """Tokens of a split."""
+        return int(self.lengths[self.held_out != (split == TRAIN_SPLIT)].sum())
+
+
+def _load_documents(plan: Plan) -> tuple[_Documents, dict[tuple[str, str], Counts]]:
+    """The documents of the parts, and the counts by source and split."""
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in ("keys", "runs", "offsets", "lengths", "held_out")}
+    files: list[Path] = []
+    counts: dict[tuple[str, str], Counts] = {}
+    for unit, mask in zip(plan.units, plan.held_out(), strict=True):
+        folder, census = part_folder(plan, unit), plan.census(unit)
+        with local_file(folder):
+            lengths, runs = load_array(folder / _DOCUMENTS_FILE)
+        # 1. Within a run, documents stand in the order of their keys.
+        by_run = np.lexsort((census.order_keys, runs))
+        ends = np.cumsum(lengths[by_run])
+        starts = ends - lengths[by_run]
+        first_of_run = np.searchsorted(runs[by_run], np.arange(runs.max(initial=-1) + 1))
+        offsets = np.empty_like(lengths)
+        offsets[by_run] = starts - starts[first_of_run][runs[by_run]]
+        for name, column in zip(
+            columns, (census.order_keys, runs.astype(np.int32) + len(files), offsets, lengths, mask), strict=True
+        ):
+            columns[name].append(column)
+        files += [_run_file(folder, run) for run in range(len(first_of_run))]
+        # 2. Count.
+        for split in SPLITS:
+            chosen = mask != (split == TRAIN_SPLIT)
+            more = Counts(int(chosen.sum()), int(census.num_chars[chosen].sum()), int(lengths[chosen].sum()))
+            counts[unit.source, split] = counts.get((unit.source, split), Counts(0, 0, 0)) + more
+    # 3. Order the documents of all units.
+    order = np.argsort(np.concatenate(columns["keys"]), kind="stable")
+    keys, all_runs, offsets, lengths, held_out = (np.concatenate(columns.pop(name))[order] for name in [*columns])
+    positions = np.empty_like(lengths)
+    for chosen in (held_out, ~held_out):
+        positions[chosen] = np.cumsum(lengths[chosen]) - lengths[chosen]
+    return _Documents(keys, tuple(files), all_runs, offsets, lengths, held_out, positions), counts
+
+
+def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress: Callable[[float], None]) -> Card:
+    """Merge the parts into the shards in `partial`, then describe every shard, and the dataset.
+
+    Raises:
+        ValueError: As in `ShardLayout`.
+        TransientError, PermanentError: `dataset_too_small`; `object_too_large`, before a shard is written, if no reader
+            would accept the index; `dataset_missing` if a part is not finished; `local_file`.
+    """
+    settings, tokenizer = plan.request.settings, plan.tokenizer()
+    layout = ShardLayout(
+        token_type(tokenizer), settings.sequence_length, settings.samples_per_shard, settings.block_bytes
+    )
+    # 1. Order the documents of each split, and know its shards.
+    documents, counts = _load_documents(plan)
+    streams = {split: _Stream(partial, split, layout, documents.num_tokens(split)) for split in SPLITS}
+    shards = [(split, index) for split in SPLITS for index in range(streams[split].num_shards)]
+    require_index_fits(len(shards), layout)
+    # 2. Place the tokens.
+    _merge(plan, documents, streams, lambda done: on_progress(done / 2))
+    del documents
+    # 3. Hash the shards and describe them.
+    done = 0
+
+    def work(shard: tuple[str, int]) -> ShardEntry:
+        split, index = shard
+        return finished_shard(partial, split, index) or describe_shard(partial, split, index, layout, check=check_ended)
+
+    def show(_: object) -> None:
+        nonlocal done
+        done += 1
+        on_progress(50 + 50 * done / len(shards))
+
+    found = in_threads(work, shards, workers, show)
+    entries = {
+        split: tuple(entry for (name, _), entry in zip(shards, found, strict=True) if name == split) for split in SPLITS
+    }
+    for leftover in partial.glob(".*.partial"):
+        leftover.unlink()
+    index = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer)
+    num_tokens = {
+        split: sum(each.num_samples for each in shards) * layout.sequence_length for split, shards in entries.items()
+    }
+    return make_card(plan, tokenizer, counts, index.digest, num_tokens)
+
+
+class _Stream:
+    """The tokens of a split, cut into the files of its shards; what fills no sample at the end is dropped."""
+
+    def __init__(self, root: Path, split: str, layout: ShardLayout, num_tokens: int) -> None:
+        self._root, self._split = root, split
+        self.dtype = stored_type(layout.dtype)
+        self._layout = layout
+        self._num_tokens = num_tokens // layout.sequence_length * layout.sequence_length
+        self._shard_tokens = layout.samples_per_shard * layout.sequence_length
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of the split."""
+        return -(-self._num_tokens // self._shard_tokens)
+
+    def write(self, position: int, tokens: NDArray[Any]) -> None:
+        """Put tokens of shape (n,) where they belong, on the disk before this returns; errors as in `local_file`."""
+        tokens = tokens[: max(0, self._num_tokens - position)]
+        while len(tokens):
+            index, offset = divmod(position, self._shard_tokens)
+            here = tokens[: self._shard_tokens - offset]
+            path = self._root / tokens_file(self._split, index)
+            with local_file(path):
+                if not path.exists():
+                    self._make(path, index)
+                with path.open("r+b") as file:
+                    file.seek(HEADER_BYTES + offset * here.itemsize)
+                    file.write(here.data)
+                sync(path)
+            position, tokens = position + len(here), tokens[len(here) :]
+
+    def _make(self, path: Path, index: int) -> None:
+        """Make the file of a shard: its header, and a hole that takes no space."""
+        num_tokens = min(self._shard_tokens, self._num_tokens - index * self._shard_tokens)
+        with replacing(path) as file:
+            file.write(npy_header(self._layout.dtype, num_tokens))
+            file.truncate(HEADER_BYTES + num_tokens * self.dtype.itemsize)
+
+
+def _merge(
+    plan: Plan, documents: _Documents, streams: dict[str, _Stream], on_progress: Callable[[float], None]
+) -> None:
+    """Move the tokens of all documents into the shards, the last ones first."""
+    ends = np.cumsum(documents.lengths)
+    bound = _placed_from(plan)
+    stop = len(ends) if bound is None else int(np.searchsorted(documents.order_keys, np.uint64(bound), side="left"))
+    while stop:
+        check_ended()
+        # 1. About `PIECE_TOKENS` tokens of whole documents; documents of one key go together, for the journal has keys.
+        first = min(stop - 1, int(np.searchsorted(ends, ends[stop - 1] - PIECE_TOKENS, side="right")))
+        while first and documents.order_keys[first - 1] == documents.order_keys[first]:
+            first -= 1
+        # 2. Place them, note it, and only then cut them off.
+        cuts = _place(documents, first, stop, streams)
+        with replacing(_journal(plan), durable=True) as file:
+            file.write(canonical_json({"order_key": int(documents.order_keys[first])}))
+        for path, num_bytes in cuts:
+            if path.is_relative_to(plan.request.work):  # parts of other machines are left alone
+                with local_file(path):
+                    os.truncate(path, num_bytes)
+        stop = first
+        on_progress(100 * (1 - stop / len(ends)))
+
+
+def _place(documents: _Documents, first: int, stop: int, streams: dict[str, _Stream]) -> list[tuple[Path, int]]:
+    """Copy the tokens of a range of documents into the shards; where each of their runs may be cut off, in bytes."""
+    chosen = np.arange(first, stop)
+    dtype = streams[TRAIN_SPLIT].dtype
+    # 1. Room for the range of each split's stream.
+    buffers: dict[bool, tuple[int, NDArray[Any]]] = {}
+    for held_out in (False, True):
+        own = chosen[documents.held_out[chosen] == held_out]
+        start = int(documents.positions[own[0]]) if len(own) else 0
+        buffers[held_out] = start, np.empty(int(documents.lengths[own].sum()), dtype)
+    # 2. Read the end of each run, and distribute its documents.
+    by_run = chosen[np.argsort(documents.runs[chosen], kind="stable")]
+    cuts: list[tuple[Path, int]] = []
+    for members in np.split(by_run, np.flatnonzero(np.diff(documents.runs[by_run])) + 1):
+        path, begin = documents.files[documents.runs[members[0]]], int(documents.offsets[members[0]])
+        tokens = _read(path, begin, int(documents.lengths[members].sum()), dtype)
+        offset = 0
+        for document in members.tolist():
+            base, buffer = buffers[bool(documents.held_out[document])]
+            target, length = int(documents.positions[document]) - base, int(documents.lengths[document])
+            buffer[target : target + length] = tokens[offset : offset + length]
+            offset += length
+        cuts.append((path, begin * dtype.itemsize))
+    # 3. Write the ranges.
+    for split in SPLITS:
+        start, buffer = buffers[split != TRAIN_SPLIT]
+        streams[split].write(start, buffer)
+    return cuts
+
+
+def _read(path: Path, offset: int, num_tokens: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    with local_file(path), path.open("rb", buffering=0) as file:
+        file.seek(offset * dtype.itemsize)
+        data = read_exactly(file.fileno(), num_tokens * dtype.itemsize)
+    if len(data) < num_tokens * dtype.itemsize:
+        raise PermanentError(Reason.DATASET_MISSING, f"{path}: the part is not finished; build again, it is made again")
+    return np.frombuffer(data, dtype)
+
+
+def finished_shard(partial: Path, split: str, index: int) -> ShardEntry | None:
+    """The index entry of a shard that an earlier call has described; None if it has not."""
+    try:
+        data = (partial / manifest_file(split, index)).read_bytes()
+        manifest = ShardManifest.model_validate_json(data)
+    except (FileNotFoundError, ValidationError):
+        return None
+    return ShardEntry(num_samples=manifest.num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
+
+
+def drop_other_merges(plan: Plan) -> None:
+    """Remove the unfinished shards of other plans: their runs were cut, so they take space for nothing."""
+    own = {f"dataset-{plan.digest[:16]}", _journal(plan).name}
+    for path in [*plan.request.work.glob("dataset-*"), *plan.request.work.glob("placed-*.json")]:
+        if path.name not in own:
+            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):
+                path.unlink()

@@ -1,0 +1,169 @@
+"""Datasets that are streamed from a repository of Hugging Face's form on this machine."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from templar.data.build import hub_stream
+from templar.data.build.build_dataset import build
+from templar.data.build.documents import TextSource, find_inputs, read_texts, source_from_text
+from templar.data.build.hub_stream import HubSplit, find_shards, parse_hub_split
+from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
+from templar.errors import PermanentError, Reason, TransientError
+from tests.support.datasets import contents, numbered_documents
+from tests.support.errors import raising
+
+CARD = """---
+configs:
+- config_name: {config}
+  data_files:
+  - split: train
+    path: {config}/train-*
+  - split: test
+    path: {config}/test-*
+---
+# A repository
+"""
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No look at the hub, and nothing of one test's repository in the next one's."""
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    hub_stream._open.cache_clear()
+    yield
+    hub_stream._open.cache_clear()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a config `tables` of Parquet files; beside it, one with the same rows as JSON lines."""
+    root, lines = tmp_path / "repository", tmp_path / "lines"
+    for folder, config in ((root, "tables"), (lines, "lines")):
+        (folder / config).mkdir(parents=True)
+        (folder / "README.md").write_text(CARD.format(config=config))
+    for name in ("train-0", "train-1", "test-0"):
+        table = pa.table({"id": list(range(11)), "text": texts(name)})
+        pq.write_table(table, root / "tables" / f"{name}.parquet", row_group_size=4)
+        (lines / "lines" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    return root
+
+
+def texts(name: str) -> list[str]:
+    return [document.text for document in numbered_documents(name, num_documents=11, num_lines=9)]
+
+
+def source(repository: Path, query: str = "config=tables", column: str = "text") -> TextSource:
+    return source_from_text(f"mine=hf:{repository}?{query}", column=column)
+
+
+def documents(wanted: TextSource) -> list[tuple[str, str]]:
+    return [document for file in find_inputs(wanted) for document in read_texts(file)]
+
+
+def request(repository: Path, root: Path, layout: DatasetLayout = DatasetLayout.SHARDS) -> BuildRequest:
+    settings = BuildSettings(layout, 0.2, vocab_size=300, sequence_length=16, samples_per_shard=100, row_chars=100)
+    return BuildRequest((source(repository),), root, settings)
+
+
+class TestReading:
+    @pytest.mark.parametrize("config", ["tables", "lines"])
+    def test_the_rows_of_a_split_in_order(self, repository: Path, config: str) -> None:
+        root = repository if config == "tables" else repository.with_name("lines")
+        expected = [
+            (f"train-{index:05d}-of-00002#{row}", text)
+            for index in range(2)
+            for row, text in enumerate(texts(f"train-{index}"))
+        ]
+        assert documents(source(root, f"config={config}")) == expected
+
+    def test_a_shard_is_known_by_its_bytes(self, repository: Path) -> None:
+        before = find_shards(HubSplit(str(repository), "tables"))
+        pq.write_table(pa.table({"text": ["other"]}), repository / "tables" / "train-1.parquet")
+        after = find_shards(HubSplit(str(repository), "tables"))
+        assert [one.sha256 == two.sha256 for one, two in zip(before, after, strict=True)] == [True, False]
+
+    def test_how_a_split_is_written(self) -> None:
+        split = parse_hub_split("hf:org/name?config=c&split=s&revision=r")
+        assert split == HubSplit("org/name", "c", "s", "r")
+        assert parse_hub_split(str(split)) == split
+        assert source_from_text("hf:org/name").name == "name"
+        for wrong in ("hf:", "hf:x?splits=y", "hf:x?split="):
+            with pytest.raises(ValueError, match="write hf:PATH"):
+                parse_hub_split(wrong)
+
+
+class TestBuilding:
+    @pytest.mark.parametrize("layout", list(DatasetLayout))
+    def test_a_build_is_found_again_and_repeats_its_bytes(
+        self, repository: Path, tmp_path: Path, layout: DatasetLayout
+    ) -> None:
+        one = build(request(repository, tmp_path / "one", layout))
+        assert build(request(repository, tmp_path / "two", layout), workers=1).card == one.card
+        assert contents(tmp_path / "one") == contents(tmp_path / "two")
+        assert build(request(repository, tmp_path / "one", layout)) == one
+        assert str(tmp_path) not in (one.root / "card.json").read_text()
+        assert sum(one.card.total(split).documents for split in ("train", "held_out")) == 22
+
+    def test_an_endpoint_that_dies_at_the_end_of_a_shard(
+        self, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The error says which shard and row; the same command completes the build, with the same bytes."""
+        whole = build(request(repository, tmp_path / "whole"))
+        columns = hub_stream._columns
+
+        def dying(shard: Any, column: str) -> Iterator[Any]:
+            for batch in columns(shard, column):
+                yield batch.slice(0, 10)
+                raise ConnectionError("the endpoint closed the connection")
+
+        monkeypatch.setattr(hub_stream, "_columns", dying)
+        with raising(TransientError, Reason.STORE_UNREACHABLE, match=r"train-0000\d-of-00002, row 10: cannot be read"):
+            build(request(repository, tmp_path / "built"))
+        assert not (tmp_path / "built").exists()
+        monkeypatch.setattr(hub_stream, "_columns", columns)
+        assert build(request(repository, tmp_path / "built")).card == whole.card
+        assert contents(tmp_path / "built") == contents(whole.root)
+
+
+class TestMistakes:
+    @pytest.mark.parametrize("query", ["config=none", "config=tables&split=none"])
+    def test_there_is_no_such_split(self, repository: Path, query: str) -> None:
+        with raising(PermanentError, Reason.DATASET_MISSING, "correct path, config or split", "none"):
+            find_inputs(source(repository, query))
+
+    def test_there_is_no_such_dataset(self, tmp_path: Path) -> None:
+        with raising(PermanentError, Reason.DATASET_MISSING, "correct path"):
+            find_inputs(source(tmp_path / "nowhere"))
+
+    @pytest.mark.parametrize("config", ["tables", "lines"])
+    def test_there_is_no_such_column(self, repository: Path, config: str) -> None:
+        root = repository if config == "tables" else repository.with_name("lines")
+        with raising(PermanentError, Reason.DATASET_MALFORMED, "no column 'body'; there are id, text: name one"):
+            documents(source(root, f"config={config}", column="body"))
+        with raising(PermanentError, Reason.DATASET_MALFORMED, "holds int64, not strings"):
+            documents(source(root, f"config={config}", column="id"))
+
+    def test_a_null(self, repository: Path) -> None:
+        pq.write_table(pa.table({"text": ["a", None]}), repository / "tables" / "train-1.parquet")
+        with raising(PermanentError, Reason.DATASET_MALFORMED, "train-00001-of-00002: row 1 of column 'text' is null"):
+            documents(source(repository))
+
+    def test_a_damaged_file(self, repository: Path) -> None:
+        path = repository / "tables" / "train-1.parquet"
+        find_inputs(source(repository))
+        path.write_bytes(path.read_bytes()[:-100] + b"x" * 100)
+        with raising(PermanentError, Reason.DATASET_MALFORMED, "cannot be decoded"):
+            documents(source(repository))
+
+    def test_the_library_is_missing(self, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+        with raising(PermanentError, Reason.BAD_ENVIRONMENT, "pip install 'templar[datasets]'"):
+            find_inputs(source(repository))
