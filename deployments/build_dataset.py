@@ -2,14 +2,17 @@
 
     templar dataset build --source books --source wiki=wiki.parquet --layout shards --out dataset
     templar dataset build --source books --layout pages --out dataset --env-file .env --to-account ACCOUNT
+    templar dataset build --source edu=hf:ORG/NAME --tokenizer gpt2 --layout shards --share 1/4 --out share-1
 
-Text files, Parquet, Arrow (`datasets.save_to_disk`) and JSON lines are read; see docs/dataset.md. The keys of the
-bucket come from the environment alone: R2_DATASET_WRITE_ACCESS_KEY_ID and R2_DATASET_WRITE_SECRET_ACCESS_KEY. After a
-failure, run it again.
+Text files, Parquet, Arrow (`datasets.save_to_disk`) and JSON lines are read, and splits of Hugging Face datasets are
+streamed; see docs/dataset.md. With `--share`, this machine does one of N parts of the work for `templar dataset merge`.
+The keys of the bucket come from the environment alone: R2_DATASET_WRITE_ACCESS_KEY_ID and
+R2_DATASET_WRITE_SECRET_ACCESS_KEY. After a failure, run it again.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
@@ -27,7 +30,9 @@ from templar.data.build.build_dataset import BuiltDataset, build, upload_built
 from templar.data.build.card import CARD_FILE
 from templar.data.build.copying import CopyOutcome
 from templar.data.build.documents import TEXT_SUFFIXES, source_from_text
-from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
+from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout, Share
+from templar.data.build.shares import build_share
+from templar.store.base import ObjectStore
 
 NUMBERS = {
     "vocab_size": "most ids of an embedded tokenizer",
@@ -49,18 +54,38 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
     Raises:
         TemplarError: See `build` and `upload_built`; `bad_environment` before anything is touched.
     """
-    target = None
-    if arguments.to_account is not None:
-        environment = read_environment(arguments.env_file)
-        target = upload_target(environment, arguments.to_account, arguments.to_bucket, arguments.to_prefix)
+    target = target_of(arguments)
+    with step_bars(_STEPS) as on_progress:
+        if request.share is not None:
+            share = build_share(request, workers=arguments.workers, on_progress=on_progress)
+            text = (
+                f"share {request.share.index + 1}/{request.share.count}, {decimal(share.num_bytes)}, is in {share.root}"
+            )
+            console.print(Text(f"{text}; bring all shares to one machine for `templar dataset merge`"), soft_wrap=True)
+            return
+        built = build(request, workers=arguments.workers, on_progress=on_progress)
+    show_and_upload(built, target, console)
+
+
+def target_of(arguments: argparse.Namespace) -> tuple[ObjectStore, str] | None:
+    """The store to upload to and the folder in it, if one is named; errors as in `upload_target`."""
+    if arguments.to_account is None:
+        return None
+    environment = read_environment(arguments.env_file)
+    return upload_target(environment, arguments.to_account, arguments.to_bucket, arguments.to_prefix)
+
+
+@contextmanager
+def step_bars(steps: Mapping[str, str]) -> Iterator[Callable[[str, float], None]]:
+    """Bars for some steps, name -> text; yields what moves a step's bar to a percentage."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        bars = {step: progress.add_task(text, total=100) for step, text in _STEPS.items()}
-        built = build(
-            request,
-            workers=arguments.workers,
-            on_progress=lambda step, percentage: progress.update(bars[step], completed=percentage),
-        )
+        bars = {step: progress.add_task(text, total=100) for step, text in steps.items()}
+        yield lambda step, percentage: progress.update(bars[step], completed=percentage)
+
+
+def show_and_upload(built: BuiltDataset, target: tuple[ObjectStore, str] | None, console: Console) -> None:
+    """Print a dataset's card, and upload it if there is a target; errors as in `upload_built`."""
     show(built, console)
     if target is not None:
         store, prefix = target
@@ -102,7 +127,9 @@ def main(words: Sequence[str] | None = None) -> int:
 def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Namespace]:
     parser = argparse.ArgumentParser(prog="templar dataset build", description=(__doc__ or "").splitlines()[0])
     defaults = {each.name: each.default for each in fields(BuildSettings)}
-    parser.add_argument("--source", action="append", required=True, metavar="PATH", help="file or folder; or NAME=PATH")
+    parser.add_argument(
+        "--source", action="append", required=True, metavar="PATH", help="file, folder, hf:PATH, or NAME=..."
+    )
     parser.add_argument(
         "--layout", type=DatasetLayout, choices=[*DatasetLayout], required=True, help="shards (tokens) or pages (text)"
     )
@@ -123,18 +150,42 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
         option = f"--{name.replace('_', '-')}"
         shown = f"{text} ({defaults[name] or 'by size'})"
         parser.add_argument(option, type=whole_number(1), default=defaults[name], metavar="N", help=shown)
+    parser.add_argument(
+        "--share", type=_share, metavar="I/N", help="make the I-th of N parts of the work, for `templar dataset merge`"
+    )
+    add_upload_options(parser)
+    arguments = parse(parser, words)
+    if arguments.share is not None and arguments.to_account is not None:
+        parser.error("--to-account goes with a whole dataset: give it to `templar dataset merge`")
+    try:
+        return _request(arguments), arguments
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def add_upload_options(parser: argparse.ArgumentParser) -> None:
+    """Add the number of threads, and the options of the upload."""
     parser.add_argument("--workers", type=whole_number(1), metavar="N", help="threads; one per processor by default")
     parser.add_argument("--to-account", type=account_id, metavar="ID", help="upload: account that owns the bucket")
     parser.add_argument("--to-bucket", metavar="NAME", help="upload: the bucket; the account's name by default")
     parser.add_argument("--to-prefix", metavar="PATH", help="upload: folder; DATASET_BINS_PATH by default")
     parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line that has the options of the upload."""
     arguments = parser.parse_args(words)
     if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
         parser.error("--to-bucket and --to-prefix go with --to-account")
+    return arguments
+
+
+def _share(text: str) -> Share:
+    index, _, count = text.partition("/")
     try:
-        return _request(arguments), arguments
-    except ValueError as error:
-        parser.error(str(error))
+        return Share(int(index) - 1, int(count))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: write I/N, with I from 1 to N") from None
 
 
 def _request(arguments: argparse.Namespace) -> BuildRequest:
@@ -146,4 +197,4 @@ def _request(arguments: argparse.Namespace) -> BuildRequest:
     )
     suffixes = arguments.suffix or TEXT_SUFFIXES
     sources = (source_from_text(text, column=arguments.column, suffixes=suffixes) for text in arguments.source)
-    return BuildRequest(tuple(sources), arguments.out, settings)
+    return BuildRequest(tuple(sources), arguments.out, settings, arguments.share)

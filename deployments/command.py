@@ -54,6 +54,8 @@ COMMANDS = (
     Command("model export", "copy it into a folder for other programs", "deployments.model", ("export",)),
     Command("model verify", "compute it again from the miners' payloads", "deployments.model", ("verify",)),
     Command("dataset build", "make a training dataset from text", "deployments.build_dataset"),
+    Command("dataset merge", "put the shares of several machines together", "deployments.merge_dataset"),
+    Command("dataset import", "make a dataset of the reference's files", "deployments.import_dataset"),
     Command("dataset copy", "copy a dataset to another bucket or folder", "deployments.copy_dataset"),
     Command("gauntlet", "attack a network and print the verdicts", "deployments.gauntlet.command"),
 )

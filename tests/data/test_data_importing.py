@@ -1,0 +1,201 @@
+"""The reference's layouts become datasets that this network's readers accept, with links instead of copies."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from templar.data.build.importing import import_dataset
+from templar.data.pages.page_dataset import PageDataset
+from templar.data.shards.manifest import sample_ids
+from templar.data.shards.shard_dataset import ShardedDataset
+from templar.data.tokenizer import Tokenizer, train_embedded_tokenizer
+from templar.errors import PermanentError, Reason
+from templar.store.directory import DirectoryStore
+from tests.support.errors import raising
+
+LENGTH = 8
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_embedded_tokenizer(["a document of lines"], 260)
+
+
+def tokens_of(index: int, count: int) -> Any:
+    return np.random.default_rng(index).integers(0, 244, (count, LENGTH), dtype=np.uint32)
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    """Two shards as the reference has them: raw tokens with raw ids, and a NumPy array with ids from `np.save`."""
+    folder = tmp_path / "tokenized"
+    folder.mkdir()
+    tokens_of(0, 50).tofile(folder / "train_000000.npy")
+    sample_ids(tokens_of(0, 50)).tofile(folder / "sample_ids_000000.bin")
+    np.save(folder / "train_000001.npy", tokens_of(1, 40).reshape(-1))
+    with (folder / "sample_ids_000001.bin").open("wb") as file:
+        np.save(file, sample_ids(tokens_of(1, 40)))
+    return folder
+
+
+def read(root: Path, split: str, tmp_path: Path) -> list[Any]:
+    dataset = ShardedDataset([DirectoryStore(root, writable=False)], "", folder=tmp_path / "local", split=split)
+    return [dataset.shard(number).read(np.arange(dataset.num_samples(number))) for number in range(dataset.num_shards)]
+
+
+class TestShards:
+    def test_all_but_the_last_shard_are_linked(self, tokens: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
+        root = tmp_path / "dataset"
+        imported = import_dataset(
+            tokens, root, tokenizer=tokenizer, sequence_length=LENGTH, held_out_samples=6, workers=2
+        )
+        assert (imported.layout, imported.num_files, imported.num_copied) == ("shards", 2, 1)
+        assert (root / "train_000000.npy").samefile(tokens / "train_000000.npy")
+        first, second = read(root, "train", tmp_path)
+        assert np.array_equal(first, tokens_of(0, 50))
+        assert np.array_equal(second, tokens_of(1, 40)[:34])
+        (held_out,) = read(root, "held_out", tmp_path)
+        assert np.array_equal(held_out, tokens_of(1, 40)[34:])
+        assert (root / "sample_ids_000000.bin").read_bytes() == (tokens / "sample_ids_000000.bin").read_bytes()
+        assert not (tmp_path / "dataset.work").exists()
+
+    def test_it_resumes(
+        self, tokens: Path, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr("templar.data.build.importing.describe_shards", full)
+            with pytest.raises(KeyboardInterrupt):
+                import_dataset(tokens, tmp_path / "one", tokenizer=tokenizer, sequence_length=LENGTH)
+        assert not (tmp_path / "one").exists()
+        import_dataset(tokens, tmp_path / "one", tokenizer=tokenizer, sequence_length=LENGTH)
+        import_dataset(tokens, tmp_path / "two", tokenizer=tokenizer, sequence_length=LENGTH)
+        assert (tmp_path / "one" / "_shards.json").read_bytes() == (tmp_path / "two" / "_shards.json").read_bytes()
+        with raising(PermanentError, Reason.OBJECT_EXISTS):
+            import_dataset(tokens, tmp_path / "one", tokenizer=tokenizer)
+
+    @pytest.mark.parametrize(
+        ("change", "reason", "words"),
+        [
+            (lambda folder: (folder / "train_000000.npy").unlink(), Reason.DATASET_MISSING, "has no train_000000.npy"),
+            (
+                lambda folder: (folder / "train_000000.npy").write_bytes(b"12345"),
+                Reason.DATASET_MALFORMED,
+                "--sequence-length",
+            ),
+            (
+                lambda folder: np.save(folder / "train_000001.npy", np.zeros(80, "<i8")),
+                Reason.DATASET_MALFORMED,
+                "convert it",
+            ),
+            (
+                lambda folder: (folder / "sample_ids_000000.bin").write_bytes(b"12345678"),
+                Reason.DATASET_MALFORMED,
+                "are not those of train_000000.npy",
+            ),
+            (
+                lambda folder: np.full((2, LENGTH), 300, "<u4").tofile(folder / "train_000000.npy"),
+                Reason.DATASET_MALFORMED,
+                "name the tokenizer",
+            ),
+            (
+                lambda folder: np.save(folder / "train_000001.npy", np.zeros(LENGTH, "<u4")),
+                Reason.DATASET_TOO_SMALL,
+                "must leave one",
+            ),
+        ],
+        ids=["missing", "cut off", "signed", "other ids", "other tokenizer", "too small"],
+    )
+    def test_mistakes(self, tokens: Path, tokenizer: Tokenizer, change: Any, reason: Reason, words: str) -> None:
+        tmp_path = tokens.parent
+        change(tokens)
+        with raising(PermanentError, reason, words):
+            import_dataset(tokens, tmp_path / "dataset", tokenizer=tokenizer, sequence_length=LENGTH)
+        assert not (tmp_path / "dataset").exists()
+
+    def test_they_need_a_tokenizer(self, tokens: Path, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="need the tokenizer"):
+            import_dataset(tokens, tmp_path / "dataset", tokenizer=None)
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> Path:
+    """Two configs with a `_shard_sizes.json` whose paths begin with a bucket."""
+    folder, sizes = tmp_path / "fineweb", {}
+    for config in ("CC-MAIN-1", "CC-MAIN-2"):
+        (folder / config).mkdir(parents=True)
+        for number in range(3):
+            table = pa.table({"text": [f"{config} {number} {row}" for row in range(20)]})
+            pq.write_table(table, folder / config / f"000_{number:05d}.parquet", row_group_size=6)
+        shards = [{"path": f"bucket/fineweb/{config}/000_{number:05d}.parquet", "num_rows": 20} for number in range(3)]
+        sizes[config] = {"split": "train", "shards": shards, "total_rows": 60}
+    (folder / "_shard_sizes.json").write_text(json.dumps(sizes))
+    return folder
+
+
+class TestPages:
+    @pytest.mark.parametrize("listed", [True, False])
+    def test_the_last_file_of_each_config_is_held_out(
+        self, tables: Path, tmp_path: Path, tokenizer: Tokenizer, listed: bool
+    ) -> None:
+        if not listed:
+            (tables / "_shard_sizes.json").unlink()
+        root = tmp_path / "dataset"
+        imported = import_dataset(tables, root, tokenizer=tokenizer)
+        assert (imported.layout, imported.num_files, imported.num_copied) == ("pages", 6, 0)
+        store = DirectoryStore(root, writable=False)
+        train = PageDataset([store], "", rows_per_page=10)
+        held_out = PageDataset([store], "", rows_per_page=10, split="held_out")
+        assert (train.num_pages, held_out.num_pages) == (8, 4)
+        assert train.read_page(1).texts[0] == "CC-MAIN-1 0 10"
+        assert held_out.read_page(2).texts[0] == "CC-MAIN-2 2 0"
+        assert train.tokenizer_json() == tokenizer.to_bytes()
+
+    @pytest.mark.parametrize(
+        ("change", "reason", "words"),
+        [
+            (
+                lambda folder: (folder / "CC-MAIN-2" / "000_00001.parquet").unlink(),
+                Reason.DATASET_MISSING,
+                "has no file of 'bucket/fineweb/CC-MAIN-2/000_00001.parquet'",
+            ),
+            (
+                lambda folder: pq.write_table(pa.table({"text": ["x"]}), folder / "CC-MAIN-2" / "000_00001.parquet"),
+                Reason.DATASET_MALFORMED,
+                "has 1 rows, _shard_sizes.json says 20",
+            ),
+            (
+                lambda folder: pq.write_table(pa.table({"body": ["x"]}), folder / "CC-MAIN-2" / "000_00001.parquet"),
+                Reason.DATASET_MALFORMED,
+                "no column 'text' of strings; there are body",
+            ),
+            (
+                lambda folder: (folder / "CC-MAIN-2" / "000_00001.parquet").write_bytes(b"PAR1"),
+                Reason.DATASET_MALFORMED,
+                "fetch the file again",
+            ),
+            (
+                lambda folder: (folder / "_shard_sizes.json").write_text('{"x": [1]}'),
+                Reason.DATASET_MALFORMED,
+                "to have it written",
+            ),
+        ],
+        ids=["missing", "rows", "column", "damaged", "sizes"],
+    )
+    def test_mistakes(self, tables: Path, tmp_path: Path, change: Any, reason: Reason, words: str) -> None:
+        change(tables)
+        with raising(PermanentError, reason, words):
+            import_dataset(tables, tmp_path / "dataset", tokenizer=None)
+        assert not (tmp_path / "dataset").exists()
+
+    def test_neither_layout(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        with raising(PermanentError, Reason.DATASET_MISSING, "neither train_000000.npy nor folders with *.parquet"):
+            import_dataset(tmp_path / "empty", tmp_path / "dataset", tokenizer=None)
