@@ -150,7 +150,7 @@ def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = 
     with alone(work), local_file(root):
         require_absent(root)
         drop_other_merges(plan)
-        partial = work / f"dataset-{plan.digest[:16]}"
+        partial = work / plan.partial_name
         partial.mkdir(exist_ok=True)
         assembled = assemble_shards if plan.request.settings.layout is DatasetLayout.SHARDS else assemble_pages
         card = assembled(plan, partial, workers, on_progress)
@@ -214,10 +214,8 @@ def _is_at(file: TextIO, path: Path) -> bool:
 def remove_work(work: Path) -> None:
     """Remove the folder of unfinished work, the lock last; only the holder of the lock may call this."""
     for path in work.iterdir():
-        if path.is_dir():
+        if path.name != LOCK_FILE:
             shutil.rmtree(path, ignore_errors=True)
-        elif path.name != LOCK_FILE:
-            path.unlink(missing_ok=True)
     with suppress(OSError):  # the next build may have begun
         (work / LOCK_FILE).unlink()
         work.rmdir()

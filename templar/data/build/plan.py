@@ -164,6 +164,11 @@ class Plan:
     digest: str  # a hash of all that the bytes of the dataset follow from
     folders: Mapping[str, Path] = field(default_factory=dict)  # of work on units that other machines did, by key
 
+    @property
+    def partial_name(self) -> str:
+        """Name of the folder of the unfinished dataset, in that of unfinished work."""
+        return f"dataset-{self.digest[:16]}"
+
     def folder(self, unit: Unit) -> Path:
         """The folder where the results of a unit lie."""
         return self.folders.get(unit.key, self.request.work)

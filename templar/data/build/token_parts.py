@@ -14,7 +14,6 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +114,8 @@ def _is_whole(plan: Plan, unit: Unit, folder: Path) -> bool:
 
 
 def _journal(plan: Plan) -> Path:
-    return plan.request.work / f"placed-{plan.digest[:16]}.json"
+    # It lies beside the shards, so that neither is there without the other.
+    return plan.request.work / plan.partial_name / ".placed.json"
 
 
 def _placed_from(plan: Plan) -> int | None:
@@ -221,6 +221,7 @@ def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress:
     num_tokens = {
         split: sum(each.num_samples for each in shards) * layout.sequence_length for split, shards in entries.items()
     }
+    _journal(plan).unlink(missing_ok=True)
     return make_card(plan, tokenizer, counts, index.digest, num_tokens)
 
 
@@ -339,9 +340,6 @@ def finished_shard(partial: Path, split: str, index: int) -> ShardEntry | None:
 
 def drop_other_merges(plan: Plan) -> None:
     """Remove the unfinished shards of other plans: their runs were cut, so they take space for nothing."""
-    own = {f"dataset-{plan.digest[:16]}", _journal(plan).name}
-    for path in [*plan.request.work.glob("dataset-*"), *plan.request.work.glob("placed-*.json")]:
-        if path.name not in own:
+    for path in plan.request.work.glob("dataset-*"):
+        if path.name != plan.partial_name:
             shutil.rmtree(path, ignore_errors=True)
-            with suppress(OSError):
-                path.unlink()
