@@ -35,6 +35,7 @@ from templar.data.tokenizer import train_embedded_tokenizer
 TEXT_BYTES = 2 * 10**9
 QUICK_TEXT_BYTES = 8 * 10**6
 FILES = 8
+QUICK_FILES = 2
 CORPUS_BYTES = 2**25
 VOCAB_SIZE = 32000
 MOST_MEMORY = 10**9
@@ -53,7 +54,7 @@ class Built:
     peak_disk_bytes: int
 
 
-def write_source(folder: Path, num_bytes: int) -> int:
+def write_source(folder: Path, num_bytes: int, num_files: int) -> int:
     """Write a repository with some text in Parquet files; returns the bytes of its text."""
     corpus = [document.text for document in collect_documents(max_bytes=CORPUS_BYTES)]
     (folder / "data").mkdir(parents=True)
@@ -62,14 +63,14 @@ def write_source(folder: Path, num_bytes: int) -> int:
     )
     total = 0
     schema = pa.schema([("text", pa.string()), ("id", pa.int64())])
-    for number in range(FILES):
-        path = folder / "data" / f"train-{number:05d}-of-{FILES:05d}.parquet"
+    for number in range(num_files):
+        path = folder / "data" / f"train-{number:05d}-of-{num_files:05d}.parquet"
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
             written = 0
             for texts in _rotated(corpus, number):
                 writer.write_table(pa.table([texts, np.arange(len(texts))], schema=schema))
                 written += sum(len(text.encode()) for text in texts)
-                if written >= num_bytes // FILES:
+                if written >= num_bytes // num_files:
                     break
         total += written
     return total
@@ -129,7 +130,9 @@ def run(quick: bool) -> dict[str, Any]:
     """Build twice, and compare."""
     with tempfile.TemporaryDirectory(prefix="templar-benchmark-") as name:
         folder = Path(name)
-        text_bytes = write_source(folder / "source", QUICK_TEXT_BYTES if quick else TEXT_BYTES)
+        text_bytes = write_source(
+            folder / "source", QUICK_TEXT_BYTES if quick else TEXT_BYTES, QUICK_FILES if quick else FILES
+        )
         texts = (document.text for document in collect_documents(max_bytes=2**22))
         train_embedded_tokenizer(texts, VOCAB_SIZE).save(folder / "tokenizer")
         whole = build(folder / "source", folder / "tokenizer", folder / "whole")
