@@ -180,8 +180,8 @@ def deploy_window(neuron: str, role: str, pool: str, *, name: str | None = None)
 def deploy_scheduled(neuron: str, block: Neuron) -> None:
     """Deploy the scheduled flows that follow a neuron's role and its network's numbers; prefect.yaml has the others.
 
-    Every neuron cleans its bucket, and a miner backs its private state up. Late nodes read checkpoints of validators and
-    aggregators, so these publish one every `checkpoint_frequency` windows and measure it; a miner publishes none.
+    Every neuron cleans its bucket, and a miner backs its private state up. Late nodes read checkpoints of validators
+    and aggregators, so these publish one every `checkpoint_frequency` windows and measure it; a miner publishes none.
     """
     with get_client(sync_client=True) as client:
         ensure_pool(client, HOUSEKEEPING_POOL, "process")
@@ -209,7 +209,7 @@ def _scheduled(block: Neuron) -> Iterator[tuple[str, str, Schedule]]:
     if block.role == "miner":
         if hparams.storage.private_backup_windows:
             often = Interval(timedelta(minutes=10), slug="every-10m")
-            yield "private_backup", "Store the private state in the neuron's bucket, encrypted, if a backup is due.", often
+            yield "private_backup", "Store the private state in the bucket, encrypted, if a backup is due.", often
         return
     windows = hparams.storage.checkpoint_frequency
     every = Interval(timedelta(seconds=windows * hparams.windows.seconds), slug=f"every-{windows}-windows")
