@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install the Debian packages that a fresh machine may lack, and those that are named as arguments. Without root or apt
 # it says so and goes on: only the first one is ever necessary, the second is more text for the embedded dataset.
-# A service that a package brings is installed, but not started.
+# A service that a package brings is not started, now or with the machine.
 set -u
 
 missing=""
@@ -36,4 +36,7 @@ export DEBIAN_FRONTEND=noninteractive
 $run apt-get install -y -qq --no-install-recommends $missing >/dev/null 2>&1 ||
     { $run apt-get update -qq >/dev/null 2>&1 && $run apt-get install -y -qq --no-install-recommends $missing >/dev/null 2>&1; } ||
     echo "could not install:$missing; going on without" >&2
+for package in "$@"; do
+    case "$missing " in *" $package "*) $run systemctl disable --quiet "$package" >/dev/null 2>&1 ;; esac
+done
 exit 0

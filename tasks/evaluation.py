@@ -12,25 +12,30 @@ from templar.errors import PermanentError, Reason
 from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints
 
 
-@task(task_run_name="evaluate checkpoints", **HOUSEKEEPING)
+@task(task_run_name="evaluate published", **HOUSEKEEPING)
 def evaluate_published(neuron: str) -> tuple[EvaluatedCheckpoint, ...]:
     """Measure the neuron's checkpoints on held-out text, each once; their figures are a table artifact.
 
-    It is empty for a neuron that has published no checkpoint, such as most miners.
+    It is empty for a neuron that has published no checkpoint, such as a miner.
     """
+    results = _evaluated(neuron)
+    if results:
+        table(f"evaluation-{neuron}", evaluation_rows(results), "Checkpoints on held-out text, the newest last.")
+    return results
+
+
+def _evaluated(neuron: str) -> tuple[EvaluatedCheckpoint, ...]:
     block = load_block(neuron)
     context = block.context(neuron)
     read_texts = partial(block.dataset.held_out_texts, context.hparams, Path(block.home))
     try:
-        results = evaluate_checkpoints(context, read_texts)
+        return evaluate_checkpoints(context, read_texts)
     except PermanentError as error:
         if error.reason is not Reason.OBJECT_MISSING:
             raise
         return ()
     finally:
         context.buckets.close()
-    table(f"evaluation-{neuron}", evaluation_rows(results), "Checkpoints on held-out text, the newest last.")
-    return results
 
 
 def evaluation_rows(results: tuple[EvaluatedCheckpoint, ...]) -> Rows:

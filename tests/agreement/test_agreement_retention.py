@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from templar import PROTOCOL_VERSION
 from templar.agreement.checkpoint import MANIFEST_FILE
+from templar.agreement.retention import BACKUPS_KEPT
 from templar.exchange.object_keys import (
     START_WINDOW_KEY,
     Kind,
@@ -118,18 +119,21 @@ buckets = st.sets(keys, max_size=25)
 @given(buckets)
 @settings(max_examples=200)
 def test_expired_objects_and_no_others_expire(bucket: set[str]) -> None:
-    """Objects of a window live for the retention; checkpoints and peer lists until newer ones replace them."""
+    """Objects of a window live for the retention; checkpoints, backups and peer lists until newer ones replace them."""
     parsed = {key: found for key in bucket if (found := parse_key(key)) is not None}
     ours = {
         key: found for key, found in parsed.items() if found.version == PROTOCOL_VERSION and found.window is not None
     }
     finished = sorted({found.window for found in ours.values() if found.file == MANIFEST_FILE and found.window <= NOW})
+    backups = sorted({found.window for found in ours.values() if found.kind is Kind.PRIVATE and found.window <= NOW})
     in_effect = [found.window for found in ours.values() if found.kind is Kind.PEERS and found.window <= NOW]
 
     def is_expired(key: ObjectKey) -> bool:
         if key.kind is Kind.CHECKPOINT:
             is_kept = key.window in {GENESIS, *finished[-KEPT:]}
             return bool(finished) and key.window < finished[-1] and not is_kept
+        if key.kind is Kind.PRIVATE:
+            return bool(backups) and key.window < backups[-1] and key.window not in backups[-BACKUPS_KEPT:]
         return key.window < OLDEST and (key.kind is not Kind.PEERS or key.window != max(in_effect))
 
     assert set(expired(sorted(bucket))) == {key for key, found in ours.items() if is_expired(found)}

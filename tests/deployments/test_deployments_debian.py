@@ -11,7 +11,7 @@ from deployments.prefect_server import PROJECT_ROOT
 SCRIPT = PROJECT_ROOT / "deployments" / "debian.sh"
 COMMANDS = {
     "python3.11": "exit 0",
-    "dpkg-query": '[ "$3" = installed ] && echo "install ok installed"',
+    "dpkg-query": 'for package; do :; done; [ "$package" = installed ] && echo installed',
     "apt-get": 'echo "apt-get $*" >> "$CALLS"',
     "sudo": '[ "$1" = -n ] && exit 0; "$@"',
     "systemctl": 'echo "systemctl $*" >> "$CALLS"',
