@@ -200,6 +200,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
     monkeypatch.setattr(tasks.window, "metrics_of", lambda *_, **__: None)
     monkeypatch.setattr(tasks.window, "condition_of", lambda *_: None)
     monkeypatch.setattr(tasks.window, "publish_metrics", lambda *_: None)
+    monkeypatch.setattr(tasks.window, "show_neuron", lambda *_: None)
     return opens
 
 
