@@ -179,8 +179,13 @@ class Model:
             yield self.rules.counted([*chain.from_iterable(choice)])
 
     def _claims(self, state: State, ballot: int) -> list[Lock]:
-        """The locks that a liar may name in the ballot before."""
-        claims = [*sorted(state.chosen), *((each, value) for each in range(ballot) for value in self.values)]
+        """The locks that a liar may name in the ballot before.
+
+        A lock without votes behind it only counts or does not, by its height: the lowest and the highest value stand
+        for all of a ballot.
+        """
+        without_votes = dict.fromkeys([min(self.values), max(self.values)])
+        claims = [*sorted(state.chosen), *((each, value) for each in range(ballot) for value in without_votes)]
         return list(dict.fromkeys([None, *claims]))
 
     def _after(self, state: State, ballot: int) -> Iterator[State]:
