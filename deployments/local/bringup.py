@@ -93,7 +93,12 @@ class LocalNetwork:
     @property
     def is_running(self) -> bool:
         """Whether any process besides the servers runs, so that there may be a model."""
-        return any(entry.name not in SERVERS for entry in self._record.running())
+        return any(name not in SERVERS for name in self.running)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The names of all processes that run."""
+        return tuple(entry.name for entry in self._record.running())
 
     def keep(self) -> StateMark:
         """Stop the neurons, publish the newest state as a checkpoint, and keep all buckets in the network's folder.

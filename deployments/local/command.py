@@ -162,10 +162,11 @@ def up(network: LocalNetwork) -> int:
 
 def down(network: LocalNetwork) -> int:
     """Keep the model of a network that runs, and stop what is running."""
+    running = network.running
     if network.is_running:
         keep(network)
-    stopped = network.down()
-    console.print(f"stopped {len(stopped)} processes" if stopped else "nothing was running")
+    network.down()
+    console.print(f"stopped {len(running)} processes" if running else "nothing was running")
     return 0
 
 

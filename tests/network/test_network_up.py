@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from deployments.local.command import SCHEDULED
 from deployments.local.plan import DEFAULT_NEURON
 from deployments.processes import require_free_port
 from tests.support.live_network import LiveNetwork, logs_on_failure
@@ -92,7 +93,7 @@ class TestUp:
                 check=False,
             )
             assert shown.returncode == 0, shown.stderr
-        assert len(schedules) == 7
+        assert len(schedules) == len(SCHEDULED)
 
     def test_a_second_network_is_refused_and_the_first_is_left_alone(self, network: LiveNetwork) -> None:
         before = {entry.identity for entry in network.record.running()}
@@ -171,7 +172,9 @@ class TestUp:
     def test_down_leaves_nothing(self, network: LiveNetwork) -> None:
         entries = network.record.running()
         answer = local(network, "down")
-        assert (answer.returncode, answer.stdout) == (0, f"stopped {len(entries)} processes\n")
+        kept, stopped = answer.stdout.splitlines()
+        assert (answer.returncode, stopped) == (0, f"stopped {len(entries)} processes")
+        assert kept.startswith("the model of window ")
         assert not [entry for entry in entries if entry.identity.alive]
         require_free_port("127.0.0.1", network.plan.prefect_port, remedy="none")
         assert local(network, "down").stdout == "nothing was running\n"
