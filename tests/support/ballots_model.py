@@ -36,7 +36,7 @@ class Rules:
     keeps_locks: bool = True  # a lock names the highest one so far, not only that of its ballot
     locks_need_votes: bool = True  # only what a quorum voted for is locked
     ballots_open: bool = True  # a ballot begins with a quorum's locks
-    bound_is_judged: bool = False  # a value that binds is voted for whichever history it follows
+    bound_is_judged: bool = False  # a value that binds must follow the decision on the window before
     histories_are_checked: bool = True  # only what follows the decision on the window before is voted for unbound
 
 

@@ -8,7 +8,7 @@
 
 Neither layout has a split to hold out, which a network needs. Of shards, the last samples of the last shard are held
 out, and that shard alone is copied. Of pages, the last file of each config is held out, and nothing is copied. A link
-is a second name of the same file: whoever changes the original changes the dataset, and readers notice by its hash.
+is a second name of the same file: a change of the original changes the dataset, and readers notice by its hash.
 """
 
 import json
