@@ -210,6 +210,8 @@ def test_answers_and_errors_are_read_within_bounds(
         with pytest.raises(TemplarError):  # boto3 is loaded, and the connection made
             made()
         error, peak = peak_of(made)
+        if error.reason is Reason.STORE_UNREACHABLE:  # the connection of the first call closed as this one began
+            error, peak = peak_of(made)
     assert error.reason is reason
     assert isinstance(error, PermanentError) == (reason is Reason.ACCESS_DENIED)
     assert peak < LIMIT
