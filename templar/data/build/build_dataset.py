@@ -124,7 +124,6 @@ def prepare(request: BuildRequest, *, workers: int | None = None, on_progress: P
 
 def make_parts(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> None:
     """Make every part that is not there yet; errors as in `build`."""
-    total, done = sum(unit.num_bytes for unit in plan.units), 0
     tokenizer = plan.tokenizer()
     shards = plan.request.settings.layout is DatasetLayout.SHARDS
     masks = {} if shards else dict(zip(plan.units, plan.held_out(), strict=True))
@@ -135,13 +134,8 @@ def make_parts(plan: Plan, *, workers: int | None = None, on_progress: Progress 
         else:
             make_page_part(plan, unit, masks[unit])
 
-    def show(unit: Unit) -> None:
-        nonlocal done
-        done += unit.num_bytes
-        on_progress(100 * done / max(1, total))
-
     with alone(plan.request.work):
-        in_threads(work, plan.units, workers, show)
+        in_threads(work, plan.units, workers, on_progress, size=lambda unit: unit.num_bytes)
 
 
 def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> BuiltDataset:

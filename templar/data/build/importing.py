@@ -172,17 +172,11 @@ class _Shards:
                 "--held-out-samples must leave one at least",
             )
         require_index_fits(len(self._paths) + 1, self._layout)
-        done = 0
 
         def work(index: int) -> dict[str, ShardEntry]:
             return self._cut(index, number) if index == last else {TRAIN_SPLIT: self._link(index)}
 
-        def show(_: object) -> None:
-            nonlocal done
-            done += 1
-            on_progress(100 * done / len(self._paths))
-
-        found = in_threads(work, range(len(self._paths)), workers, show)
+        found = in_threads(work, range(len(self._paths)), workers, on_progress)
         entries = {split: tuple(each[split] for each in found if split in each) for split in SPLITS}
         describe_shards(self._partial, entries=entries, layout=self._layout, tokenizer=self._tokenizer)
         return "shards", len(self._paths), 1 + sum(not self._is_linked(index) for index in range(last))
@@ -296,7 +290,6 @@ def _import_pages(
             is_last = number == len(files) - 1
             split, index = (HELD_OUT_SPLIT, 0) if is_last else (TRAIN_SPLIT, number)
             places.append((config, split, index, path, num_rows))
-    done = 0
 
     def work(place: tuple[str, str, int, Path, int | None]) -> tuple[str, PageShard, bool]:
         check_ended()
@@ -314,12 +307,7 @@ def _import_pages(
         )
         return sizes_key(config, split), shard, target.samefile(path)
 
-    def show(_: object) -> None:
-        nonlocal done
-        done += 1
-        on_progress(100 * done / len(places))
-
-    found = in_threads(work, places, workers, show)
+    found = in_threads(work, places, workers, on_progress)
     sizes: dict[str, SplitSizes] = {}
     for (config, split, *_), (key, _, _) in zip(places, found, strict=True):
         shards = [shard for other, shard, _ in found if other == key]

@@ -198,7 +198,6 @@ def plan_build(request: BuildRequest, workers: int | None, on_progress: Callable
     groups = find_groups(request.sources)
     if share is not None:
         groups = groups[share.index :: share.count]
-    total, done = sum(file.size for files in groups for file in files), 0
 
     def read(files: Any) -> Unit:
         unit = identify(files)
@@ -206,12 +205,7 @@ def plan_build(request: BuildRequest, workers: int | None, on_progress: Callable
             take_census(unit, request.work)
         return unit
 
-    def show(files: Any) -> None:
-        nonlocal done
-        done += sum(file.size for file in files)
-        on_progress(100 * done / max(1, total))
-
-    units = tuple(in_threads(read, groups, workers, show))
+    units = tuple(in_threads(read, groups, workers, on_progress, size=lambda files: sum(file.size for file in files)))
     tokenizer = _choose_tokenizer(units, request, workers)
     return make_plan(request, units, tokenizer, {})
 

@@ -148,7 +148,7 @@ def _describe(
     workers: int | None,
     on_progress: Callable[[float], None],
 ) -> ShareDescription:
-    share, done = plan.request.share, 0
+    share = plan.request.share
     assert share is not None  # noqa: S101 - `build_share` looked
     work = plan.request.work
 
@@ -173,11 +173,6 @@ def _describe(
             results=tuple(results),
         )
 
-    def show(_: object) -> None:
-        nonlocal done
-        done += 1
-        on_progress(100 * done / len(plan.units))
-
     return ShareDescription(
         index=share.index,
         count=share.count,
@@ -185,7 +180,7 @@ def _describe(
         tokenizer=plan.tokenizer_digest,
         inputs=_inputs_hash(groups),
         num_units=len(groups),
-        units=tuple(in_threads(describe, enumerate(plan.units), workers, show)),
+        units=tuple(in_threads(describe, enumerate(plan.units), workers, on_progress)),
     )
 
 
@@ -263,7 +258,6 @@ def merge_shares(
     if tokenizer.digest != first.tokenizer:
         raise _damaged(first_folder, "tokenizer.json")
     # 2. Check every file of the shares.
-    done = 0
 
     def check(one: tuple[SharedUnit, Path]) -> None:
         unit, folder = one
@@ -273,12 +267,7 @@ def merge_shares(
             if not path.is_file() or path.stat().st_size != file.size or file_sha256(path) != file.sha256:
                 raise _damaged(folder, file.name)
 
-    def show(_: object) -> None:
-        nonlocal done
-        done += 1
-        on_progress("read", 100 * done / len(described))
-
-    in_threads(check, described, workers, show)
+    in_threads(check, described, workers, lambda done: on_progress("read", done))
     # 3. Assemble.
     with alone(request.work):
         plan = make_plan(request, units, tokenizer, {unit.key: folder for unit, folder in described})

@@ -200,18 +200,12 @@ def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress:
     _merge(plan, documents, streams, lambda done: on_progress(done / 2))
     del documents
     # 3. Hash the shards and describe them.
-    done = 0
 
     def work(shard: tuple[str, int]) -> ShardEntry:
         split, index = shard
         return finished_shard(partial, split, index) or describe_shard(partial, split, index, layout, check=check_ended)
 
-    def show(_: object) -> None:
-        nonlocal done
-        done += 1
-        on_progress(50 + 50 * done / len(shards))
-
-    found = in_threads(work, shards, workers, show)
+    found = in_threads(work, shards, workers, lambda done: on_progress(50 + done / 2))
     entries = {
         split: tuple(entry for (name, _), entry in zip(shards, found, strict=True) if name == split) for split in SPLITS
     }

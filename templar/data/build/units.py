@@ -246,15 +246,20 @@ def _changed(files: Sequence[InputFile]) -> PermanentError:
 
 
 def in_threads(
-    work: Callable[[T], R], things: Iterable[T], workers: int | None, on_done: Callable[[T], None] = lambda _: None
+    work: Callable[[T], R],
+    things: Iterable[T],
+    workers: int | None,
+    on_progress: Callable[[float], None] = lambda percentage: None,
+    *,
+    size: Callable[[T], int] = lambda thing: 1,
 ) -> list[R]:
     """Call `work` on each of some things in parallel; the results in their order.
 
     After an error, an interrupt or a stop, no further call begins, and running ones end where they call `check_ended`.
 
     There are `MOST_WORKERS` threads at most, and one per processor that this process may use by default. Threads
-    suffice: tokenising, hashing and Parquet do their work without Python's lock. This thread calls `on_done` with each
-    thing that is done.
+    suffice: tokenising, hashing and Parquet do their work without Python's lock. This thread calls `on_progress` with
+    the part that is done, 0 to 100, by the sizes of the things; all are alike unless `size` tells them apart.
 
     Raises:
         StoppedError: The host asked the process to stop.
@@ -262,7 +267,8 @@ def in_threads(
     number = workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
     results: dict[int, R] = {}
     waiting = list(enumerate(things))[::-1]
-    items = dict(waiting)
+    sizes = {index: size(thing) for index, thing in waiting}
+    total, finished = max(1, sum(sizes.values())), 0
     ended = Event()
     with ThreadPoolExecutor(number, "build", initializer=_ended.set, initargs=(ended,)) as pool:
         running: dict[Future[R], int] = {}
@@ -276,7 +282,8 @@ def in_threads(
                 for future in done:
                     index = running.pop(future)
                     results[index] = future.result()
-                    on_done(items[index])
+                    finished += sizes[index]
+                    on_progress(100 * finished / total)
         except BaseException:
             ended.set()
             raise
