@@ -58,11 +58,11 @@ def standing(block: Neuron, name: str) -> str:
     Raises:
         TemplarError: Chain or bucket could not be read.
     """
+    if block.role == "aggregator":
+        return "an aggregator has no private state: start it, it catches up with the network"
     store = block.context(name).buckets.own
     keys = (parse_current_key(info.key) for info in store.list(f"{Kind.EVIDENCE}-"))
     newest = max((key.window for key in keys if key is not None and key.window is not None), default=None)
-    if block.role == "aggregator":
-        return "an aggregator has no private state: start it, it catches up with the network"
     found = "there is none in its bucket yet" if newest is None else f"the newest is of window {newest}"
     return (
         f"a validator's standing is the evidence that it published ({found}): start it on this machine, it reads its "

@@ -17,7 +17,6 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from prefect.client.orchestration import get_client
 from prefect.settings import temporary_settings
 
 from blocks.chain import PASSWORD
@@ -33,7 +32,6 @@ from deployments.register import (
     checked_neuron,
     deployment_variables,
     enrol,
-    ensure_pool,
     environment_of,
     require_server,
     worker_command,
@@ -121,8 +119,6 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
         with temporary_settings(address.settings):
             require_server()
             enrol(name, block, environment)
-            with get_client(sync_client=True) as client:
-                ensure_pool(client, HOUSEKEEPING_POOL, "process")
             page = open_page(neuron_key(name))
         deploy(own)
 

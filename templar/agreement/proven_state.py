@@ -22,6 +22,8 @@ from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, parse_current_key
+from templar.exchange.objects import CheckpointManifest
+from templar.hparams import Model
 from templar.store.files import local_file
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ ProvenState = tuple[str, int]
 
 @dataclass(frozen=True)
 class FetchedModel:
-    """A published checkpoint whose parameters are those of a proven state."""
+    """A published checkpoint whose parameters are those of its mark."""
 
     params: dict[str, Tensor]
     mark: StateMark
@@ -94,9 +96,17 @@ def fetch_proven(
             f"uid {publisher.uid}: its checkpoint of window {window} is not the proven state: it has the root "
             f"{manifest.root[:12]}, and a quorum proved {proven[0][:12]}",
         )
-    mark = mark_of(manifest)
-    params = read_weights(folder, model)
-    check_mark(params, mark, f"checkpoint of window {window}")
+    return read_fetched(folder, manifest, model)
+
+
+def read_fetched(folder: Path, manifest: CheckpointManifest, model: Model) -> FetchedModel:
+    """The parameters of a checkpoint that was fetched into a folder; they are checked to be those of its manifest.
+
+    Raises:
+        PermanentError: `root_differs`, `checkpoint_broken`.
+    """
+    mark, params = mark_of(manifest), read_weights(folder, model)
+    check_mark(params, mark, f"checkpoint of window {mark.window}")
     return FetchedModel(params, mark)
 
 

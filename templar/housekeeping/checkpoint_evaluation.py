@@ -5,10 +5,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from templar.agreement.checkpoint import EVALUATION_FILE, fetch_checkpoint, list_checkpoints, mark_of
+from templar.agreement.checkpoint import EVALUATION_FILE, fetch_checkpoint, list_checkpoints
 from templar.agreement.genesis import Birth, load_genesis
-from templar.agreement.model_folder import read_weights
-from templar.agreement.state import check_mark
+from templar.agreement.proven_state import read_fetched
 from templar.chain.base import NeuronInfo
 from templar.data.tokenizer import Tokenizer, load_tokenizer
 from templar.errors import PermanentError, Reason
@@ -55,9 +54,7 @@ def evaluate_checkpoints(
             `root_differs`, `dataset_missing`, `non_finite_loss`.
     """
     birth, store = context.birth(), context.buckets.own
-    neuron = context.chain.metagraph().by_hotkey(context.own_signer.address)
-    if neuron is None:
-        raise PermanentError(Reason.NOT_REGISTERED, f"hotkey {context.own_signer.address} is not registered")
+    neuron = context.own_neuron()
     windows = list_checkpoints(store, neuron.uid)
     if not windows:
         raise PermanentError(
@@ -85,8 +82,7 @@ def _measure(
     else:
         reader = context.buckets.reader(neuron)
         manifest = fetch_checkpoint(reader, neuron, window, folder, network=birth.network, model=model)
-        params, root = read_weights(folder, model), manifest.root
-        check_mark(params, mark_of(manifest), f"checkpoint of window {window}")
+        params, root = read_fetched(folder, manifest, model).params, manifest.root
     net = build_model(model)
     load_parameters(net, params)
     tokenizer = load_tokenizer(str(folder))

@@ -188,9 +188,7 @@ def publish_newest_checkpoint(context: Context, *, preset: str = "") -> StateMar
     mark = next(iter(snapshots.marks()), None)
     if mark is None:
         raise PermanentError(Reason.OBJECT_MISSING, f"{context.home}: no snapshot yet; the first window makes one")
-    neuron = context.chain.metagraph().by_hotkey(context.own_signer.address)
-    if neuron is None:
-        raise PermanentError(Reason.NOT_REGISTERED, f"hotkey {context.own_signer.address} is not registered")
+    neuron = context.own_neuron()
     published = read_manifest(store, neuron, mark.window, birth.network)
     if published is not None and published.root == mark.root:
         return mark

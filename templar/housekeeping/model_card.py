@@ -37,9 +37,7 @@ class TrainingHistory:
     rosters: Mapping[int, Roster | None]  # by window: the decided roster, None for a null window; unreadable ones miss
     losses: Mapping[int, float]  # by window: loss of a validator's evaluation batch before the window's step
     measured_by: int | None = None  # the validator's uid; None if no evidence was found
-    pay: Mapping[str, float] = field(
-        default_factory=dict
-    )  # by hotkey: share of all weight that its evidence gave miners
+    pay: Mapping[str, float] = field(default_factory=dict)  # by hotkey: share of the weight that its evidence gave
 
 
 def read_history(exchange: Exchange, birth: Birth, window: int) -> TrainingHistory:

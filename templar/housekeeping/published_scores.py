@@ -125,8 +125,22 @@ def first_published(exchange: Exchange, windows: range, *, own: str | None = Non
     Raises:
         TransientError: No evidence was found, and at least one validator's bucket failed transiently.
     """
+    found, failed = look_for_published(exchange, windows, first=own)
+    if found is None and failed is not None:
+        raise failed
+    return found
+
+
+def look_for_published(
+    exchange: Exchange, windows: range, *, first: str | None
+) -> tuple[Published | None, TransientError | None]:
+    """The evidence of one hotkey, or else of the validator with the most stake that has any; and the last failure.
+
+    Raises:
+        TransientError: The chain failed.
+    """
     failed: TransientError | None = None
-    for validator in sorted(exchange.newest_metagraph().validators(), key=lambda neuron: neuron.hotkey != own):
+    for validator in sorted(exchange.newest_metagraph().validators(), key=lambda neuron: neuron.hotkey != first):
         try:
             found = read_published(exchange, validator, windows)
         except TemplarError as error:
@@ -134,10 +148,8 @@ def first_published(exchange: Exchange, windows: range, *, own: str | None = Non
             failed = error if isinstance(error, TransientError) else failed
             continue
         if found.evidences:
-            return found
-    if failed is not None:
-        raise failed
-    return None
+            return found, failed
+    return None, failed
 
 
 def _validator(exchange: Exchange, uid: int) -> NeuronInfo:

@@ -18,7 +18,7 @@ from templar.errors import TemplarError
 from templar.exchange.context import Exchange
 from templar.exchange.objects import RosterEntry
 from templar.housekeeping.metrics import train_report
-from templar.housekeeping.published_scores import read_published
+from templar.housekeeping.published_scores import look_for_published
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
@@ -207,16 +207,11 @@ class NetworkCurve:
     def _evidences(self, windows: range) -> dict[int, Evidence]:
         """The evidence of the validator that had some at the last look, or else of the first one that has any."""
         last = None if self._validator is None else self._validator.hotkey
-        for validator in sorted(self._exchange.newest_metagraph().validators(), key=lambda each: each.hotkey != last):
-            try:
-                published = read_published(self._exchange, validator, windows)
-            except TemplarError as error:
-                log.warning("uid %d is passed over: %s", validator.uid, error)
-                continue
-            if published.evidences:
-                self._validator = validator
-                return {evidence.window: evidence for evidence in published.evidences}
-        return {}
+        published, _ = look_for_published(self._exchange, windows, first=last)
+        if published is None:
+            return {}
+        self._validator = published.validator
+        return {evidence.window: evidence for evidence in published.evidences}
 
     def _entries(self, window: int) -> tuple[RosterEntry, ...] | None:
         try:

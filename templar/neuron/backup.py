@@ -119,9 +119,7 @@ def store_backup(context: Context) -> BackupReport:
         )
     if why := _why_not_due(every, newest, mark.window):
         return BackupReport(newest, False, why=why)
-    signer, neuron = context.own_signer, context.chain.metagraph().by_hotkey(context.own_signer.address)
-    if neuron is None:
-        raise PermanentError(Reason.NOT_REGISTERED, f"hotkey {signer.address} is not registered")
+    signer, neuron = context.own_signer, context.own_neuron()
 
     # 2. Give the files a second name, because the neuron deletes old snapshots; encrypt them into one.
     folder, window = context.home / FOLDER, mark.window

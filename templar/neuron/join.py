@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from templar.agreement.genesis import Birth, find_birth, require_digest, validators_now
-from templar.chain.base import Chain, Role
+from templar.chain.base import Chain, NeuronInfo, Role
 from templar.chain.hotkey import Signer
 from templar.data.dataset import TrainingData
 from templar.data.tokenizer import EMBEDDED, check_fits, load_tokenizer
@@ -53,6 +53,18 @@ class Context:
         if self.signer is None:
             raise PermanentError(Reason.NOT_REGISTERED, "this node has no hotkey: it can only read")
         return self.signer
+
+    def own_neuron(self) -> NeuronInfo:
+        """The own hotkey's neuron, as the chain has it now.
+
+        Raises:
+            PermanentError: `not_registered`.
+            TransientError: The chain could not be reached.
+        """
+        neuron = self.chain.metagraph().by_hotkey(self.own_signer.address)
+        if neuron is None:
+            raise PermanentError(Reason.NOT_REGISTERED, f"hotkey {self.own_signer.address} is not registered")
+        return neuron
 
     def birth(self) -> Birth:
         """Where the network started: the one that the operator insists on, or that this folder joined first.

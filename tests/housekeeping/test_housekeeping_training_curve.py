@@ -5,7 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from templar.chain.base import NeuronInfo
+from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, window_key
+from templar.housekeeping import published_scores
 from templar.housekeeping.training_curve import CurvePoint, NetworkCurve, NodeCurve, draw_curve, node_rows
 from templar.neuron.node import Node
 from tests.support.network import Network, tiny
@@ -115,9 +118,13 @@ class TestNetwork:
 
     def test_a_later_look_reads_only_what_is_new(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
         asked = list[range]()
-        read = "templar.housekeeping.training_curve.read_published"
-        real = __import__("templar.housekeeping.published_scores", fromlist=["read_published"]).read_published
-        monkeypatch.setattr(read, lambda exchange, who, windows: asked.append(windows) or real(exchange, who, windows))
+        real = published_scores.read_published
+
+        def read(exchange: Exchange, validator: NeuronInfo, windows: range) -> published_scores.Published:
+            asked.append(windows)
+            return real(exchange, validator, windows)
+
+        monkeypatch.setattr(published_scores, "read_published", read)
         curve = curve_of(network)
         curve.look(2)
         asked.clear()
