@@ -170,7 +170,7 @@ def ours(scene: Scene) -> dict[int, float]:
         micro_batch_size=MICRO_BATCH,
     )
     estimates = evaluator.estimate(list(plan.exact))
-    measurements = {uid: evaluator.measure(uid, others) for uid, others in plan.exact.items()}
+    measurements = evaluator.measure(plan.exact)
     find_likenesses(scene.payloads, scene.payloads, frozenset(), scene.layout, threshold=0.4)
     norm_ratios(scene.payloads, scene.layout)
     prior = CurvaturePrior.of(estimates.values(), measurements.values(), scene.large_prediction_ratio)

@@ -24,7 +24,8 @@ from templar.gradient.codec.wire import Payload
 from templar.neuron.node import Node
 from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw_plan
 from templar.scoring.evidence import Estimate, Likeness, MeasuredOn, Measurement, MinerFacts, WindowFacts
-from templar.scoring.measure import Evaluator, Meter, find_likenesses, norm_ratios
+from templar.scoring.measure import Evaluator, find_likenesses, norm_ratios
+from templar.scoring.meter import Meter
 from templar.scoring.score import MAX_BEHIND, windows_behind
 from templar.scoring.standing import Standing
 from templar.training.loss import sequence_losses
@@ -192,7 +193,7 @@ def _measure(
 
     def compute() -> _Measured:
         estimates = evaluator.estimate(list(plan.exact))
-        measurements = {uid: evaluator.measure(uid, others) for uid, others in plan.exact.items()}
+        measurements = evaluator.measure(plan.exact)
         overlaps, repeats = find_likenesses(
             payloads,
             _earlier(node, standing, window),

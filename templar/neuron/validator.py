@@ -32,7 +32,7 @@ from templar.neuron.window_time import spends
 from templar.scoring.conclude import check_weights, conclude
 from templar.scoring.evidence import Evidence, WindowFacts
 from templar.scoring.evidence_chain import ScoreBook, evidence_keys
-from templar.scoring.measure import Meter
+from templar.scoring.meter import Meter
 from templar.timeline import closing_block, first_block
 from templar.training.model import build_model
 

@@ -8,151 +8,39 @@ Exact: the model computes with `theta - factor * update` and then with `theta` a
 points at. The agreed parameters are never written, and there is no second model: the gradients' memory holds the moved
 parameters.
 
-A `Meter` computes the losses, on the operator's device and in its precision; all results are on the CPU.
+A `Meter` computes the losses, on the operator's devices and in its precision; all results are on the CPU. Several
+devices share the segments of the backward pass, and the payloads that are measured exactly; each has its own model.
 
 Losses alone do not show copies and inflated payloads; `find_likenesses` and `norm_ratios` do.
 """
 
 import math
+import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial, reduce
 from statistics import median
-from typing import Literal, NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from templar.errors import PermanentError, Reason
 from templar.gradient.aggregate import peer_norms, single_update
 from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
 from templar.gradient.product import UpdateProducts
 from templar.gradient.similarity import similarity
-from templar.hparams import TrainerSettings
-from templar.interrupt import check_stop
-from templar.scoring.evidence import Estimate, Likeness, MeasuredOn, Measurement
+from templar.scoring.evidence import Estimate, Likeness, Measurement
+from templar.scoring.meter import Meter
 from templar.scoring.score import first_order_score, relative_gain
 from templar.scoring.standing import round_score
-from templar.training.device import EVALUATION, PassSizes, as_out_of_memory, choose_device
-from templar.training.loss import mean_loss, micro_batch_losses, torch_threads
-from templar.training.model import (
-    bind_parameters,
-    hidden_states,
-    load_parameters,
-    named_parameters,
-    output_weight,
-    parameters_of,
-)
+from templar.training.model import bind_parameters, empty_copy, named_parameters
 
 T = TypeVar("T")
-
-
-class _Sizes(NamedTuple):
-    """The preset's sizes of an evaluation: a forward pass is a batch."""
-
-    batch_size: int
-    micro_batch_size: int
-
-
-class Meter:
-    """Computes losses and their gradients as the operator chose.
-
-    With repeatable settings, the default, they are those of docs/protocol.md 14 to the last bit that a kind of machine
-    has: on one thread of the CPU, in float32, with the preset's micro-batch. Otherwise device, precision, threads and
-    micro-batch are the operator's, and logits are computed in chunks of tokens; an audit allows for that.
-    """
-
-    def __init__(self, settings: TrainerSettings | None = None) -> None:
-        """Choose the device.
-
-        Raises:
-            PermanentError: `bad_environment`; the machine has no such device or precision, or there are several ranks.
-        """
-        self.settings = settings or TrainerSettings()
-        if self.settings.ranks not in (1, "auto"):
-            raise PermanentError(
-                Reason.BAD_ENVIRONMENT,
-                f"TEMPLAR_RANKS is {self.settings.ranks}, and an evaluation runs on one device: set 1 or auto",
-            )
-        # A smaller micro-batch, and checkpointed layers, change last bits.
-        exact_sizes = self.settings.micro_batch == "preset" and not self.settings.checkpoint_layers
-        self.repeatable = self.settings.repeatable and exact_sizes
-        self.device = choose_device(self.settings, EVALUATION)
-        self._sizes = PassSizes(self.settings, self.device, work=EVALUATION)
-
-    @property
-    def measured_on(self) -> MeasuredOn:
-        """What evidence says of it."""
-        device: Literal["cpu", "cuda"] = "cuda" if self.device.is_cuda else "cpu"
-        precision: Literal["float32", "bfloat16"] = "float32" if self.device.precision == "float32" else "bfloat16"
-        return MeasuredOn(device=device, precision=precision, repeatable=self.repeatable)
-
-    def check(self, micro_batch_size: int) -> None:
-        """Whether the settings suit the preset's number of sequences of a forward pass.
-
-        Raises:
-            PermanentError: `bad_environment`.
-        """
-        self._sizes.size(_Sizes(micro_batch_size, micro_batch_size), 0)
-
-    def load(self, net: nn.Module, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Let a model compute with these parameters; they themselves on a CPU, else the model's own copy on the device.
-
-        Raises:
-            ValueError: They are not the model's.
-            PermanentError: `out_of_memory`.
-        """
-        if not self.device.is_cuda:
-            bind_parameters(net, params)
-            return params
-        with as_out_of_memory(self.device, EVALUATION):
-            net.to(self.device.place)
-            load_parameters(net, params)
-        return parameters_of(net)
-
-    def fitting(self, micro_batch_size: int, length: int, compute: Callable[[int], T], net: nn.Module) -> T:
-        """The result of `compute`, which takes the sequences of a forward pass, on the device's threads.
-
-        Raises:
-            PermanentError: `out_of_memory`; with `TEMPLAR_MICRO_BATCH=auto` not before a single sequence is too much.
-        """
-        with torch_threads(self.device.threads), as_out_of_memory(self.device, EVALUATION):
-            sizes = _Sizes(micro_batch_size, micro_batch_size)
-            return self._sizes.fitting(sizes, length, compute, forget=net.zero_grad)
-
-    def passes(self, net: nn.Module, tokens: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The mean losses of sequences of shape (n, L), float64, and their sum within autograd; `size` at a time.
-
-        Raises:
-            StoppedError: A stop was asked for.
-        """
-        if self.repeatable:
-            for losses in micro_batch_losses(net, tokens, micro_batch_size=size):
-                yield losses.detach(), losses.sum()
-            return
-        device, weight = self.device, output_weight(net)
-        for start in range(0, len(tokens), size):
-            check_stop()
-            batch = tokens[start : start + size].to(device.place, torch.int64)
-            with device.autocast():
-                hidden = hidden_states(
-                    net,
-                    batch[:, :-1],
-                    checkpoint_layers=self.settings.checkpoint_layers,
-                    layer_step=device.layer_step,
-                ).flatten(0, 1)
-                each = torch.empty(len(hidden), device=device.place)
-                mean = mean_loss(
-                    hidden,
-                    weight if torch.is_grad_enabled() else weight.detach(),  # its gradient would be computed, too
-                    batch[:, 1:].flatten(),
-                    chunk=device.loss_chunk(len(weight)),
-                    each=each,
-                )
-            yield each.view(len(batch), -1).double().mean(dim=1), mean * len(batch)
 
 
 @dataclass(eq=False)
@@ -171,9 +59,12 @@ class Evaluator:
     meter: Meter = field(default_factory=Meter)
 
     def __post_init__(self) -> None:
-        self._params = self.meter.load(self.model, self.params)
-        self._tokens = {uid: torch.from_numpy(sequences) for uid, sequences in self.segments.items()}
-        self._buffer: dict[str, Tensor] = {}
+        tokens = {uid: torch.from_numpy(sequences) for uid, sequences in self.segments.items()}
+        nets = [self.model, *(empty_copy(self.model) for _ in self.meter.each[1:])]
+        self._parts = [
+            _Part(net, meter.load(net, self.params), tokens, self.micro_batch_size, meter)
+            for net, meter in zip(nets, self.meter.each, strict=True)
+        ]
         self._before: dict[int, list[float]] = {}
         self._gains: dict[int, dict[int, float]] = {}
 
@@ -187,8 +78,18 @@ class Evaluator:
 
         The gain of `exact_uids`, which are measured exactly, is found on every segment: it says what to expect there.
         """
-        uids = list(self.payloads)
-        gains, totals = self._fitting(lambda size: self._first_order(uids, exact_uids, size))
+        # 1. Each device takes some of the segments.
+        uids, payloads = list(self.payloads), list(self.payloads.values())
+
+        def first_order(part: "_Part", owners: list[int]) -> "_FirstOrder":
+            return part.first_order(UpdateProducts(payloads, self.layout, self.medians), uids, exact_uids, owners)
+
+        found = self._share(first_order, list(self.segments))
+        # 2. Put together what they found. Products are sums over segments.
+        before = {owner: losses for each in found for owner, losses in each.before.items()}
+        self._before = {owner: before[owner] for owner in self.segments}
+        gains = {uid: {owner: gain for each in found for owner, gain in each.gains[uid].items()} for uid in uids}
+        totals = {uid: reduce(operator.add, (each.totals[uid] for each in found)) for uid in uids}
         self._gains = {uid: gains[uid] for uid in exact_uids}
         estimates = {uid: self._estimate(uid, gains[uid].get(uid, 0.0), totals[uid]) for uid in uids}
         return {
@@ -196,43 +97,35 @@ class Evaluator:
             for uid, estimate in estimates.items()
         }
 
-    def _first_order(
-        self, uids: Sequence[int], exact_uids: Sequence[int], size: int
-    ) -> tuple[dict[int, dict[int, float]], dict[int, float]]:
-        """Products with the gradients: uid -> segment -> sum over its sequences, and uid -> over the whole batch."""
-        products = UpdateProducts([self.payloads[uid] for uid in uids], self.layout, self.medians)
-        index = {uid: number for number, uid in enumerate(uids)}
-        gains: dict[int, dict[int, float]] = {uid: {} for uid in uids}
-        with self._gradients() as gradients:
-            # The gradient accumulates over segments, so a segment's gain is the product after it less that before it.
-            reached = dict.fromkeys(exact_uids, 0.0)
-            for owner, tokens in self._tokens.items():
-                asked = [*exact_uids, *([owner] if owner in index and owner not in reached else [])]
-                if asked[len(exact_uids) :]:
-                    reached[owner] = products.with_gradients(gradients, [index[owner]])[0]
-                self._before[owner] = self._backward(tokens, size)
-                now = dict(zip(asked, products.with_gradients(gradients, [index[uid] for uid in asked]), strict=True))
-                for uid in asked:
-                    gains[uid][owner] = now[uid] - reached[uid]
-                reached = {uid: now[uid] for uid in exact_uids}
-            return gains, dict(zip(uids, products.with_gradients(gradients, range(len(uids))), strict=True))
+    def measure(self, plan: Mapping[int, Sequence[int]]) -> dict[int, Measurement]:
+        """Return the losses before and after each payload is applied alone, once `estimate` was called with these uids.
 
-    def measure(self, uid: int, others: Sequence[int]) -> Measurement:
-        """Return the losses before and after a payload of `exact_uids` is applied alone, once `estimate` was called.
-
-        They are measured on its own segment and on those of the `others`.
+        Args:
+            plan: uid -> the others on whose segments its payload is measured, besides its own.
         """
-        # 1. Move: theta - factor * update, in the gradients' memory.
-        moved = single_update(self.payloads[uid], self.layout, self.medians, out=self._buffer or None)
-        self._buffer = moved
-        for name, update in moved.items():
-            update.mul_(-self.factor).add_(self._params[name])
-        # 2. Compute with the moved parameters, then point the model at the agreed ones again.
-        bind_parameters(self.model, moved)
-        try:
-            after = self._fitting(lambda size: {owner: self._losses(owner, size) for owner in (uid, *others)})
-        finally:
-            bind_parameters(self.model, self._params)
+
+        def losses_after(part: "_Part", uids: list[int]) -> dict[int, dict[int, list[float]]]:
+            return {
+                uid: part.losses_after(
+                    partial(single_update, self.payloads[uid], self.layout, self.medians),
+                    self.factor,
+                    (uid, *plan[uid]),
+                )
+                for uid in uids
+            }
+
+        after = {uid: losses for each in self._share(losses_after, list(plan)) for uid, losses in each.items()}
+        return {uid: self._measurement(uid, others, after[uid]) for uid, others in plan.items()}
+
+    def _share(self, work: "Callable[[_Part, list[int]], T]", uids: list[int]) -> list[T]:
+        """Let each device work for some of the uids; what each of them found."""
+        count = len(self._parts)
+        if count == 1:
+            return [work(self._parts[0], uids)]
+        with ThreadPoolExecutor(count, thread_name_prefix="evaluation") as pool:
+            return list(pool.map(work, self._parts, [uids[number::count] for number in range(count)]))
+
+    def _measurement(self, uid: int, others: Sequence[int], after: Mapping[int, Sequence[float]]) -> Measurement:
         count = sum(len(after[owner]) for owner in others)
         gain = sum(self._gains[uid][owner] for owner in others) * self.factor
         return Measurement(
@@ -242,38 +135,6 @@ class Evaluator:
             random_after=_mean(loss for owner in others for loss in after[owner]),
             random_gain=_finite(gain / count) if count else None,
         )
-
-    @contextmanager
-    def _gradients(self) -> Iterator[dict[str, Tensor]]:
-        """Yield zeros that backward passes add to; afterwards the model drops them, and they become the buffer."""
-        gradients = {}
-        try:
-            for name, param in named_parameters(self.model):
-                param.requires_grad_(True)
-                param.grad = gradients[name] = torch.zeros_like(param)
-            yield gradients
-            self._buffer = gradients
-        finally:
-            self.model.zero_grad(set_to_none=True)
-
-    def _fitting(self, compute: Callable[[int], T]) -> T:
-        length = next((tokens.shape[1] for tokens in self._tokens.values()), 0)
-        return self.meter.fitting(self.micro_batch_size, length, compute, self.model)
-
-    def _backward(self, tokens: Tensor, size: int) -> list[float]:
-        """Add the gradient of a segment's summed losses, and return the losses of its sequences."""
-        losses: list[Tensor] = []
-        with torch.enable_grad():
-            for batch, total in self.meter.passes(self.model, tokens, size):
-                losses.append(batch)
-                torch.autograd.backward(total)
-        return _numbers(losses)
-
-    @torch.no_grad()
-    def _losses(self, owner: int, size: int) -> list[float]:
-        if owner not in self._tokens:
-            return []
-        return _numbers([losses for losses, _ in self.meter.passes(self.model, self._tokens[owner], size)])
 
     def _estimate(self, uid: int, own: float, total: float) -> Estimate:
         mine = self._before.get(uid, [])
@@ -294,6 +155,112 @@ class Evaluator:
                 there = relative_gain(estimate.own_before, gains[uid] * self.factor / count)
                 differences.append(there - first_order_score(estimates[other]))
         return median(differences) if differences else 0.0
+
+
+@dataclass(frozen=True)
+class _FirstOrder:
+    """What the backward passes over some segments give."""
+
+    before: dict[int, list[float]]  # segment -> losses of its sequences
+    gains: dict[int, dict[int, float]]  # uid -> segment -> product with its gradient, the sum over its sequences
+    totals: dict[int, float]  # uid -> product with the gradient of all these segments
+
+
+@dataclass(eq=False)
+class _Part:
+    """What one device computes of an evaluation."""
+
+    net: nn.Module
+    params: Mapping[str, Tensor]  # the agreed parameters, where the model computes with them
+    tokens: Mapping[int, Tensor]  # uid -> its sequences
+    micro_batch_size: int  # by the preset
+    meter: Meter  # of this device
+
+    def __post_init__(self) -> None:
+        self._buffer: dict[str, Tensor] = {}
+
+    def first_order(
+        self, products: UpdateProducts, uids: Sequence[int], exact_uids: Sequence[int], owners: Sequence[int]
+    ) -> _FirstOrder:
+        """Products of payloads with the gradients of the segments of `owners`.
+
+        Those of `exact_uids` are found on each of these segments, the others only on their own and on all together.
+        """
+        return self._fitting(lambda size: self._first_order(products, uids, exact_uids, owners, size))
+
+    def _first_order(
+        self,
+        products: UpdateProducts,
+        uids: Sequence[int],
+        exact_uids: Sequence[int],
+        owners: Sequence[int],
+        size: int,
+    ) -> _FirstOrder:
+        index = {uid: number for number, uid in enumerate(uids)}
+        before: dict[int, list[float]] = {}
+        gains: dict[int, dict[int, float]] = {uid: {} for uid in uids}
+        with self._gradients() as gradients:
+            # The gradient accumulates over segments, so a segment's gain is the product after it less that before it.
+            reached = dict.fromkeys(exact_uids, 0.0)
+            for owner in owners:
+                asked = [*exact_uids, *([owner] if owner in index and owner not in reached else [])]
+                if asked[len(exact_uids) :]:
+                    reached[owner] = products.with_gradients(gradients, [index[owner]])[0]
+                before[owner] = self._backward(self.tokens[owner], size)
+                now = dict(zip(asked, products.with_gradients(gradients, [index[uid] for uid in asked]), strict=True))
+                for uid in asked:
+                    gains[uid][owner] = now[uid] - reached[uid]
+                reached = {uid: now[uid] for uid in exact_uids}
+            totals = dict(zip(uids, products.with_gradients(gradients, range(len(uids))), strict=True))
+            return _FirstOrder(before, gains, totals)
+
+    def losses_after(
+        self, update: Callable[..., dict[str, Tensor]], factor: float, owners: Sequence[int]
+    ) -> dict[int, list[float]]:
+        """The losses of segments after a step along an update; `update` takes the tensors `out` to write it into."""
+        # 1. Move: theta - factor * update, in the gradients' memory.
+        moved = update(out=self._buffer or None)
+        self._buffer = moved
+        for name, each in moved.items():
+            each.mul_(-factor).add_(self.params[name])
+        # 2. Compute with the moved parameters, then point the model at the agreed ones again.
+        bind_parameters(self.net, moved)
+        try:
+            return self._fitting(lambda size: {owner: self._losses(owner, size) for owner in owners})
+        finally:
+            bind_parameters(self.net, self.params)
+
+    @contextmanager
+    def _gradients(self) -> Iterator[dict[str, Tensor]]:
+        """Yield zeros that backward passes add to; afterwards the model drops them, and they become the buffer."""
+        gradients = {}
+        try:
+            for name, param in named_parameters(self.net):
+                param.requires_grad_(True)
+                param.grad = gradients[name] = torch.zeros_like(param)
+            yield gradients
+            self._buffer = gradients
+        finally:
+            self.net.zero_grad(set_to_none=True)
+
+    def _fitting(self, compute: Callable[[int], T]) -> T:
+        length = next((tokens.shape[1] for tokens in self.tokens.values()), 0)
+        return self.meter.fitting(self.micro_batch_size, length, compute, self.net)
+
+    def _backward(self, tokens: Tensor, size: int) -> list[float]:
+        """Add the gradient of a segment's summed losses, and return the losses of its sequences."""
+        losses: list[Tensor] = []
+        with torch.enable_grad():
+            for batch, total in self.meter.passes(self.net, tokens, size):
+                losses.append(batch)
+                torch.autograd.backward(total)
+        return _numbers(losses)
+
+    @torch.no_grad()
+    def _losses(self, owner: int, size: int) -> list[float]:
+        if owner not in self.tokens:
+            return []
+        return _numbers([losses for losses, _ in self.meter.passes(self.net, self.tokens[owner], size)])
 
 
 def _numbers(losses: Sequence[Tensor]) -> list[float]:

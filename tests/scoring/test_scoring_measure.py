@@ -109,7 +109,7 @@ def measured(
     measuring: Evaluator, plan: Mapping[int, Sequence[int]]
 ) -> tuple[dict[int, Estimate], dict[int, Measurement]]:
     estimates = measuring.estimate(list(plan))
-    return estimates, {uid: measuring.measure(uid, others) for uid, others in plan.items()}
+    return estimates, measuring.measure(plan)
 
 
 PLAN = {9: (4, SPARE), 30: (9, 4), 31: (4, 9, SPARE), 4: (9,)}

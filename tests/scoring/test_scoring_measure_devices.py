@@ -1,19 +1,20 @@
 """Evaluation as the operator chose it: near the repeatable numbers on every device, and clear where it cannot be."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from templar.agreement.state import parameters_digest
 from templar.errors import PermanentError, Reason
 from templar.hparams import TrainerSettings
-from templar.scoring import measure
+from templar.scoring import meter
 from templar.scoring.differences import compare_facts
 from templar.scoring.evidence import MeasuredOn, WindowFacts
-from templar.scoring.measure import Meter
+from templar.scoring.meter import Meter
 from templar.training import loss
 from templar.training.loss import mean_loss, token_losses
 from tests.support.errors import raising
@@ -35,6 +36,8 @@ def repeatable() -> WindowFacts:
         ({"threads": 2}, "float32"),
         ({"micro_batch": 2, "checkpoint_layers": 1}, "float32"),
         ({"precision": "bfloat16"}, "bfloat16"),
+        ({"ranks": 2, "threads": 2}, "float32"),
+        ({"ranks": 5, "micro_batch": "auto"}, "float32"),
     ],
 )
 def test_other_settings_find_the_same_within_the_tolerance(
@@ -59,6 +62,26 @@ def test_the_default_is_repeatable_and_says_so(repeatable: WindowFacts) -> None:
         assert not Meter(TrainerSettings(**changes)).repeatable, "another micro-batch changes last bits"
 
 
+def test_several_devices_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each passes over a part of the segments, and none twice; a device that fails ends the evaluation."""
+    passed: dict[int, list[int]] = defaultdict(list)
+    real = meter.hidden_states
+
+    def noting(net: nn.Module, tokens: Tensor, **options: Any) -> Tensor:
+        passed[id(net)].append(len(tokens))
+        return real(net, tokens, **options)
+
+    monkeypatch.setattr(meter, "hidden_states", noting)
+    measuring = evaluator(FAST.model_copy(update={"ranks": 2}))
+    measuring.estimate(list(PLAN))
+    assert sorted(map(sum, passed.values())) == [12, 24], "two of three segments, and one"
+    measuring.measure(PLAN)
+    assert sorted(map(sum, passed.values())) == [12 + 24, 24 + 36], "one payload each, on two segments and on three"
+    monkeypatch.setattr(meter, "mean_loss", Full(0, mean_loss, passes=1))
+    with raising(PermanentError, Reason.OUT_OF_MEMORY):
+        measuring.estimate([])
+
+
 class Full:
     """A loss that runs out of memory with more than so many sequences, once a number of passes have succeeded."""
 
@@ -79,7 +102,7 @@ def test_auto_halves_the_micro_batch_and_begins_again(
 ) -> None:
     """Before anything, within the gradients of the second segment, and in an exact measurement."""
     full = Full(4, mean_loss, passes)
-    monkeypatch.setattr(measure, "mean_loss", full)
+    monkeypatch.setattr(meter, "mean_loss", full)
     measuring = evaluator(AUTO)
     found = facts(measuring)
     assert compare_facts(found, repeatable, tolerance=1e-4) == ()
@@ -102,7 +125,7 @@ def test_an_evaluation_without_memory_says_what_to_set(
     settings: TrainerSettings, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Numbers that may not change are not measured in another way."""
-    monkeypatch.setattr(measure, "mean_loss", Full(0, mean_loss))
+    monkeypatch.setattr(meter, "mean_loss", Full(0, mean_loss))
     monkeypatch.setattr(loss, "token_losses", Full(0, token_losses))
     measuring = evaluator(settings)
     before = parameters_digest(measuring.params)
@@ -118,7 +141,6 @@ def test_an_evaluation_without_memory_says_what_to_set(
     ("changes", "problem"),
     [
         ({"device": "cuda:99"}, "TEMPLAR_DEVICE is 'cuda:99'"),
-        ({"ranks": 2}, "TEMPLAR_RANKS is 2, and an evaluation runs on one device: set 1 or auto"),
         ({"micro_batch": 3}, "TEMPLAR_MICRO_BATCH is 3 and does not divide scoring.eval_micro_batch_size 8"),
     ],
 )

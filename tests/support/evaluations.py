@@ -8,7 +8,8 @@ from templar.gradient.aggregate import median_norms
 from templar.gradient.layout import Layout
 from templar.hparams import TrainerSettings, load_hparams
 from templar.scoring.evidence import WindowFacts
-from templar.scoring.measure import Evaluator, Meter
+from templar.scoring.measure import Evaluator
+from templar.scoring.meter import Meter
 from templar.training.loss import token_losses
 from templar.training.model import build_model, parameter_shapes, parameters_of
 from tests.support.facts import revealed, window_of
@@ -50,6 +51,6 @@ def _gradient(uid: int) -> dict[str, Tensor]:
 def facts(measuring: Evaluator) -> WindowFacts:
     """All that is measured, as an evidence has it."""
     estimates = measuring.estimate(list(PLAN))
-    exact = {uid: measuring.measure(uid, others) for uid, others in PLAN.items()}
+    exact = measuring.measure(PLAN)
     miners = (revealed(uid, estimate=found, measurement=exact.get(uid)) for uid, found in estimates.items())
     return window_of(*miners, loss=measuring.loss, measured_on=measuring.meter.measured_on)
