@@ -5,7 +5,9 @@ The counts grow from the start of the process on. Several neurons in one process
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from templar.errors import Reason
 
@@ -51,3 +53,20 @@ class Traffic:
 
 TRAFFIC = Traffic()
 """Those of this process."""
+_watcher: ContextVar[Callable[[int], None] | None] = ContextVar("templar.traffic", default=None)
+
+
+@contextmanager
+def watching(on_moved: Callable[[int], None]) -> Iterator[None]:
+    """Let this thread's transfers within the block, and their own threads, say how many bytes they have moved."""
+    token = _watcher.set(on_moved)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+def report_moved(num_bytes: int) -> None:
+    """Say that bytes of an object have been stored, or have arrived."""
+    if (watcher := _watcher.get()) is not None:
+        watcher(num_bytes)

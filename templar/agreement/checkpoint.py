@@ -3,8 +3,14 @@
 The manifest is written last, and a checkpoint without it does not exist: an unfinished one is never read.
 """
 
+import hashlib
+import logging
 import math
 import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from templar.agreement.state import StateMark
@@ -16,11 +22,15 @@ from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.object_keys import Kind, checkpoint_key, parse_current_key
 from templar.exchange.objects import CheckpointManifest
 from templar.exchange.publish import publish_body, publish_file
-from templar.exchange.signed import Network, read_signed
+from templar.exchange.signed import Network, read_signed, unseal
 from templar.hparams import Model
 from templar.store.base import ObjectStore
+from templar.store.deadline import in_parallel
 from templar.store.files import local_file
+from templar.traffic import watching
 from templar.training.model import parameter_shapes
+
+log = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 EVALUATION_FILE = "evaluation.json"
@@ -28,22 +38,44 @@ EVALUATION_FILE = "evaluation.json"
 _LATER = (MANIFEST_FILE, EVALUATION_FILE)
 OTHER_FILES_BYTES = 64 << 20
 """Allowed size of a checkpoint besides its float32 parameters: headers, configuration, tokenizer."""
+FILES_AT_ONCE = 3
+"""Most files of a checkpoint that are moved at a time; each of them may take a store's memory for parts."""
+READ_BYTES = 16 << 20
+"""Memory that reading back a stored file takes."""
+LOGGED_PERCENT = 10
+ProvenState = tuple[str, int]
+"""State root, and number of outer steps."""
+Progress = Callable[[float], None]
+
+
+def silent(percentage: float) -> None:
+    """Show no progress."""
 
 
 def publish_checkpoint(
-    store: ObjectStore, folder: Path, mark: StateMark, *, network: Network, uid: int, signer: Signer, clock: Clock
+    store: ObjectStore,
+    folder: Path,
+    mark: StateMark,
+    *,
+    network: Network,
+    uid: int,
+    signer: Signer,
+    clock: Clock,
+    concurrency: int = 1,
+    on_progress: Progress = silent,
 ) -> CheckpointManifest:
-    """Upload every file of a folder, then the manifest.
+    """Upload every file of a folder, several at a time, and verify it; then the manifest.
 
-    On failure a later call uploads the missing files only.
+    On failure a later call uploads the missing files only. Files that an earlier call left are read back: what is not
+    the folder's is replaced, as long as there is no manifest. `on_progress` is called with the part that is stored, 0
+    to 100, from several threads but never from two at a time.
 
     Raises:
         PermanentError: `object_differs`; another checkpoint of this window is stored.
         TransientError: The store failed.
     """
+    # 1. What will be signed.
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in _LATER)
-    for path in files:
-        publish_file(store, checkpoint_key(mark.window, uid, path.name), path, clock=clock)
     manifest = CheckpointManifest(
         netuid=network.netuid,
         genesis=network.genesis,
@@ -58,18 +90,79 @@ def publish_checkpoint(
         files={path.name: file_sha256(path) for path in files},
         sizes={path.name: path.stat().st_size for path in files},
     )
-    publish_body(store, checkpoint_key(mark.window, uid, MANIFEST_FILE), manifest, signer, clock=clock)
+    manifest_key = checkpoint_key(mark.window, uid, MANIFEST_FILE)
+    is_signed, moving = _is_signed(store, manifest_key), _Moving(manifest_key, manifest.sizes, on_progress)
+
+    # 2. The files; nobody reads them before there is a manifest.
+    def upload(path: Path) -> None:
+        key = checkpoint_key(mark.window, uid, path.name)
+        with moving.file(path.name):
+            if not is_signed:
+                _replace_other(store, key, path, manifest.files[path.name])
+            publish_file(store, key, path, clock=clock)
+
+    in_parallel(upload, files, min(concurrency, FILES_AT_ONCE))
+    publish_body(store, manifest_key, manifest, signer, clock=clock)
     return manifest
 
 
-def list_checkpoints(store: ObjectStore, uid: int) -> list[int]:
-    """The windows of a publisher's complete checkpoints, newest first."""
+def _is_signed(store: ObjectStore, key: str) -> bool:
+    """Whether a legal manifest is stored; one that a damaged upload left, which no reader takes, is deleted."""
+    if store.head(key) is None:
+        return False
+    try:
+        unseal(store.get(key, max_bytes=CheckpointManifest.max_bytes), CheckpointManifest)
+    except RejectedError as error:
+        log.warning("%s: the stored manifest is not legal and is replaced: %s", key, error)
+        store.delete([key])
+        return False
+    return True
+
+
+def _replace_other(store: ObjectStore, key: str, path: Path, digest: str) -> None:
+    """Store a file again if an earlier call left other bytes at its key: a damaged upload, or an older file."""
+    if (info := store.head(key)) is None:
+        return
+    found = hashlib.sha256()
+    for start in range(0, info.size, READ_BYTES):
+        found.update(store.get_range(key, start, min(READ_BYTES, info.size - start)))
+    if found.hexdigest() != digest:
+        log.warning("%s: what an upload that did not end has left is not the file; it is replaced", key)
+        store.put_file(key, path)
+
+
+class _Moving:
+    """How much of a checkpoint's files has been moved, by several threads."""
+
+    def __init__(self, what: str, sizes: Mapping[str, int], on_progress: Progress) -> None:
+        self._what, self._left, self._on_progress = what, dict(sizes), on_progress
+        self._total, self._logged, self._lock = max(1, sum(sizes.values())), 0, threading.Lock()
+
+    @contextmanager
+    def file(self, name: str) -> Iterator[None]:
+        """Count the bytes of a file that move within the block; at its end all of them have."""
+        with watching(partial(self._move, name)):
+            yield
+        self._move(name, self._left[name])
+
+    def _move(self, name: str, num_bytes: int) -> None:
+        with self._lock:
+            self._left[name] -= min(num_bytes, self._left[name])  # parts that are moved again count once
+            percentage = 100 * (1 - sum(self._left.values()) / self._total)
+            if percentage >= self._logged + LOGGED_PERCENT:
+                self._logged = int(percentage)
+                log.info("%s: %d %% of the files", self._what, self._logged)
+            self._on_progress(percentage)
+
+
+def list_checkpoints(store: ObjectStore, uid: int, file: str = MANIFEST_FILE) -> list[int]:
+    """The windows of a publisher's checkpoints with this file, newest first; by default of the complete ones."""
     keys = (parse_current_key(info.key) for info in store.list(f"{Kind.CHECKPOINT}-"))
     return sorted(
         (
             key.window
             for key in keys
-            if key is not None and key.uid == uid and key.file == MANIFEST_FILE and key.window is not None
+            if key is not None and key.uid == uid and key.file == file and key.window is not None
         ),
         reverse=True,
     )
@@ -102,12 +195,20 @@ def mark_of(manifest: CheckpointManifest) -> StateMark:
 
 
 def fetch_checkpoint(
-    store: ObjectStore, publisher: NeuronInfo, window: int, folder: Path, *, network: Network, model: Model
+    store: ObjectStore,
+    publisher: NeuronInfo,
+    window: int,
+    folder: Path,
+    *,
+    network: Network,
+    model: Model,
+    proven: ProvenState | None = None,
+    concurrency: int = 1,
 ) -> CheckpointManifest:
-    """Download a checkpoint and check every byte of it against its manifest.
+    """Download a checkpoint, several files at a time, and check every byte of it against its manifest.
 
-    The files appear under `folder` all at once or not at all. After a failed or killed download the next call resumes,
-    file by file and part by part.
+    Each file is hashed as soon as it is there, while others come. The files appear under `folder` all at once or not
+    at all. After a failed or killed download the next call resumes, file by file and part by part.
 
     Args:
         store: The publisher's bucket.
@@ -116,35 +217,64 @@ def fetch_checkpoint(
         folder: Replaced by the downloaded files.
         network: The network that it must be made for.
         model: The architecture; it bounds the size of a checkpoint that is fetched.
+        proven: The state that the checkpoint must have, if a quorum proved one.
+        concurrency: Files at a time, at most `FILES_AT_ONCE`.
 
     Raises:
-        RejectedError: There is no manifest, it is not legal, or a file does not match it.
+        RejectedError: There is no manifest, it is not legal, or a file does not match it. `root_differs`; it names
+            another state than the proven one, and no file was fetched.
         TransientError: The store failed.
     """
-    # 1. The manifest, and whether the size can be right.
-    key = checkpoint_key(window, publisher.uid, MANIFEST_FILE)
-    manifest = read_manifest(store, publisher, window, network)
-    if manifest is None:
-        raise RejectedError(Reason.CHECKPOINT_BROKEN, f"{key} is not there, so there is no such checkpoint")
-    total, most = sum(manifest.sizes.values()), _parameter_bytes(model) + OTHER_FILES_BYTES
-    if total > most:
-        raise RejectedError(Reason.WRONG_SIZE, f"{key}: {total} bytes in all, {most} are legal for this model")
+    # 1. The manifest, and whether state and size can be right.
+    manifest = _wanted_manifest(store, publisher, window, network=network, model=model, proven=proven)
     # 2. Keep the parts of this checkpoint that an earlier call left, and delete all others.
-    part, partial = folder.with_name(folder.name + ".part"), tuple(f".{name[:100]}." for name in manifest.files)
+    part, begun = folder.with_name(folder.name + ".part"), tuple(f".{name[:100]}." for name in manifest.files)
     with local_file(part):
         part.mkdir(parents=True, exist_ok=True)
         for path in part.iterdir():
-            if path.name not in manifest.files and not path.name.startswith(partial):
+            if path.name not in manifest.files and not path.name.startswith(begun):
                 path.unlink()
     # 3. Fetch each file and compare its hash; then replace the folder.
-    for name, digest in manifest.files.items():
-        _fetch_file(store, checkpoint_key(window, publisher.uid, name), part / name, manifest.sizes[name], digest)
+    moving = _Moving(checkpoint_key(window, publisher.uid, MANIFEST_FILE), manifest.sizes, silent)
+
+    def fetch(name: str) -> None:
+        size, digest = manifest.sizes[name], manifest.files[name]
+        with moving.file(name):
+            _fetch_file(store, checkpoint_key(window, publisher.uid, name), part / name, size, digest)
+
+    in_parallel(fetch, tuple(manifest.files), min(concurrency, FILES_AT_ONCE))
     with local_file(part):
         for path in part.iterdir():
             if path.name not in manifest.files:
                 path.unlink()
         shutil.rmtree(folder, ignore_errors=True)
         part.rename(folder)
+    return manifest
+
+
+def _wanted_manifest(
+    store: ObjectStore,
+    publisher: NeuronInfo,
+    window: int,
+    *,
+    network: Network,
+    model: Model,
+    proven: ProvenState | None,
+) -> CheckpointManifest:
+    """The manifest of a checkpoint that may be fetched; errors as in `fetch_checkpoint`."""
+    key = checkpoint_key(window, publisher.uid, MANIFEST_FILE)
+    manifest = read_manifest(store, publisher, window, network)
+    if manifest is None:
+        raise RejectedError(Reason.CHECKPOINT_BROKEN, f"{key} is not there, so there is no such checkpoint")
+    if proven not in (None, (manifest.root, manifest.outer_steps)):
+        raise RejectedError(
+            Reason.ROOT_DIFFERS,
+            f"uid {publisher.uid}: its checkpoint of window {window} is not the proven state: it has the root "
+            f"{manifest.root[:12]}, and a quorum proved {proven[0][:12]}",
+        )
+    total, most = sum(manifest.sizes.values()), _parameter_bytes(model) + OTHER_FILES_BYTES
+    if total > most:
+        raise RejectedError(Reason.WRONG_SIZE, f"{key}: {total} bytes in all, {most} are legal for this model")
     return manifest
 
 

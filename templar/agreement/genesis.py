@@ -87,6 +87,7 @@ def publish_genesis(
     dataset_digest: str,
     start_window: int,
     folder: Path,
+    concurrency: int = 1,
 ) -> Birth:
     """Publish the genesis checkpoint and then the start window.
 
@@ -116,7 +117,14 @@ def publish_genesis(
     if store.head(START_WINDOW_KEY) is not None:
         publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)  # refuses unless it is this one
     write_model(folder, params, hparams.model, tokenizer)
-    publish_checkpoint(store, folder, birth.mark, network=birth.network, uid=neuron.uid, signer=signer, clock=clock)
+    publish_checkpoint(
+        *(store, folder, birth.mark),
+        network=birth.network,
+        uid=neuron.uid,
+        signer=signer,
+        clock=clock,
+        concurrency=concurrency,
+    )
     publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)
     return birth
 
@@ -173,15 +181,22 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
     )
 
 
-def load_genesis(birth: Birth, buckets: Buckets, model: Model, folder: Path) -> dict[str, Tensor]:
-    """Download and verify the genesis checkpoint; its parameters by name.
+def load_genesis(
+    birth: Birth, buckets: Buckets, model: Model, folder: Path, *, concurrency: int = 1
+) -> dict[str, Tensor]:
+    """Download and verify the genesis checkpoint, some files at a time; its parameters by name.
 
     Raises:
         TransientError: The store failed.
         PermanentError: `root_differs`, `checkpoint_broken`.
     """
     store = buckets.reader(birth.publisher)
-    fetch_checkpoint(store, birth.publisher, birth.mark.window, folder, network=birth.network, model=model)
+    fetch_checkpoint(
+        *(store, birth.publisher, birth.mark.window, folder),
+        network=birth.network,
+        model=model,
+        concurrency=concurrency,
+    )
     params = read_weights(folder, model)
     if genesis_root(birth.start.netuid, parameters_digest(params)) != birth.start.root:
         raise PermanentError(

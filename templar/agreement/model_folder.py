@@ -74,13 +74,19 @@ def read_weights(folder: Path, model: Model) -> dict[str, Tensor]:
         PermanentError: `checkpoint_broken`; there are none, a file is not safetensors, two files have one name, or
             names and shapes are not the model's.
     """
+    params = read_tensor_files(folder)
+    check_parameters(params, model, str(folder))
+    return params
+
+
+def read_tensor_files(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a folder as they are stored; errors as in `read_weights`, but that none are compared."""
     params: dict[str, Tensor] = {}
     for path in sorted(folder.glob(WEIGHTS_PATTERN)):
         tensors = read_tensors(path)
         if twice := params.keys() & tensors.keys():
             raise PermanentError(Reason.CHECKPOINT_BROKEN, f"{path}: tensor {min(twice)!r} is in another file as well")
         params |= tensors
-    check_parameters(params, model, str(folder))
     return params
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from templar.agreement.ballots import Stakes
-from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints, mark_of
+from templar.agreement.checkpoint import FILES_AT_ONCE, ProvenState, fetch_checkpoint, list_checkpoints, mark_of
 from templar.agreement.genesis import Birth, load_genesis
 from templar.agreement.model_folder import CARD_FILE, read_weights, write_model
 from templar.agreement.state import StateMark, check_mark
@@ -27,9 +27,6 @@ from templar.hparams import Model
 from templar.store.files import local_file
 
 log = logging.getLogger(__name__)
-
-ProvenState = tuple[str, int]
-"""State root, and number of outer steps."""
 
 
 @dataclass(frozen=True)
@@ -79,23 +76,23 @@ def newest_proven_window(exchange: Exchange) -> int | None:
 
 
 def fetch_proven(
-    exchange: Exchange, publisher: NeuronInfo, window: int, folder: Path, proven: ProvenState
+    exchange: Exchange, publisher: NeuronInfo, window: int, folder: Path, proven: ProvenState, *, concurrency: int
 ) -> FetchedModel:
-    """Fetch a validator's checkpoint of a proven state into a folder, and check it.
+    """Fetch a validator's checkpoint of a proven state into a folder, and check it; as `fetch_checkpoint`.
 
     Raises:
-        RejectedError: `root_differs`; its manifest names another state. And as in `fetch_checkpoint`.
+        RejectedError: As in `fetch_checkpoint`.
         PermanentError: `root_differs`, `checkpoint_broken`; its parameters are not those of its manifest.
         TransientError: The store failed; a later call goes on.
     """
     store, model = exchange.buckets.reader(publisher), exchange.hparams.model
-    manifest = fetch_checkpoint(store, publisher, window, folder, network=exchange.network, model=model)
-    if (manifest.root, manifest.outer_steps) != proven:
-        raise RejectedError(
-            Reason.ROOT_DIFFERS,
-            f"uid {publisher.uid}: its checkpoint of window {window} is not the proven state: it has the root "
-            f"{manifest.root[:12]}, and a quorum proved {proven[0][:12]}",
-        )
+    manifest = fetch_checkpoint(
+        *(store, publisher, window, folder),
+        network=exchange.network,
+        model=model,
+        proven=proven,
+        concurrency=concurrency,
+    )
     return read_fetched(folder, manifest, model)
 
 
@@ -169,9 +166,9 @@ def _keep(exchange: Exchange, birth: Birth, publisher: NeuronInfo, window: int, 
     # 2. Parameters of this root, and the network's tokenizer.
     download = home / "download"
     if is_genesis:
-        params = load_genesis(birth, exchange.buckets, model, download)
+        params = load_genesis(birth, exchange.buckets, model, download, concurrency=FILES_AT_ONCE)
     else:
-        params = fetch_proven(exchange, publisher, window, download, proven).params
+        params = fetch_proven(exchange, publisher, window, download, proven, concurrency=FILES_AT_ONCE).params
     tokenizer = load_tokenizer(str(download))
     if tokenizer.digest != birth.start.tokenizer:
         raise RejectedError(

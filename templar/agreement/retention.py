@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from templar.agreement.checkpoint import MANIFEST_FILE
+from templar.agreement.checkpoint import EVALUATION_FILE, MANIFEST_FILE
 from templar.exchange.object_keys import Kind, ObjectKey, parse_current_key
 from templar.hparams import Storage
 from templar.store.base import ObjectInfo
@@ -66,7 +66,7 @@ class Retention:
     Per-window objects are kept for `retention_windows`, the newest `BACKUPS_KEPT` private backups, and the peer list
     that is in effect. Of the complete checkpoints, those stay that are the genesis, among the newest
     `checkpoints_kept`, at most `checkpoint_age_windows` old, or the first in `checkpoint_keeper_windows` windows. The
-    start window, objects of another protocol version and foreign keys never expire.
+    evaluations of all checkpoints, the start window, objects of another protocol version and foreign keys never expire.
     """
 
     window: int  # ages count from it
@@ -101,7 +101,7 @@ class Retention:
 
     def is_expired(self, key: ObjectKey) -> bool:
         """Whether the retention of a key of this protocol version is over."""
-        if key.window is None:
+        if key.window is None or key.file == EVALUATION_FILE:
             return False
         if key.kind is Kind.CHECKPOINT:
             unfinished = self.newest_checkpoint is None or key.window > self.newest_checkpoint

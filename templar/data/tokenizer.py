@@ -68,9 +68,14 @@ class Tokenizer:
         self.eos_id: int = eos_id
 
     @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token."""
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    @cached_property
     def vocab_size(self) -> int:
         """The largest id plus one: the smallest embedding that fits."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        return max(self.vocabulary.values()) + 1
 
     @cached_property
     def digest(self) -> str:

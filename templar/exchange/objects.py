@@ -24,6 +24,10 @@ DebugValues = Annotated[tuple[DebugValue, DebugValue], Field(strict=False)]
 Figure = Annotated[int, Field(ge=0, le=2**40)]
 """A number that its author states and nothing depends on."""
 Epoch = Annotated[tuple[Count, Count], Field(strict=False)]
+Some = Annotated[int, Field(ge=1, le=2**53)]
+MAX_RESULTS = 256
+TaskName = Annotated[str, Field(pattern=r"^[0-9A-Za-z][0-9A-Za-z._,/:+-]{0,79}$")]
+TaskResult = Annotated[tuple[TaskName, TaskName, DebugValue], Field(strict=False)]
 
 
 class Commit(WindowBody):
@@ -275,14 +279,18 @@ class CheckpointManifest(WindowBody):
 class CheckpointEvaluation(WindowBody):
     """How well a checkpoint predicts held-out text, as its publisher measured it. Nothing depends on it.
 
-    It lies beside the checkpoint's files under a name of its own, and goes with them.
+    It lies beside the checkpoint's files under a name of its own, and stays when these expire.
     """
 
     kind = Kind.CHECKPOINT
-    max_bytes = ENVELOPE_BYTES + 512
+    max_bytes = ENVELOPE_BYTES + 64 * 1024
 
     root: Hex64  # state root of the checkpoint
-    texts: Count
-    tokens: Count
-    num_bytes: Count  # of UTF-8
+    texts: Some
+    tokens: Some
+    num_bytes: Some  # of UTF-8
     nats: Annotated[float, Field(ge=0, le=MAX_FLOAT32, allow_inf_nan=False)]  # of all tokens
+    # Tokens in the payloads that were applied up to `window`, as their authors say; None if the publisher cannot know
+    trained: Count | None
+    # Task, metric and value, of lm-evaluation-harness
+    results: Annotated[tuple[TaskResult, ...], Field(strict=False, max_length=MAX_RESULTS), FailFast()]

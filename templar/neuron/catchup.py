@@ -116,16 +116,24 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
 
     A miner's error feedback starts afresh, since it belongs to other parameters; its inner optimizer goes on.
     """
+    # 1. The checkpoints that each publisher shows.
+    shown, kept = list[tuple[int, NeuronInfo]](), node.hparams.storage.checkpoints_kept
     for validator in node.exchange.publishers(target):
         try:
             listed = list_checkpoints(node.buckets.reader(validator), validator.uid)
-            for window in [window for window in listed if window <= target][: node.hparams.storage.checkpoints_kept]:
-                if window <= node.state.window:
-                    break
-                if (mark := _take(node, validator, window)) is not None:
-                    return mark
         except TemplarError as error:
             log.warning("checkpoints of uid %d are left out: %s", validator.uid, error)
+            continue
+        newest = [window for window in listed if window <= target][:kept]
+        shown += [(window, validator) for window in newest if window > node.state.window]
+
+    # 2. The newest that is right; of one window, that of the publisher with the most stake.
+    for window, validator in sorted(shown, key=lambda each: -each[0]):
+        try:
+            if (mark := _take(node, validator, window)) is not None:
+                return mark
+        except TemplarError as error:
+            log.warning("the checkpoint of window %d of uid %d is left out: %s", window, validator.uid, error)
     return None
 
 
@@ -136,7 +144,8 @@ def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
     if proven is None:
         return None
     try:
-        fetched = fetch_proven(node.exchange, validator, window, node.home / "checkpoint", proven)
+        folder, concurrency = node.home / "checkpoint", node.context.gather_concurrency
+        fetched = fetch_proven(node.exchange, validator, window, folder, proven, concurrency=concurrency)
     except RejectedError as error:
         if error.reason is not Reason.ROOT_DIFFERS:
             raise

@@ -405,7 +405,10 @@ class Node:
             self.adopt(params, mark, private)
             break
         else:
-            params = load_genesis(self.birth, self.buckets, self.hparams.model, self.home / "genesis")
+            params = load_genesis(
+                *(self.birth, self.buckets, self.hparams.model, self.home / "genesis"),
+                concurrency=self.context.gather_concurrency,
+            )
             self.adopt(params, self.birth.mark, None)
 
         # 2. The windows after it.

@@ -12,9 +12,10 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import TypeVar
 
 from templar import interrupt
@@ -30,6 +31,7 @@ _RETRIED = frozenset({Reason.STORE_BUSY, Reason.STORE_UNREACHABLE})
 _counter = itertools.count()
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class Deadline:
@@ -133,6 +135,18 @@ def retrying(attempt: Callable[[], T], *, store: str, what: str, max_attempts: i
         pause = min(FIRST_PAUSE_SECONDS * 2 ** (number - 1), LONGEST_PAUSE_SECONDS)
         interrupt.wait(jittered(pause, keyed_seed("templar.store.retry", os.getpid(), next(_counter), what)))
         number += 1
+
+
+def in_parallel(work: Callable[[Item], T], items: Sequence[Item], concurrency: int) -> list[T]:
+    """The results for all items, in order; the deadline of the caller's thread holds for each.
+
+    After a failure no further item begins. One at a time, they take their turns in the caller's thread.
+    """
+    if concurrency == 1:
+        return [work(item) for item in items]
+    contexts = [copy_context() for _ in items]
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(lambda context, item: context.run(work, item), contexts, items))
 
 
 def _too_slow(what: str) -> TransientError:

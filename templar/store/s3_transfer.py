@@ -16,10 +16,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from contextvars import copy_context
 from glob import escape
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -28,10 +26,10 @@ from urllib3.exceptions import HTTPError
 
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
-from templar.store.deadline import check_deadline
+from templar.store.deadline import check_deadline, in_parallel
 from templar.store.files import local_file, locked
 from templar.store.s3_protocol import S3Settings
-from templar.traffic import TRAFFIC
+from templar.traffic import TRAFFIC, report_moved
 
 BLOCK_BYTES = 1 << 18
 """Most bytes read from the connection at once; the speed is checked between two blocks."""
@@ -181,16 +179,10 @@ def _fill(partial: Path, size: int, *, settings: S3Settings, read: Callable[[int
             with local_file(partial):
                 _write(file.fileno(), data, start)
                 _write(file.fileno(), memoryview(READY), size + part)
+            report_moved(len(data))
 
         missing = [part for part in range(num_parts) if ready[part : part + 1] != READY]
-        _in_parallel(fetch, missing, settings.concurrency)
-
-
-def _in_parallel(work: Callable[[int], T], items: Sequence[int], concurrency: int) -> list[T]:
-    """The results for all items, in order; the deadline of the caller's thread holds for each."""
-    contexts = [copy_context() for _ in items]
-    with ThreadPoolExecutor(concurrency) as pool:
-        return list(pool.map(lambda context, item: context.run(work, item), contexts, items))
+        in_parallel(fetch, missing, settings.concurrency)
 
 
 def _write(file: int, data: memoryview, start: int) -> None:
@@ -230,10 +222,11 @@ def put_parts(call: Call, bucket: str, key: str, path: Path, settings: S3Setting
                 raise TransientError(Reason.LOCAL_FILE, f"local file {path} shrank while it was sent; send it again")
             where = f"bucket {bucket}: part {number} of {key}"
             etag = call(lambda client: _send(client.upload_part, data, where, PartNumber=number, **target))
+            report_moved(length)
             return {"PartNumber": number, "ETag": etag}
 
         try:
-            parts = _in_parallel(send, range(0, size, step), settings.concurrency)
+            parts = in_parallel(send, range(0, size, step), settings.concurrency)
             call(lambda client: client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts}))
         except BaseException:
             with suppress(TemplarError):  # report the first failure, not this one

@@ -3,6 +3,7 @@
 Importing transformers takes seconds, so it happens when a model is first built. Nothing is ever unpickled.
 """
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import itemgetter
@@ -79,6 +80,12 @@ def empty_model(model: Model) -> "LlamaForCausalLM":
             module.register_parameter(name, empty[param])
     use_rotary(net)
     return net
+
+
+def empty_copy(net: nn.Module) -> nn.Module:
+    """A copy of a model on the CPU, without the parameters' values: it computes once they are loaded or bound."""
+    empty: dict[int, Any] = {id(param): nn.Parameter(torch.empty(param.shape)) for _, param in named_parameters(net)}
+    return copy.deepcopy(net, empty).cpu()
 
 
 def use_rotary(net: Any) -> None:

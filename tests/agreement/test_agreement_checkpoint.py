@@ -1,4 +1,5 @@
 import math
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,33 @@ def test_the_manifest_is_written_last(bucket: Bucket, folder: Path) -> None:
     publish(bucket, folder)
     written = [called for operation, called in bucket.store.calls if operation.startswith("put")]
     assert written == [*(key(name) for name in sorted(FILES)), key(MANIFEST_FILE)]
+
+
+def test_files_are_moved_several_at_a_time_and_the_progress_only_grows(
+    bucket: Bucket, folder: Path, tmp_path: Path
+) -> None:
+    together, seen = threading.Barrier(len(FILES)), list[float]()
+    bucket.store.before = lambda operation, key: (
+        together.wait() if operation in {"put_if_absent", "put_file"} and MANIFEST_FILE not in key else None
+    )
+    options: Any = {"network": NETWORK, "uid": 5, "signer": ALICE.hotkey, "clock": SimulatedClock(0)}
+    publish_checkpoint(bucket.store, folder, MARK, **options, concurrency=3, on_progress=seen.append)
+    assert seen == sorted(seen)
+    assert (len(seen), seen[-1]) == (len(FILES), 100.0)
+    bucket.store.before = lambda operation, key: together.wait() if operation == "get_file" else None
+    store, target = bucket.store, tmp_path / "fetched"
+    fetch_checkpoint(store, ALICE.neuron, 12, target, network=NETWORK, model=MODEL, concurrency=3)
+    assert content(target) == FILES
+
+
+def test_another_state_than_the_proven_one_costs_no_transfer(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    publish(bucket, folder)
+    for proven in (("00" * 32, 7), (ROOT, 8)):
+        with raising(RejectedError, Reason.ROOT_DIFFERS, "is not the proven state"):
+            fetch_checkpoint(
+                *(bucket.store, ALICE.neuron, 12, tmp_path / "fetched"), network=NETWORK, model=MODEL, proven=proven
+            )
+    assert bucket.store.count("get_file") == 0
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", MANIFEST_FILE])

@@ -86,7 +86,7 @@ def cases() -> Iterator[object]:
     for fault in ("dead", *BUCKETS):
         for number in (1, 2, 3):
             for share in (1 / 2, 2 / 3):
-                marks = [] if (fault, number, share) in QUICK else [pytest.mark.slow]
+                marks = [] if (fault, number, share) in QUICK else [pytest.mark.long]
                 yield pytest.param(fault, number, share, marks=marks)
 
 

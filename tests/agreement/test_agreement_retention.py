@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar import PROTOCOL_VERSION
-from templar.agreement.checkpoint import MANIFEST_FILE
+from templar.agreement.checkpoint import EVALUATION_FILE, MANIFEST_FILE
 from templar.agreement.retention import BACKUPS_KEPT
 from templar.exchange.object_keys import (
     START_WINDOW_KEY,
@@ -104,7 +104,7 @@ keys = st.one_of(
     st.builds(lambda kind, window, uid: str(ObjectKey(kind, window, uid)), st.sampled_from(PER_WINDOW), windows, uids),
     st.builds(lambda window: str(ObjectKey(Kind.AGGREGATE, window)), windows),
     st.builds(peers_key, windows),
-    st.builds(checkpoint_key, windows, uids, st.sampled_from(["config.json", MANIFEST_FILE])),
+    st.builds(checkpoint_key, windows, uids, st.sampled_from(["config.json", EVALUATION_FILE, MANIFEST_FILE])),
     st.builds(
         lambda kind, window, version: str(ObjectKey(kind, window, 1, version)),
         st.sampled_from(PER_WINDOW),
@@ -130,7 +130,7 @@ def test_expired_objects_and_no_others_expire(bucket: set[str]) -> None:
 
     def is_expired(key: ObjectKey) -> bool:
         if key.kind is Kind.CHECKPOINT:
-            is_kept = key.window in {GENESIS, *finished[-KEPT:]}
+            is_kept = key.window in {GENESIS, *finished[-KEPT:]} or key.file == EVALUATION_FILE
             return bool(finished) and key.window < finished[-1] and not is_kept
         if key.kind is Kind.PRIVATE:
             return bool(backups) and key.window < backups[-1] and key.window not in backups[-BACKUPS_KEPT:]

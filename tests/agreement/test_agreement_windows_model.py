@@ -77,7 +77,7 @@ class Windows:
 
 
 @pytest.mark.parametrize("share", [HALF, TWO_THIRDS])
-@pytest.mark.parametrize("num_ballots", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ballots", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_the_decisions_of_all_windows_make_one_history(share: float, num_ballots: int) -> None:
     windows = Windows(UNEQUAL, share, num_ballots=num_ballots)
     assert list(windows.wrong()) == []
@@ -89,7 +89,7 @@ def test_the_decisions_of_all_windows_make_one_history(share: float, num_ballots
     [
         (HALF, 1, {1, 2}),
         (TWO_THIRDS, 2, {1}),
-        pytest.param(HALF, 2, {1, 2, 3}, marks=[pytest.mark.slow, pytest.mark.timeout(400)]),
+        pytest.param(HALF, 2, {1, 2, 3}, marks=pytest.mark.long),
     ],
 )
 def test_after_several_decisions_the_next_windows_are_decided(

@@ -355,6 +355,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str,
     return backup_kills.run(tmp_path_factory.mktemp("killed"))
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_of_a_backup_leaves_the_one_before_or_the_new_one(
     killed: dict[str, list[dict[str, object]]],
 ) -> None:

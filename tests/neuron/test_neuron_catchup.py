@@ -285,6 +285,21 @@ def test_a_checkpoint_beyond_the_target_or_behind_the_state_is_not_taken(network
     assert taken == network.validator.state.mark == miner.state.mark
 
 
+def test_the_newest_checkpoint_counts_not_that_of_the_first_publisher(network: Network) -> None:
+    """One transfer brings a late node as far as any publisher's checkpoint can."""
+    network.run([1])
+    miner = network.miners[0]
+    network.run([2], but=[miner])
+    nodes = {node.exchange.identity(2).uid: node for node in (network.aggregator, network.validator)}
+    first, second = (nodes[publisher.uid] for publisher in miner.exchange.publishers(2)[:2])
+    publish(network, first)
+    network.run([3], but=[miner])
+    publish(network, second)
+    network.to_window(4)
+    assert take_checkpoint(miner, 3) == second.state.mark
+    assert miner.state.window == 3
+
+
 def test_without_proofs_there_is_no_jump(network: Network) -> None:
     miner = away(network, range(1, 5))
     publish(network, network.aggregator)

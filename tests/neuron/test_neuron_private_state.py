@@ -135,6 +135,7 @@ def test_old_states_go_but_never_the_live_one(tmp_path: Path) -> None:
     assert number_of(states[2]) == 2
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_file_operation_leaves_the_state_where_the_next_process_finds_it(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -267,7 +267,7 @@ def test_a_full_disk_stops_no_training(
     assert restored.losses == (1.0,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_twenty_kills_lose_one_step_each_at_most(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.support.training_kills", str(tmp_path), "20"]

@@ -40,6 +40,7 @@ class RankedMiner(Miner):
         return [self.trainer.group.processes[number] for number in range(2)]
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_costs_one_window(tmp_path: Path) -> None:
     network = Network(tmp_path, tiny(), actors=("honest",), kinds={"honest": RankedMiner})
     try:

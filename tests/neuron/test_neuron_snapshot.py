@@ -193,6 +193,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     return kill_points.run(tmp_path_factory.mktemp("killed"), "save", "replace")
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_of_a_save_leaves_a_snapshot_that_loads(killed: dict[str, list[Path]]) -> None:
     assert len(killed["save"]) > 10
     seen = set()

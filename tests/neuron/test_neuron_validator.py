@@ -123,7 +123,11 @@ def test_a_validator_without_memory_for_the_evaluation_goes_on_without_scores(
 
 @pytest.mark.parametrize(
     ("changes", "variable"),
-    [({"micro_batch": 3}, "TEMPLAR_MICRO_BATCH"), ({"ranks": 2}, "TEMPLAR_RANKS"), ({"device": "cuda:99"}, "cuda:99")],
+    [
+        ({"micro_batch": 3}, "TEMPLAR_MICRO_BATCH"),
+        ({"ranks": 99, "device": "cuda"}, "TEMPLAR_RANKS"),
+        ({"device": "cuda:99"}, "cuda:99"),
+    ],
 )
 def test_a_validator_refuses_at_its_start_what_it_cannot_measure_with(
     network: Network, changes: dict[str, Any], variable: str

@@ -142,6 +142,7 @@ def check(server: ScriptedServer, folder: Path, reply: Reply, *, is_refusal: boo
         assert not list(folder.glob("*.partial")), name
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.tuples(*map(st.sampled_from, (STATUSES, HEADERS, BODIES, (False, True)))))
 @example(STALLED)
@@ -158,6 +159,7 @@ def test_no_exception_of_a_library_crosses_the_border(
     check(server, tmp_path, Reply(raw=answer(status, headers, body), stalls=stalls), is_refusal=is_refusal)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(WHOLE), st.tuples(st.integers(0, 120), st.binary(max_size=3)), st.booleans())
 @example(b"", (0, b""), False)

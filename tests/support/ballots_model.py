@@ -10,7 +10,7 @@ From every state that is reached, the honest validators read everything and go o
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 
 from templar.agreement import ballots
@@ -91,6 +91,7 @@ class Model:
         self.everybody = range(len(self.stakes))
         self.fresh = set(self.values if self.legal is None or not self.rules.histories_are_checked else self.legal)
         self.states = 0
+        self._opened: dict[tuple[int, State], bool] = {}
 
     def splits(self) -> bool:
         """Whether two values can be decided; counts the states."""
@@ -163,7 +164,12 @@ class Model:
         return self.rules.decided(self.rules.counted(words), self.power) is not None
 
     def _is_open_for_some(self, state: State, ballot: int) -> bool:
-        return any(self.rules.is_open(words, self.power, ballot) for words in self._readings(state, ballot))
+        """Whether some reader finds a ballot open; what was decided is in no word that it reads."""
+        key = (ballot, replace(state, decided=frozenset()))
+        if key not in self._opened:
+            readings = self._readings(state, ballot)
+            self._opened[key] = any(self.rules.is_open(words, self.power, ballot) for words in readings)
+        return self._opened[key]
 
     def _readings(self, state: State, ballot: int) -> Iterator[Sequence[Said]]:
         """All choices of the words that decide whether a ballot is open and what may be voted for in it."""

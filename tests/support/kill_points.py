@@ -53,11 +53,12 @@ def _kill_at_every_step(folder: Path, prepare: Callable[[Path], None], work: Cal
 
 
 def main() -> None:
-    from tests.support import snapshots
+    from tests.support import checkpoint_kills, snapshots
 
     works: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
         "save": (snapshots.prepare, snapshots.work),
         "replace": (snapshots.prepare, snapshots.work_again),
+        "checkpoint": (checkpoint_kills.prepare, checkpoint_kills.work),
         "go_live": (snapshots.prepare_staged, snapshots.go_live),
     }
     for name in sys.argv[2:] or works:

@@ -1,10 +1,16 @@
-"""Evidence of made-up windows: concluded one after the other, and in the bucket of a prepared network's validator."""
+"""Evidence of made-up windows: concluded one after the other, and in the bucket of a prepared network's validator.
+
+And the evaluation of its genesis.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import seal
+from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints
 from templar.hparams import HParams
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
@@ -48,3 +54,12 @@ def publish_evidence(network: PreparedNetwork, windows: Iterable[int]) -> tuple[
         key = window_key(Kind.EVIDENCE, evidence.window, validator.uid)
         context.buckets.own.put(key, seal(evidence, context.signer).encode())
     return validator.uid, found
+
+
+def evaluate_genesis(network: PreparedNetwork) -> EvaluatedCheckpoint:
+    """Let the aggregator measure the genesis checkpoint, which is the only one in its bucket."""
+    block = network.at("aggregator", network.first_window)
+    context = block.context("aggregator")
+    read_texts = partial(block.dataset.held_out_texts, context.hparams, Path(block.home))
+    (found,) = evaluate_checkpoints(context, read_texts)
+    return found

@@ -6,7 +6,6 @@ of each fault is printed as JSON, and at the end what is left of the network.
 """
 
 import json
-import os
 import random
 import signal
 import sys
@@ -17,13 +16,11 @@ from pathlib import Path
 from unittest import mock
 
 import psutil
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
-from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 
 from deployments.local import bringup
-from deployments.processes import ProcessIdentity, stop_process
+from deployments.processes import ProcessIdentity
 from templar.errors import Reason
-from tests.support.live_network import LiveNetwork
+from tests.support.fault_network import FaultNetwork
 from tests.support.operator import wait_until
 
 VICTIM = "miner-2"
@@ -63,23 +60,20 @@ class RankFaults:
     """A network in a folder, one of whose miners is a group of two ranks, and its faults."""
 
     def __init__(self, folder: Path) -> None:
-        self._temporary = folder / "tmp"
-        self._temporary.mkdir(parents=True)
-        self.network = LiveNetwork(folder, windows=WINDOWS, training=TRAINING, settings=SETTINGS)
+        self.network = FaultNetwork(folder, windows=WINDOWS, training=TRAINING, settings=SETTINGS)
         self.seen: set[ProcessIdentity] = set()
         """All launchers and ranks that were looked at."""
 
     @contextmanager
     def up(self) -> Iterator[None]:
-        """The network, as long as the context lasts. The temporary folder marks all of its processes."""
+        """The network, as long as the context lasts."""
         stock = bringup.worker_command
 
         def command(pool: str, kind: str) -> list[str]:
             python, option, module, *arguments = stock(pool, kind)
             return [python, option, "tests.support.ranked_worker" if pool == f"neuron-{VICTIM}" else module, *arguments]
 
-        marked = mock.patch.dict(os.environ, {"TMPDIR": str(self._temporary)})
-        with marked, mock.patch.object(bringup, "worker_command", command), self.network:
+        with mock.patch.object(bringup, "worker_command", command), self.network:
             yield
 
     def inject(self, number: int, *, seed: int = 1) -> list[Outcome]:
@@ -93,7 +87,7 @@ class RankFaults:
                 window = self._wait_for_training(window + 1, marks)
             victims = self._processes()
             self._inject(kind, victims, index // len(KINDS) % 2)
-            self.network.wait(lambda window=window: self._is_final(window), f"the run of window {window} has ended")
+            self._wait_for_end(window)
             (self._ranks / "out_of_memory").unlink(missing_ok=True)
             outcomes += [self._outcome(*fault)] if fault else []  # what its next window came to is known by now
             fault, window = (kind, window, marks), window + 2
@@ -109,8 +103,7 @@ class RankFaults:
         wait_until(lambda: self.weight() > 0, paid, patience_seconds=RECOVERY_SECONDS)
         last = network.next_window() - 1
         network.wait_for_proofs(last)
-        stop_process(network.process("window clock"), grace_seconds=bringup.STOP_SECONDS)
-        network.wait(lambda: not self.open_runs(), "all runs have ended")
+        network.stop_clock()
         return last
 
     def weight(self) -> float:
@@ -118,27 +111,13 @@ class RankFaults:
         weights = self.network.view.chain.weights().get(self.network.uids["validator"], {})
         return weights.get(self.network.uids[VICTIM], 0.0)
 
-    def open_runs(self) -> list[str]:
-        """The flow runs that have no final state, each with its state."""
-        types = FlowRunFilterStateType(any_=[each for each in StateType if each not in TERMINAL_STATES])
-        runs = self.network.client.read_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=types)))
-        return [f"{run.name}: {run.state_name}" for run in runs]
-
     def orphans(self) -> list[str]:
         """The processes of the network that still run, and those of its groups."""
-        found = [str(each) for each in self.seen if each.alive]
-        for process in psutil.process_iter():
-            try:
-                environment = process.environ()
-                if environment.get("TMPDIR") == str(self._temporary) and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(f"{process.pid}: {' '.join(process.cmdline())}")
-            except psutil.Error:  # it has just ended, or is another user's
-                continue
-        return found
+        return [*(str(each) for each in self.seen if each.alive), *self.network.orphans()]
 
     def leftovers(self) -> list[str]:
         """The temporary folders of groups that are left."""
-        names = (path.name for path in self._temporary.iterdir())
+        names = (path.name for path in self.network.temporary.iterdir())
         return [name for name in names if name.startswith(("templar-", "torchelastic_"))]
 
     @property
@@ -184,8 +163,8 @@ class RankFaults:
                 self.network.wait(lambda: not worker.alive, "it is dead")
                 self.network.start_worker(VICTIM)
 
-    def _is_final(self, window: int) -> bool:
-        return any(run.state is not None and run.state.is_final() for run in self.network.runs(VICTIM, window))
+    def _wait_for_end(self, window: int) -> None:
+        self.network.wait(lambda: self.network.is_final(VICTIM, window), f"the run of window {window} has ended")
 
     def _was_late(self, window: int) -> bool:
         """Whether the victim had no time to train in a window."""
@@ -193,10 +172,10 @@ class RankFaults:
 
     def _outcome(self, kind: str, window: int, marks: int) -> Outcome:
         network, after = self.network, window + 1
-        network.wait(lambda: self._is_final(after), f"the run of window {after} has ended")
+        self._wait_for_end(after)
         after += self._was_late(after)
         network.wait(lambda: network.view.row(after), f"window {after} is scored")
-        network.wait(lambda: self._is_final(after), f"the run of window {after} has ended")
+        self._wait_for_end(after)
         evidence, states = network.view._evidence(after), [network.state(VICTIM, each) for each in (window, after)]
         records = {} if evidence is None else {record.uid: record for record in evidence.miners}
         outcome = Outcome(
@@ -211,7 +190,7 @@ class RankFaults:
             str(states[1].message),
             records[network.uids[VICTIM]].facts.payload_sha256 is not None,
         )
-        with (self._temporary.parent / "outcomes").open("a") as notes:
+        with (self.network.temporary.parent / "outcomes").open("a") as notes:
             notes.write(json.dumps(asdict(outcome)) + "\n")
         return outcome
 
@@ -231,7 +210,7 @@ def main(folder: Path, number: int) -> None:
         last = faults.settle()
         roots = {each: faults.network.view.roots(each) for each in range(faults.network.first_window, last + 1)}
         weights = faults.network.view.chain.weights()
-        still_open = faults.open_runs()
+        still_open = faults.network.open_runs()
     report = {
         "faults": {kind: sum(each.kind == kind for each in outcomes) for kind in KINDS},
         "late": sum(each.next_window > each.window + 1 for each in outcomes),

@@ -113,15 +113,8 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., RankedTrainer]]:
         wait_until_gone(victims)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "sharding"),
-    [
-        (2, "replicated"),
-        pytest.param(2, "sharded", marks=pytest.mark.slow),
-        pytest.param(4, "replicated", marks=pytest.mark.slow),
-        pytest.param(4, "sharded", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "sharding"), [(2, "replicated"), (2, "sharded"), (4, "replicated"), (4, "sharded")])
 def test_several_ranks_train_as_one_does(opened: Callable[..., RankedTrainer], ranks: int, sharding: str) -> None:
     trainer, alone = opened(settings(ranks, sharding)), Trainer(MODEL, ONE)
     trainer.check(TRAINING, length=HPARAMS.data.sequence_length)
@@ -184,9 +177,9 @@ def run_out_of_memory(trainer: RankedTrainer) -> None:
     ("fault", "reason"),
     [
         (kill_rank, Reason.TRAINER_FAILED),
-        (kill_launcher, Reason.TRAINER_FAILED),
-        (stop_rank, Reason.TRAINER_FAILED),
-        (run_out_of_memory, Reason.OUT_OF_MEMORY),
+        pytest.param(kill_launcher, Reason.TRAINER_FAILED, marks=pytest.mark.long),
+        pytest.param(stop_rank, Reason.TRAINER_FAILED, marks=pytest.mark.long),
+        pytest.param(run_out_of_memory, Reason.OUT_OF_MEMORY, marks=pytest.mark.long),
     ],
 )
 def test_a_fault_ends_one_call_and_the_next_one_trains(
@@ -227,7 +220,7 @@ def test_a_fault_ends_one_call_and_the_next_one_trains(
     assert result.figures.micro_batch == (2 if reason is Reason.OUT_OF_MEMORY else 4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_get_ready_while_the_worker_does_something_else(opened: Callable[..., RankedTrainer]) -> None:
     trainer, give_up = opened(settings()), time.monotonic() + 120
     trainer.check(TRAINING, length=HPARAMS.data.sequence_length)
@@ -240,7 +233,7 @@ def test_ranks_get_ready_while_the_worker_does_something_else(opened: Callable[.
     assert_close(learn(trainer), learn(Trainer(MODEL, ONE)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_dies_between_two_calls_costs_none(opened: Callable[..., RankedTrainer]) -> None:
     trainer, expected = opened(settings()), learn(Trainer(MODEL, ONE))
     assert_close(learn(trainer), expected)
@@ -251,7 +244,7 @@ def test_a_rank_that_dies_between_two_calls_costs_none(opened: Callable[..., Ran
     assert not set(victims) & set(processes(trainer))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_shards_in_bfloat16_with_checkpointed_layers_and_tied_weights(opened: Callable[..., RankedTrainer]) -> None:
     tied = MODEL.model_copy(update={"tie_word_embeddings": True})
     params, trainer = (
@@ -283,7 +276,7 @@ ranks.learn(trainer, training=ranks.ENDLESS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("moment", "known"), [("training", 3), ("starting", 1)])
+@pytest.mark.parametrize(("moment", "known"), [("training", 3), pytest.param("starting", 1, marks=pytest.mark.long)])
 def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path, moment: str, known: int) -> None:
     temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
     worker = subprocess.Popen(

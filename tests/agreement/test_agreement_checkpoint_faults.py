@@ -1,0 +1,178 @@
+"""No fault of an upload shows a reader an incomplete checkpoint, and the publisher's next call completes it."""
+
+import errno
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from deployments.s3_endpoint import create_bucket_with_keys
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
+from templar.exchange.object_keys import checkpoint_key
+from templar.store.files import local_file
+from templar.store.s3_protocol import S3Settings
+from tests.support import kill_points
+from tests.support.checkpoint_kills import FILES, bucket_in, is_shown, publish, write_files
+from tests.support.errors import refusal
+from tests.support.faulty_endpoint import Fault, faulty_endpoint
+from tests.support.memory_store import MemoryStore
+from tests.support.scripted_store import ScriptedStore
+from tests.support.servers import MotoEndpoint, store_at
+
+WEIGHTS = checkpoint_key(12, 5, "model.safetensors")
+PART_BYTES = 5 << 20  # the smallest part that S3 takes
+
+
+class KilledError(BaseException):
+    """The process ends here."""
+
+
+class Upload:
+    """A bucket in memory whose n-th call meets a fault; a reader looks at it after every write and every fault."""
+
+    def __init__(self, folder: Path, point: int, fault: Callable[["Upload", str, str], None], *, late: bool) -> None:
+        self.bucket, self.folder, self.fault = MemoryStore(), folder, fault
+        self.store, self.left, self.late, self.shown = ScriptedStore(self.bucket), point, late, False
+        self.store.before = partial(self._step, late=False)
+        self.store.after = partial(self._step, late=True)
+
+    def _step(self, operation: str, key: str, *, late: bool) -> None:
+        is_faulty = late == self.late and self.left == 0
+        self.left -= late == self.late
+        try:
+            if is_faulty:
+                self.fault(self, operation, key)
+        finally:
+            if is_faulty or (late and operation.startswith("put")):
+                self.look()
+
+    def look(self) -> None:
+        """A reader finds the checkpoint whole or not at all, and what it has found once it finds again."""
+        shown = self.is_shown()
+        assert shown or not self.shown, "what was there is gone"
+        self.shown = shown
+
+    def is_shown(self) -> bool:
+        """Whether a reader takes the checkpoint now; an illegal manifest is none."""
+        try:
+            return is_shown(self.bucket, self.folder / "fetched")
+        except RejectedError as error:
+            assert error.reason is Reason.MALFORMED, "a legal manifest without its files"  # noqa: PT017
+            return False
+
+
+def busy(upload: Upload, operation: str, key: str) -> None:
+    raise TransientError(Reason.STORE_BUSY, "503")
+
+
+def denied(upload: Upload, operation: str, key: str) -> None:
+    raise PermanentError(Reason.ACCESS_DENIED, "403")
+
+
+def killed(upload: Upload, operation: str, key: str) -> None:
+    raise KilledError
+
+
+def disk_full(upload: Upload, operation: str, key: str) -> None:
+    with local_file(Path(key)):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def damaged(upload: Upload, operation: str, key: str) -> None:
+    """A server that checks no digest stores other bytes; the uploader sees it by the ETag, and is killed."""
+    if operation.startswith("put"):
+        data = upload.bucket.get(key, max_bytes=1 << 30)
+        upload.bucket.put(key, bytes([data[0] ^ 1]) + data[1:])
+    raise KilledError
+
+
+def truncated(upload: Upload, operation: str, key: str) -> None:
+    """As `damaged`, but the object ends early."""
+    if operation.startswith("put"):
+        upload.bucket.put(key, upload.bucket.get(key, max_bytes=1 << 30)[:-1])
+    raise KilledError
+
+
+EARLY, LATE = (busy, denied, killed, disk_full), (busy, killed)
+
+
+def faults_at(point: int, operation: str) -> Iterator[tuple[Callable[[Upload, str, str], None], bool]]:
+    """The faults that are tried at a call, and whether after it: the kinds take turns, but each write is damaged."""
+    yield EARLY[point % 4], False
+    yield EARLY[(point + 1 + point // 4 % 3) % 4], False
+    yield LATE[point % 2], True
+    if operation.startswith("put"):
+        yield from ((damaged, True), (truncated, True))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_files(tmp_path / "files")
+
+
+def test_at_no_call_does_a_fault_show_half_a_checkpoint_and_the_next_call_completes_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    clean, cases = ScriptedStore(MemoryStore()), 0
+    publish(clean, folder, concurrency=1)
+    for point, (operation, _) in enumerate(clean.calls):
+        for fault, late in faults_at(point, operation):
+            upload = Upload(tmp_path, point, fault, late=late)
+            with pytest.raises((TemplarError, KilledError)):
+                publish(upload.store, folder, concurrency=1)
+            publish(upload.store, folder, concurrency=1)
+            assert upload.is_shown(), (point, operation, fault, late)
+            cases += 1
+    assert cases >= 50
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("500", "?uploads"),
+        ("500", "partNumber=2"),
+        ("damaged", "partNumber=1"),
+        ("500", f"{WEIGHTS}?uploadId="),
+        ("killed", f"{WEIGHTS}?uploadId="),
+        ("damaged", "config.json"),
+        ("damaged", "manifest.json"),
+    ],
+)
+def test_faults_of_an_s3_endpoint(
+    moto: MotoEndpoint, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[Fault, str]
+) -> None:
+    fault, request_with = case
+    monkeypatch.setitem(FILES, "model.safetensors", bytes(range(256)) * (PART_BYTES // 256 + 1))
+    (folder / "model.safetensors").write_bytes(FILES["model.safetensors"])
+    url, keys = moto.admin.endpoint_url, create_bucket_with_keys(moto.admin, uuid4().hex)
+    settings = S3Settings(max_attempts=1, multipart_threshold_bytes=PART_BYTES, part_bytes=PART_BYTES)
+    reader = store_at(url, keys.bucket, keys.read, settings)
+    with faulty_endpoint(url) as proxy:
+        writer = store_at(proxy.endpoint_url, keys.bucket, keys.write, settings)
+        proxy.always(fault, request_with)
+        with pytest.raises(TemplarError):
+            publish(writer, folder)
+        assert proxy.num_faults
+        if request_with == "manifest.json":  # it is there, and nobody takes it
+            refusal(lambda: is_shown(reader, tmp_path / "fetched"), RejectedError, Reason.MALFORMED)
+        else:
+            assert not is_shown(reader, tmp_path / "fetched")
+        proxy.well()
+        publish(writer, folder)
+    assert is_shown(reader, tmp_path / "fetched")
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_before_any_operation_on_a_file(tmp_path: Path) -> None:
+    killed_at = kill_points.run(tmp_path, "checkpoint")["checkpoint"]
+    assert len(killed_at) >= 20
+    shown = []
+    for folder in killed_at:
+        store = bucket_in(folder)
+        shown.append(is_shown(store, folder / "fetched"))
+        publish(store, folder / "files")
+        assert is_shown(store, folder / "fetched")
+    assert shown == sorted(shown)
+    assert not shown[0]
