@@ -71,7 +71,7 @@ class Raised:
 def of_result(result: WindowResult) -> Iterator[Raised]:
     """Yield the alerts of a window that was run to its end."""
     if result.missed is not None and result.reason is not None:
-        yield from _missed(result.reason, f"{result.missed}: {result.message}")
+        yield from of_missed(result.reason, f"{result.missed}: {result.message}")
 
 
 def of_opening(opening: Opening) -> Iterator[Raised]:
@@ -80,14 +80,14 @@ def of_opening(opening: Opening) -> Iterator[Raised]:
         return
     text = f"window {opening.window} is not run: {opening.detail}"
     if opening.action is Action.CATCHING_UP or opening.reason is Reason.WINDOW_PASSED:
-        yield from _missed(opening.reason, text)
+        yield from of_missed(opening.reason, text)
     if opening.behind >= BEHIND_WINDOWS:
         yield Raised(Alert.BEHIND, opening.reason, f"the state is {opening.behind} windows behind: {text}")
 
 
 def of_error(error: TemplarError) -> Iterator[Raised]:
     """Yield the alerts of an error that ended a window's run."""
-    yield from _missed(error.reason, f"a step failed: {error}")
+    yield from of_missed(error.reason, f"a step failed: {error}")
 
 
 def of_node(node: Node) -> Iterator[Raised]:
@@ -104,7 +104,8 @@ def of_node(node: Node) -> Iterator[Raised]:
         )
 
 
-def _missed(reason: Reason, text: str) -> Iterator[Raised]:
+def of_missed(reason: Reason, text: str) -> Iterator[Raised]:
+    """Yield the alerts of a window that was missed for a reason, the most particular one last."""
     yield Raised(Alert.WINDOW_MISSED, reason, text)
     if reason in _LATE:
         yield Raised(Alert.LATE, reason, text)

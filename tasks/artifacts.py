@@ -50,15 +50,15 @@ def picture(key: str, svg: bytes, description: str) -> None:
 
 
 def page(
-    key: str, svg: bytes | None, description: str, tables: Iterable[Rows] = (), *, replace: bool = True
+    key: str, drawings: Iterable[bytes], description: str, tables: Iterable[Rows] = (), *, replace: bool = True
 ) -> UUID | None:
-    """Show a drawing with tables below it, in place of what the page showed before; the id of its artifact.
+    """Show drawings with tables below them, in place of what the page showed before; the id of its artifact.
 
     The UI shows an artifact's content under its id and only the history under its key, so a page keeps its id.
     None if the server does not take it. Without `replace` a page that is there stays as it is.
     """
-    parts = [] if svg is None else [_embedded(key, svg)]
-    markdown = "\n\n".join([*parts, *(_markdown(rows) for rows in tables if rows)])
+    parts = (*(_embedded(key, svg) for svg in drawings), *(_markdown(rows) for rows in tables if rows))
+    markdown = "\n\n".join(parts)
     with _optional(key), get_client(sync_client=True) as client:
         known = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])), limit=1)
         for artifact in known:

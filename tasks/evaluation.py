@@ -10,26 +10,28 @@ from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
 from templar.errors import PermanentError, Reason
 from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints
+from templar.housekeeping.lm_tasks import run_tasks
 
 
 @task(task_run_name="evaluate published", **HOUSEKEEPING)
-def evaluate_published(neuron: str) -> tuple[EvaluatedCheckpoint, ...]:
-    """Measure the neuron's checkpoints on held-out text, each once; their figures are a table artifact.
+def evaluate_published(neuron: str, tasks: tuple[str, ...] = ()) -> tuple[EvaluatedCheckpoint, ...]:
+    """Measure the neuron's checkpoints on held-out text and in tasks, each once; their figures are a table artifact.
 
     It is empty for a neuron that has published no checkpoint, such as a miner.
     """
-    results = _evaluated(neuron)
+    results = _evaluated(neuron, tasks)
     if results:
         table(f"evaluation-{neuron}", evaluation_rows(results), "Checkpoints on held-out text, the newest last.")
     return results
 
 
-def _evaluated(neuron: str) -> tuple[EvaluatedCheckpoint, ...]:
+def _evaluated(neuron: str, tasks: tuple[str, ...]) -> tuple[EvaluatedCheckpoint, ...]:
     block = load_block(neuron)
     context = block.context(neuron)
     read_texts = partial(block.dataset.held_out_texts, context.hparams, Path(block.home))
+    harness = partial(run_tasks, tasks=tasks) if tasks else None
     try:
-        return evaluate_checkpoints(context, read_texts)
+        return evaluate_checkpoints(context, read_texts, harness)
     except PermanentError as error:
         if error.reason is not Reason.OBJECT_MISSING:
             raise
@@ -48,6 +50,7 @@ def evaluation_rows(results: tuple[EvaluatedCheckpoint, ...]) -> Rows:
             "bits per byte": round(each.score.bits_per_byte, 4),
             "texts": each.score.texts,
             "tokens": each.score.tokens,
+            "tasks": ", ".join(f"{task} {metric} {value:.4f}" for task, metric, value in each.results),
             "root": each.root[:12],
         }
         for each in results

@@ -12,7 +12,11 @@ from tasks.observing import auditing, context_of
 from tasks.policy import HOUSEKEEPING
 from templar.audit.evidence_audit import WindowAudit
 from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.context import Exchange
+from templar.housekeeping.checkpoint_evaluation import HeldOut, read_evaluations
 from templar.housekeeping.published_scores import Published, read_recent
+from templar.housekeeping.training_curve import newest_evaluations
+from templar.neuron.join import Context
 from templar.scoring.leaderboard import Leaderboard, draw, leaderboard
 
 
@@ -50,27 +54,43 @@ class Standings:
 @task(task_run_name="show leaderboard", **HOUSEKEEPING)
 def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standings:
     """Rank the miners by a validator's evidence: the standings are a table artifact, their curves a picture."""
-    published = _read(neuron, windows, validator)
-    if isinstance(published, Standings):
-        return published
+    found = _read(neuron, windows, validator)
+    if isinstance(found, Standings):
+        return found
+    published, held_out = found
     board = leaderboard(published.evidences)
     summary = f"{published.summary}: {board.summary}"
     table(f"leaderboard-{neuron}", board.cells(), summary)
+    if held_out.points:
+        rows = newest_evaluations(held_out.points)
+        table(
+            f"held-out-{neuron}",
+            [dict(row) for row in rows],
+            f"The newest {len(rows)} of {len(held_out.points)} measured checkpoints.",
+        )
     return Standings(summary + _show_plot(neuron, board, published))
 
 
-def _read(neuron: str, windows: int, validator: int | None) -> Published | Standings:
+def evaluations_of(context: Context) -> HeldOut:
+    """What the validators of a node's network measured of its checkpoints."""
+    birth = context.birth()
+    return read_evaluations(Exchange(context.chain, context.buckets, birth.network, context.hparams), birth)
+
+
+def _read(neuron: str, windows: int, validator: int | None) -> tuple[Published, HeldOut] | Standings:
     """The evidence, or why there is none to show: a network that has none yet is no failure."""
     context = load_block(neuron).context(neuron)
     try:
-        published = read_recent(context, windows, uid=validator)
+        published, held_out = read_recent(context, windows, uid=validator), evaluations_of(context)
     except PermanentError as error:
         if error.reason is not Reason.EVIDENCE_MISSING:
             raise
         return Standings(error.message, error.reason)
     finally:
         context.buckets.close()
-    return published if published.evidences else Standings(published.summary, published.left_out[-1].reason)
+    if not published.evidences:
+        return Standings(published.summary, published.left_out[-1].reason)
+    return published, held_out
 
 
 def _show_plot(neuron: str, board: Leaderboard, published: Published) -> str:

@@ -11,7 +11,15 @@ from weakref import WeakKeyDictionary
 from tasks.artifacts import Rows as TableRows
 from tasks.artifacts import page
 from templar.errors import TemplarError
-from templar.housekeeping.training_curve import NetworkCurve, NodeCurve, Rows, draw_curve, node_rows
+from templar.housekeeping.training_curve import (
+    NetworkCurve,
+    NodeCurve,
+    Rows,
+    draw_curve,
+    draw_held_out,
+    newest_evaluations,
+    node_rows,
+)
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
@@ -34,7 +42,7 @@ def network_key(netuid: int, genesis: str) -> str:
 def open_page(key: str) -> UUID | None:
     """Make the page that the first window will fill, or find the one that is there: its id is part of its address."""
     what = "The training at a glance: no window is over yet."
-    return page(key, None, what, [[{"newest window": "none"}]], replace=False)
+    return page(key, (), what, [[{"newest window": "none"}]], replace=False)
 
 
 def show_neuron(neuron: str, node: Node, window: int) -> None:
@@ -51,7 +59,7 @@ def show_neuron(neuron: str, node: Node, window: int) -> None:
     except (TemplarError, ValueError) as error:  # ValueError: an entry of another release
         log.warning("window %d: the page of %s is not shown: %s", window, neuron, error)
         return
-    page(neuron_key(neuron), svg, f"Window {window}: {neuron}, the training at a glance.", [_table(rows)])
+    page(neuron_key(neuron), (svg,), f"Window {window}: {neuron}, the training at a glance.", [_table(rows)])
 
 
 def show_network(curve: NetworkCurve, key: str, settled: int) -> None:
@@ -64,9 +72,10 @@ def show_network(curve: NetworkCurve, key: str, settled: int) -> None:
     except TemplarError as error:
         log.warning("window %d: the network's page is not shown: %s", window, error)
         return
-    svg = draw_curve(glance.points, "loss of the evaluation batch before each window's step")
-    miners = [dict(row) for row in glance.miners]
-    page(key, svg, f"Window {window}: the network's training at a glance.", [_table(glance.rows), miners])
+    drawings = [draw_curve(glance.points, "loss of the evaluation batch before each window's step")]
+    drawings += [draw_held_out(glance.held_out)] if glance.held_out else []
+    tables = [_table(glance.rows), newest_evaluations(glance.held_out), list(map(dict, glance.miners))]
+    page(key, drawings, f"Window {window}: the network's training at a glance.", tables)
 
 
 def _table(rows: Rows) -> TableRows:

@@ -30,9 +30,10 @@ from templar.neuron.backup import BackupReport, store_backup
 
 @task(task_run_name="publish checkpoint", **HOUSEKEEPING)
 def publish_checkpoint(neuron: str) -> StateMark:
-    """Publish the newest snapshot as a checkpoint in the Hugging Face layout."""
-    block = load_block(neuron)
-    return maintenance.publish_newest_checkpoint(block.context(neuron), preset=block.preset)
+    """Publish the newest snapshot as a checkpoint in the Hugging Face layout, with a progress artifact."""
+    block, bar = load_block(neuron), f"checkpoint-{neuron}"
+    show = progress(bar, "The checkpoint's files in the bucket.")
+    return maintenance.publish_newest_checkpoint(block.context(neuron), preset=block.preset, on_progress=show)
 
 
 @task(task_run_name="back up private state", **HOUSEKEEPING)

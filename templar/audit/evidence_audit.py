@@ -22,7 +22,7 @@ from templar.neuron.node import Node
 from templar.scoring.differences import Difference
 from templar.scoring.evidence import Evidence
 from templar.scoring.evidence_chain import evidence_windows, read_evidence
-from templar.scoring.measure import Meter
+from templar.scoring.meter import Meter
 from templar.scoring.score import MAX_BEHIND
 from templar.timeline import closing_block, window_of
 from templar.training.model import build_model

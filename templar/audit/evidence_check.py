@@ -26,7 +26,7 @@ from templar.scoring.conclude import conclude
 from templar.scoring.differences import Difference, DifferenceKind, compare_evidence, compare_facts, shown
 from templar.scoring.evidence import Evidence, MinerFacts, WindowFacts
 from templar.scoring.evidence_chain import compare_weights, find_standing
-from templar.scoring.measure import Meter
+from templar.scoring.meter import Meter
 from templar.scoring.slashing import is_absent
 from templar.scoring.standing import Standing
 

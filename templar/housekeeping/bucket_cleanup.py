@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
+from templar.agreement.checkpoint import EVALUATION_FILE
 from templar.agreement.retention import Retention
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.object_keys import Kind, parse_current_key, parse_key, parse_legacy_key
@@ -259,7 +260,7 @@ def plan_temporary(
 def _is_unfinished(info: ObjectInfo, guard: Guard, complete: frozenset[int]) -> bool:
     """Whether an object belongs to a checkpoint that was not completed within the retention."""
     key, retention = parse_current_key(info.key), guard.retention
-    if key is None or key.kind is not Kind.CHECKPOINT or key.window is None:
+    if key is None or key.kind is not Kind.CHECKPOINT or key.window is None or key.file == EVALUATION_FILE:
         return False
     stays = retention.keeps_checkpoints or key.window in retention.kept or key.window in complete
     return not stays and key.window < retention.oldest

@@ -1,22 +1,34 @@
-"""Evaluation of this neuron's published checkpoints on held-out text, once for each, as a signed object beside it."""
+"""Checkpoints on held-out text: each publisher measures its own once, and anybody reads what all of them measured.
+
+A result is a signed object beside the checkpoint. It stays when the checkpoint expires, so the held-out curve of a
+network goes back to its first one.
+"""
 
 import logging
+import math
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from templar.agreement.checkpoint import EVALUATION_FILE, fetch_checkpoint, list_checkpoints
+from templar.agreement.decisions import decided_roster
 from templar.agreement.genesis import Birth, load_genesis
-from templar.agreement.proven_state import read_fetched
+from templar.agreement.proven_state import proven_state, read_fetched
 from templar.chain.base import NeuronInfo
 from templar.data.tokenizer import Tokenizer, load_tokenizer
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
+from templar.exchange.context import Exchange
 from templar.exchange.object_keys import checkpoint_key
-from templar.exchange.objects import CheckpointEvaluation
+from templar.exchange.objects import MAX_RESULTS, CheckpointEvaluation
 from templar.exchange.publish import publish_body
 from templar.exchange.signed import read_signed
 from templar.housekeeping.text_score import TextScore, score_texts
+from templar.hparams import MAX_PEERS, Training
+from templar.interrupt import check_stop
 from templar.neuron.join import Context
+from templar.timeline import closing_block, window_of
 from templar.training.model import build_model, load_parameters
 
 log = logging.getLogger(__name__)
@@ -25,6 +37,18 @@ TEXTS = 256
 """Held-out texts that a checkpoint is measured on, at most."""
 FOLDER = "evaluating"
 """In the neuron's folder: the checkpoint that is measured."""
+MOST_READ = 500
+"""Evaluations of one publisher that are read: the newest."""
+CONCURRENCY = 8
+"""Evaluations that are read at once."""
+TOLERANCE = 1e-3
+"""Two evaluations of one checkpoint agree if their figures are this close, relative to the larger one."""
+Results = tuple[tuple[str, str, float], ...]
+"""Task, metric and value, of lm-evaluation-harness."""
+RunTasks = Callable[[Path], Sequence[tuple[str, str, float]]]
+"""Runs tasks on a model's folder."""
+Place = tuple[str, int | None]
+"""Hotkey and window of an evaluation; None for a bucket as a whole."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +58,38 @@ class EvaluatedCheckpoint:
     window: int
     root: str
     score: TextScore
+    results: Results
     is_new: bool  # whether it was measured now
 
 
+@dataclass(frozen=True)
+class HeldOutPoint:
+    """The evaluation of one checkpoint that counts."""
+
+    window: int
+    uids: tuple[int, ...]  # that found it, the most stake first
+    hours: float  # of chain time, from the start of the network to the close of the window
+    trained: int | None  # tokens in the payloads applied up to the window, as their authors say
+    score: TextScore
+    results: Results
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The evaluations that the validators of a network show."""
+
+    points: tuple[HeldOutPoint, ...] = ()  # by rising window, one for each
+    left_out: Mapping[Place, TemplarError] = field(default_factory=dict)  # and why
+    found: Mapping[Place, CheckpointEvaluation] = field(default_factory=dict)  # all that are legal
+
+
+# Measuring the own checkpoints.
+
+
 def evaluate_checkpoints(
-    context: Context, read_texts: Callable[[Tokenizer, int], list[str]]
+    context: Context,
+    read_texts: Callable[[Tokenizer, int], list[str]],
+    run_tasks: RunTasks | None = None,
 ) -> tuple[EvaluatedCheckpoint, ...]:
     """Measure every complete checkpoint of the own bucket that has no evaluation yet; the results of all, oldest first.
 
@@ -47,11 +98,12 @@ def evaluate_checkpoints(
     Args:
         context: The neuron.
         read_texts: Reads held-out texts, at most so many.
+        run_tasks: Runs tasks of lm-evaluation-harness on a model's folder; by default none are run.
 
     Raises:
         TransientError: Chain, bucket or dataset failed; a later call goes on with the next checkpoint.
         PermanentError: `not_registered`; `object_missing`, there is no checkpoint; `checkpoint_broken`,
-            `root_differs`, `dataset_missing`, `non_finite_loss`.
+            `root_differs`, `dataset_missing`, `non_finite_loss`; `bad_parameters`, the tasks have too many results.
     """
     birth, store = context.birth(), context.buckets.own
     neuron = context.own_neuron()
@@ -60,20 +112,38 @@ def evaluate_checkpoints(
         raise PermanentError(
             Reason.OBJECT_MISSING, f"bucket {store.name} has no checkpoint of uid {neuron.uid}: publish one first"
         )
+    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams)
+    trained: dict[int, int | None] | None = None
     results = []
     for window in reversed(windows):
         key = checkpoint_key(window, neuron.uid, EVALUATION_FILE)
         found = read_signed(store, key, CheckpointEvaluation, network=birth.network, author=neuron, window=window)
-        body = _measure(context, birth, neuron, window, read_texts) if found is None else found.body
-        if found is None:
+        if found is not None:
+            body = found.body
+        else:
+            if trained is None:
+                trained = {each.window: each.trained for each in read_evaluations(exchange, birth).points}
+            tokens = trained[window] = _trained(exchange, birth, window, trained)
+            body = _measure(context, birth, neuron, window, read_texts=read_texts, run_tasks=run_tasks, trained=tokens)
             publish_body(store, key, body, context.own_signer, clock=context.chain.clock)
-        score = TextScore(body.texts, body.tokens, body.num_bytes, body.nats)
-        results.append(EvaluatedCheckpoint(window, body.root, score, found is None))
+        results.append(EvaluatedCheckpoint(window, body.root, score_of(body), body.results, found is None))
     return tuple(results)
 
 
+def score_of(body: CheckpointEvaluation) -> TextScore:
+    """The score that an evaluation states."""
+    return TextScore(body.texts, body.tokens, body.num_bytes, body.nats)
+
+
 def _measure(
-    context: Context, birth: Birth, neuron: NeuronInfo, window: int, read_texts: Callable[[Tokenizer, int], list[str]]
+    context: Context,
+    birth: Birth,
+    neuron: NeuronInfo,
+    window: int,
+    *,
+    read_texts: Callable[[Tokenizer, int], list[str]],
+    run_tasks: RunTasks | None,
+    trained: int | None,
 ) -> CheckpointEvaluation:
     """Fetch a checkpoint as a reader would, check its root, and score it."""
     folder, model = context.home / FOLDER, context.hparams.model
@@ -87,6 +157,11 @@ def _measure(
     load_parameters(net, params)
     tokenizer = load_tokenizer(str(folder))
     score = score_texts(net, tokenizer, read_texts(tokenizer, TEXTS), model.max_position_embeddings)
+    found = [] if run_tasks is None else [each for each in run_tasks(folder) if math.isfinite(each[2])]
+    if len(found) > MAX_RESULTS:
+        raise PermanentError(
+            Reason.BAD_PARAMETERS, f"tasks: they have {len(found)} results, at most {MAX_RESULTS} fit: name fewer tasks"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     log.info(
         "checkpoint of window %d: %.4f nats per token, %.4f bits per byte", window, score.loss, score.bits_per_byte
@@ -102,4 +177,189 @@ def _measure(
         tokens=score.tokens,
         num_bytes=score.num_bytes,
         nats=score.nats,
+        trained=trained,
+        results=tuple(found),
     )
+
+
+def _trained(exchange: Exchange, birth: Birth, window: int, known: Mapping[int, int | None]) -> int | None:
+    """Tokens in the payloads applied up to a window, counted on from the newest earlier window for which it is known.
+
+    None if a roster in between cannot be read any more. No payload counts for more than a window's whole training.
+    """
+    counts = {each: tokens for each, tokens in known.items() if tokens is not None} | {birth.mark.window: 0}
+    base = max(each for each in counts if each <= window)
+    if window - base > exchange.hparams.storage.retention_windows:
+        return None
+    tokens, most = counts[base], _most_tokens(exchange.hparams.training, exchange.hparams.data.sequence_length)
+    for each in range(base + 1, window + 1):
+        try:
+            decided = decided_roster(exchange, each)
+        except TemplarError as error:
+            log.info("the tokens up to window %d are not known: %s", window, error)
+            return None
+        tokens += 0 if decided is None else sum(min(entry.tokens, most) for entry in decided[0].entries)
+    return tokens
+
+
+def _most_tokens(training: Training, sequence_length: int) -> int:
+    """Tokens of one miner in one window, if it does all inner steps."""
+    return training.inner_steps * training.batch_size * sequence_length
+
+
+# Reading everybody's.
+
+
+def read_evaluations(exchange: Exchange, birth: Birth, known: HeldOut | None = None) -> HeldOut:
+    """Read what the validators measured of published checkpoints, and check each evaluation.
+
+    An evaluation counts if its author signed it for a closed window of this network, for the state that a quorum
+    proved (as long as buckets keep the proofs), and if no other one of that checkpoint has more stake behind it. What
+    is not legal, or cannot be read, is left out.
+
+    Args:
+        exchange: The network, to read.
+        birth: Its start.
+        known: What an earlier call found: the objects in it are not read again.
+
+    Raises:
+        TemplarError: The chain failed.
+    """
+    # 1. The newest evaluations that each bucket shows.
+    known, newest = known or HeldOut(), window_of(exchange.chain.block(), exchange.hparams.windows) - 1
+    validators = exchange.newest_metagraph().validators()
+    wanted, left_out = list[tuple[NeuronInfo, int]](), dict[Place, TemplarError]()
+    for validator in validators:
+        try:
+            windows = list_checkpoints(exchange.buckets.reader(validator), validator.uid, EVALUATION_FILE)
+        except TemplarError as error:
+            left_out[validator.hotkey, None] = error
+            continue
+        wanted += [(validator, window) for window in windows[:MOST_READ]]
+
+    # 2. Each of them, unless it is known or was refused before.
+    def read(each: tuple[NeuronInfo, int]) -> CheckpointEvaluation | TemplarError:
+        place = each[0].hotkey, each[1]
+        refused = known.left_out.get(place)
+        if (body := known.found.get(place)) is not None:
+            return body
+        if isinstance(refused, RejectedError) and refused.reason is not Reason.WRONG_WINDOW:
+            return refused
+        try:
+            return _read(exchange, birth, *each, newest)
+        except TemplarError as error:
+            log.warning("the evaluation of window %d of uid %d is left out: %s", each[1], each[0].uid, error)
+            return error
+
+    found = dict[Place, CheckpointEvaluation]()
+    with ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="evaluations") as pool:
+        for (validator, window), result in zip(wanted, pool.map(read, wanted), strict=True):
+            if isinstance(result, TemplarError):
+                left_out[validator.hotkey, window] = result
+            else:
+                found[validator.hotkey, window] = result
+
+    # 3. One point per window.
+    stakes, points = {validator.hotkey: validator.stake for validator in validators}, list[HeldOutPoint]()
+    hours = {point.window: point.hours for point in known.points}
+    for window in sorted({body.window for body in found.values()}):
+        bodies = [body for body in found.values() if body.window == window]
+        agreeing = _most_stake(bodies, stakes)
+        left_out |= _differing(bodies, agreeing)
+        at = hours[window] if window in hours else _hours(exchange, birth, window)
+        points.append(_point(agreeing, at))
+    return HeldOut(tuple(points), left_out, found)
+
+
+def _read(exchange: Exchange, birth: Birth, author: NeuronInfo, window: int, newest: int) -> CheckpointEvaluation:
+    """Read one evaluation and check it.
+
+    Raises:
+        RejectedError: `wrong_window`, `object_missing`, `malformed`, `root_differs`, and as in `read_signed`.
+        TransientError: The store or the chain failed; `root_differs`, no state of the window is proven.
+    """
+    check_stop()
+    what, first, hparams = f"evaluation of window {window} of uid {author.uid}", birth.mark.window, exchange.hparams
+    if not first <= window <= newest:
+        raise RejectedError(Reason.WRONG_WINDOW, f"{what}: the closed windows are {first} to {newest}")
+    store, key = exchange.buckets.reader(author), checkpoint_key(window, author.uid, EVALUATION_FILE)
+    found = read_signed(store, key, CheckpointEvaluation, network=exchange.network, author=author, window=window)
+    if found is None:
+        raise RejectedError(Reason.OBJECT_MISSING, f"{what}: it was deleted while it was read")
+    body = found.body
+    most = (window - first) * MAX_PEERS * _most_tokens(hparams.training, hparams.data.sequence_length)
+    if body.trained is not None and body.trained > most:
+        raise RejectedError(Reason.MALFORMED, f"{what}: trained is {body.trained}, by then at most {most} is possible")
+    root = birth.start.root if window == first else _proven_root(exchange, window, newest)
+    if root not in (None, body.root):
+        raise RejectedError(Reason.ROOT_DIFFERS, f"{what}: root is {body.root[:12]}, and {str(root)[:12]} is proven")
+    return body
+
+
+def _proven_root(exchange: Exchange, window: int, newest: int) -> str | None:
+    """The root that a quorum proved for a window; None if nobody can look it up any more.
+
+    Raises:
+        TransientError: `root_differs`; there is no such quorum. The chain failed.
+    """
+    if window <= newest + 1 - exchange.hparams.storage.retention_windows:
+        return None
+    try:
+        proven = proven_state(exchange, window)
+    except PermanentError as error:
+        if error.reason is not Reason.BLOCK_UNKNOWN:
+            raise
+        log.info("window %d: its proofs cannot be read: %s", window, error)
+        return None
+    if proven is None:
+        raise TransientError(Reason.ROOT_DIFFERS, f"no quorum of stake proves a state of window {window}")
+    return proven[0]
+
+
+def _most_stake(
+    bodies: Sequence[CheckpointEvaluation], stakes: Mapping[str, float]
+) -> tuple[CheckpointEvaluation, ...]:
+    """Of the evaluations of one window those that agree with each other and have the most stake, by falling stake."""
+    ranked = sorted(bodies, key=lambda body: (-stakes[body.hotkey], body.uid))
+    groups = (tuple(other for other in ranked if _agree(body, other)) for body in ranked)
+    return max(groups, key=lambda group: sum(stakes[body.hotkey] for body in group))
+
+
+def _agree(first: CheckpointEvaluation, second: CheckpointEvaluation) -> bool:
+    pairs = ((getattr(score_of(first), name), getattr(score_of(second), name)) for name in ("loss", "bits_per_byte"))
+    return first.root == second.root and all(math.isclose(*pair, rel_tol=TOLERANCE) for pair in pairs)
+
+
+def _differing(
+    bodies: Sequence[CheckpointEvaluation], agreeing: Sequence[CheckpointEvaluation]
+) -> Iterator[tuple[Place, TemplarError]]:
+    for body in bodies:
+        if body not in agreeing:
+            by = ", ".join(f"uid {each.uid}" for each in agreeing)
+            text = f"evaluation of window {body.window} of uid {body.uid}: that of {by} has more stake, and differs"
+            yield (body.hotkey, body.window), RejectedError(Reason.EVIDENCE_DIFFERS, text)
+
+
+def _point(agreeing: Sequence[CheckpointEvaluation], hours: float) -> HeldOutPoint:
+    first = agreeing[0]
+    trained = next((body.trained for body in agreeing if body.trained is not None), None)
+    results = next((body.results for body in agreeing if body.results), ())
+    return HeldOutPoint(first.window, tuple(body.uid for body in agreeing), hours, trained, score_of(first), results)
+
+
+def _hours(exchange: Exchange, birth: Birth, window: int) -> float:
+    """Chain time from the start of the network to the close of a window, in hours."""
+    start, end = (_closed(exchange, each) for each in (birth.mark.window, window))
+    return (end - start) / 3600
+
+
+def _closed(exchange: Exchange, window: int) -> float:
+    """When a window closed; estimated from the newest block if the chain's endpoint does not have the old one."""
+    chain, block = exchange.chain, closing_block(window, exchange.hparams.windows)
+    try:
+        return chain.block_time(block)
+    except PermanentError as error:
+        if error.reason is not Reason.BLOCK_UNKNOWN:
+            raise
+    newest = chain.block()
+    return chain.block_time(newest) - (newest - block) * chain.block_seconds

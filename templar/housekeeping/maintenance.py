@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from templar.agreement.checkpoint import publish_checkpoint, read_manifest
+from templar.agreement.checkpoint import Progress, publish_checkpoint, read_manifest, silent
 from templar.agreement.genesis import Birth, require_digest
 from templar.agreement.model_folder import read_weights, write_model
 from templar.agreement.retention import Retention, Survey, survey
@@ -36,7 +36,8 @@ from templar.housekeeping.bucket_cleanup import (
     plan,
     plan_temporary,
 )
-from templar.housekeeping.model_card import model_card, read_history
+from templar.housekeeping.model_card import PICTURE_FILE, model_card, read_history
+from templar.housekeeping.training_curve import draw_held_out
 from templar.hparams import HParams
 from templar.neuron.join import Context
 from templar.neuron.snapshot import Snapshots
@@ -168,7 +169,7 @@ def _own_genesis(store: ObjectStore) -> frozenset[int] | None:
     return frozenset({sealed.body.start_window - 1})
 
 
-def publish_newest_checkpoint(context: Context, *, preset: str = "") -> StateMark:
+def publish_newest_checkpoint(context: Context, *, preset: str = "", on_progress: Progress = silent) -> StateMark:
     """Publish the newest snapshot in the Hugging Face layout, once; return its state.
 
     After a failure a later call continues with the same files; readers ignore a checkpoint without its manifest.
@@ -176,6 +177,7 @@ def publish_newest_checkpoint(context: Context, *, preset: str = "") -> StateMar
     Args:
         context: The neuron.
         preset: What the model card calls the network's numbers.
+        on_progress: As in `publish_checkpoint`.
 
     Raises:
         TransientError: `genesis_missing`, or a store failed.
@@ -200,7 +202,15 @@ def publish_newest_checkpoint(context: Context, *, preset: str = "") -> StateMar
 
     # 3. Upload it; the manifest comes last.
     clock, signer = context.chain.clock, context.own_signer
-    publish_checkpoint(store, folder, mark, network=birth.network, uid=neuron.uid, signer=signer, clock=clock)
+    publish_checkpoint(
+        *(store, folder, mark),
+        network=birth.network,
+        uid=neuron.uid,
+        signer=signer,
+        clock=clock,
+        concurrency=context.gather_concurrency,
+        on_progress=on_progress,
+    )
     shutil.rmtree(folder.parent, ignore_errors=True)
     return mark
 
@@ -210,10 +220,13 @@ def _make_copy(
 ) -> None:
     """Write a snapshot in the Hugging Face layout, read it back, and give the folder its name if the root is right."""
     exchange, model = Exchange(context.chain, context.buckets, birth.network, context.hparams), context.hparams.model
-    card = model_card(context.hparams, preset, birth, mark, read_history(exchange, birth, mark.window))
+    history = read_history(exchange, birth, mark.window)
+    card = model_card(context.hparams, preset, birth, mark, history)
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     write_model(part, snapshots.load(mark, model)[0], model, load_tokenizer(str(context.home)), card=card)
+    if history.held_out:
+        (part / PICTURE_FILE).write_bytes(draw_held_out(history.held_out))
     check_mark(read_weights(part, model), mark, f"snapshot of window {mark.window}")
     part.rename(folder)
 

@@ -1,7 +1,7 @@
 """The model card of a checkpoint: what was trained, by whom, how the loss fell, and how a reader verifies it.
 
 Everything in it is read from public objects of the checkpoint's window and earlier ones. The buckets keep these for
-`retention_windows`, so the card says which windows it counts.
+`retention_windows`, so the card says which windows it counts. Evaluations of earlier checkpoints are kept for ever.
 """
 
 import logging
@@ -16,7 +16,9 @@ from templar.agreement.state import StateMark
 from templar.errors import TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.objects import Roster
+from templar.housekeeping.checkpoint_evaluation import HeldOutPoint, read_evaluations
 from templar.housekeeping.published_scores import first_published
+from templar.housekeeping.training_curve import held_out_rows
 from templar.hparams import HParams
 from templar.scoring.evidence import Evidence
 from templar.training.device import num_parameters
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 
 CONCURRENCY = 8
 """Windows that are read at once."""
+PICTURE_FILE = "held_out.svg"
+"""The held-out curve, beside the card."""
 MOST_ROWS = 20
 """Rows of each table: more windows are thinned out, and of more contributors the largest are named."""
 
@@ -38,6 +42,7 @@ class TrainingHistory:
     losses: Mapping[int, float]  # by window: loss of a validator's evaluation batch before the window's step
     measured_by: int | None = None  # the validator's uid; None if no evidence was found
     pay: Mapping[str, float] = field(default_factory=dict)  # by hotkey: share of the weight that its evidence gave
+    held_out: tuple[HeldOutPoint, ...] = ()  # of earlier checkpoints and the genesis, by rising window
 
 
 def read_history(exchange: Exchange, birth: Birth, window: int) -> TrainingHistory:
@@ -59,11 +64,14 @@ def read_history(exchange: Exchange, birth: Birth, window: int) -> TrainingHisto
 
     with ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="model-card") as pool:
         rosters = dict(found for found in pool.map(read, windows) if found is not None)
+    held_out = tuple(point for point in read_evaluations(exchange, birth).points if point.window <= window)
     published = first_published(exchange, windows)
     if published is None:
-        return TrainingHistory(windows, rosters, {})
+        return TrainingHistory(windows, rosters, {}, held_out=held_out)
     losses = {each.window: each.loss for each in published.evidences if each.loss is not None}
-    return TrainingHistory(windows, rosters, losses, published.validator.uid, _pay(published.evidences))
+    return TrainingHistory(
+        windows, rosters, losses, published.validator.uid, _pay(published.evidences), held_out=held_out
+    )
 
 
 def _pay(evidences: Sequence[Evidence]) -> dict[str, float]:
@@ -110,6 +118,7 @@ def model_card(hparams: HParams, preset: str, birth: Birth, mark: StateMark, his
         "",
         *_use(),
         *_training(hparams, history),
+        *_held_out(history.held_out),
         *_contributors(history),
         *_verify(mark),
     ]
@@ -158,6 +167,24 @@ def _training(hparams: HParams, history: TrainingHistory) -> list[str]:
         f"Loss before the window's step, in nats per token, on the evaluation batch of uid {history.measured_by}:",
         "",
         *_table(("window", "loss"), rows),
+        "",
+    ]
+
+
+def _held_out(points: Sequence[HeldOutPoint]) -> list[str]:
+    """How well earlier checkpoints predict text that nobody trained on."""
+    if not points:
+        return []
+    rows = held_out_rows([points[index] for index in _thinned(list(range(len(points))))])
+    return [
+        "## Held-out text",
+        "",
+        f"![Loss on held-out text over tokens and over time]({PICTURE_FILE})",
+        "",
+        "Validators measured earlier checkpoints on text that is not in the training data. The loss is in nats per",
+        "token. The time is that of the chain. The tokens are those of the applied payloads, by their authors' word.",
+        "",
+        *_table([*rows[0]], [[*row.values()] for row in rows]),
         "",
     ]
 

@@ -1,22 +1,25 @@
 """The training at a glance: the last windows of a node or of a network, as a drawing and as rows of text.
 
-A node's windows are read from its journal and score book, the network's from published evidence and decided rosters.
-Nothing else is kept, so a restart changes nothing. What is not known is a gap.
+A node's windows are read from its journal and score book, the network's from published evidence and decided rosters,
+and its held-out curve from the signed evaluations of checkpoints. Nothing else is kept, so a restart changes nothing.
+What is not known is a gap.
 """
 
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from templar.agreement.decisions import decided_roster
+from templar.agreement.genesis import Birth
 from templar.agreement.slots import Settlement
 from templar.chain.base import NeuronInfo
 from templar.errors import TemplarError
 from templar.exchange.context import Exchange
 from templar.exchange.objects import RosterEntry
+from templar.housekeeping.checkpoint_evaluation import HeldOut, HeldOutPoint, read_evaluations
 from templar.housekeeping.metrics import train_report
 from templar.housekeeping.published_scores import look_for_published
 from templar.neuron.miner import Miner
@@ -30,8 +33,11 @@ LATE_WINDOWS = 3
 """Evidence of the newest windows is asked for again so many times, because it is published late."""
 MOST_MINERS = 30
 """Miners that a network's table has besides those of this host."""
+NEWEST_EVALUATIONS = 10
+"""Measured checkpoints that a table lists."""
 WIDTH, HEIGHT, LEFT, RIGHT = 720, 320, 56, 704
 LOSS_TOP, LOSS_BOTTOM, BARS_TOP, BARS_BOTTOM = 36, 216, 246, 296
+HELD_OUT_HEIGHT, MIDDLE_LEFT, MIDDLE_RIGHT = 250, 330, 410
 Rows = list[tuple[str, str]]
 
 
@@ -150,6 +156,7 @@ class NetworkGlance:
     evidence: Evidence | None  # the newest; None if no validator shows any
     rows: Rows
     miners: tuple[Mapping[str, str], ...]  # one row each, the largest weight first
+    held_out: tuple[HeldOutPoint, ...] = ()  # of the published checkpoints, by rising window
 
 
 class NetworkCurve:
@@ -157,13 +164,14 @@ class NetworkCurve:
 
     Args:
         exchange: The network, to read.
-        start_window: Its first window.
+        birth: Its start.
         names: Hotkey -> name of the neurons of this host.
     """
 
-    def __init__(self, exchange: Exchange, start_window: int, names: Mapping[str, str]) -> None:
-        self.start_window = start_window
-        self._exchange, self._names = exchange, names
+    def __init__(self, exchange: Exchange, birth: Birth, names: Mapping[str, str]) -> None:
+        self.start_window = birth.start.start_window
+        self._exchange, self._birth, self._names = exchange, birth, names
+        self._held_out = HeldOut()
         self._points: dict[int, CurvePoint] = {}
         self._newest: Evidence | None = None
         self._validator: NeuronInfo | None = None
@@ -189,16 +197,20 @@ class NetworkCurve:
         points = tuple(self._points[each] for each in range(first, window + 1))
         self._points = {point.window: point for point in points}
 
-        # 2. The newest evidence has the standings.
+        # 2. What was measured of published checkpoints.
+        self._held_out = read_evaluations(self._exchange, self._birth, self._held_out)
+        held_out = self._held_out.points
+
+        # 3. The newest evidence has the standings.
         if evidences:
             self._newest = evidences[max(evidences)]
         steps = None if (newest := self._newest) is None else newest.outer_steps + (newest.roster is not None)
-        rows = [*common_rows(points, steps, self.start_window)]
+        rows = [*common_rows(points, steps, self.start_window), *_held_out_summary(self._held_out)]
         if newest is None:
             rows.append(("evidence", "no validator shows any of these windows"))
-            return NetworkGlance(points, None, rows, ())
+            return NetworkGlance(points, None, rows, (), held_out)
         rows.append(("evidence", f"of window {newest.window}, by uid {newest.uid}"))
-        return NetworkGlance(points, newest, rows, tuple(self._miners(newest)))
+        return NetworkGlance(points, newest, rows, tuple(self._miners(newest)), held_out)
 
     def _may_be_new(self, window: int, newest: int) -> bool:
         point = self._points.get(window)
@@ -238,7 +250,43 @@ class NetworkCurve:
                 }
 
 
-# The drawing.
+def _held_out_summary(held_out: HeldOut) -> Iterator[tuple[str, str]]:
+    if held_out.points:
+        score = held_out.points[-1].score
+        text = f"{score.loss:.4f} nats per token, {score.bits_per_byte:.4f} bits per byte"
+        yield "held-out text", f"{text}, after window {held_out.points[-1].window}"
+    if held_out.left_out:
+        yield "evaluations left out", "; ".join(dict.fromkeys(map(str, held_out.left_out.values())))
+
+
+def held_out_rows(points: Sequence[HeldOutPoint]) -> list[dict[str, str]]:
+    """A row per evaluation, with texts as its values."""
+    return [
+        {
+            "window": str(point.window),
+            "tokens trained": "unknown" if point.trained is None else f"{point.trained:,}",
+            "time": _duration(point.hours),
+            "loss": f"{point.score.loss:.4f}",
+            "bits per byte": f"{point.score.bits_per_byte:.4f}",
+            "tasks": ", ".join(f"{task} {metric} {value:.4f}" for task, metric, value in point.results) or "none",
+            "by": ", ".join(f"uid {uid}" for uid in point.uids),
+        }
+        for point in points
+    ]
+
+
+def newest_evaluations(points: Sequence[HeldOutPoint]) -> list[dict[str, str]]:
+    """As `held_out_rows`, of the newest `NEWEST_EVALUATIONS`; a drawing has all of them."""
+    return held_out_rows(points[-NEWEST_EVALUATIONS:])
+
+
+def _duration(hours: float) -> str:
+    if hours < 2:
+        return f"{60 * hours:.0f} min"
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+
+
+# The drawings.
 
 
 def draw_curve(points: Sequence[CurvePoint], title: str) -> bytes:
@@ -252,7 +300,6 @@ def draw_curve(points: Sequence[CurvePoint], title: str) -> bytes:
     losses = [point.loss for point in points if point.loss is not None]
     most = max((point.applied or 0 for point in points), default=0)
     shapes = [
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         _text(LEFT, 20, escape(title), "start"),
         *_bars(points, x, width, most),
         *(_line(points, x, min(losses), max(losses)) if losses else [_text(LEFT, LOSS_TOP + 20, "no loss is known")]),
@@ -260,29 +307,70 @@ def draw_curve(points: Sequence[CurvePoint], title: str) -> bytes:
         *([_text(RIGHT, HEIGHT - 8, str(last), "end")] if last > first else []),
         _text(LEFT, BARS_TOP - 8, f"miners applied, at most {most}"),
     ]
-    body = "\n".join(shapes)
-    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    return _svg(HEIGHT, shapes)
+
+
+def draw_held_out(points: Sequence[HeldOutPoint]) -> bytes:
+    """The loss on held-out text over tokens and over wall time, as SVG; at least one point.
+
+    The same points give the same bytes.
+    """
+    low, high = (choose((point.score for point in points), key=lambda score: score.loss) for choose in (min, max))
+    counted = [(float(point.trained), point.score.loss) for point in points if point.trained is not None]
+    timed = [(point.hours, point.score.loss) for point in points]
+    shapes = [_text(LEFT, 20, f"held-out text: nats per token (right: bits per byte), {len(points)} checkpoints")]
+    for score in dict.fromkeys((high, low)):
+        y = _height(score.loss, low.loss, high.loss)
+        shapes += [
+            f'<path d="M{LEFT} {y:.1f}H{MIDDLE_LEFT}M{MIDDLE_RIGHT} {y:.1f}H{RIGHT - 40}" stroke="#ddd"/>',
+            _text(LEFT - 6, y + 4, f"{score.loss:.2f}", "end"),
+            _text(RIGHT, y + 4, f"{score.bits_per_byte:.2f}", "end"),
+        ]
+    tokens, hours = max(counted, default=(0.0, 0.0))[0], max(timed)[0]
+    under = "tokens are not known" if not counted else f"{tokens:,.0f} tokens in the applied payloads"
+    for places, most, left, right, label in (
+        (counted, tokens, LEFT, MIDDLE_LEFT, under),
+        (timed, hours, MIDDLE_RIGHT, RIGHT - 40, f"{_duration(hours)} since the start"),
+    ):
+        scale = (right - left) / (most or 1.0)
+        shapes += _dots([(left + x * scale, _height(loss, low.loss, high.loss)) for x, loss in places])
+        shapes += [_text(left, LOSS_BOTTOM + 22, "0"), _text(right, LOSS_BOTTOM + 22, label, "end")]
+    return _svg(HELD_OUT_HEIGHT, shapes)
+
+
+def _svg(height: int, shapes: Iterable[str]) -> bytes:
+    body = "\n".join((f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>', *shapes))
+    box = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>\n{body}\n</svg>\n'.encode()
 
 
 def _line(points: Sequence[CurvePoint], x: Callable[[int], float], low: float, high: float) -> Iterator[str]:
     """The losses between two grid lines; a window without one interrupts the line."""
-    span = high - low or 1.0
     for value in dict.fromkeys((high, low)):
-        y = LOSS_TOP + (high - value) / span * (LOSS_BOTTOM - LOSS_TOP)
+        y = _height(value, low, high)
         yield f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="#ddd"/>'
         yield _text(LEFT - 6, y + 4, f"{value:.2f}", "end")
-    runs: list[list[str]] = [[]]
+    runs: list[list[tuple[float, float]]] = [[]]
     for point in points:
         if point.loss is None:
             runs.append([])
-            continue
-        y = LOSS_TOP + (high - point.loss) / span * (LOSS_BOTTOM - LOSS_TOP)
-        runs[-1].append(f"{x(point.window):.1f} {y:.1f}")
-        yield f'<circle cx="{x(point.window):.1f}" cy="{y:.1f}" r="2" fill="#1d4ed8"/>'
+        else:
+            runs[-1].append((x(point.window), _height(point.loss, low, high)))
     for run in runs:
-        if len(run) > 1:
-            yield f'<path d="M{"L".join(run)}" fill="none" stroke="#1d4ed8" stroke-width="1.5"/>'
+        yield from _dots(run)
+
+
+def _height(loss: float, low: float, high: float) -> float:
+    return LOSS_TOP + (high - loss) / (high - low or 1.0) * (LOSS_BOTTOM - LOSS_TOP)
+
+
+def _dots(places: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """A point at each place, and the line through them."""
+    for x, y in places:
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="#1d4ed8"/>'
+    if len(places) > 1:
+        through = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        yield f'<path d="M{through}" fill="none" stroke="#1d4ed8" stroke-width="1.5"/>'
 
 
 def _bars(points: Sequence[CurvePoint], x: Callable[[int], float], width: float, most: int) -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 from prefect import Flow
 from prefect.client.schemas.objects import State
 
+import tasks.evaluation
 from flows.bucket_cleanup import bucket_cleanup
 from flows.checkpoint import checkpoint
 from flows.evaluate_checkpoint import evaluate_checkpoint
@@ -76,8 +77,13 @@ class TestWindows:
 
 
 class TestCheckpoint:
-    def test_the_newest_snapshot_is_published_and_verified(self, network: PreparedNetwork) -> None:
+    def test_the_newest_snapshot_is_published_and_verified(
+        self, network: PreparedNetwork, prefect_server: RunningPrefectServer
+    ) -> None:
         state = run(checkpoint)
+        with prefect_server.client() as client:
+            bar = client.request("GET", f"/artifacts/checkpoint-{NAME}/latest").json()
+        assert (bar["type"], float(bar["data"])) == ("progress", 100.0)
         last = network.first_window + NUM_WINDOWS - 1
         assert state.is_completed()
         assert str(state.message).startswith(f"window {last}, 0 outer steps, root ")
@@ -232,6 +238,19 @@ class TestEvaluation:
         assert str(again.message).partition(";")[2] == str(first.message).partition(";")[2]
         assert str(again.message).startswith("0 of 1 checkpoints")
         assert objects(network) == before
+
+    def test_tasks_are_run_on_each_checkpoint(
+        self, network: PreparedNetwork, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def run_tasks(folder: Path, tasks: tuple[str, ...]) -> list[tuple[str, str, float]]:
+            assert (folder / "model.safetensors").is_file()
+            return [(task, "acc", 0.25) for task in tasks]
+
+        monkeypatch.setattr(tasks.evaluation, "run_tasks", run_tasks)
+        neuron = saved(network.at("aggregator", network.first_window))
+        assert run(evaluate_checkpoint, neuron, tasks=["arc_easy", "piqa"]).is_completed()
+        rows = rows_of_table(prefect_server, f"evaluation-{neuron}")
+        assert [row["tasks"] for row in rows] == ["arc_easy acc 0.2500, piqa acc 0.2500"]
 
     def test_a_neuron_without_checkpoints_skips_it(self, network: PreparedNetwork) -> None:
         state = run(evaluate_checkpoint, saved(network.at("validator", network.first_window)))

@@ -14,7 +14,7 @@ from tests.support.flow_network import run_flow
 from tests.support.gauntlet_runs import artifacts
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
-from tests.support.published import MINERS, announce, publish_evidence
+from tests.support.published import MINERS, announce, evaluate_genesis, publish_evidence
 
 NAME = "looker"
 NUM_WINDOWS = 4
@@ -95,3 +95,23 @@ def test_without_matplotlib_there_is_the_table(
     assert state.is_completed()
     assert "; no plot: [bad_environment] matplotlib is not installed" in str(state.message)
     assert set(artifacts(prefect_api, state)) == {f"leaderboard-{NAME}"}
+
+
+def test_the_newest_checkpoints_on_held_out_text_are_a_table(
+    network: PreparedNetwork, published: tuple[int, list[Evidence]], prefect_api: RunningPrefectServer
+) -> None:
+    del published
+    score = evaluate_genesis(network).score
+    shown = artifacts(prefect_api, run())[f"held-out-{NAME}"]
+    assert json.loads(str(shown.data)) == [
+        {
+            "window": str(network.first_window - 1),
+            "tokens trained": "0",
+            "time": "0 min",
+            "loss": f"{score.loss:.4f}",
+            "bits per byte": f"{score.bits_per_byte:.4f}",
+            "tasks": "none",
+            "by": "uid 1",
+        }
+    ]
+    assert shown.description == "The newest 1 of 1 measured checkpoints."

@@ -21,6 +21,7 @@ CHOICES = {
     "local_cleanup": {"hours"},
     "leaderboard": {"windows", "validator"},
     "audit_window": {"validator", "tolerance"},
+    "evaluate_checkpoint": {"tasks"},
 }
 """What flows for an operator take besides: numbers and names, never a secret."""
 

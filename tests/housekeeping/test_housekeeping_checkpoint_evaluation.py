@@ -2,7 +2,7 @@
 
 import pytest
 
-from templar.agreement.checkpoint import EVALUATION_FILE
+from templar.agreement.checkpoint import EVALUATION_FILE, MANIFEST_FILE
 from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import checkpoint_key
@@ -50,15 +50,13 @@ def test_a_second_run_changes_nothing_and_measures_what_is_new(network: Network)
     assert [(each.window, each.is_new) for each in evaluate(network)] == [(0, False), (2, False), (3, True)]
 
 
-def test_it_goes_with_its_checkpoint(old: Network) -> None:
-    kept = [each.window for each in evaluate(old)]
+def test_it_stays_when_its_checkpoint_expires(old: Network) -> None:
+    measured = [each.window for each in evaluate(old)]
     clean_bucket(old.context(AGGREGATOR), dry_run=False)
-    left = [each.window for each in evaluate(old)]
-    assert left == [0, 6]
-    uid = old.member(AGGREGATOR).uid
-    gone = [checkpoint_key(window, uid, EVALUATION_FILE) for window in set(kept) - set(left)]
-    assert gone
-    assert not set(gone) & set(old.objects(AGGREGATOR))
+    assert [each.window for each in evaluate(old)] == [0, 6]
+    uid, left = old.member(AGGREGATOR).uid, set(old.objects(AGGREGATOR, "checkpoint-"))
+    assert {checkpoint_key(window, uid, EVALUATION_FILE) for window in measured} <= left
+    assert not {checkpoint_key(window, uid, MANIFEST_FILE) for window in set(measured) - {0, 6}} & left
 
 
 def test_without_a_checkpoint_it_says_so(network: Network) -> None:

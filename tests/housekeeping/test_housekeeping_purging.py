@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar import PROTOCOL_VERSION
-from templar.agreement.checkpoint import list_checkpoints
+from templar.agreement.checkpoint import EVALUATION_FILE, list_checkpoints
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import START_WINDOW_KEY, Kind, checkpoint_key, window_key
 from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion, Mode
@@ -154,7 +154,8 @@ def test_abandoned_objects_go_and_running_uploads_stay(old: Network) -> None:
     at = target(old)
     store, root = old.bucket(AGGREGATOR), Path(old.bucket(AGGREGATOR)._root)
     half = checkpoint_key(1, 9, "config.json")
-    for key in ("access-check-0123456789abcdef", half):
+    measured = checkpoint_key(1, 9, EVALUATION_FILE)  # of a checkpoint that has expired
+    for key in ("access-check-0123456789abcdef", half, measured):
         store.put(key, b"12345")
     (root / INCOMING / "dead").write_bytes(b"x" * 100)
     chain, hparams = old.context(AGGREGATOR).chain, old.hparams
@@ -173,6 +174,7 @@ def test_abandoned_objects_go_and_running_uploads_stay(old: Network) -> None:
     done = clean_temporary(later, chain, hparams, hours=0.5, dry_run=False)
     assert (done.report.total("deleted"), done.report.failed, done.unseen) == (3, (), None)
     assert before - set(old.objects(AGGREGATOR)) == {"access-check-0123456789abcdef", half}
+    store.delete([measured])
     assert not (root / INCOMING / "dead").exists()
     assert clean_temporary(later, chain, hparams, hours=0.5, dry_run=False).report.rows == ()
 

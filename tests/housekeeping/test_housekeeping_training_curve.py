@@ -31,7 +31,7 @@ def rows_of(node: Node) -> dict[str, str]:
 
 def curve_of(network: Network, **names: str) -> NetworkCurve:
     """The network as the clock of a miner's host sees it."""
-    return NetworkCurve(network.miners[0].exchange, 1, names)
+    return NetworkCurve(network.miners[0].exchange, network.miners[0].birth, names)
 
 
 class TestNodes:

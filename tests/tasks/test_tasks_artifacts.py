@@ -234,7 +234,7 @@ def test_without_a_server_the_step_goes_on(caplog: pytest.LogCaptureFixture) -> 
         table("gather-default", [], "nothing")
         progress("shards-default", "nothing")(50.0)
         picture("leaderboard-plot-default", b"<svg/>", "nothing")
-        assert page("glance-default", b"<svg/>", "nothing") is None
+        assert page("glance-default", [b"<svg/>"], "nothing") is None
     assert [record.message.partition(" is not shown")[0] for record in caplog.records] == [
         "the artifact gather-default",
         "the artifact shards-default",
@@ -256,14 +256,15 @@ def test_a_picture_is_markdown_that_holds_it(prefect_api: RunningPrefectServer) 
 
 
 def test_a_page_keeps_its_id_when_its_content_is_replaced(prefect_api: RunningPrefectServer) -> None:
-    first = page("paged", None, "nothing yet")
+    first = page("paged", [], "nothing yet")
     rows = [{"figure": "loss", "value": "a|b"}, {"figure": "step", "value": 3}]
-    assert page("paged", b"<svg/>", "window 7", [rows, []]) == first != page("paged-too", None, "another")
-    assert page("paged", None, "nothing yet", replace=False) == first
+    assert page("paged", [b"<svg/>", b"<svg />"], "window 7", [rows, []]) == first != page("paged-too", [], "another")
+    assert page("paged", [], "nothing yet", replace=False) == first
     with prefect_api.client() as client:
         history = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["paged"])))
         latest = client.request("GET", "/artifacts/paged/latest").json()
     assert [(each.id, each.data) for each in history] == [(first, latest["data"])]
-    picture_part, table_part = latest["data"].split("\n\n")
-    assert (picture_part, latest["description"]) == ("![paged](data:image/svg+xml;base64,PHN2Zy8+)", "window 7")
+    *drawings, table_part = latest["data"].split("\n\n")
+    assert drawings == [f"![paged](data:image/svg+xml;base64,{text})" for text in ("PHN2Zy8+", "PHN2ZyAvPg==")]
+    assert latest["description"] == "window 7"
     assert table_part == "| figure | value |\n| --- | --- |\n| loss | a/b |\n| step | 3 |"

@@ -1,6 +1,7 @@
 """The pages of the training: what cannot be read costs a warning, and never a window."""
 
 import logging
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +22,9 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[Page]:
     """Key, description and tables of each page that is shown."""
     found: list[Page] = []
 
-    def page(key: str, svg: bytes | None, description: str, tables: Any) -> None:
-        assert svg is not None
-        assert svg.startswith(b"<svg ")
+    def page(key: str, drawings: Sequence[bytes], description: str, tables: Any) -> None:
+        assert drawings
+        assert all(svg.startswith(b"<svg ") for svg in drawings)
         found.append((key, description, list(tables)))
 
     monkeypatch.setattr(tasks.glance, "page", page)
@@ -54,7 +55,7 @@ def test_the_network_is_shown_up_to_the_window_before_the_one_that_settles(pages
         ("network-1-ab", "Window 7"),
         ("network-1-ab", "Window 8"),
     ]
-    assert pages[0][2] == [[{"figure": "outer steps", "value": "4"}], [{"uid": "3"}]]
+    assert pages[0][2] == [[{"figure": "outer steps", "value": "4"}], [], [{"uid": "3"}]]
 
 
 def test_what_cannot_be_read_is_a_warning(
