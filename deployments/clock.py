@@ -235,7 +235,7 @@ async def _follow(block: Neuron, deployments: Sequence[WindowDeployment]) -> Non
     exchange, birth = await _patiently(lambda: asyncio.to_thread(join))
     chain, genesis, start = exchange.chain, birth.network.genesis, birth.start.start_window
     log.info("network %s of subnet %d starts at window %d", genesis[:12], chain.netuid, start)
-    curve = NetworkCurve(exchange, start, {each.hotkey: each.neuron for each in deployments})
+    curve = NetworkCurve(exchange, birth, {each.hotkey: each.neuron for each in deployments})
     show = partial(show_network, curve, network_key(chain.netuid, genesis))
     await WindowClock(chain, hparams, genesis=genesis, start_window=start, deployments=deployments, show=show).run()
 

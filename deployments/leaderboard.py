@@ -1,4 +1,4 @@
-"""Show the standings of the miners, from what a validator has published.
+"""Show the standings of the miners and the newest checkpoints on held-out text, from what validators have published.
 
     templar leaderboard [--validator 2] [--windows 100] [--csv history.csv] [--plot leaderboard.svg]
 
@@ -16,10 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.register import require_server
+from tasks.evidence import evaluations_of
 from tasks.host import load_block
 from templar.arguments import whole_number
 from templar.errors import PermanentError, TemplarError
+from templar.housekeeping.checkpoint_evaluation import HeldOut
 from templar.housekeeping.published_scores import Published, read_recent
+from templar.housekeeping.training_curve import newest_evaluations
 from templar.scoring.leaderboard import FORMS, Leaderboard, draw, leaderboard
 from templar.store.files import replacing
 
@@ -46,6 +49,18 @@ def show(published: Published, board: Leaderboard, console: Console) -> None:
         table.add_row(*(Text(str(cell)) for cell in row.values()))
     console.print(table)
     console.print(Text(board.summary), soft_wrap=True)
+
+
+def show_held_out(held_out: HeldOut, console: Console) -> None:
+    """Print the newest evaluations of checkpoints, and which were left out, and why."""
+    if rows := newest_evaluations(held_out.points):
+        console.print(Text(f"held-out text: the newest {len(rows)} of {len(held_out.points)} measured checkpoints"))
+        table = Table(*rows[0])
+        for row in rows:
+            table.add_row(*map(Text, row.values()))
+        console.print(table)
+    for error in held_out.left_out.values():
+        console.print(Text(f"left out: {error}"), soft_wrap=True)
 
 
 def save(board: Leaderboard, *, csv: Path | None, plot: Path | None) -> None:
@@ -78,13 +93,14 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     require_server()
     context = load_block(arguments.neuron).context(arguments.neuron)
     try:
-        published = read_recent(context, arguments.windows, uid=arguments.validator)
+        published, held_out = read_recent(context, arguments.windows, uid=arguments.validator), evaluations_of(context)
     finally:
         context.buckets.close()
     if not published.evidences:
         raise PermanentError(published.left_out[-1].reason, published.summary)
     board = leaderboard(published.evidences)
     show(published, board, console)
+    show_held_out(held_out, console)
     save(board, csv=arguments.csv, plot=arguments.plot)
 
 

@@ -3,13 +3,13 @@
     templar model generate --prompt "def "
     templar model fetch [--window W]
     templar model evaluate [--texts 256] [--tasks arc_easy,piqa]
-    templar model export DIR
+    templar model export [DIR] [--push USER/NAME]
     templar model verify [--first W] [--window W]
 
 No wallet, bucket or running neuron is needed. `--env-file` says where the network is, or `--neuron` the block of a
 neuron of this host; without either it is the local network in `.templar/local` if `make run` or `make up` left one, and
 otherwise the block `default`. A checkpoint is taken only if a quorum of stake proved its state, and kept in the folder
-`model` of `TEMPLAR_HOME`.
+`model` of `TEMPLAR_HOME`. `export --push` sends it to the Hugging Face Hub with the token in `HF_TOKEN`.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from deployments.hub import TOKEN, open_pusher, push_model
 from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
 from deployments.register import read_environment, require_server
 from tasks.host import load_block
@@ -33,9 +34,12 @@ from templar.audit.replay import begin_at, replay_to
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.context import Exchange
+from templar.housekeeping.checkpoint_evaluation import read_evaluations
+from templar.housekeeping.model_card import PICTURE_FILE
 from templar.housekeeping.text_score import score_texts
+from templar.housekeeping.training_curve import draw_held_out
 from templar.neuron.node import Node
-from templar.store.files import local_file
+from templar.store.files import local_file, replacing
 from templar.training.model import build_model, load_parameters
 
 FOLDER, VERIFY_FOLDER = "model", "verify"
@@ -95,31 +99,62 @@ def fetched(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
     return kept
 
 
+def illustrated(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
+    """As `fetched`, with the drawing of the model card beside it; the publisher's is not taken."""
+    kept = fetched(arguments, network)
+    picture = kept.folder / PICTURE_FILE
+    if picture.exists():
+        return kept
+    context = network.context
+    birth = context.birth()
+    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams)
+    if points := [each for each in read_evaluations(exchange, birth).points if each.window <= kept.window]:
+        with replacing(picture) as file:
+            file.write(draw_held_out(points))
+    return kept
+
+
 def fetch(arguments: argparse.Namespace, network: PublicNetwork) -> int:
     """Fetch a checkpoint and print its folder."""
-    print(fetched(arguments, network).folder)
+    print(illustrated(arguments, network).folder)
     return DONE
 
 
 def export(arguments: argparse.Namespace, network: PublicNetwork) -> int:
-    """Fetch a checkpoint and copy it into a new or an empty folder.
+    """Fetch a checkpoint, and copy it into a new or an empty folder, push it to a repository of the Hub, or both.
 
     Raises:
-        PermanentError: `bad_parameters`; there is something in the folder.
+        PermanentError: `bad_parameters`; there is something in the folder, or neither is named. As in `push_model`.
+        TransientError: The Hub failed; the same call goes on.
     """
-    target: Path = arguments.folder
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    # 1. What can be refused before anything is fetched.
+    target: Path | None = arguments.folder
+    if target is None and arguments.push is None:
+        raise PermanentError(Reason.BAD_PARAMETERS, "export: name a folder, or a repository with --push")
+    if target is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PermanentError(Reason.BAD_PARAMETERS, f"{target}: it is not an empty folder: name a new one")
-    kept = fetched(arguments, network)
+    hub = open_pusher(read_environment(arguments.env_file).get(TOKEN)) if arguments.push is not None else None
+
+    # 2. The folder comes last: after a failed push the same call is right.
+    kept = illustrated(arguments, network)
+    if hub is not None:
+        what = f"Window {kept.window}, {kept.outer_steps} outer steps, root {kept.root}"
+        print(push_model(hub, arguments.push, kept.folder, what))
+    if target is not None:
+        _copy(kept.folder, target)
+        print(target)
+    return DONE
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a folder; the copy appears whole."""
     with local_file(target):
         part = target.with_name(f"{target.name}.part")
         shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(kept.folder, part)
+        shutil.copytree(source, part)
         if target.exists():
             target.rmdir()
         part.rename(target)
-    print(target)
-    return DONE
 
 
 def generate(arguments: argparse.Namespace, network: PublicNetwork) -> int:
@@ -237,7 +272,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluating.add_argument("--tasks", help="tasks of lm-evaluation-harness instead, with commas between them")
     evaluating.add_argument("--include", type=Path, metavar="DIR", help="a folder with tasks of your own")
     exporting = commands.add_parser("export", parents=[common], help="copy it into a folder for other programs")
-    exporting.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
+    exporting.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="a new folder")
+    exporting.add_argument("--push", metavar="USER/NAME", help="push it to this repository of the Hugging Face Hub")
     verifying = commands.add_parser("verify", parents=[common], help="replay it from public objects")
     verifying.add_argument("--first", type=whole_number(0), metavar="W", help="begin with the checkpoint of window W")
     return parser

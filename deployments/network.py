@@ -2,11 +2,13 @@
 
     templar network init --env-file .env --dry-run
     templar network init --env-file .env [--opens-in 600]
+    templar network init --env-file .env --from MODEL
 
 Everything is checked before anything is written: what `templar neuron register` checks, the hotkey's permit and stake,
 and whether the subnet has a network already. Then the hotkey announces role and bucket on chain, and the genesis
 checkpoint and the start window go to its bucket. After a failure the same command goes on; once it is done, it says so
-and changes nothing. `--dry-run` only says what would be started.
+and changes nothing. `--dry-run` only says what would be started. The first parameters are those of the preset's seed,
+or with `--from` those of a model: a folder in the Hugging Face layout, or a repository of the Hub.
 """
 
 import argparse
@@ -19,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from blocks.neuron import Neuron
+from deployments.first_parameters import first_parameters
 from deployments.register import add_neuron_options, checked_neuron, environment_of
+from templar.agreement.checkpoint import FILES_AT_ONCE
 from templar.agreement.genesis import Birth, draft_birth, publish_genesis, read_start, validators_now
 from templar.arguments import positive
 from templar.chain.base import Chain, NeuronInfo
-from templar.data.tokenizer import load_tokenizer
+from templar.data.tokenizer import check_fits, load_tokenizer
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.objects import StartWindow
@@ -31,7 +35,6 @@ from templar.hparams import HParams
 from templar.neuron.join import announce_role
 from templar.timeline import first_block, window_of
 from templar.training.device import num_parameters
-from templar.training.model import genesis_parameters
 
 GENESIS_FOLDER = "genesis-published"
 """In the neuron's folder: the checkpoint as it was published."""
@@ -50,7 +53,14 @@ class Started:
 
 
 def start_network(
-    block: Neuron, *, opens_in_seconds: float, folder: Path, data_folder: Path, dry_run: bool = False
+    block: Neuron,
+    *,
+    opens_in_seconds: float,
+    folder: Path,
+    data_folder: Path,
+    source: str | None = None,
+    hub_token: str | None = None,
+    dry_run: bool = False,
 ) -> Started:
     """Start a network under a neuron's hotkey, or find that it has started.
 
@@ -59,12 +69,15 @@ def start_network(
         opens_in_seconds: The first window opens after this time at the earliest.
         folder: Where the checkpoint is made.
         data_folder: Where the dataset is opened.
+        source: The model whose parameters are the first ones; None for those of the preset's seed.
+        hub_token: The operator's token of the Hub, if the model is in a private repository of it.
         dry_run: Write nothing.
 
     Raises:
         PermanentError: `not_registered`; the hotkey lacks permit or stake. `object_differs`; it has started a network
-            with other numbers, text or tokenizer, or another validator has started one.
-        TransientError: Chain, bucket or dataset failed; a later call goes on.
+            with other numbers, text, tokenizer or parameters, or another validator has started one. And as in
+            `first_parameters`.
+        TransientError: Chain, bucket, dataset or the Hub failed; a later call goes on.
     """
     # 1. Who starts it, and whether it has started.
     hparams, hotkey = block.hparams(), block.wallet.open()
@@ -77,15 +90,16 @@ def start_network(
     dataset = block.dataset.open(hparams, data_folder)
     tokenizer = load_tokenizer(hparams.data.tokenizer_name, embedded=dataset.tokenizer_json())
     window = _first_window_after(chain, hparams, opens_in_seconds)
-    params = genesis_parameters(hparams.model)
+    check_fits(tokenizer, hparams.model.vocab_size)
+    params = first_parameters(source, hparams.model, tokenizer, hub_token=hub_token)
     common: Any = {"params": params, "tokenizer": tokenizer, "dataset_digest": dataset.digest, "start_window": window}
     draft = draft_birth(chain, hparams, publisher, **common)
     known = _own_start(chain, buckets, publisher)
     if known is not None and _common(known) != _common(draft.start):
         raise PermanentError(
             Reason.OBJECT_DIFFERS,
-            f"hotkey {hotkey.address} has started the network {known.digest[:12]} with other hyper-parameters, text or "
-            "tokenizer: use those, or another hotkey and bucket for another network",
+            f"hotkey {hotkey.address} has started the network {known.digest[:12]} with other hyper-parameters, text, "
+            "tokenizer or first parameters (--from): use those, or another hotkey and bucket for another network",
         )
     birth = draft if known is None else Birth(known, publisher)
 
@@ -93,7 +107,7 @@ def start_network(
     if not dry_run and known is None:
         announce_role(chain, hotkey.address, "validator")
         buckets.announce()
-        birth = publish_genesis(chain, buckets, hparams, hotkey, **common, folder=folder)
+        birth = publish_genesis(chain, buckets, hparams, hotkey, **common, folder=folder, concurrency=FILES_AT_ONCE)
     opens_at = chain.clock.now() + _blocks_until(chain, hparams, birth.start.start_window) * chain.block_seconds
     return Started(birth, known is None, opens_at, num_parameters(hparams.model))
 
@@ -176,17 +190,23 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--opens-in", type=positive, default=OPENS_IN_SECONDS, help="seconds to the first window at least (600)"
     )
+    parser.add_argument(
+        "--from", dest="source", metavar="MODEL", help="begin with this model: a folder, or a repository of the Hub"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check everything and write nothing")
     parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
     try:
-        block = checked_neuron(environment_of(arguments))
+        environment = environment_of(arguments)
+        block = checked_neuron(environment)
         home = Path(block.home)
         started = start_network(
             block,
             opens_in_seconds=arguments.opens_in,
             folder=home / GENESIS_FOLDER,
             data_folder=home,
+            source=arguments.source,
+            hub_token=environment.get("HF_TOKEN"),
             dry_run=arguments.dry_run,
         )
     except TemplarError as error:

@@ -82,7 +82,7 @@ class PrefectServer:
             "no_proxy": no_proxy,
         }
 
-    def start(self, *, base: Mapping[str, str] | None = None, timeout_seconds: float = 60.0) -> Child:
+    def start(self, *, base: Mapping[str, str] | None = None, timeout_seconds: float = 180.0) -> Child:
         """Start the server, wait until its API answers (7 s with a new database, else 3 s), and return its process.
 
         Args:

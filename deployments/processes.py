@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
@@ -263,6 +264,29 @@ class ProcessRecord:
     def running(self) -> tuple[ProcessEntry, ...]:
         """The recorded processes that still run."""
         return tuple(entry for entry in self.entries() if entry.identity.alive)
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Child:
+        """Start a process as `start_child` does, and record it; what a signal's handler raises comes after both.
+
+        Raises:
+            PermanentError: `process_died` if the program cannot be started.
+        """
+
+        def started() -> Child:
+            child = start_child(name, command, log=log, env=env, cwd=cwd)
+            self.add(child)
+            return child
+
+        with ThreadPoolExecutor(max_workers=1) as pool:  # signals interrupt the main thread alone, which waits here
+            return pool.submit(started).result()
 
     def add(self, child: Child) -> None:
         """Record a process that was just started, and drop those that have ended."""

@@ -257,7 +257,9 @@ def deployment_variables(name: str, role: str) -> dict[str, str]:
 
 
 def worker_command(pool: str, kind: str) -> list[str]:
-    """The command that serves a work pool."""
+    """The command that serves a work pool, `resident` or `process`."""
+    if kind == "process":
+        return [sys.executable, "-m", "deployments.housekeeping_worker", "--pool", pool]
     return [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]
 
 

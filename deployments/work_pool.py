@@ -145,6 +145,14 @@ async def claim_pool(client: PrefectClient, pool: str, *, worker_type: str, own_
             )
 
 
+async def runs_under_way(client: PrefectClient, pool: str) -> list[FlowRun]:
+    """The runs of a pool that have begun, or are about to, and have not ended."""
+    return await client.read_flow_runs(
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNDER_WAY))),
+    )
+
+
 async def close_orphans(client: PrefectClient, pool: str, own_runs: Callable[[], Collection[UUID]]) -> list[FlowRun]:
     """Close the runs of a pool whose process is gone; right only for the pool's one worker.
 
@@ -158,10 +166,7 @@ async def close_orphans(client: PrefectClient, pool: str, own_runs: Callable[[],
         own_runs: The calling worker's runs; called before and after the list is read.
     """
     own = set(own_runs())
-    runs = await client.read_flow_runs(
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
-        flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNDER_WAY))),
-    )
+    runs = await runs_under_way(client, pool)
     own.update(own_runs())
     orphans = [run for run in runs if run.id not in own]
     for run in orphans:

@@ -1,14 +1,15 @@
 """The verdicts on a network that ran on an endpoint.
 
-`templar.adversary.judge` reads the published objects; added here are the request rate at the endpoint and the refusal
-of a second process.
+`templar.adversary.judge` reads the published objects; added here are the request rate at the endpoint, the refusal of a
+second process, and whether `templar why` explains each miner of each window as the validator's evidence has it.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from deployments.gauntlet.casting import Casting
+from deployments.gauntlet.asking import Questions, ask_all
+from deployments.gauntlet.casting import NO_MINERS, Casting, shown
 from deployments.gauntlet.gate import Ask, Log
 from deployments.gauntlet.order import Judgement
 from deployments.gauntlet.second import Start
@@ -18,6 +19,7 @@ from templar.adversary.observe import Watch, history_of
 from templar.gradient.layout import Layout
 from templar.hparams import HParams
 from templar.neuron.node import Node
+from templar.neuron.validator import Validator
 from templar.simulate.world import START_WINDOW, World
 from templar.timeline import WindowTimes
 from templar.training.model import genesis_parameters
@@ -37,11 +39,19 @@ class Judging:
     second: Start | None  # the start of the second process, if there was one
     last: int  # the last window
 
-    def judgements(self, nodes: Mapping[str, Node]) -> tuple[Judgement, ...]:
+    def ask_why(self, nodes: Mapping[str, Node]) -> Questions:
+        """Ask `templar why` about each miner in each window, as an honest one would, while the nodes still run."""
+        asking = nodes[shown(self.casting.first_honest)]
+        validator = next(node for node in nodes.values() if isinstance(node, Validator))
+        miners = sorted(member.uid for member in self.casting.members.values() if member.role not in NO_MINERS)
+        return ask_all(asking.context, validator, miners, range(START_WINDOW, self.last + 1))
+
+    def judgements(self, nodes: Mapping[str, Node], questions: Questions) -> tuple[Judgement, ...]:
         """One judgement for each scenario, in their order, while the nodes still run.
 
         Args:
             nodes: The nodes, by name.
+            questions: What `templar why` answered; a wrong answer about an honest miner is a problem of each scenario.
 
         Raises:
             TransientError: The decision on a window is not known.
@@ -59,6 +69,8 @@ class Judging:
                 verdict = with_silence(scenario, verdict)
             if scenario.name == RETRY_STORM:
                 verdict = self._with_storm(scenario, verdict, witness)
+            wrong = questions.problems([*cast.attackers, *cast.honest])
+            verdict = replace(verdict, problems=(*verdict.problems, *wrong))
             judgements.append(Judgement.of(verdict, LISTED[scenario.name], tuple(sorted(cast.attackers))))
         return tuple(judgements)
 

@@ -106,7 +106,10 @@ class LiveNetwork:
                 lives.append(self._run_second)
             self.stage.run(lives)
             judging = Judging(self.casting, self.world, self.watch, self.log, self.second, self.last)
-            return judging.judgements({shown(each): nodes[shown(each)] for each in members if shown(each) in nodes})
+            alive = {shown(each): nodes[shown(each)] for each in members if shown(each) in nodes}
+            questions = judging.ask_why(alive)
+            self.say(questions.summary, 1.0)
+            return judging.judgements(alive, questions)
 
     def _live(self, member: Member, nodes: dict[str, Node], stack: ExitStack) -> None:
         """Run one node from its start to the last window; its failure does not stop the others."""

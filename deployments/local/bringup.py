@@ -30,7 +30,7 @@ from deployments.local.prepare import (
 from deployments.neuron.folder import Address
 from deployments.neuron.status import status_of_network
 from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
-from deployments.processes import Child, ProcessRecord, require_free_port, start_child, stop_process, wait_until_ready
+from deployments.processes import Child, ProcessRecord, require_free_port, stop_process, wait_until_ready
 from deployments.register import (
     DEPLOY_COMMAND,
     HOUSEKEEPING_POOL,
@@ -237,6 +237,12 @@ class LocalNetwork:
             opened = {name: open_page(key) for name, key in keys.items()}
         return {name: f"{server.ui_url}/artifacts/artifact/{page}" for name, page in opened.items() if page is not None}
 
+    @property
+    def address(self) -> Address:
+        """The network's Prefect server."""
+        server = self.plan.server
+        return Address(server.api_url, str(server.home))
+
     def status(self) -> dict[str, Any]:
         """What runs of the network that was brought up in this folder, and the newest windows of its neurons."""
         address = Address.read(self.plan.address)
@@ -245,7 +251,7 @@ class LocalNetwork:
     def _start_server(self) -> None:
         server = self.plan.server
         self._record.add(server.start(timeout_seconds=max(1.0, self.plan.pace) * START_SECONDS))
-        Address(server.api_url, str(server.home)).save(self.plan.address)
+        self.address.save(self.plan.address)
 
     def _start_storage(self) -> None:
         plan = self.plan
@@ -263,9 +269,7 @@ class LocalNetwork:
             own = self.plan.server.environment() | deployment_variables(DEFAULT_NEURON, "miner")
             env = dict(settings or {}) | own
         log_file = self.plan.folder / "logs" / f"{name.replace(' ', '-')}.log"
-        child = start_child(name, command, log=log_file, env=env, cwd=PROJECT_ROOT)
-        self._record.add(child)
-        return child
+        return self._record.start(name, command, log=log_file, env=env, cwd=PROJECT_ROOT)
 
     def _finish(self, child: Child) -> None:
         if child.handle.wait() != 0:

@@ -5,6 +5,7 @@
     down    stop what `up` started
     status  show its processes, and the newest windows of each neuron
 
+`run`, and `up --follow`, say so when a neuron misses several windows in a row; `status` says it of what runs.
 The last line of `run` is JSON; everything in it was read back from the chain and the buckets.
 """
 
@@ -27,7 +28,8 @@ from deployments.local.pace import measure_pace, pace_of
 from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
 from deployments.local.summary import Summary, summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
-from deployments.neuron.status import show_network_status
+from deployments.neuron.status import show_network_status, show_warnings
+from deployments.neuron.streaks import tell_of_streaks
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import program
 from templar.arguments import port, positive, whole_number
@@ -67,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     commands: dict[str, Callable[[], int]] = {
         "run": lambda: run(network_of(paced(plan, arguments.window_seconds)), arguments.windows),
-        "up": lambda: up(network_of(paced(plan, arguments.window_seconds))),
+        "up": lambda: up(network_of(paced(plan, arguments.window_seconds)), follows=arguments.follow),
         "down": lambda: down(network_of(plan)),
         "status": lambda: status(network_of(plan), as_json=arguments.json),
     }
@@ -117,6 +119,7 @@ def run(network: LocalNetwork, num_windows: int) -> int:
         view = NetworkView(network.plan, network.neuron_block(network.plan.running[0]), birth)
         ui = network.plan.server.ui_url
         console.print(f"Prefect UI: {ui}  ·  first window {birth.start.start_window}")
+        tell_of_streaks(network.plan.brought_up, network.address, warn)
         last = watch(view, num_windows)
         summary = summarise(view, last, num_windows, started)
         console.print(f"Prefect UI (while the network runs; `make up` keeps it): {ui}")
@@ -139,8 +142,8 @@ def keep(network: LocalNetwork) -> None:
     )
 
 
-def up(network: LocalNetwork) -> int:
-    """Bring up and leave it running."""
+def up(network: LocalNetwork, *, follows: bool = False) -> int:
+    """Bring up and leave it running; with `follows` say what goes wrong, until the network is down or Ctrl-C."""
     birth = network.up(housekeeping=True)
     plan = network.plan
     console.print(f"The network runs. Prefect UI: {plan.server.ui_url}")
@@ -157,7 +160,25 @@ def up(network: LocalNetwork) -> int:
     for name, address in network.pages(birth).items():
         print(f"  {name:<10}  {address}")
     console.print("`make status` shows how the newest windows went; `make down` stops it.", soft_wrap=True)
+    if follows:
+        follow(network)
     return 0
+
+
+def follow(network: LocalNetwork) -> None:
+    """Say so when a neuron misses several windows in a row, until the network is down or Ctrl-C, which leaves it up."""
+    console.print("Neurons that miss several windows in a row are named here; Ctrl-C leaves the network running.")
+    tell_of_streaks(network.plan.brought_up, network.address, warn)
+    try:
+        while network.is_running:
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        console.print("the network goes on running; `make down` stops it")
+
+
+def warn(line: str) -> None:
+    """Say on this terminal what goes wrong with a neuron."""
+    show_warnings([line], console)
 
 
 def down(network: LocalNetwork) -> int:
@@ -239,5 +260,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--folder", type=Path, default=LOCAL_FOLDER, help="where everything lies")
     parser.add_argument("--prefect-port", type=port, default=4200)
     parser.add_argument("--storage-port", type=port, default=9200)
+    parser.add_argument("--follow", action="store_true", help="`up` stays, and says so when a neuron misses windows")
     parser.add_argument("--json", action="store_true", help="what `status` shows, as JSON")
     return parser

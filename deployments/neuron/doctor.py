@@ -38,7 +38,7 @@ from templar.housekeeping.access import check_access
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
 from templar.hparams import HParams
 from templar.neuron.join import CHAIN_ROLES
-from templar.scoring.measure import Meter
+from templar.scoring.meter import Meter
 from templar.store.address import encode_address
 from templar.store.base import ObjectStore
 from templar.training.device import num_parameters

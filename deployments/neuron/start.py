@@ -22,6 +22,7 @@ from prefect.settings import temporary_settings
 from blocks.chain import PASSWORD
 from blocks.neuron import Neuron
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
+from deployments.neuron.streaks import tell_of_streaks
 from deployments.neuron.supervisor import Service, Supervisor
 from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME, PrefectServer, require_database, require_guarded
 from deployments.processes import require_free_port, sole_process
@@ -129,6 +130,7 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
         say(f"neuron {name!r} runs; Prefect UI: {ui}; logs: {folder.logs}")
         if page is not None:
             say(f"the training at a glance, after each window: {ui}/artifacts/artifact/{page}")
+        tell_of_streaks([name], address, say)
         supervisor.watch()
 
 

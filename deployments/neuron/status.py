@@ -2,20 +2,18 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterTags
 from prefect.client.schemas.objects import FlowRun
-from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import temporary_settings
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.clock import WINDOW_FLOWS
 from deployments.neuron.folder import Address, NeuronFolder
+from deployments.neuron.streaks import MOST_READ, newest_windows, streak_of
 from deployments.prefect_server import SERVER_NAME
 from deployments.processes import ProcessEntry, ProcessRecord, holder_of, program
 from deployments.work_pool import is_outage
@@ -29,7 +27,7 @@ def status_of(folder: NeuronFolder) -> dict[str, Any]:
     address, running = folder.address, folder.record.running()
     server_is_own = address is not None and address.home is not None
     expected = {"worker", "housekeeping worker", "window clock", *([SERVER_NAME] if server_is_own else [])}
-    windows, problem = read_windows([folder.name], address)
+    windows = _read_windows([folder.name], address)
     supervisor = holder_of(folder.lock)
     return {
         "runs": supervisor is not None and expected <= {entry.name for entry in running},
@@ -37,8 +35,9 @@ def status_of(folder: NeuronFolder) -> dict[str, Any]:
         "processes": _processes(running),
         "missing": sorted(expected - {entry.name for entry in running}),
         "api_url": None if address is None else address.api_url,
-        "windows": windows[folder.name],
-        "problem": problem,
+        "windows": windows.newest[folder.name],
+        "warnings": list(windows.warnings),
+        "problem": windows.problem,
     }
 
 
@@ -48,6 +47,7 @@ def show_neuron_status(name: str, found: Mapping[str, Any], console: Console) ->
     console.print(f"neuron {name!r} {runs}; Prefect API: {found['api_url'] or 'unknown'}", soft_wrap=True)
     _show_processes(found["processes"], console)
     _show_windows(found["windows"], found["problem"], console)
+    show_warnings(found["warnings"], console)
     if found["windows"]:
         _show_where_more_is(str(found["api_url"]), console)
 
@@ -65,14 +65,15 @@ def status_of_network(
     """
     entries = record.entries()
     running = [entry for entry in entries if entry.identity.alive]
-    windows, problem = read_windows(neurons, address if running else None)
+    windows = _read_windows(neurons, address if running else None)
     return {
         "runs": len(running) == len(entries) and newest in {entry.name for entry in running},
         "processes": _processes(running),
         "missing": [entry.name for entry in entries if entry not in running],
         "api_url": None if address is None else address.api_url,
-        "neurons": windows,
-        "problem": problem,
+        "neurons": windows.newest,
+        "warnings": list(windows.warnings),
+        "problem": windows.problem,
     }
 
 
@@ -90,33 +91,42 @@ def show_network_status(found: Mapping[str, Any], console: Console) -> None:
     for name, windows in found["neurons"].items():
         console.print(f"neuron {name!r}")
         _show_windows(windows, found["problem"], console)
+    show_warnings(found["warnings"], console)
     if found["api_url"]:
         _show_where_more_is(str(found["api_url"]), console)
 
 
-def read_windows(neurons: Sequence[str], address: Address | None) -> tuple[dict[str, list[dict[str, str]]], str]:
-    """The newest windows that have begun of each neuron, the newest first; and why there are none to see."""
+def show_warnings(warnings: Sequence[str], console: Console) -> None:
+    """Print what goes wrong with neurons, a red line each."""
+    for line in warnings:
+        console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """What a Prefect server has of the windows of some neurons."""
+
+    newest: Mapping[str, list[dict[str, str]]]  # name -> those that have begun, the newest first
+    warnings: Sequence[str] = ()  # a line per neuron that missed several in a row
+    problem: str = ""  # why there are none to see
+
+
+def _read_windows(neurons: Sequence[str], address: Address | None) -> _Windows:
     nothing: dict[str, list[dict[str, str]]] = {name: [] for name in neurons}
     if address is None:
-        return nothing, ""
+        return _Windows(nothing)
     try:
         with temporary_settings(address.settings):
-            return {name: [_row(run) for run in newest_windows(name)] for name in neurons}, ""
+            runs = {name: newest_windows(name, MOST_READ) for name in neurons}
     except Exception as error:
         if not is_outage(error):
             raise
-        return nothing, f"{address.api_url} does not answer: {type(error).__name__}"
-
-
-def newest_windows(name: str) -> list[FlowRun]:
-    """The newest window runs of a neuron that have begun, on the server that is set, the newest first."""
-    with get_client(sync_client=True) as client:
-        return client.read_flow_runs(
-            flow_filter=FlowFilter(name=FlowFilterName(any_=list(WINDOW_FLOWS))),
-            flow_run_filter=FlowRunFilter(tags=FlowRunFilterTags(all_=[f"neuron:{name}"])),
-            sort=FlowRunSort.START_TIME_DESC,
-            limit=NUM_WINDOWS,
-        )
+        return _Windows(nothing, problem=f"{address.api_url} does not answer: {type(error).__name__}")
+    streaks = [streak_of(name, each) for name, each in runs.items()]
+    return _Windows(
+        {name: [_row(run) for run in each[:NUM_WINDOWS]] for name, each in runs.items()},
+        [streak.line for streak in streaks if streak is not None],
+    )
 
 
 def _row(run: FlowRun) -> dict[str, str]:

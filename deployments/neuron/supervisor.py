@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.processes import Child, ProcessRecord, end_of, start_child, wait_until_ready
+from deployments.processes import Child, ProcessRecord, end_of, wait_until_ready
 
 POLL_SECONDS = 0.2
 READY_SECONDS = 120.0
@@ -123,6 +123,4 @@ class Supervisor:
 
     def _started(self, service: Service) -> Child:
         log = self._logs / f"{service.name.replace(' ', '-')}.log"
-        child = start_child(service.name, service.command, log=log, env=self._environment, cwd=self._cwd)
-        self._record.add(child)
-        return child
+        return self._record.start(service.name, service.command, log=log, env=self._environment, cwd=self._cwd)

@@ -26,7 +26,7 @@ from templar.neuron.miner import Miner
 from templar.training.train import OptimizerState
 from tests.support.network import Network, tiny
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 TRAINING = ("half", "wrong_data", "one_batch", "overfitting", "sign_flip", "shuffled", "stale", "near_zero", "gaming")
 COPYING = ("recycling", "plagiarising", "blending", "within_norm", "sybil", "sybil")

@@ -50,7 +50,7 @@ def networks() -> Iterator[Any]:
         names = [name for name in SCENARIOS if attackers == 1 or name not in FIXED]
         for lineup in lineups(names, miners=MINERS, attackers=attackers):
             members = [scenario.name for scenario in lineup.scenarios]
-            marks = [] if is_quick(attackers, members) else [pytest.mark.slow]
+            marks = [] if is_quick(attackers, members) else [pytest.mark.long]
             yield pytest.param(lineup, id=f"{attackers}-{'-'.join(members)}", marks=marks)
 
 

@@ -80,7 +80,7 @@ def shifted(seconds: float) -> SimpleNamespace:
         ({"R2_GRADIENTS_READ_ACCESS_KEY_ID": ""}, "settings", "R2_GRADIENTS_READ_ACCESS_KEY_ID"),
         ({"TEMPLAR_DEVICE": "cuda:77"}, "device", "cuda:77"),
         ({"TEMPLAR_MICRO_BATCH": "1000003"}, "device", "1000003"),
-        ({"TEMPLAR_ROLE": "validator", "TEMPLAR_RANKS": "2"}, "device", "TEMPLAR_RANKS"),
+        ({"TEMPLAR_ROLE": "validator", "TEMPLAR_DEVICE": "cuda", "TEMPLAR_RANKS": "99"}, "device", "TEMPLAR_RANKS"),
         ({"TEMPLAR_PRESET": "150M"}, "chain", "12 s"),
         ({"NETWORK": "ledger:/nowhere/ledger.sqlite"}, "chain", "/nowhere"),
         ({"WALLET_HOTKEY": "stranger"}, "registration", "not registered"),

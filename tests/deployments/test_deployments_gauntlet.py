@@ -273,7 +273,8 @@ class TestAskingAgain:
 class TestHost:
     """The process, without a Prefect server: nobody is told a window before it ends."""
 
-    @pytest.mark.parametrize("how", ["stdin ends", pytest.param("SIGTERM", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("how", ["stdin ends", "SIGTERM"])
     def test_it_takes_everything_down(self, how: str, tmp_path: Path) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "deployments.gauntlet.host", str(tmp_path / "network")],

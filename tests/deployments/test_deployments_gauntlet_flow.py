@@ -38,7 +38,7 @@ class TestSimulation:
         assert too_many.is_failed()
         assert "[bad_parameters] attackers: 2 of 3 miners" in str(too_many.message)
 
-    @pytest.mark.slow
+    @pytest.mark.long
     def test_the_command_prints_verdicts_and_ends_its_own_server(self, tmp_path: Path) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         answer = subprocess.run(

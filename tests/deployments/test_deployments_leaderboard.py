@@ -1,5 +1,6 @@
 """The command `deployments.leaderboard` prints what the flow shows, and writes the files that are asked for."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pandas as pd
 import pytest
 
 from deployments import leaderboard as command
+from templar.agreement.checkpoint import EVALUATION_FILE
 from templar.errors import PermanentError, Reason
+from templar.exchange.object_keys import checkpoint_key
 from templar.hparams import load_hparams
 from templar.scoring import leaderboard as leaderboard_module
 from templar.scoring.leaderboard import leaderboard
@@ -16,7 +19,7 @@ from tests.support.errors import raising
 from tests.support.facts import absent, revealed
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
-from tests.support.published import MINERS, announce, evidences, publish_evidence
+from tests.support.published import MINERS, announce, evaluate_genesis, evidences, publish_evidence
 
 NAME = "reader"
 
@@ -58,6 +61,22 @@ class TestCommand:
         assert history["hotkey"].str.len().eq(48).all()
         assert plot.read_bytes().startswith(b"<?xml")
         assert sorted(each.name for each in tmp_path.iterdir()) == ["curves.SVG", "history.csv"]
+
+    def test_the_newest_checkpoints_on_held_out_text_and_what_is_left_out(
+        self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Call
+    ) -> None:
+        del prefect_api
+        score, genesis = evaluate_genesis(network).score, network.first_window - 1
+        forged = network.bucket("validator") / checkpoint_key(genesis, 2, EVALUATION_FILE)
+        forged.parent.mkdir()
+        forged.write_bytes(b"{}")
+        status, out, _ = call("--neuron", NAME)
+        shutil.rmtree(forged.parent)
+        assert status == 0
+        assert "held-out text: the newest 1 of 1 measured checkpoints" in out
+        (row,) = (line for line in out.splitlines() if f"{score.loss:.4f}" in line and "uid 1" in line)
+        assert f"{score.bits_per_byte:.4f}" in row
+        assert "left out: [malformed] checkpoint: " in out
 
     def test_what_is_not_there_is_one_line(
         self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Call

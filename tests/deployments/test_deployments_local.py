@@ -215,6 +215,7 @@ class TestKeeping:
         command.keep(LocalNetwork(network.plan, print))
         assert "the trained model was not kept: [object_missing]" in capsys.readouterr().out
 
+    @pytest.mark.slow
     def test_it_is_the_state_of_the_newest_window(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         network = PreparedNetwork(tmp_path, deciding="aggregator")
         run_alone(network, 1, name="aggregator")
@@ -455,6 +456,8 @@ class TestRefusals:
 
 
 @pytest.mark.slow
+@pytest.mark.prefect
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("when", ["before it is up", "while it comes up"])
 def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) -> None:
     plan = LocalPlan(tmp_path / "network", prefect_port=free_port(), storage_port=free_port())
@@ -474,7 +477,7 @@ def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) ->
         if when == "before it is up":
             wait_until(lambda: recorded() >= 1, "the S3 endpoint is recorded")
         else:
-            wait_until(lambda: recorded() >= 4, "workers are recorded")
+            wait_until(lambda: recorded() >= 4, "workers are recorded", patience_seconds=200.0)
         recorded()
         child.handle.terminate()
         assert child.handle.wait() == 130

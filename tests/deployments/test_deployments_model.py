@@ -10,9 +10,11 @@ import pytest
 from deployments import model
 from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
 from templar.housekeeping.maintenance import publish_newest_checkpoint
+from templar.housekeeping.model_card import PICTURE_FILE
 from tests.support.audited import run_alone
 from tests.support.commands import write_env
 from tests.support.prepared import PreparedNetwork
+from tests.support.published import evaluate_genesis
 
 NUM_WINDOWS = 2
 Call = Callable[..., tuple[int, str, str]]
@@ -69,6 +71,16 @@ def test_the_model_is_fetched_and_exported(call: Call, network: PreparedNetwork,
     assert AutoTokenizer.from_pretrained(exported).eos_token == "<eos>"
     status, _, err = call("export", str(exported))
     assert (status, "[bad_parameters]" in err) == (2, True)
+
+
+def test_the_picture_of_the_card_is_drawn_here_from_public_records(call: Call, network: PreparedNetwork) -> None:
+    """The publisher's own is not taken: the one of the genesis, which has no card, is drawn as well."""
+    evaluate_genesis(network)
+    status, out, _ = call("fetch", "--window", str(network.first_window - 1))
+    assert status == 0
+    picture = Path(out.strip()) / PICTURE_FILE
+    assert picture.read_bytes().startswith(b"<svg ")
+    assert b"1 checkpoints" in picture.read_bytes()
 
 
 def test_it_goes_on_with_a_text_the_same_way_every_time(call: Call) -> None:

@@ -25,10 +25,7 @@ FOUNDER = "aggregator"
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
     """A subnet with members, and no network yet."""
-    network = PreparedNetwork(tmp_path_factory.mktemp("founded"))
-    store = DirectoryStore(network.bucket(FOUNDER))
-    store.delete([info.key for info in store.list()])
-    return network
+    return PreparedNetwork(tmp_path_factory.mktemp("founded")).forget(FOUNDER)
 
 
 @pytest.fixture
@@ -90,7 +87,7 @@ def test_other_numbers_are_another_network(network: PreparedNetwork, call: Any, 
     assert load_hparams(PRESET, path=tmp_path / "hparams.json").digest != network.hparams.digest
     status, _, err = call(TEMPLAR_HPARAMS=str(tmp_path / "hparams.json"))
     assert status == 1
-    assert "with other hyper-parameters, text or tokenizer" in err
+    assert "with other hyper-parameters, text, tokenizer or first parameters" in err
 
 
 def test_nobody_else_starts_a_second_network(network: PreparedNetwork, call: Any) -> None:

@@ -111,6 +111,21 @@ def test_http_serves_is_about_status_200(start: Starter) -> None:
 
 
 class TestRecord:
+    def test_a_signal_during_a_start_leaves_no_process_off_the_record(self, tmp_path: Path) -> None:
+        class Interrupted(ProcessRecord):
+            def add(self, child: Child) -> None:
+                signal.raise_signal(signal.SIGUSR1)
+                super().add(child)
+
+        record = Interrupted(tmp_path / "processes.json")
+        before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                record.start("child", [sys.executable, "-c", OBEDIENT], log=tmp_path / "child.log")
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+            assert record.stop_all() == ("child",)
+
     def test_it_stops_what_runs_and_nothing_else(self, start: Starter, tmp_path: Path) -> None:
         record = ProcessRecord(tmp_path / "state" / "processes.json")
         ended, first, second = start(OBEDIENT), start(OBEDIENT), start(OBEDIENT)

@@ -1,0 +1,153 @@
+"""The first parameters of a network: those of the preset's seed, or those of a model that exists (`--from`).
+
+The model is a folder in the Hugging Face layout or a repository of the Hub. It must be the network's in all but the
+numbers: the preset's architecture and the network's tokenizer. Otherwise one line says what differs.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from templar.agreement.model_folder import CONFIG_FILE, WEIGHTS_PATTERN, read_tensor_files
+from templar.data.tokenizer import Tokenizer, load_tokenizer
+from templar.errors import PermanentError, Reason, one_line
+from templar.hparams import Model
+from templar.training.model import genesis_parameters, model_config, parameter_shapes
+
+STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Types whose numbers float32 holds exactly."""
+COMPUTES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "head_dim", "tie_word_embeddings", "hidden_act", "rms_norm_eps", "rope_parameters"),
+    *("attention_bias", "mlp_bias"),
+)
+"""Settings of Llama that change what a model computes; the length of the context does not."""
+OUTPUT, EMBEDDING, OLD_BUFFER = "lm_head.weight", "model.embed_tokens.weight", ".rotary_emb.inv_freq"
+REMEDY = "name a model of the preset's shape, or take a preset of the model's"
+
+
+def first_parameters(
+    source: str | None, model: Model, tokenizer: Tokenizer, *, hub_token: str | None = None
+) -> dict[str, Tensor]:
+    """The parameters that a network starts with, in float32, by name.
+
+    Args:
+        source: A folder, or `REPOSITORY` or `REPOSITORY@REVISION` of the Hub; None for the parameters of
+            `initializer_seed`.
+        model: The architecture of the network's preset.
+        tokenizer: The network's.
+        hub_token: The operator's token of the Hub, for a private repository.
+
+    Raises:
+        PermanentError: `bad_hparams`; the model has another architecture. `tokenizer_missing`; it has another tokenizer
+            or none. `checkpoint_broken`; weights or configuration are missing or damaged. `bad_parameters`,
+            `object_missing`, `access_denied`, ...; there is no such model.
+        TransientError: The Hub could not be reached; a later call goes on.
+    """
+    if source is None:
+        return genesis_parameters(model)
+    folder = _folder_of(source, hub_token)
+    _check_config(folder / CONFIG_FILE, source, model)
+    _check_tokenizer(folder, source, tokenizer)
+    return _parameters(folder, source, model)
+
+
+def _folder_of(source: str, hub_token: str | None) -> Path:
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    repository, _, revision = source.partition("@")
+    if source.startswith(("/", ".", "~")) or repository.count("/") > 1:
+        raise PermanentError(
+            Reason.BAD_PARAMETERS, f"--from {source}: no such folder; name one, or a repository of the Hub (USER/NAME)"
+        )
+    from deployments.hub import download_model  # noqa: PLC0415 - a folder does without the Hub's client
+
+    return download_model(repository, revision or None, token=hub_token)
+
+
+def _check_config(path: Path, source: str, model: Model) -> None:
+    """Compare the settings that change what the model computes."""
+    from transformers import LlamaConfig  # noqa: PLC0415 - takes seconds
+
+    # 1. What the model says of itself.
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+        kind = given.get("model_type")
+        found = LlamaConfig.from_dict(given)
+    except FileNotFoundError:
+        raise _broken(source, f"there is no {CONFIG_FILE}; name a model in the Hugging Face layout") from None
+    except Exception as error:  # noqa: BLE001 - the library has no common base
+        raise _broken(source, f"{CONFIG_FILE} cannot be read: {one_line(str(error))}; restore the file") from None
+    if kind != "llama":
+        raise PermanentError(Reason.BAD_HPARAMS, f"--from {source}: model_type is {kind!r}, not 'llama'; {REMEDY}")
+
+    # 2. What differs from the preset.
+    wanted: Any = model_config(model)
+    differing = [name for name in COMPUTES if getattr(found, name) != getattr(wanted, name)]
+    if differing:
+        name = differing[0]
+        others = f" (and {len(differing) - 1} more settings differ)" if len(differing) > 1 else ""
+        raise PermanentError(
+            Reason.BAD_HPARAMS,
+            f"--from {source}: {name} is {getattr(found, name)}, the preset's is {getattr(wanted, name)}{others}; "
+            f"{REMEDY}",
+        )
+
+
+def _check_tokenizer(folder: Path, source: str, tokenizer: Tokenizer) -> None:
+    """A row of the embedding must be that of the same token in the network."""
+    theirs = load_tokenizer(str(folder))
+    if theirs.vocabulary == tokenizer.vocabulary and theirs.eos_token == tokenizer.eos_token:
+        return
+    differing = min(
+        (token for token, _ in theirs.vocabulary.items() ^ tokenizer.vocabulary.items()), default=theirs.eos_token
+    )
+    raise PermanentError(
+        Reason.TOKENIZER_MISSING,
+        f"--from {source}: its tokenizer is not the network's: it has {theirs.vocab_size} ids, the network's "
+        f"{tokenizer.vocab_size}; token {differing!r} is {theirs.vocabulary.get(differing)} there and "
+        f"{tokenizer.vocabulary.get(differing)} here; set data.tokenizer_name to the model's tokenizer and build the "
+        "dataset with it, or name another model",
+    )
+
+
+def _parameters(folder: Path, source: str, model: Model) -> dict[str, Tensor]:
+    """The model's tensors in float32, checked one by one; they are converted one at a time."""
+    found, shapes = read_tensor_files(folder), parameter_shapes(model)
+    if not found:
+        raise _broken(source, f"there is no {WEIGHTS_PATTERN}; convert the weights to safetensors")
+    for name in _spare(found, shapes):
+        del found[name]
+    for name in sorted(shapes.keys() | found.keys()):
+        tensor, shape = found.get(name), shapes.get(name)
+        if tensor is None:
+            raise _broken(source, f"tensor {name} is missing; restore the file of weights that has it")
+        if shape is None or tuple(tensor.shape) != tuple(shape):
+            wanted = "not there" if shape is None else f"of shape {tuple(shape)}"
+            raise PermanentError(
+                Reason.BAD_HPARAMS,
+                f"--from {source}: tensor {name} has the shape {tuple(tensor.shape)}, in the preset's model it is "
+                f"{wanted}; {REMEDY}",
+            )
+        if tensor.dtype not in STORED_TYPES:
+            raise _broken(source, f"tensor {name} is stored as {tensor.dtype}; store it as float32 or bfloat16")
+        if not torch.isfinite(tensor).all():
+            raise _broken(source, f"tensor {name} has numbers that are not finite; name another checkpoint")
+        found[name] = tensor.to(torch.float32)
+    return found
+
+
+def _spare(found: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Tensors that are stored and no parameters: a copy of a tied weight, and a buffer of older files."""
+    spare = [name for name in found if name.endswith(OLD_BUFFER)]
+    tied = OUTPUT in found and OUTPUT not in shapes and EMBEDDING in found
+    return [*spare, OUTPUT] if tied and torch.equal(found[OUTPUT], found[EMBEDDING]) else spare
+
+
+def _broken(source: str, problem: str) -> PermanentError:
+    return PermanentError(Reason.CHECKPOINT_BROKEN, f"--from {source}: {problem}")

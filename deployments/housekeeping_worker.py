@@ -1,0 +1,155 @@
+"""The worker of scheduled flows: Prefect's process worker, with files in this user's folder and no run left open.
+
+    python -m deployments.housekeeping_worker --pool housekeeping
+
+The stock worker closes a run whose process dies. If it dies as well, nobody does: the run would be shown as running for
+ever. This one has the same name after each start on a machine, so that it knows its runs, and closes those whose
+process is not there any more.
+
+The runner of the stock worker makes `runner_storage` in the machine's folder for temporary files, for flows that are
+fetched from elsewhere. It belongs to the user of the machine who was first, and the worker of any other user does not
+start. Our flows are part of the installation, so nothing is ever fetched, but the folder is made all the same, and
+Prefect has no setting for it. The processes of the flows have TMPDIR as it was.
+"""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import psutil
+from prefect.client.orchestration import PrefectClient, get_client
+from prefect.client.schemas.objects import FlowRun
+from prefect.states import Cancelled, Crashed
+from prefect.workers.process import ProcessWorker
+
+from deployments.processes import state_folder
+from deployments.work_pool import default_worker_name, failures_logged, runs_under_way
+
+log = logging.getLogger(__name__)
+LOOK_SECONDS = 15.0
+"""Between two looks for runs without a process."""
+SETTLED = timedelta(seconds=20)
+"""Shorter ago than this a process may have ended whose worker is about to report it."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_RUN_ID = "PREFECT__FLOW_RUN_ID"
+"""Prefect's variable of a run's process."""
+
+
+async def close_lost_runs(
+    client: PrefectClient,
+    pool: str,
+    worker: str,
+    *,
+    in_hand: Callable[[], Collection[UUID]] = tuple,
+    settled: timedelta = SETTLED,
+) -> list[FlowRun]:
+    """Close the runs of a pool that a worker of this name began on this machine and that have no process.
+
+    A process that survives its worker reports by itself how its run ends. Scheduled work is not begun again: the next
+    run of its schedule repairs what was left.
+
+    Args:
+        client: Client of the Prefect API.
+        pool: Name of the work pool.
+        worker: Name of this machine's worker.
+        in_hand: The runs whose process the calling worker is about to start; called before and after the list is read.
+        settled: How long a run must have been in its state.
+    """
+    starting, before = set(in_hand()), datetime.now(UTC) - settled
+    runs = await runs_under_way(client, pool)
+    of_worker = [run for run in runs if run.labels.get("prefect.worker.name") == worker]
+    lost = [run for run in of_worker if run.state is not None and run.state.timestamp <= before]
+    starting.update(in_hand())
+    running = await asyncio.to_thread(_runs_with_process) if lost else set()
+    lost = [run for run in lost if run.id not in starting and str(run.id) not in running]
+    for run in lost:
+        message = "The process that ran it was killed, and its worker as well."
+        is_cancelling = run.state is not None and run.state.is_cancelling()
+        await client.set_flow_run_state(
+            run.id, Cancelled(message=message) if is_cancelling else Crashed(message=message)
+        )
+    return lost
+
+
+def _runs_with_process() -> set[str]:
+    """The ids of the flow runs that have a process of this user on this machine."""
+    found = set()
+    for process in psutil.process_iter():
+        try:
+            run = process.environ().get(_RUN_ID)
+            if run and process.status() != psutil.STATUS_ZOMBIE:
+                found.add(run)
+        except psutil.Error:  # it has just ended, or is another user's
+            continue
+    return found
+
+
+def use_own_folder() -> Path:
+    """Let this process's temporary files lie in a folder that only this user may enter; the folder."""
+    folder = state_folder() / "runner"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tempfile.tempdir = str(folder)
+    return folder
+
+
+async def serve(pool: str) -> None:
+    """Serve the pool until SIGTERM or SIGINT, as `prefect worker start` does; a second signal ends it at once.
+
+    Prefect's own handlers turn SIGTERM into SIGINT, which a shell's background jobs ignore.
+    """
+    # 1. Be stopped by signals.
+    loop, serving = asyncio.get_running_loop(), asyncio.ensure_future(_serve(pool))
+
+    def stop() -> None:
+        for signum in STOP_SIGNALS:
+            loop.remove_signal_handler(signum)
+        serving.cancel()
+
+    for signum in STOP_SIGNALS:
+        loop.add_signal_handler(signum, stop)
+    # 2. Serve.
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _serve(pool: str) -> None:
+    worker = ProcessWorker(pool, name=default_worker_name(pool))
+    closing = asyncio.create_task(_keep_closing(worker, pool))
+    try:
+        await worker.start()
+    finally:
+        closing.cancel()
+        print(f"Worker {worker.name!r} stopped!")
+
+
+async def _keep_closing(worker: ProcessWorker, pool: str) -> None:
+    def in_hand() -> set[UUID]:
+        return worker._submitting_flow_run_ids
+
+    while True:
+        async with failures_logged(log), get_client() as client:
+            for run in await close_lost_runs(client, pool, worker.name, in_hand=in_hand):
+                log.warning("Closed flow run %r, whose process was killed.", run.name)
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the worker from the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pool", required=True, help="name of the work pool, of type process")
+    pool = parser.parse_args(words).pool
+    use_own_folder()
+    asyncio.run(serve(pool))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

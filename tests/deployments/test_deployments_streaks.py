@@ -1,0 +1,236 @@
+"""Several windows in a row without a payload or a score are told once, and again when they have doubled."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed, Running
+from prefect.types._datetime import now
+from rich.console import Console
+
+from deployments.automations import CRASHED, REMEDIES
+from deployments.local import command
+from deployments.neuron import streaks
+from deployments.neuron.folder import Address
+from deployments.neuron.status import NUM_WINDOWS, show_network_status, status_of_network
+from deployments.neuron.streaks import FIRST_TOLD, Teller, streak_of
+from deployments.processes import ProcessRecord, start_child
+from tasks.alerts import Alert
+from templar.errors import Reason
+from templar.window import Missed
+from tests.support.prefect_server import RunningPrefectServer
+
+DONE = Completed(message="window 9: published 20417 bytes, applied (3, 4), root 9bb9f335e3e7")
+UNTRAINED = Failed(name="NothingPublished", message="window 8: not trained [no_time_left], applied (3, 4), root 9b")
+UNSCORED = Failed(name="NothingScored", message="window 8: not measured [dataset_missing], applied (3,), root 9b")
+BROKEN = Failed(
+    message="Flow run encountered an exception: PermanentError: [access_denied] bucket ab: put answered 403"
+)
+BEHIND = Completed(name="CatchingUp", message="window 8 [decision_missing] at window 5, wanted 7: not decided")
+PASSED = Completed(name="Skipped", message="window 8 [window_passed] the chain is in window 12")
+FINISHED = Completed(name="Skipped", message="window 8 [window_finished] this neuron has finished it")
+
+
+def runs(*states: State[None] | None) -> list[FlowRun]:
+    """Runs with these states, the newest first."""
+    windows = reversed(range(len(states)))
+    return [
+        FlowRun(flow_id=uuid4(), name=f"default window {window}", state=state)
+        for window, state in zip(windows, states, strict=True)
+    ]
+
+
+def late(neuron: str) -> str:
+    return REMEDIES[Alert.LATE].format(neuron=neuron)
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        (UNTRAINED, f"published nothing in 3 windows in a row [no_time_left]: {late('default')}"),
+        (UNSCORED, f"scored nothing in 3 windows in a row [dataset_missing]: {REMEDIES[Alert.WINDOW_MISSED]}"),
+        (BROKEN, f"took no part in 3 windows in a row [access_denied]: {REMEDIES[Alert.KEY_REFUSED]}"),
+        (BEHIND, f"took no part in 3 windows in a row [decision_missing]: {REMEDIES[Alert.BEHIND]}"),
+        (PASSED, f"took no part in 3 windows in a row [window_passed]: {REMEDIES[Alert.WINDOW_MISSED]}"),
+        (Crashed(message="killed"), f"took no part in 3 windows in a row: {CRASHED}"),
+    ],
+)
+def test_a_line_names_neuron_count_reason_and_remedy(state: State[None], line: str) -> None:
+    streak = streak_of("default", runs(state, state, state, DONE))
+    assert streak is not None
+    assert streak.line == f"neuron 'default' {line}"
+    assert "\n" not in streak.line
+
+
+def test_a_streak_ends_at_a_window_that_went_well() -> None:
+    for states, windows in (
+        ((UNTRAINED,) * 2, None),
+        ((UNTRAINED, UNTRAINED, DONE, UNTRAINED), None),
+        ((DONE, *(UNTRAINED,) * 5), None),
+        ((UNTRAINED, BEHIND, BROKEN), 3),
+        ((UNTRAINED,) * 7, 7),
+    ):
+        streak = streak_of("default", runs(*states))
+        assert (None if streak is None else streak.windows) == windows
+
+
+def test_what_is_no_window_of_its_own_neither_counts_nor_ends_a_streak() -> None:
+    """A run that is under way, was cancelled, waits for another try or found its window finished; a second run."""
+    ignored = (Running(), Cancelled(), AwaitingRetry(), FINISHED, None)
+    streak = streak_of("default", runs(*ignored, UNTRAINED, FINISHED, UNTRAINED, UNTRAINED))
+    assert streak is not None
+    assert streak.windows == 3
+    twice = [run for run in runs(UNTRAINED, UNTRAINED) for _ in range(2)]
+    assert streak_of("default", twice) is None
+
+
+def test_every_state_that_says_a_duty_was_missed_has_words() -> None:
+    for missed in Missed:
+        state = Failed(name=missed.value, message=f"window 8: not so [{Reason.NO_TIME_LEFT}]")
+        streak = streak_of("default", runs(*(state,) * FIRST_TOLD))
+        assert streak is not None
+        assert "took no part" not in streak.line
+
+
+@pytest.fixture
+def client(prefect_api: RunningPrefectServer) -> Iterator[SyncPrefectClient]:
+    with prefect_api.client() as client:
+        yield client
+
+
+class Windows:
+    """The window runs of one neuron on a real server."""
+
+    def __init__(self, client: SyncPrefectClient) -> None:
+        self.neuron = f"streaky-{uuid4().hex[:8]}"
+        self._client, self._window = client, 0
+        self._flow = flow(name="miner-window")(lambda: None)
+
+    def end(self, *states: State[None]) -> None:
+        """A window after the other ends in these states."""
+        for state in states:
+            self._window += 1
+            name, tags = f"{self.neuron} window {self._window}", [f"neuron:{self.neuron}"]
+            run = self._client.create_flow_run(self._flow, name=name, tags=tags)
+            for each in (Running(), state):
+                own = each.model_copy(update={"id": uuid4(), "timestamp": now()})
+                self._client.set_flow_run_state(run.id, own, force=True)
+
+
+@pytest.fixture
+def windows(client: SyncPrefectClient) -> Windows:
+    return Windows(client)
+
+
+def test_a_streak_is_told_once_and_again_when_it_has_doubled(windows: Windows) -> None:
+    told: list[str] = []
+    teller = Teller([windows.neuron], told.append)
+    counts = []
+    for state in (DONE, *[UNTRAINED] * 13, DONE, *[UNSCORED] * 4):
+        windows.end(state)
+        teller.look()
+        counts.append(len(told))
+    assert counts == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4]
+    what = f"neuron {windows.neuron!r} published nothing"
+    assert [line.partition(" in a row")[0] for line in told] == [
+        f"{what} in 3 windows",
+        f"{what} in 6 windows",
+        f"{what} in 12 windows",
+        f"neuron {windows.neuron!r} scored nothing in 3 windows",
+    ]
+
+
+def test_a_streak_that_was_there_before_is_told_whole(windows: Windows) -> None:
+    windows.end(DONE, *[UNTRAINED] * 14)
+    told: list[str] = []
+    teller = Teller([windows.neuron], told.append)
+    for _ in range(2):
+        teller.look()
+    assert [line.partition(" in a row")[0] for line in told] == [
+        f"neuron {windows.neuron!r} published nothing in 14 windows"
+    ]
+
+
+def test_an_outage_of_the_server_is_waited_out(
+    prefect_api: RunningPrefectServer, windows: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaks, "LOOK_SECONDS", 0.0)
+    windows.end(*[UNTRAINED] * 3)
+    told: list[str] = []
+
+    class Unlucky(Teller):
+        looks = 0
+
+        def look(self) -> None:
+            self.looks += 1
+            if self.looks == 1:
+                raise TimeoutError("the server does not answer")
+            super().look()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        streaks._tell(Unlucky([windows.neuron], told.append), Address(prefect_api.server.api_url))
+    assert len(told) == 1
+    assert late(windows.neuron) in told[0]
+
+
+def test_status_tells_of_a_streak_that_goes_on(
+    prefect_api: RunningPrefectServer, windows: Windows, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    windows.end(DONE, *[UNTRAINED] * 7)
+    address = Address(prefect_api.server.api_url)
+    found = status_of_network(ProcessRecord(tmp_path / "none"), address, [windows.neuron], newest="window clock")
+    assert (found["warnings"], found["neurons"]) == ([], {windows.neuron: []})  # nothing of it runs
+    child = start_child("window clock", [sys.executable, "-c", "import signal; signal.pause()"], log=tmp_path / "log")
+    record = ProcessRecord(tmp_path / "processes.json")
+    record.add(child)
+    try:
+        found = status_of_network(record, address, [windows.neuron], newest="window clock")
+    finally:
+        child.stop(grace_seconds=0.0)
+    (line,) = found["warnings"]
+    assert line.startswith(f"neuron {windows.neuron!r} published nothing in 7 windows in a row [no_time_left]: ")
+    assert len(found["neurons"][windows.neuron]) == NUM_WINDOWS
+    show_network_status(found, Console(width=400))
+    assert line in capsys.readouterr().out.splitlines()
+
+
+class Network:
+    """A network whose processes end after a while, or whose operator presses Ctrl-C."""
+
+    def __init__(self, *looks: bool | type[BaseException]) -> None:
+        self.plan, self.address = SimpleNamespace(brought_up=["default"]), Address("http://127.0.0.1:1/api")
+        self._looks = list(looks)
+
+    @property
+    def is_running(self) -> bool:
+        look = self._looks.pop(0)
+        if isinstance(look, bool):
+            return look
+        raise look
+
+
+@pytest.mark.parametrize(("looks", "last"), [((True, False), "'x' missed"), ((True, KeyboardInterrupt), "`make down`")])
+def test_up_that_follows_stays_until_the_network_is_down_or_ctrl_c(
+    looks: tuple[Any, ...], last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "POLL_SECONDS", 0.0)
+    asked: list[Any] = []
+
+    def tell(neurons: Sequence[str], address: Address, say: Callable[[str], None]) -> None:
+        asked.append((neurons, address.api_url))
+        say("neuron 'x' missed [no_time_left]: look")
+
+    monkeypatch.setattr(command, "tell_of_streaks", tell)
+    command.follow(Network(*looks))  # type: ignore[arg-type]
+    assert asked == [(["default"], "http://127.0.0.1:1/api")]
+    out = capsys.readouterr().out
+    assert "neuron 'x' missed [no_time_left]: look" in out.splitlines()
+    assert last in out.splitlines()[-1]
