@@ -125,10 +125,10 @@ def footprint(role: str, layers: int) -> Footprint:
     return Footprint(**json.loads(output))
 
 
-def live(world: World, member: Member) -> None:
-    """Live through all windows as a node in this process."""
+def live(world: World, member: Member, windows: int = WINDOWS) -> None:
+    """Live through so many windows as a node in this process."""
     node = world.node(member)
-    for window in range(START_WINDOW, START_WINDOW + WINDOWS):
+    for window in range(START_WINDOW, START_WINDOW + windows):
         node.chain.wait_for_block(first_block(window, world.hparams.windows))
         drive_window(node, window)
     node.stop()

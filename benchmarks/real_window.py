@@ -138,12 +138,17 @@ class S3Stage:
     genesis_time = GENESIS_TIME
     gather_concurrency = 1
 
-    def __init__(self, roles: Sequence[str], resources: ExitStack) -> None:
+    def __init__(
+        self,
+        roles: Sequence[str],
+        resources: ExitStack,
+        traffic_of: Callable[[SimulatedClock], Traffic] = lambda clock: Traffic(),
+    ) -> None:
         self._clock = SimulatedClock(GENESIS_TIME)
         stamp = lambda: datetime.fromtimestamp(self._clock.now(), UTC).replace(tzinfo=None)  # noqa: E731
         application, key = enforcing_application()
         resources.enter_context(patch("moto.s3.models.utcnow", stamp))
-        self.traffic = {role: Traffic() for role in ("", *roles)}
+        self.traffic = {role: traffic_of(self._clock) for role in ("", *roles)}
         self.urls = {}
         for role, traffic in self.traffic.items():
             server = open_server(traffic.counting(application), 0)

@@ -11,9 +11,8 @@ counts, and `holds`: all are answered, all agree, and none took more than `LONGE
 
 import logging
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,13 +21,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import measured
-from deployments.why import Answer, Point, answers
+from deployments.gauntlet.asking import ask
 from templar.adversary.actors import ACTORS
-from templar.errors import Reason
 from templar.hparams import load_hparams
-from templar.neuron.node import Node
 from templar.neuron.validator import Validator
-from templar.scoring.evidence import Evidence, MinerRecord
 from templar.shared_results import sharing
 from templar.simulate.run import memory_folder, run_nodes
 from templar.simulate.world import START_WINDOW, World
@@ -59,72 +55,24 @@ def run(quick: bool) -> dict[str, Any]:
         asking = next(node for member, node in nodes.items() if member.role == "honest")
         validator = next(node for node in nodes.values() if isinstance(node, Validator))
         asked = [
-            _ask(asking, validator, member.uid, window)
+            ask(asking.context, validator, member.uid, window)
             for window in range(START_WINDOW, START_WINDOW + windows)
             for member in nodes
             if member.role not in ("validator", "aggregator")
         ]
         for node in nodes.values():
             node.stop()
-    reasons = Counter(reason for _, _, _, found in asked for reason in found)
+    reasons = Counter(reason for each in asked for reason in each.reasons)
     figures: dict[str, Any] = {
         "pairs": len(asked),
-        "answered": sum(answered for answered, _, _, _ in asked),
-        "agree": sum(agrees for _, agrees, _, _ in asked),
-        "slowest_seconds": round(max(seconds for _, _, seconds, _ in asked), 3),
+        "answered": sum(each.answered for each in asked),
+        "agree": sum(not each.differences for each in asked),
+        "slowest_seconds": round(max(each.seconds for each in asked), 3),
         "reasons": {str(reason): number for reason, number in sorted(reasons.items())},
     }
     _show(figures)
     whole = figures["pairs"] == figures["answered"] == figures["agree"]
     return figures | {"holds": whole and figures["slowest_seconds"] <= LONGEST_SECONDS}
-
-
-def _ask(asking: Node, validator: Validator, uid: int, window: int) -> tuple[bool, bool, float, list[Reason]]:
-    """Ask about one miner in one window: whether it is answered, whether that agrees, the seconds, the reasons."""
-    own = validator.exchange.identity(window).uid
-    started = time.perf_counter()
-    (answer,) = answers(asking.context, uid, window, own)
-    seconds = time.perf_counter() - started
-    evidence = validator.book.evidence(window)
-    return (
-        is_answered(answer),
-        evidence is not None and not list(differences(answer, evidence, uid)),
-        seconds,
-        [point.reason for point in answer.points if point.reason is not None],
-    )
-
-
-def is_answered(answer: Answer) -> bool:
-    """Whether the answer says what the miner got, and why if that was nothing."""
-    points = {point.what: point for point in answer.points}
-    if answer.evidence is None or "weight" not in points:
-        return any(point.reason is not None for point in answer.points)
-    return "score" in points or points["payload"].reason is not None or "penalty" in points
-
-
-def differences(answer: Answer, evidence: Evidence, uid: int) -> Iterator[str]:
-    """Yield what an answer says otherwise than the evidence that the validator keeps."""
-    record = next(each for each in evidence.miners if each.uid == uid)
-    points = {point.what: point for point in answer.points}
-    if answer.evidence != evidence.digest:
-        yield "the hash of the evidence"
-    weight = next((each.weight for each in evidence.weights if each.uid == uid), 0.0)
-    if not points["weight"].found.startswith(f"{weight:.4f}" if weight else "none: "):
-        yield "the weight"
-    if {point.reason for point in answer.points if point.what == "penalty"} != {each.reason for each in record.slashes}:
-        yield "the penalties"
-    yield from _payload_differences(points, record)
-
-
-def _payload_differences(points: Mapping[str, Point], record: MinerRecord) -> Iterator[str]:
-    facts = record.facts
-    if facts.payload_sha256 is None:
-        if facts.reason is not None and points["payload"].reason is not facts.reason:
-            yield "why no payload counts"
-    elif points["roster"].found.startswith("applied") is not facts.applied:
-        yield "whether the payload was applied"
-    elif points["score"].reason is not record.discount:
-        yield "the discount"
 
 
 def _show(figures: Mapping[str, Any]) -> None:

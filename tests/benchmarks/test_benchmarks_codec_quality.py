@@ -55,6 +55,7 @@ def test_the_number_of_threads_changes_no_figure(text: Text, kind: codec_quality
     assert curves[0] == curves[1]
 
 
+@pytest.mark.slow
 def test_workers_share_no_data_and_publish_what_was_chosen(text: Text) -> None:
     setup = Setup.of(text, seed=0, workers=2, windows=2)
     shares = [share for window in setup.sequences for share in window]

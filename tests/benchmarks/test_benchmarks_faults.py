@@ -27,7 +27,7 @@ def test_it_counts_what_held_and_names_what_did_not(
         assert ("--faults 28" in printed.err) == (status == 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_several_seeds_at_a_time_give_the_same_reports_in_the_same_order() -> None:
     one, two = ([(each.plan, each.root) for each in faults.run_seeds(range(1, 4), 3, jobs)] for jobs in (1, 2))

@@ -199,6 +199,7 @@ def test_the_victim_of_a_shadow_is_paid_as_without_it(paid: float, holds: bool) 
     assert (failing(found, alone=anew) == []) is holds
 
 
+@pytest.mark.long
 def test_a_run_is_paid_again_without_its_cheats_from_the_same_measurements() -> None:
     hparams = tiny("simulation")
     honest = run_population(hparams, Population("honest", 4, ()), windows=3, seed=1)
@@ -248,6 +249,7 @@ def test_every_third_window_of_the_second_half_is_valued() -> None:
     assert [window for window in range(10) if Valuation(7).is_valued(window)] == [4, 7]
 
 
+@pytest.mark.slow
 def test_payloads_that_are_alike_share_their_value(monkeypatch: pytest.MonkeyPatch) -> None:
     def falls() -> dict[int, float]:
         hparams = tiny("simulation", scoring={"overlap_level": 0.9, "overlap_copy_level": 0.95})
@@ -269,7 +271,7 @@ def test_each_payload_is_valued_alone() -> None:
     assert max(found.value(uid, applied_only=False) for uid in found.uids("honest")) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_number_of_processes_changes_no_result(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

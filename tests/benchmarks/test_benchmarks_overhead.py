@@ -10,6 +10,7 @@ from tests.support.servers import REPOSITORY
 
 
 @pytest.mark.slow
+@pytest.mark.prefect
 @pytest.mark.timeout(400)
 def test_it_measures_both_kinds_of_worker() -> None:
     command = [sys.executable, "-m", "benchmarks.overhead", "--quick"]

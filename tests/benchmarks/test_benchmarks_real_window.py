@@ -66,7 +66,7 @@ def test_bodies_are_counted_both_ways() -> None:
     assert (traffic.sent, traffic.received) == (7, 18)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_small_model_s_window_goes_from_training_to_audit() -> None:
     """In a process of its own: the endpoint's enforcement holds for a whole process, and for good."""

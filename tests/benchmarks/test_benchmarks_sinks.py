@@ -9,7 +9,7 @@ import pytest
 from tests.support.servers import REPOSITORY
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_it_measures_every_state_of_the_servers() -> None:
     command = [sys.executable, "-m", "benchmarks.sinks", "--quick"]
