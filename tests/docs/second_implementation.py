@@ -876,8 +876,7 @@ class Judge:
                 cards[uid] |= {"last_exact": window}
         typical = Judge.typical(cards[uid]["advantage"] for uid in scores)
         typical_excess = Judge.typical(cards[uid]["own_excess"] for uid in scores if cards[uid]["advantage"] > 0)
-        scored = {uid: cards[uid] for uid in scores}
-        finals = Judge.finals(scored, baseline_sigma, typical, typical_excess, settings)
+        finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, typical_excess, settings)
         for uid, final in finals.items():
             cards[uid] |= {"final": final}
         for uid, each in facts.items():
@@ -888,8 +887,6 @@ class Judge:
             idle = 0 if each["payload_sha256"] is not None else cards[uid]["idle"] + Judge.absent(each, body)
             applied = cards[uid]["applied"] + each["applied"]
             cards[uid] = Judge.punished(cards[uid] | {"idle": idle, "applied": applied}, late, scoring)
-        gone = known.keys() - {each["hotkey"] for each in facts.values()}
-        kept = sorted(gone, key=lambda hotkey: (-(known[hotkey]["last_reveal"] or 0), hotkey))[:512]
         weights = Judge.weights({uid: card["final"] for uid, card in cards.items()}, settings)
         return {
             "baseline_sigma": baseline_sigma,
@@ -899,18 +896,32 @@ class Judge:
                 {
                     "facts": facts[uid],
                     "before": first[uid],
-                    "gradient_score": scores[uid][0] if uid in scores else None,
-                    "indicator": scores[uid][1] if uid in scores else None,
-                    "copied": any(Judge.alike(facts[uid][name], scoring) for name in ("overlap", "repeat")),
-                    "discount": parts[uid][1] if uid in parts else None,
+                    **Judge.judged(facts[uid], scores.get(uid), parts.get(uid), scoring),
                     "slashes": [{"event": event, "reason": reason} for event, reason in slashes[uid]],
                     "after": cards[uid],
                 }
                 for uid in sorted(facts)
             ],
-            "departed": [{"hotkey": hotkey, "card": known[hotkey]} for hotkey in sorted(kept)],
+            "departed": Judge.departed(known, {each["hotkey"] for each in facts.values()}),
             "bans": Judge.bans_after(body, bans, slashes, penalties),
             "weights": [{"uid": uid, "weight": weight} for uid, weight in weights.items()],
+        }
+
+    @staticmethod
+    def departed(known: dict[str, Any], present: set[str]) -> list[dict[str, Any]]:
+        """The cards of miners that are not there any more; of many those that revealed last."""
+        gone = known.keys() - present
+        kept = sorted(gone, key=lambda hotkey: (-(known[hotkey]["last_reveal"] or 0), hotkey))[:512]
+        return [{"hotkey": hotkey, "card": known[hotkey]} for hotkey in sorted(kept)]
+
+    @staticmethod
+    def judged(facts: dict[str, Any], score: Any, part: Any, scoring: dict[str, Any]) -> dict[str, Any]:
+        """What a window says of a payload; None where it was not scored."""
+        return {
+            "gradient_score": None if score is None else score[0],
+            "indicator": None if score is None else score[1],
+            "copied": any(Judge.alike(facts[name], scoring) for name in ("overlap", "repeat")),
+            "discount": None if part is None else part[1],
         }
 
     @staticmethod

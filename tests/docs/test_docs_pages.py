@@ -2,8 +2,14 @@
 
 import importlib.util
 import re
+import shlex
+from argparse import ArgumentParser
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from deployments import command
 from templar.errors import Reason
 from templar.hparams import load_hparams, preset_names
 
@@ -95,6 +101,35 @@ def test_every_variable_and_setting_that_is_named_is_there() -> None:
     for path in PAGES:
         for name in re.findall(r"`([A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9])(?:=[^`]*)?`", path.read_text(encoding="utf-8")):
             assert re.search(rf"\b{name}\b", known), f"{path.name} names {name}"
+
+
+def test_every_command_line_has_options_that_are_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parse_args = ArgumentParser.parse_args
+
+    def only_parse(parser: ArgumentParser, words: list[str]) -> None:
+        parse_args(parser, words)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(ArgumentParser, "parse_args", only_parse)
+    lines = 0
+    for path in [*PAGES, ROOT / "README.md"]:
+        for line in _command_lines(path.read_text(encoding="utf-8")):
+            # What a reader is to fill in.
+            filled = re.sub(r"\b[A-Z]\b", "1", re.sub(r"<[^>]+>", "xxx", line))
+            with pytest.raises(SystemExit) as ended:
+                command.main(shlex.split(filled.split(" > ")[0], comments=True))
+            assert ended.value.code == 0, f"{path.name}: templar {line}: {capsys.readouterr().err}"
+            lines += 1
+    assert lines > 30
+
+
+def _command_lines(text: str) -> Iterator[str]:
+    """What follows `templar` on the lines of a shell, and in a sentence where options follow."""
+    for block in re.findall(r"^ *```.*?^ *```", text, re.MULTILINE | re.DOTALL):
+        yield from re.findall(r"^ *(?:\$ )?(?:\.venv/bin/)?templar (.+)$", block, re.MULTILINE)
+    yield from re.findall(r"`templar ([^`\n]+ --[^`\n]+)`", text)
 
 
 def test_make_targets_that_are_named_are_there() -> None:
