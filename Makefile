@@ -3,8 +3,9 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
-# Where PYTHONDONTWRITEBYTECODE is set, pip compiles nothing, and every process would compile Prefect and torch again.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+# Many processes import the same modules: they are compiled once, here on all cores and not by pip on one of them.
+unexport PYTHONDONTWRITEBYTECODE
 COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 
 # Settings of the local network; each is a variable of `make run` and `make up`.
@@ -21,7 +22,7 @@ LOCAL_OPTIONS = --miners $(MINERS) --store $(STORE) --preset $(PRESET) \
 	--prefect-port $(PREFECT_PORT) --storage-port $(STORAGE_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help run up down status gauntlet test test-slow lint format bench gpu faults incentive screenshot clean
+.PHONY: help run up down status gauntlet test test-slow test-long lint format bench gpu faults incentive screenshot clean
 
 help: ## List the commands.
 	@grep -E '^[a-z.-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,8 +30,9 @@ help: ## List the commands.
 run: $(VENV)/.run ## Train a whole network on this machine for some windows, and say what came of it.
 	@$(LOCAL) run --windows $(WINDOWS) $(LOCAL_OPTIONS)
 
-up: $(VENV)/.run ## The same network, left running until `make down`.
-	@$(LOCAL) up $(LOCAL_OPTIONS)
+FOLLOW ?=
+up: $(VENV)/.run ## The same network, left running until `make down`; with FOLLOW=1 it says what goes wrong.
+	@$(LOCAL) up $(LOCAL_OPTIONS) $(if $(FOLLOW),--follow)
 
 down: ## Stop what `make up` started.
 	@if [ -x $(BIN)/python ]; then $(LOCAL) down; else echo "nothing was running"; fi
@@ -49,9 +51,13 @@ test: $(VENV)/.dev ## Run the tests.
 
 test-slow: $(VENV)/.dev ## Run the tests that take minutes.
 	@./deployments/debian.sh postgresql prometheus
-	$(BIN)/python -m pytest -m "slow and not prefect" --ignore tests/network --numprocesses 4 --maxschedchunk 2
-	$(BIN)/python -m pytest -m "slow and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
-	$(BIN)/python -m pytest tests/network
+	$(BIN)/python -m pytest -m "slow and not long and not prefect" --ignore tests/network --numprocesses 4 --maxschedchunk 2
+	$(BIN)/python -m pytest -m "slow and not long and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest -m "not long" tests/network
+
+test-long: $(VENV)/.dev ## Run more of the same cases than CI has time for.
+	$(BIN)/python -m pytest -m "long and not prefect" --ignore tests/network --numprocesses 4 --maxschedchunk 2
+	$(BIN)/python -m pytest -m "long and prefect"
 
 lint: $(VENV)/.dev ## Format check, lint, types, import contracts, rules of the house.
 	$(BIN)/ruff format --check .
@@ -65,7 +71,7 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff format .
 
 BENCHMARKS = codec_size codec_speed codec_quality loader dataset_build gather hostile_json scoring checkpoint overhead simulator why training \
-	neuron_memory faults incentive real_window sinks
+	neuron_memory faults incentive real_window sinks costs
 
 bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

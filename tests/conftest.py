@@ -28,7 +28,11 @@ settings.register_profile(
 settings.load_profile("templar")
 
 
-SIGNS = {"slow": ("mark.slow", "some_quick"), "prefect": ("prefect_server", "prefect_api")}
+SIGNS = {
+    "slow": ("mark.slow", "mark.long", "some_quick"),
+    "long": ("mark.long",),
+    "prefect": ("mark.prefect", "prefect_server", "prefect_api"),
+}
 """Mark -> what is written in every module that has a test with it."""
 
 
@@ -58,7 +62,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that wants a Prefect server, by its fixtures; processes begin with what may take longest.
+    """Mark every test that wants a Prefect server, by its fixtures; what is long is slow as well.
+
+    Processes begin with what may take longest.
 
     Raises:
         UsageError: A marked test is in a module without a sign of it: a run for its mark would leave it out.
@@ -66,6 +72,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "prefect_server" in getattr(item, "fixturenames", ()):
             item.add_marker("prefect")
+        if item.get_closest_marker("long"):
+            item.add_marker("slow")
         for mark, signs in SIGNS.items():
             if item.get_closest_marker(mark) and not has_sign(item.path, signs):
                 raise pytest.UsageError(f"{item.nodeid} is marked {mark}: write one of {signs} in its module")

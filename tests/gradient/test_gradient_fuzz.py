@@ -163,17 +163,17 @@ def test_payloads_of_other_peers_sections_are_payloads(case: Case) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @each_case
-def test_tens_of_thousands_of_mutated_payloads(case: Case) -> None:
+def test_thousands_of_mutated_payloads(case: Case) -> None:
     """In batches; a part of each is read under tracemalloc, which makes it slow."""
     number, outcomes = CASES.index(case), Counter[Reason | None]()
-    for batch in range(50):
+    for batch in range(12):
         outcomes += outcomes_of(case, 950, seed=1000 * number + batch)
         outcomes += outcomes_within(1 << 16, case, 50, seed=-1000 * number - batch - 1)
-    assert outcomes.total() == 50_000
+    assert outcomes.total() == 12_000
     assert set(outcomes) <= REASONS | {None}
-    assert min(outcomes[None], outcomes.total() - outcomes[None]) > 5_000
+    assert min(outcomes[None], outcomes.total() - outcomes[None]) > 1_200
 
 
 def outcomes_within(limit_bytes: int, case: Case, number: int, seed: int) -> Counter[Reason | None]:

@@ -1,6 +1,8 @@
 """The gauntlet on Prefect and on a real endpoint. `make gauntlet ENDPOINT=rclone` runs it on another one."""
 
+import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from deployments.gauntlet.order import SUBSET
 from tests.support.gauntlet_runs import leftovers, run, verdicts
 from tests.support.prefect_server import RunningPrefectServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 TELLING = {
     "pickle": "malformed",
@@ -27,7 +29,31 @@ TELLING = {
 """What the readers said of each attack, or what was measured."""
 
 
-def test_the_named_subset(prefect_api: RunningPrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Said(logging.Handler):
+    """Keeps what the network's process says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    handler, log = Said(), logging.getLogger("templar.gauntlet")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler.lines
+    log.removeHandler(handler)
+    log.setLevel(level)
+
+
+def test_the_named_subset(
+    prefect_api: RunningPrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     state = run(where="s3", endpoint="moto")
     found = verdicts(prefect_api, state)
@@ -37,7 +63,18 @@ def test_the_named_subset(prefect_api: RunningPrefectServer, tmp_path: Path, mon
     for scenario, reason in TELLING.items():
         assert reason in found[scenario]["observed"], scenario
     check_the_honest(prefect_api)
+    check_the_answers(said)
     assert leftovers(tmp_path) == []
+
+
+def check_the_answers(said: list[str]) -> None:
+    """`templar why` was asked about each miner in each window, and every answer agrees with the evidence."""
+    (line,) = (line for line in said if line.startswith("why: "))
+    found = re.fullmatch(r"why: (\d+) of (\d+) answers agree with the evidence, the slowest took [\d.]+ s", line)
+    assert found, line
+    miners = 3 + len(SUBSET) - 1  # honest ones, and one of each scenario but the second process of one hotkey
+    assert int(found[1]) == int(found[2]) >= 3 * (miners - 1)
+    print(line)  # the seconds are a figure of this machine, not a bar
 
 
 def check_the_honest(server: RunningPrefectServer) -> None:

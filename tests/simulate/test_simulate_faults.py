@@ -87,14 +87,14 @@ def test_a_seed_holds_every_invariant_and_replays_exactly(seed: int) -> None:
     assert without_times(run_plan(draw_plan(seed, 6))) == without_times(report)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(200, 208))  # the first one trains
 def test_seeds_hold_every_invariant(seed: int) -> None:
     assert run_plan(draw_plan(seed, 30)).violation is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_difficult_chain_costs_no_honest_miner_anything(seed: int) -> None:
     """For 500 windows: `python -m templar.simulate --difficult --miners 20 --validators 3 --windows 500 --seed 1`."""
     report = run_plan(difficult_plan(seed, 15, num_validators=3, num_miners=20))
@@ -153,6 +153,7 @@ def test_pay_without_a_measurement_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert run_difficult().violation == "seed 28, window 1: validator-2 pays uid 4 for nothing"
 
 
+@pytest.mark.long
 def test_a_trained_network_in_which_nobody_is_paid_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = replace(draw_plan(TRAINED_EVERY, 3), faults=())
     assert plan.is_trained

@@ -63,7 +63,7 @@ def test_sharing_results_changes_no_byte(tmp_path: Path) -> None:
     assert any("gradient" in name for name in objects)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_process_with_more_threads_gives_the_same_report(once: SimulationReport) -> None:
     """Through the command line, with two threads for torch's own kernels as well."""
     options = ["--miners", "3", "--windows", "4", "--seed", "7", "--actor", "lazy", "--threads", "2"]

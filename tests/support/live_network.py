@@ -6,9 +6,9 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -27,19 +27,21 @@ from prefect.client.schemas.sorting import FlowRunSort
 
 from deployments.local import bringup
 from deployments.local.bringup import STORAGE, LocalNetwork
+from deployments.local.pace import measure_pace
 from deployments.local.plan import LocalNeuron, LocalPlan
 from deployments.local.view import NetworkView
 from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import ProcessIdentity, ProcessRecord, free_port, start_child
+from deployments.processes import ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
 from templar.agreement.genesis import find_birth
-from templar.errors import RejectedError, TransientError
+from templar.errors import PermanentError, RejectedError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.timeline import window_of
-from tests.support.operator import wait_until
+from tests.support.operator import POLL_SECONDS, wait_until
 from tests.support.prefect_server import PromptTransport
 from tests.support.prepared import PRESET, write_hparams
 
 PATIENCE_SECONDS = 150.0
+"""How long a wait takes at most, where the windows need not be longer for a slow machine."""
 
 WINDOWS = {
     "blocks_per_window": 20,
@@ -49,7 +51,7 @@ WINDOWS = {
     "roster_ranks": 2,
 }
 """As short as agreement allows: twice the 10 seconds that guard, grace and roster slots take. The grace is twice that
-of the preset `local`, for a machine that does other things as well."""
+of the preset `local`, for a machine that does other things as well. A slow machine gets longer ones."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Silence:
 class LiveNetwork:
     """A network that is up as long as its context lasts, or that something else brings up and `attach` finds.
 
-    `data`, `windows` and `training` change the preset's sections of those names; `settings` are variables of neurons.
+    `data`, `windows`, `training` and `storage` change the preset's sections of those names; `settings` are variables of
+    neurons.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class LiveNetwork:
         data: dict[str, Any] | None = None,
         windows: dict[str, Any] | None = None,
         training: dict[str, Any] | None = None,
+        storage: dict[str, Any] | None = None,
         settings: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self._housekeeping = housekeeping
@@ -84,6 +88,7 @@ class LiveNetwork:
             "windows": WINDOWS | (windows or {}),
             "training": {"inner_steps": 10} | (training or {}),
             "data": data or {},
+            "storage": storage or {},
         }
         self.plan = LocalPlan(
             folder=folder / "network",
@@ -96,6 +101,7 @@ class LiveNetwork:
             hparams_path=write_hparams(folder / "hparams.json", **sections),
             settings=settings or {},
         )
+        self.plan = replace(self.plan, pace=measure_pace(len(self.plan.running)))
         self._network = LocalNetwork(self.plan, print)
         self.record = ProcessRecord(self.plan.processes)
         self.view: NetworkView
@@ -149,8 +155,12 @@ class LiveNetwork:
         return answer.stdout
 
     def end_of_a_run(self, deployment: str) -> State[Any]:
-        """How a run of a scheduled deployment ends that is started by hand, with the API that the UI has for it."""
-        return self.end_of(self.client.create_flow_run_from_deployment(self._deployment(deployment)).id)
+        """How a run of a scheduled deployment ends that is started by hand."""
+        return self.end_of(self.start_run(deployment))
+
+    def start_run(self, deployment: str) -> UUID:
+        """Start a run of a deployment with the API that the UI has for it; which one it is."""
+        return self.client.create_flow_run_from_deployment(self._deployment(deployment)).id
 
     def typed_run(self, deployment: str) -> UUID:
         """Start a run as a user types it; which one it is."""
@@ -181,7 +191,7 @@ class LiveNetwork:
         )
         return [run for run in runs if not run.auto_scheduled]
 
-    def wait(self, condition: Callable[[], Any], what: str) -> None:
+    def wait(self, condition: Callable[[], Any], what: str, *, poll_seconds: float = POLL_SECONDS) -> None:
         """Wait until something holds; a store or a chain that fails for a moment is asked again."""
 
         def holds() -> bool:
@@ -190,7 +200,8 @@ class LiveNetwork:
             except (TransientError, RejectedError):
                 return False
 
-        wait_until(holds, what, patience_seconds=PATIENCE_SECONDS)
+        patience = PATIENCE_SECONDS * max(1.0, self.plan.pace)
+        wait_until(holds, what, patience_seconds=patience, poll_seconds=poll_seconds)
 
     def wait_for_proofs(self, window: int) -> str:
         """Wait until every node has proved its state after a window; the one root that all of them have."""
@@ -199,18 +210,30 @@ class LiveNetwork:
         return root
 
     def wait_for_everybody(self, window: int) -> int:
-        """Wait for a window whose roster has every miner, this one or one of the two after it; which one it is.
+        """Wait for a window whose roster has every miner, this one or a later one; which one it is.
 
-        On a machine that is busy with something else a miner may be late once; then it takes part in the next window.
+        On a machine that is busy with something else a miner may be late, and the validator may miss a window.
         """
-        rosters = {}
-        for each in range(window, window + 3):
-            self.wait(lambda each=each: self.view.row(each), f"window {each} is scored")  # type: ignore[misc]
-            row = self.view.row(each)
-            rosters[each] = None if row is None else row.roster
-            if rosters[each] == self.miners:
-                return each
-        raise AssertionError(f"no window has every miner: {rosters}")
+
+        complete: list[int] = []
+
+        def one_is() -> bool:
+            rows = ((each, self.view.row(each)) for each in range(window, self.next_window()))
+            complete[:] = [each for each, row in rows if row is not None and row.roster == self.miners]
+            return bool(complete)
+
+        self.wait(one_is, f"a window from {window} on has every miner", poll_seconds=1.0)
+        return complete[0]
+
+    def agreed_roots(self, windows: Iterable[int]) -> list[str]:
+        """The root of each of these windows, of which nobody has proved two; a window that nobody proved is left out.
+
+        A node that was away or late proves no state of a window that it did not go through in time.
+        """
+        proved = {window: set(self.view.roots(window).values()) for window in windows}
+        split = {window: roots for window, roots in proved.items() if len(roots) > 1}
+        assert not split
+        return [root for roots in proved.values() for root in roots]
 
     def down(self) -> tuple[str, ...]:
         """Stop everything; the names of what was stopped."""
@@ -295,6 +318,15 @@ class LiveNetwork:
         """The artifacts of a flow run."""
         of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))
         return self.client.read_artifacts(artifact_filter=of_run)
+
+
+def is_free(port: int) -> bool:
+    """Whether the kernel has closed the sockets of a process that listened on a port."""
+    try:
+        require_free_port("127.0.0.1", port, remedy="wait")
+    except PermanentError:
+        return False
+    return True
 
 
 @contextmanager

@@ -16,16 +16,23 @@ from deployments.register import ensure_pool
 from tests.support.prefect_server import RunningPrefectServer
 
 FLOWS = "tests.support.resident_flows"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
+POLL_SECONDS = 0.05
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+def wait_until(
+    condition: Callable[[], bool],
+    what: str,
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+    poll_seconds: float = POLL_SECONDS,
+) -> None:
     """Ask again and again until something holds."""
     deadline = time.monotonic() + patience_seconds
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError(f"still not so: {what}")
-        time.sleep(0.05)
+        time.sleep(poll_seconds)
 
 
 class Operator:

@@ -25,6 +25,7 @@ from templar.chain.ledger import Ledger
 from templar.data.build.page_writer import build_dataset
 from templar.data.shards.shard_writer import build_shards
 from templar.hparams import load_hparams
+from templar.store.directory import DirectoryStore
 from templar.timeline import first_block
 from tests.support.datasets import numbered_documents
 from tests.support.network import TINY
@@ -98,6 +99,12 @@ class PreparedNetwork:
         for name in {"aggregator", "validator"} - {deciding}:
             ledger.set_stake(self.block(name).wallet.open().address, self.hparams.peers.validator_min_stake)
         ledger.close()
+
+    def forget(self, founder: str) -> "PreparedNetwork":
+        """Empty the bucket of the member that started the network, so that there is none yet."""
+        store = DirectoryStore(self.bucket(founder))
+        store.delete([info.key for info in store.list()])
+        return self
 
     def environment(self, name: str) -> dict[str, str]:
         """The variables of a neuron, as its `.env` holds them."""

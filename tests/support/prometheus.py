@@ -15,7 +15,7 @@ from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import free_port, start_child, wait_until_ready
 
 DASHBOARDS = PROJECT_ROOT / "deployments" / "grafana"
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 180.0
 
 
 class Prometheus(httpx.Client):

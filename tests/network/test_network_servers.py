@@ -1,18 +1,28 @@
-"""A whole network with every sink on: Debian's Prometheus scrapes it, the others get what they are to get."""
+"""A whole network beside the servers of an operator, for the sinks and for Prefect's database.
+
+Debian's Prometheus scrapes it, and the other sinks get what they are to get. Its Prefect server has its database in
+PostgreSQL; in the end it is killed, and started again in mid-window.
+"""
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import StateType
 
+from deployments.prefect_server import DATABASE_URL, SERVER_NAME
 from deployments.processes import free_port
-from templar.window import MinerSteps
-from tests.support.live_network import LiveNetwork, logs_on_failure
+from templar.window import MinerSteps, Missed
+from tests.support.live_network import LiveNetwork, is_free, logs_on_failure
 from tests.support.loopback_server import serving
+from tests.support.postgresql import PostgreSQL
 from tests.support.prometheus import Prometheus, panel_queries, scraping
 from tests.support.sinks import Receiver
 
@@ -28,6 +38,11 @@ NOT_HERE = {
 }
 """Metrics of dashboards that this network need not have."""
 
+NUM_WINDOWS = 3
+WINDOWS = {"blocks_per_window": 30}
+"""Long enough for a server that starts again beside other programs."""
+UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+
 
 @pytest.fixture(scope="module")
 def receiver() -> Iterator[Receiver]:
@@ -41,8 +56,14 @@ def ports() -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
+def postgresql() -> Iterator[PostgreSQL]:
+    with PostgreSQL() as postgresql:
+        yield postgresql
+
+
+@pytest.fixture(scope="module")
 def network(
-    tmp_path_factory: pytest.TempPathFactory, receiver: Receiver, ports: dict[str, int]
+    postgresql: PostgreSQL, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver, ports: dict[str, int]
 ) -> Iterator[LiveNetwork]:
     settings = {
         name: {
@@ -54,9 +75,11 @@ def network(
         for name, port in ports.items()
     }
     settings["default"] |= {"TEMPLAR_SINK_WANDB_PROJECT": "project", "WANDB_MODE": "offline"}
-    folder = tmp_path_factory.mktemp("sinks")
-    with LiveNetwork(folder, settings=settings, windows={"blocks_per_window": 30}) as network, logs_on_failure(network):
-        yield network
+    folder = tmp_path_factory.mktemp("servers")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DATABASE_URL, postgresql.url)
+        with LiveNetwork(folder, settings=settings, windows=WINDOWS) as network, logs_on_failure(network):
+            yield network
 
 
 @pytest.fixture(scope="module")
@@ -116,3 +139,29 @@ def test_the_other_sinks_get_figures_and_lines(network: LiveNetwork, receiver: R
         return b"".join(file.read_bytes() for file in (home / "wandb").glob("offline-run-*/run-*.wandb"))
 
     network.wait(lambda: b"miner/loss" in written(), "W&B's file has the figures")
+
+
+def test_windows_go_on_while_the_server_is_killed_and_comes_back(network: LiveNetwork, postgresql: PostgreSQL) -> None:
+    first = network.next_window()
+    windows = range(first, first + NUM_WINDOWS)
+    runs = [(name, window) for window in windows for name in sorted(network.names)]
+    # 1. The server is killed in the middle of the second window, and is started again.
+    network.wait(lambda: "claimed" in network.steps("default", windows[1]), "the second window is under way")
+    server = network.process(SERVER_NAME)
+    os.kill(server.pid, signal.SIGKILL)
+    network.wait(lambda: not server.alive and is_free(network.plan.prefect_port), "the server is dead")
+    network.record.add(network.plan.server.start())
+    # 2. All three windows end at every neuron, with one state after each.
+    roots = [network.wait_for_proofs(window) for window in windows]
+    assert len(set(roots)) == NUM_WINDOWS
+    for name, window in runs:
+        network.wait(lambda name=name, window=window: network.state(name, window).is_final(), "its run has ended")
+        unreported = {"Crashed"} if window == windows[1] else set()  # its process could not tell how it ended
+        assert network.state(name, window).name in {"Completed", *Missed, *unreported}, (name, window)
+    # 3. The kill left no run open.
+    of_type = FlowRunFilterState(type=FlowRunFilterStateType(any_=UNDER_WAY))
+    open_runs = network.client.read_flow_runs(flow_run_filter=FlowRunFilter(state=of_type))
+    assert not {run.name for run in open_runs} & {f"{name} window {window}" for name, window in runs}
+    # 4. The runs are in PostgreSQL, and no SQLite file was made.
+    assert int(postgresql.query("SELECT count(*) FROM flow_run", "prefect")) >= len(runs)
+    assert not [*network.plan.server.home.glob("prefect.db*")]
