@@ -113,8 +113,8 @@ class TestUp:
         assert {entry.identity for entry in network.record.running()} == before
 
     def test_windows_are_told_on_a_directory_store(self, network: LiveNetwork) -> None:
-        window = network.wait_for_everybody(network.first_window)
-        assert network.wait_for_proofs(window) != network.view.birth.start.root
+        _, root = network.complete_window(network.first_window)
+        assert root != network.view.birth.start.root
 
     def test_anybody_may_see_what_a_miner_trains_on(self, network: LiveNetwork) -> None:
         window = network.first_window
@@ -142,8 +142,7 @@ class TestUp:
             assert BY_HAND[deployment] in str(state.message)
 
     def test_the_network_has_gone_on(self, network: LiveNetwork) -> None:
-        window = network.wait_for_everybody(network.next_window())
-        root = network.wait_for_proofs(window)
+        window, root = network.complete_window(network.next_window())
         roots = network.agreed_roots(range(network.first_window, window + 1))
         assert root == roots[-1]
         assert len({*roots, network.view.birth.start.root}) == len(roots) + 1 >= 3

@@ -40,8 +40,8 @@ from tests.support.operator import POLL_SECONDS, wait_until
 from tests.support.prefect_server import PromptTransport
 from tests.support.prepared import PRESET, write_hparams
 
-PATIENCE_SECONDS = 150.0
-"""How long a wait takes at most, where the windows need not be longer for a slow machine."""
+PATIENCE_SECONDS = 200.0
+"""How long a wait takes at most, where the windows need not be longer for a slow machine: ten windows."""
 
 WINDOWS = {
     "blocks_per_window": 20,
@@ -203,27 +203,40 @@ class LiveNetwork:
         patience = PATIENCE_SECONDS * max(1.0, self.plan.pace)
         wait_until(holds, what, patience_seconds=patience, poll_seconds=poll_seconds)
 
-    def wait_for_proofs(self, window: int) -> str:
-        """Wait until every node has proved its state after a window; the one root that all of them have."""
-        self.wait(lambda: self.view.roots(window).keys() == self.names, f"every node has proved window {window}")
-        (root,) = set(self.view.roots(window).values())
-        return root
+    def complete_window(self, window: int) -> tuple[int, str]:
+        """Wait for a window that every node has proved, with every miner in its roster: this one or a later one.
 
-    def wait_for_everybody(self, window: int) -> int:
-        """Wait for a window whose roster has every miner, this one or a later one; which one it is.
+        On a machine that is busy with something else a node may be late for a window or miss it, and proves none then.
 
-        On a machine that is busy with something else a miner may be late, and the validator may miss a window.
+        Returns:
+            Which window it is, and the one root that all nodes have after it.
         """
-
         complete: list[int] = []
 
+        def is_complete(window: int) -> bool:
+            row = self.view.row(window)
+            return row is not None and row.roster == self.miners and self.view.roots(window).keys() == self.names
+
         def one_is() -> bool:
-            rows = ((each, self.view.row(each)) for each in range(window, self.next_window()))
-            complete[:] = [each for each, row in rows if row is not None and row.roster == self.miners]
+            complete[:] = [each for each in range(window, self.next_window()) if is_complete(each)]
             return bool(complete)
 
-        self.wait(one_is, f"a window from {window} on has every miner", poll_seconds=1.0)
-        return complete[0]
+        self.wait(one_is, f"a window from {window} on is proved by everybody, with every miner", poll_seconds=1.0)
+        found = complete[0]
+        (root,) = set(self.view.roots(found).values())
+        return found, root
+
+    def in_mid_window(self, neuron: str, step: str) -> int:
+        """Wait for a new window of which a neuron has done a step, but not yet all; which window it is."""
+        first = found = self.next_window()
+
+        def has_done_it() -> bool:
+            nonlocal found
+            found = self.next_window() - 1
+            return found >= first and step in (steps := self.steps(neuron, found)) and "finished" not in steps
+
+        self.wait(has_done_it, f"{neuron} has done {step} in a window from {first} on")
+        return found
 
     def agreed_roots(self, windows: Iterable[int]) -> list[str]:
         """The root of each of these windows, of which nobody has proved two; a window that nobody proved is left out.

@@ -101,8 +101,7 @@ class RankFaults:
         network = self.network
         paid = f"{VICTIM} has a weight again"
         wait_until(lambda: self.weight() > 0, paid, patience_seconds=RECOVERY_SECONDS)
-        last = network.next_window() - 1
-        network.wait_for_proofs(last)
+        last, _ = network.complete_window(network.next_window() - 1)
         network.stop_clock()
         return last
 
