@@ -8,7 +8,7 @@ from typing import Any
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME
 from prefect.settings.legacy import Setting
 
-from deployments.processes import ProcessRecord, state_folder
+from deployments.processes import ProcessRecord, holder_of, state_folder
 from templar.store.files import replacing
 
 
@@ -41,13 +41,23 @@ class Address:
             return None
 
 
+LOCK = "supervisor.lock"
+"""The file in a neuron's folder that is held by the process that supervises it."""
 HOME_LOCK = "start.lock"
 """The file in TEMPLAR_HOME that is held by the process that supervises the neuron."""
 
 
 def foreign_home(home: Path, pid: int) -> str:
-    """Why a neuron is refused a folder that this process holds for another one."""
-    return f"TEMPLAR_HOME is {home}, which another neuron uses (process {pid}): give each neuron a folder of its own"
+    """Why a neuron is refused a folder that this process holds for another one, whose name is said if it is known."""
+    locks = sorted(_all_neurons().glob(f"*/{LOCK}"))
+    names = [lock.parent.name for lock in locks if (holder := holder_of(lock)) is not None and holder.pid == pid]
+    whose = f"the neuron {names[0]!r}" if names else "another neuron"
+    remedy = f"say --name {names[0]} if you mean that one, or " if names else ""
+    return f"TEMPLAR_HOME is {home}, which {whose} uses (process {pid}): {remedy}give each neuron a folder of its own"
+
+
+def _all_neurons() -> Path:
+    return state_folder() / "neurons"
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,7 @@ class NeuronFolder:
     @property
     def path(self) -> Path:
         """The folder itself."""
-        return state_folder() / "neurons" / self.name
+        return _all_neurons() / self.name
 
     @property
     def logs(self) -> Path:
@@ -69,7 +79,7 @@ class NeuronFolder:
     @property
     def lock(self) -> Path:
         """Held by the process that supervises the others."""
-        return self.path / "supervisor.lock"
+        return self.path / LOCK
 
     @property
     def record(self) -> ProcessRecord:

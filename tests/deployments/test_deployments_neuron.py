@@ -158,10 +158,12 @@ def refused(
 
 
 def test_a_folder_of_another_neuron_is_refused(network: PreparedNetwork, refused: Callable[..., str]) -> None:
-    home = Path(network.environment("lazy")["TEMPLAR_HOME"])
-    with sole_process(home / HOME_LOCK, str):
+    home, owner = Path(network.environment("lazy")["TEMPLAR_HOME"]), NeuronFolder(f"test-{uuid4().hex[:8]}")
+    with sole_process(owner.lock, str), sole_process(home / HOME_LOCK, str):
         said = refused()
-    assert f"TEMPLAR_HOME is {home}, which another neuron uses (process {os.getpid()}): give each" in said
+    shutil.rmtree(owner.path)
+    assert f"TEMPLAR_HOME is {home}, which the neuron '{owner.name}' uses (process {os.getpid()}): " in said
+    assert f"say --name {owner.name} if you mean that one, or give each neuron a folder of its own" in said
 
 
 def test_a_server_that_shows_everybody_the_keys_is_refused(
