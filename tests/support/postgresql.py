@@ -24,7 +24,7 @@ class PostgreSQL:
     """
 
     def __init__(self) -> None:
-        versions = sorted(PROGRAMS.glob("*/bin/initdb"))
+        versions = self.installed()
         if not versions:
             pytest.skip("Debian's PostgreSQL is not installed: ./deployments/debian.sh postgresql")
         self._programs = versions[-1].parent
@@ -35,6 +35,11 @@ class PostgreSQL:
             self._prefix = ["setpriv", f"--reuid={SUPERUSER}", f"--regid={SUPERUSER}", "--clear-groups"]
         self.port = free_port()
         self._child: Child | None = None
+
+    @staticmethod
+    def installed() -> list[Path]:
+        """The program `initdb` of each version that this machine has."""
+        return sorted(PROGRAMS.glob("*/bin/initdb"))
 
     @property
     def url(self) -> str:
