@@ -25,7 +25,7 @@ from templar.data.shards.shard_writer import build_shards
 from templar.errors import PermanentError, Reason
 from templar.hparams import HParams
 from templar.neuron.join import CHAIN_ROLES
-from templar.store.address import BucketAddress, encode_address
+from templar.store.address import encode_address
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
@@ -45,6 +45,10 @@ class Keys:
     read_secret: str = field(repr=False)
     write_id: str
     write_secret: str = field(repr=False)
+
+
+LOCAL_KEYS = Keys("local", "local", "local", "local")
+"""Of a bucket that is a folder."""
 
 
 def require_own_folder(plan: LocalPlan) -> None:
@@ -108,12 +112,12 @@ def prepare_buckets(plan: LocalPlan) -> dict[str, Keys]:
     """Make every bucket with a read and a write key, and upload the dataset; the keys by account."""
     accounts = [DATASET_ACCOUNT, *(neuron.account_id for neuron in plan.running)]
     if plan.directory_store:
-        keys = {account: Keys("local", "local", "local", "local") for account in accounts}
+        keys = dict.fromkeys(accounts, LOCAL_KEYS)
         for account in accounts:
             (plan.folder / "buckets" / account).mkdir(parents=True)
     else:
         admin = EndpointAdmin.load(plan.admin_file)
-        keys = {account: _make_bucket(admin, account) for account in accounts}
+        keys = {account: make_bucket(admin, account) for account in accounts}
     upload_dataset(plan.dataset, _writer(plan, DATASET_ACCOUNT, keys[DATASET_ACCOUNT]), DATASET_PREFIX)
     return keys
 
@@ -176,7 +180,8 @@ def publish_network(plan: LocalPlan, publisher: Neuron, *, opens_in_seconds: flo
     ).birth
 
 
-def _make_bucket(admin: EndpointAdmin, account: str) -> Keys:
+def make_bucket(admin: EndpointAdmin, account: str) -> Keys:
+    """Make a bucket at the S3 endpoint, with its keys."""
     made = create_bucket_with_keys(admin, account)
     return Keys(
         made.read.access_key_id,
@@ -195,26 +200,31 @@ def _writer(plan: LocalPlan, account: str, keys: Keys) -> ObjectStore:
 
 
 def _environment(plan: LocalPlan, neuron: LocalNeuron, keys: Mapping[str, Keys]) -> dict[str, str]:
-    own = bucket_variables(neuron.role)
-    bucket = keys[neuron.account_id]
-    address = BucketAddress(neuron.account_id, bucket.read_id, bucket.read_secret)
     return {
         **_public_environment(plan, keys[DATASET_ACCOUNT]),
-        "TEMPLAR_ROLE": neuron.role,
+        **own_environment(plan, neuron, keys[neuron.account_id]),
         "TEMPLAR_ACTOR": neuron.actor,
-        "TEMPLAR_HOME": str(plan.home(neuron)),
         "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": str(plan.pace * READ_TIMEOUT_SECONDS),
         "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",  # retries are the task's: they are seen in the UI
+        **plan.settings.get(neuron.name, {}),
+    }
+
+
+def own_environment(plan: LocalPlan, neuron: LocalNeuron, bucket: Keys) -> dict[str, str]:
+    """The variables that are a neuron's own: role, folder, wallet and bucket."""
+    own, account = bucket_variables(neuron.role), neuron.account_id
+    return {
+        "TEMPLAR_ROLE": neuron.role,
+        "TEMPLAR_HOME": str(plan.home(neuron)),
         "WALLET_PATH": str(plan.wallets),
         "WALLET_NAME": WALLET_NAME,
         "WALLET_HOTKEY": neuron.name,
-        f"{own}_ACCOUNT_ID": address.account_id,
-        f"{own}_BUCKET_NAME": address.bucket,
-        f"{own}_READ_ACCESS_KEY_ID": address.access_key_id,
-        f"{own}_READ_SECRET_ACCESS_KEY": address.secret_access_key,
+        f"{own}_ACCOUNT_ID": account,
+        f"{own}_BUCKET_NAME": account,
+        f"{own}_READ_ACCESS_KEY_ID": bucket.read_id,
+        f"{own}_READ_SECRET_ACCESS_KEY": bucket.read_secret,
         f"{own}_WRITE_ACCESS_KEY_ID": bucket.write_id,
         f"{own}_WRITE_SECRET_ACCESS_KEY": bucket.write_secret,
-        **plan.settings.get(neuron.name, {}),
     }
 
 

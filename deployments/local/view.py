@@ -103,12 +103,14 @@ class NetworkView:
         return 4 * sum(math.prod(shape) for shape in parameter_shapes(self.hparams.model).values())
 
     def roots(self, window: int) -> dict[str, str]:
-        """Name -> state root after a window, of every node whose proof is there."""
+        """Name -> state root after a window, of every node whose proof is there; those that joined by hand left out."""
         names, roots = self.names, {}
         for neuron in self.chain.metagraph().neurons:
-            member = names[neuron.hotkey]
+            member = names.get(neuron.hotkey)
+            if member is None or member.role == "burn":
+                continue
             try:
-                proof = None if member.role == "burn" else read_proof(self.exchange, neuron, window)
+                proof = read_proof(self.exchange, neuron, window)
             except (RejectedError, TransientError):
                 proof = None
             if proof is not None:
@@ -118,7 +120,8 @@ class NetworkView:
     def validator(self) -> NeuronInfo:
         """The validator that measures."""
         names = self.names
-        return next(neuron for neuron in self.chain.metagraph().neurons if names[neuron.hotkey].role == "validator")
+        members = ((neuron, names.get(neuron.hotkey)) for neuron in self.chain.metagraph().neurons)
+        return next(neuron for neuron, member in members if member is not None and member.role == "validator")
 
     def replay(self, last_window: int, *, deadline: float) -> Node:
         """Replay the network from genesis out of public objects, as an observer; its state after `last_window`.

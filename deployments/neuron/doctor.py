@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -34,14 +35,18 @@ from deployments.register import add_neuron_options, environment_of
 from templar.chain.base import Chain, NeuronInfo
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
+from templar.exchange.lease import Claimant, Terms, foreign_holder
+from templar.gradient.layout import Layout
 from templar.housekeeping.access import check_access
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
 from templar.hparams import HParams
+from templar.neuron import lock
 from templar.neuron.join import CHAIN_ROLES
 from templar.scoring.meter import Meter
 from templar.store.address import encode_address
 from templar.store.base import ObjectStore
 from templar.training.device import num_parameters
+from templar.training.model import parameter_shapes
 from templar.training.ranks import open_trainer
 
 PINNED = ("prefect", "torch", "bittensor", "numpy", "transformers")
@@ -49,6 +54,9 @@ PINNED = ("prefect", "torch", "bittensor", "numpy", "transformers")
 STALE_BLOCKS = 10
 """A chain whose newest block is so many blocks old stands still, or this machine's clock is wrong."""
 LONGEST_OFFSET_SECONDS = 1.0
+LARGEST_PROBE = 2**22
+"""Bytes of the object that measures the bandwidth, if a payload is not smaller."""
+NOTE = b"This object was written to look at the bucket. It may be deleted.\n"
 
 
 class Verdict(StrEnum):
@@ -110,7 +118,8 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
 
     # 3. The bucket, and the clock beside its times.
     yield from _access(patient)
-    yield _line("clock", lambda: _clock(patient.block.bucket.open().store, hparams.windows.commit_guard_seconds))
+    yield _line("bandwidth", lambda: _bandwidth(patient, block.bucket.open().store))
+    yield _line("clock", lambda: _clock(block.bucket.open().store, hparams.windows.commit_guard_seconds))
 
     # 4. The chain, and what it has of this neuron.
     head = _line("chain", lambda: _chain(patient, block.subnet.open(block.wallet)))
@@ -210,19 +219,34 @@ def _access(patient: Patient) -> Iterator[Line]:
         yield Line("bucket keys", Verdict.GOOD if is_known else Verdict.DOUBTFUL, report.summary)
 
 
-def _clock(store: ObjectStore, guard_seconds: int) -> str:
-    """Store an object, and compare its stamp, in whole seconds, with this clock before and after."""
-    key = f"{PROBE_PREFIX}clock-{secrets.token_hex(8)}"
-    before = time.time()
-    store.put(key, b"This object was written to compare clocks. It may be deleted.\n")
-    after = time.time()
+@contextmanager
+def _probe(store: ObjectStore, what: str, body: bytes) -> Iterator[str]:
+    """Store an object under a name that `bucket-cleanup` knows, and remove it in the end; its key."""
+    key = f"{PROBE_PREFIX}{secrets.token_hex(8)}-{what}"
+    store.put(key, body)
+    try:
+        yield key
+    finally:
+        store.delete([key])
+
+
+def _stamp(store: ObjectStore, key: str) -> int:
+    """The bucket's time of an object, in whole seconds."""
     info = store.head(key)
-    store.delete([key])
     if info is None:
         raise PermanentError(
             Reason.OBJECT_MISSING, f"{store.name} does not show an object that it took: ask its provider"
         )
-    ahead, behind = before - (info.last_modified + 1), info.last_modified - after
+    return info.last_modified
+
+
+def _clock(store: ObjectStore, guard_seconds: int) -> str:
+    """Store an object, and compare its stamp with this clock before and after."""
+    before = time.time()
+    with _probe(store, "clock", NOTE) as key:
+        after = time.time()
+        stamp = _stamp(store, key)
+    ahead, behind = before - (stamp + 1), stamp - after
     offset, allowed = max(ahead, behind), min(LONGEST_OFFSET_SECONDS, guard_seconds / 2)
     if offset > allowed:
         way = "ahead of" if ahead > 0 else "behind"
@@ -231,6 +255,33 @@ def _clock(store: ObjectStore, guard_seconds: int) -> str:
             f"this machine's clock is {offset:.1f} s or more {way} the bucket's: synchronise it (timedatectl)",
         )
     return f"agrees with the bucket's to within {after - before + 1:.1f} s"
+
+
+def _bandwidth(patient: Patient, store: ObjectStore) -> str:
+    """Send and fetch an object, and compare with the largest objects of a window. Payloads are fetched in parallel."""
+    hparams, is_miner = patient.hparams, patient.block.role == "miner"
+    # 1. What a window moves: a miner reveals its payload, the others store an aggregate; all read payloads.
+    layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
+    payload, peers = layout.max_payload_bytes, hparams.peers.gather_peer_count + hparams.peers.reserve_peer_count
+    sent = payload if is_miner else payload * hparams.peers.gather_peer_count
+    rules = hparams.windows
+    time_to_send = rules.time_window_delta_seconds if is_miner else rules.roster_slot_seconds
+    # 2. How fast this machine moves an object.
+    body = secrets.token_bytes(min(payload, LARGEST_PROBE))
+    began = time.perf_counter()
+    with _probe(store, "bandwidth", body) as key:
+        stored = time.perf_counter()
+        store.get(key, max_bytes=len(body))
+        fetched = time.perf_counter()
+    up, down = len(body) / (stored - began), len(body) / (fetched - stored)
+    seconds_up, seconds_down = sent / up, peers * payload / down
+    text = (
+        f"{up / 1e6:.1f} MB/s up and {down / 1e6:.1f} MB/s down: up to {sent / 1e6:.1f} MB take {seconds_up:.1f} s "
+        f"of the {time_to_send} s for them, {peers} payloads {seconds_down:.1f} s of a window's {rules.seconds:.0f} s"
+    )
+    if seconds_up > time_to_send or seconds_down > rules.seconds / 2:
+        raise DoubtError(f"{text}: the line or the bucket is too slow for this preset")
+    return text
 
 
 def _chain(patient: Patient, chain: Chain) -> str:
@@ -268,6 +319,7 @@ def _registration(patient: Patient, chain: Chain) -> Iterator[Line]:
     for neuron in found:
         yield _line("role", partial(_role, patient, neuron))
         yield _line("read access on chain", partial(_committed, patient, neuron))
+        yield _line("lease", partial(_lease, patient, chain.netuid, neuron.uid))
         yield _line("fees", partial(_fees, chain))
 
 
@@ -301,6 +353,19 @@ def _committed(patient: Patient, neuron: NeuronInfo) -> str:
     if neuron.commitment != own:
         raise DoubtError("the chain has that of another bucket or key: the neuron commits this one when it starts")
     return "the chain has this bucket and its read key"
+
+
+def _lease(patient: Patient, netuid: int, uid: int) -> str:
+    """Whether a process with another folder or on another machine runs this neuron."""
+    home, store = patient.home, patient.block.bucket.open().store
+    holder = lock.holder_of(home) if (home / lock.HOLDER_FILE).exists() else secrets.token_hex(16)
+    role = CHAIN_ROLES[patient.block.role].value
+    claimant = Claimant(netuid, uid, patient.address, role, holder, lock.this_machine())
+    with _probe(store, "lease", NOTE) as key:
+        other = foreign_holder(store, claimant, Terms.of(patient.hparams.windows), _stamp(store, key))
+    if other is not None:
+        raise PermanentError(Reason.ALREADY_RUNNING, f"{other}: stop it there first")
+    return "no other folder or machine runs this neuron"
 
 
 def _network(patient: Patient) -> str:

@@ -41,23 +41,8 @@ class Address:
             return None
 
 
-LOCK = "supervisor.lock"
-"""The file in a neuron's folder that is held by the process that supervises it."""
 HOME_LOCK = "start.lock"
 """The file in TEMPLAR_HOME that is held by the process that supervises the neuron."""
-
-
-def foreign_home(home: Path, pid: int) -> str:
-    """Why a neuron is refused a folder that this process holds for another one, whose name is said if it is known."""
-    locks = sorted(_all_neurons().glob(f"*/{LOCK}"))
-    names = [lock.parent.name for lock in locks if (holder := holder_of(lock)) is not None and holder.pid == pid]
-    whose = f"the neuron {names[0]!r}" if names else "another neuron"
-    remedy = f"say --name {names[0]} if you mean that one, or " if names else ""
-    return f"TEMPLAR_HOME is {home}, which {whose} uses (process {pid}): {remedy}give each neuron a folder of its own"
-
-
-def _all_neurons() -> Path:
-    return state_folder() / "neurons"
 
 
 @dataclass(frozen=True)
@@ -69,7 +54,7 @@ class NeuronFolder:
     @property
     def path(self) -> Path:
         """The folder itself."""
-        return _all_neurons() / self.name
+        return state_folder() / "neurons" / self.name
 
     @property
     def logs(self) -> Path:
@@ -79,7 +64,7 @@ class NeuronFolder:
     @property
     def lock(self) -> Path:
         """Held by the process that supervises the others."""
-        return self.path / LOCK
+        return self.path / "supervisor.lock"
 
     @property
     def record(self) -> ProcessRecord:
@@ -94,3 +79,17 @@ class NeuronFolder:
     def save(self, address: Address) -> None:
         """Keep the address of the Prefect server for other commands."""
         address.save(self.path / "server.json")
+
+
+def known_neurons() -> list[NeuronFolder]:
+    """The neurons that were started on this machine, by name."""
+    return [NeuronFolder(path.parent.name) for path in sorted(state_folder().glob("neurons/*/server.json"))]
+
+
+def foreign_home(home: Path, pid: int) -> str:
+    """Why a neuron is refused a folder that this process holds for another one, whose name is said if it is known."""
+    holders = ((folder.name, holder_of(folder.lock)) for folder in known_neurons())
+    names = [name for name, holder in holders if holder is not None and holder.pid == pid]
+    whose = f"the neuron {names[0]!r}" if names else "another neuron"
+    remedy = f"say --name {names[0]} if you mean that one, or " if names else ""
+    return f"TEMPLAR_HOME is {home}, which {whose} uses (process {pid}): {remedy}give each neuron a folder of its own"

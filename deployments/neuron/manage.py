@@ -12,16 +12,19 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from deployments.neuron.folder import NeuronFolder
+from deployments.local.join import join_local
+from deployments.local.plan import LOCAL_FOLDER
+from deployments.neuron.folder import NeuronFolder, known_neurons
 from deployments.neuron.status import show_neuron_status, status_of
 from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import end_of, holder_of, state_folder, stop_process
+from deployments.processes import end_of, holder_of, stop_process
 from deployments.register import BITTENSOR_OPTIONS, neuron_name
 from templar.arguments import whole_number
 from templar.errors import PermanentError, Reason, TemplarError
@@ -52,16 +55,21 @@ def main(words: Sequence[str] | None = None) -> int:
 def init(arguments: argparse.Namespace, console: Console) -> int:
     """Write the .env, with a new password for the Prefect server; a file that is there is never changed.
 
+    With `--local` the neuron gets a place in the local network, and nothing is left to fill in.
+
     Raises:
-        PermanentError: `bad_environment`; the file is there, or cannot be written.
+        PermanentError: `bad_environment`; the file is there, or cannot be written. With `--local` as `join_local`.
+        TransientError: As `join_local`.
     """
+    path: Path = arguments.env_file or Path(".env")
     values = {variable: getattr(arguments, variable) for variable in (*BITTENSOR_OPTIONS.values(), "TEMPLAR_ROLE")}
     values["PREFECT_API_AUTH_STRING"] = f"templar:{secrets.token_urlsafe(PASSWORD_BYTES)}"
-    lines = (PROJECT_ROOT / ".env.example").read_text(encoding="utf-8").splitlines()
-    text = "\n".join(_filled(line, values) for line in lines) + "\n"
-    path: Path = arguments.env_file or Path(".env")
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            if arguments.local is not None:
+                with _removing_on_failure(path):
+                    values |= _place(arguments)
+            text = _filled((PROJECT_ROOT / ".env.example").read_text(encoding="utf-8"), values)
             file.write(text)
     except OSError as error:
         raise PermanentError(
@@ -69,8 +77,30 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
             f"{path} cannot be written ({error.strerror}): name another --env-file, or remove it",
         ) from None
     empty = [line.partition("=")[0] for line in text.splitlines() if line.rstrip().endswith("=") and line[:1] != "#"]
-    console.print(f"{path} is written, readable for you alone; fill in {', '.join(empty)}", soft_wrap=True)
+    left = f"fill in {', '.join(empty)}" if empty else "nothing is left to fill in"
+    console.print(f"{path} is written, readable for you alone; {left}", soft_wrap=True)
     return 0
+
+
+@contextmanager
+def _removing_on_failure(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        path.unlink()
+        raise
+
+
+def _place(arguments: argparse.Namespace) -> dict[str, str]:
+    """A place in the local network; what it decides cannot be an option."""
+    role, hotkey = arguments.TEMPLAR_ROLE, arguments.WALLET_HOTKEY
+    given = {option for option, variable in BITTENSOR_OPTIONS.items() if getattr(arguments, variable) is not None}
+    if role is None or given != {"--wallet.hotkey"}:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            "--local takes --role and --wallet.hotkey, the name of a new hotkey; all else is the local network's",
+        )
+    return join_local(arguments.local, role, hotkey)
 
 
 def stop(arguments: argparse.Namespace, console: Console) -> int:
@@ -149,19 +179,17 @@ WantedBy=default.target""")
     return 0
 
 
-def known_neurons() -> list[NeuronFolder]:
-    """The neurons that were started on this machine, by name."""
-    return [NeuronFolder(path.parent.name) for path in sorted(state_folder().glob("neurons/*/server.json"))]
-
-
-def _filled(line: str, values: dict[str, str | None]) -> str:
-    """A line of .env.example, with the value that is given for its variable."""
-    variable, _, rest = line.removeprefix("#").partition("=")
-    value = values.get(variable)
-    if value is None:
-        return line
-    _, mark, comment = rest.partition("#")
-    return f"{variable}={value}" + (f"  {mark}{comment}" if mark else "")
+def _filled(text: str, values: Mapping[str, str | None]) -> str:
+    """The text of .env.example with the values that are given; variables that it does not have come last."""
+    lines, left = list[str](), {name: value for name, value in values.items() if value is not None}
+    for line in text.splitlines():
+        variable, _, rest = line.removeprefix("#").partition("=")
+        if (value := left.pop(variable, None)) is None:
+            lines.append(line)
+        else:
+            _, mark, comment = rest.partition("#")
+            lines.append(f"{variable}={value}" + (f"  {mark}{comment}" if mark else ""))
+    return "\n".join([*lines, *(f"{name}={value}" for name, value in left.items())]) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -176,6 +204,8 @@ def _parser() -> argparse.ArgumentParser:
             options.add_argument("--env-file", type=Path, help="the neuron's variables; .env by default")
         if command == "init":
             options.add_argument("--role", dest="TEMPLAR_ROLE", choices=("miner", "validator", "aggregator"))
+            local = "give it a place in the network that `make up` runs, in this folder (.templar/local)"
+            options.add_argument("--local", type=Path, nargs="?", const=LOCAL_FOLDER, metavar="FOLDER", help=local)
             for option, variable in BITTENSOR_OPTIONS.items():
                 options.add_argument(option, dest=variable, metavar="X", help=f"value of {variable}")
         if command == "status":

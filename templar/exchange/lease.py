@@ -14,7 +14,7 @@ Assumptions: a listing shows what was written before it began; the times of one 
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NoReturn, Self, TypeVar
@@ -312,11 +312,7 @@ class _Holders:
         Raises:
             TransientError: The store failed, or does not show the own heartbeat.
         """
-        entries: dict[str, _Entry] = {}
-        for info in self._store.list(Kind.LEASE):
-            key = parse_current_key(info.key)
-            if key is not None and key.role == self._claimant.role and key.holder is not None:
-                entries.setdefault(key.holder, _Entry(key.holder)).found[key.kind] = info
+        entries = self.entries()
         own = entries.pop(self._claimant.holder, None)
         if own is None or Kind.HEARTBEAT not in own.found:
             raise TransientError(
@@ -324,11 +320,25 @@ class _Holders:
                 f"{self._store.name}/{self._claimant.key(Kind.HEARTBEAT)}: not listed after it was written; retry",
             )
         now = own.found[Kind.HEARTBEAT].last_modified
+        alive, dead = self.rivals(entries, now)
+        return _Sight(now, own, alive, dead)
+
+    def entries(self) -> dict[str, _Entry]:
+        """Holder -> what the bucket has of it, of this role."""
+        entries: dict[str, _Entry] = {}
+        for info in self._store.list(Kind.LEASE):
+            key = parse_current_key(info.key)
+            if key is not None and key.role == self._claimant.role and key.holder is not None:
+                entries.setdefault(key.holder, _Entry(key.holder)).found[key.kind] = info
+        return entries
+
+    def rivals(self, entries: Mapping[str, _Entry], now: int) -> tuple[tuple[_Entry, ...], tuple[_Entry, ...]]:
+        """The other holders of this neuron: those alive at this time of the store, the earliest first, and the dead."""
         others: dict[bool, list[_Entry]] = {True: [], False: []}
         for entry in entries.values():
-            if self._is_of_this_neuron(entry):
+            if entry.holder != self._claimant.holder and self._is_of_this_neuron(entry):
                 others[now - entry.seen <= self._expires_after].append(entry)
-        return _Sight(now, own, tuple(sorted(others[True], key=lambda each: each.order)), tuple(others[False]))
+        return tuple(sorted(others[True], key=lambda each: each.order)), tuple(others[False])
 
     def _is_of_this_neuron(self, entry: _Entry) -> bool:
         """Whether an entry is this hotkey's on this subnet; False if its objects cannot be read."""
@@ -363,3 +373,16 @@ class _Holders:
             f"holder {rival.holder[:12]} on machine {lease.machine if lease else 'unknown'} runs this neuron since "
             f"{since:%Y-%m-%d %H:%M:%S} UTC, last seen {now - rival.seen} s ago"
         )
+
+
+def foreign_holder(store: ObjectStore, claimant: Claimant, terms: Terms, now: int) -> str | None:
+    """Describe the process elsewhere that holds a neuron's lease at this time of the store; None if there is none.
+
+    Nothing is written.
+
+    Raises:
+        TransientError: The store failed.
+    """
+    holders = _Holders(store, claimant, terms.expires_after)
+    alive, _ = holders.rivals(holders.entries(), now)
+    return holders.describe(alive[0], now) if alive else None

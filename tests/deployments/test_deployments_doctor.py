@@ -5,6 +5,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,8 @@ from deployments.neuron.folder import HOME_LOCK
 from deployments.processes import free_port, sole_process
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar.chain.base import Role
+from templar.chain.clock import SystemClock
+from templar.exchange.lease import Claimant, NeuronLease, Terms
 from templar.neuron.join import GENESIS_FILE
 from templar.store.directory import DirectoryStore
 from tests.support.commands import Call, write_env
@@ -62,13 +66,12 @@ def test_a_sound_neuron_has_only_what_its_first_start_mends(examine: Examine, ne
     assert {topic for topic, (verdict, _) in found.items() if verdict == "bad"} == set()
     doubtful = {topic for topic, (verdict, _) in found.items() if verdict == "doubtful"}
     assert doubtful == {"Prefect server", "processes"}
-    assert {"settings", "disk", "device", "bucket keys", "clock", "chain", "registration", "network", "dataset"} <= set(
-        found
-    )
+    looked_at = {"settings", "disk", "device", "bucket keys", "bandwidth", "clock", "chain", "registration", "lease"}
+    assert looked_at | {"network", "dataset"} <= set(found)
 
 
 def shifted(seconds: float) -> SimpleNamespace:
-    return SimpleNamespace(time=lambda: time.time() + seconds)
+    return SimpleNamespace(time=lambda: time.time() + seconds, perf_counter=time.perf_counter)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +127,28 @@ def test_a_clock_that_is_three_seconds_wrong(
     monkeypatch.setattr(doctor, "time", shifted(seconds))
     verdict, text = examine()["clock"]
     assert (verdict, way in text) == ("bad", True)
+
+
+def test_a_line_that_is_too_slow(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert examine()["bandwidth"][0] == "good"
+    hours = SimpleNamespace(time=time.time, perf_counter=partial(next, count(0.0, 3600.0)))
+    monkeypatch.setattr(doctor, "time", hours)
+    verdict, text = examine()["bandwidth"]
+    assert (verdict, "too slow for this preset" in text) == ("doubtful", True)
+
+
+def test_a_neuron_that_runs_on_another_machine(examine: Examine, network: PreparedNetwork) -> None:
+    block, store = network.block("lazy"), DirectoryStore(network.bucket("lazy"))
+    chain, hotkey = block.subnet.open(block.wallet), block.wallet.open()
+    uid = chain.metagraph().by_hotkey(hotkey.address).uid
+    elsewhere = Claimant(chain.netuid, uid, hotkey.address, Role.MINER.value, "b" * 32, "cafecafe")
+    lease = NeuronLease(store, SystemClock(), hotkey, elsewhere, Terms.of(block.hparams().windows))
+    assert examine()["lease"][0] == "good"
+    lease.enter()
+    verdict, text = examine()["lease"]
+    lease.release()
+    assert (verdict, "on machine cafecafe runs this neuron since" in text) == ("bad", True)
+    assert "stop it there first" in text
 
 
 def test_a_hotkey_whose_password_is_missing(examine: Examine, network: PreparedNetwork) -> None:

@@ -19,7 +19,7 @@ from dotenv import dotenv_values
 
 from deployments import prefect_server
 from deployments.neuron import manage, start
-from deployments.neuron.folder import HOME_LOCK, NeuronFolder
+from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import Child, end_of, free_port, sole_process, start_child
 from tests.support.commands import Call, write_env
@@ -159,6 +159,7 @@ def refused(
 
 def test_a_folder_of_another_neuron_is_refused(network: PreparedNetwork, refused: Callable[..., str]) -> None:
     home, owner = Path(network.environment("lazy")["TEMPLAR_HOME"]), NeuronFolder(f"test-{uuid4().hex[:8]}")
+    owner.save(Address("http://127.0.0.1:4200/api"))
     with sole_process(owner.lock, str), sole_process(home / HOME_LOCK, str):
         said = refused()
     shutil.rmtree(owner.path)
@@ -204,6 +205,23 @@ def test_a_new_env_has_what_is_given_is_private_and_is_never_overwritten(tmp_pat
     text = path.read_text()
     assert run_main(manage.main, "init", *options)[0] == 1
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--role", "miner", "--wallet.hotkey", "mine"], "no network runs there; `make up` starts one"),
+        (["--role", "miner"], "--local takes --role and --wallet.hotkey"),
+        (["--role", "miner", "--wallet.hotkey", "mine", "--netuid", 12], "all else is the local network's"),
+    ],
+)
+def test_a_place_in_a_local_network_that_cannot_be_had(
+    tmp_path: Path, run_main: Call, options: list[str], said: str
+) -> None:
+    path = tmp_path / ".env"
+    status, _, err = run_main(manage.main, "init", "--env-file", path, "--local", tmp_path, *options)
+    assert (status, err.count("\n"), said in err) == (1, 1, True)
+    assert not path.exists()
 
 
 def test_a_unit_names_this_python_and_stops_as_the_command_does(tmp_path: Path, run_main: Call) -> None:

@@ -126,6 +126,14 @@ class TestUp:
             assert f"uid {uid}, assignment" in answer.stdout
             assert "sequences; the first 1 in training order:" in answer.stdout
 
+    def test_a_neuron_by_hand_gets_a_place_in_which_nothing_is_wrong(self, network: LiveNetwork) -> None:
+        env_file = network.plan.folder / "mine.env"
+        place = ["--role=miner", "--wallet.hotkey=mine", "--local", network.plan.folder]
+        for command, options in (("init", place), ("doctor", ["--name=mine"])):
+            words = [sys.executable, "-m", "deployments", "neuron", command, "--env-file", env_file, *options]
+            answer = subprocess.run([*map(str, words)], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+            assert answer.returncode == 0, answer.stdout + answer.stderr
+
     def test_a_cold_run_of_a_warm_neuron_is_refused(self, network: LiveNetwork) -> None:
         state = network.end_of(network.typed_run("miner-window/default-cold"))
         assert state.is_failed()
