@@ -276,7 +276,7 @@ def _bandwidth(patient: Patient, store: ObjectStore) -> str:
     up, down = len(body) / (stored - began), len(body) / (fetched - stored)
     seconds_up, seconds_down = sent / up, peers * payload / down
     text = (
-        f"{up / 1e6:.1f} MB/s up and {down / 1e6:.1f} MB/s down: up to {sent / 1e6:.1f} MB take {seconds_up:.1f} s "
+        f"{up / 1e6:.1f} MB/s up and {down / 1e6:.1f} MB/s down: up to {sent / 1e6:.2f} MB take {seconds_up:.1f} s "
         f"of the {time_to_send} s for them, {peers} payloads {seconds_down:.1f} s of a window's {rules.seconds:.0f} s"
     )
     if seconds_up > time_to_send or seconds_down > rules.seconds / 2:
