@@ -265,23 +265,11 @@ class ProcessRecord:
         """The recorded processes that still run."""
         return tuple(entry for entry in self.entries() if entry.identity.alive)
 
-    def start(
-        self,
-        name: str,
-        command: Sequence[str],
-        *,
-        log: Path,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
-    ) -> Child:
-        """Start a process as `start_child` does, and record it; what a signal's handler raises comes after both.
-
-        Raises:
-            PermanentError: `process_died` if the program cannot be started.
-        """
+    def start(self, begin: Callable[[], Child]) -> Child:
+        """Start a process and record it; what a signal's handler raises comes after both."""
 
         def started() -> Child:
-            child = start_child(name, command, log=log, env=env, cwd=cwd)
+            child = begin()
             self.add(child)
             return child
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from deployments.local.prepare import (
 from deployments.neuron.folder import Address
 from deployments.neuron.status import status_of_network
 from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
-from deployments.processes import Child, ProcessRecord, require_free_port, stop_process, wait_until_ready
+from deployments.processes import Child, ProcessRecord, require_free_port, start_child, stop_process, wait_until_ready
 from deployments.register import (
     DEPLOY_COMMAND,
     HOUSEKEEPING_POOL,
@@ -269,7 +270,7 @@ class LocalNetwork:
             own = self.plan.server.environment() | deployment_variables(DEFAULT_NEURON, "miner")
             env = dict(settings or {}) | own
         log_file = self.plan.folder / "logs" / f"{name.replace(' ', '-')}.log"
-        return self._record.start(name, command, log=log_file, env=env, cwd=PROJECT_ROOT)
+        return self._record.start(partial(start_child, name, command, log=log_file, env=env, cwd=PROJECT_ROOT))
 
     def _finish(self, child: Child) -> None:
         if child.handle.wait() != 0:

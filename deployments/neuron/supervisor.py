@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from deployments.processes import Child, ProcessRecord, end_of, wait_until_ready
+from deployments.processes import Child, ProcessRecord, end_of, start_child, wait_until_ready
 
 POLL_SECONDS = 0.2
 READY_SECONDS = 120.0
@@ -123,4 +124,6 @@ class Supervisor:
 
     def _started(self, service: Service) -> Child:
         log = self._logs / f"{service.name.replace(' ', '-')}.log"
-        return self._record.start(service.name, service.command, log=log, env=self._environment, cwd=self._cwd)
+        return self._record.start(
+            partial(start_child, service.name, service.command, log=log, env=self._environment, cwd=self._cwd)
+        )

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,9 @@ class TestRecord:
         before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
         try:
             with pytest.raises(KeyboardInterrupt):
-                record.start("child", [sys.executable, "-c", OBEDIENT], log=tmp_path / "child.log")
+                record.start(
+                    partial(start_child, "child", [sys.executable, "-c", OBEDIENT], log=tmp_path / "child.log")
+                )
         finally:
             signal.signal(signal.SIGUSR1, before)
             assert record.stop_all() == ("child",)

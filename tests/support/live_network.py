@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
@@ -265,8 +266,7 @@ class LiveNetwork:
         log = self.plan.folder / "logs" / f"{pool}-again.log"
         env = self.plan.server.environment()
         command = bringup.worker_command(pool, "resident")
-        child = start_child(f"worker of {neuron}", command, log=log, env=env, cwd=PROJECT_ROOT)
-        self.record.add(child)
+        self.record.start(partial(start_child, f"worker of {neuron}", command, log=log, env=env, cwd=PROJECT_ROOT))
 
     def steps(self, neuron: str, window: int) -> set[str]:
         """The steps of a window that a neuron's journal has; `claimed` among them if the window is claimed."""
