@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import partial
+from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 
@@ -91,6 +91,11 @@ class Patient:
     address: str  # of the hotkey
     home: Path
 
+    @cached_property
+    def store(self) -> ObjectStore:
+        """Its bucket."""
+        return self.block.bucket.open().store
+
 
 def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
     """Everything, line by line as it is found.
@@ -118,8 +123,8 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
 
     # 3. The bucket, and the clock beside its times.
     yield from _access(patient)
-    yield _line("bandwidth", lambda: _bandwidth(patient, block.bucket.open().store))
-    yield _line("clock", lambda: _clock(block.bucket.open().store, hparams.windows.commit_guard_seconds))
+    yield _line("bandwidth", lambda: _bandwidth(patient))
+    yield _line("clock", lambda: _clock(patient.store, hparams.windows.commit_guard_seconds))
 
     # 4. The chain, and what it has of this neuron.
     head = _line("chain", lambda: _chain(patient, block.subnet.open(block.wallet)))
@@ -257,9 +262,9 @@ def _clock(store: ObjectStore, guard_seconds: int) -> str:
     return f"agrees with the bucket's to within {after - before + 1:.1f} s"
 
 
-def _bandwidth(patient: Patient, store: ObjectStore) -> str:
+def _bandwidth(patient: Patient) -> str:
     """Send and fetch an object, and compare with the largest objects of a window. Payloads are fetched in parallel."""
-    hparams, is_miner = patient.hparams, patient.block.role == "miner"
+    hparams, store, is_miner = patient.hparams, patient.store, patient.block.role == "miner"
     # 1. What a window moves: a miner reveals its payload, the others store an aggregate; all read payloads.
     layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
     payload, peers = layout.max_payload_bytes, hparams.peers.gather_peer_count + hparams.peers.reserve_peer_count
@@ -357,7 +362,7 @@ def _committed(patient: Patient, neuron: NeuronInfo) -> str:
 
 def _lease(patient: Patient, netuid: int, uid: int) -> str:
     """Whether a process with another folder or on another machine runs this neuron."""
-    home, store = patient.home, patient.block.bucket.open().store
+    home, store = patient.home, patient.store
     holder = lock.holder_of(home) if (home / lock.HOLDER_FILE).exists() else secrets.token_hex(16)
     role = CHAIN_ROLES[patient.block.role].value
     claimant = Claimant(netuid, uid, patient.address, role, holder, lock.this_machine())

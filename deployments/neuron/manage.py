@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -64,18 +65,11 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
     path: Path = arguments.env_file or Path(".env")
     values = {variable: getattr(arguments, variable) for variable in (*BITTENSOR_OPTIONS.values(), "TEMPLAR_ROLE")}
     values["PREFECT_API_AUTH_STRING"] = f"templar:{secrets.token_urlsafe(PASSWORD_BYTES)}"
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            if arguments.local is not None:
-                with _removing_on_failure(path):
-                    values |= _place(arguments)
-            text = _filled((PROJECT_ROOT / ".env.example").read_text(encoding="utf-8"), values)
-            file.write(text)
-    except OSError as error:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            f"{path} cannot be written ({error.strerror}): name another --env-file, or remove it",
-        ) from None
+    with _new_private_file(path) as file:
+        if arguments.local is not None:
+            values |= _place(arguments)
+        text = _filled((PROJECT_ROOT / ".env.example").read_text(encoding="utf-8"), values)
+        file.write(text)
     empty = [line.partition("=")[0] for line in text.splitlines() if line.rstrip().endswith("=") and line[:1] != "#"]
     left = f"fill in {', '.join(empty)}" if empty else "nothing is left to fill in"
     console.print(f"{path} is written, readable for you alone; {left}", soft_wrap=True)
@@ -83,12 +77,20 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
 
 
 @contextmanager
-def _removing_on_failure(path: Path) -> Iterator[None]:
+def _new_private_file(path: Path) -> Iterator[TextIO]:
+    """Make a file for this user alone; it is removed if it cannot be filled."""
     try:
-        yield
-    except BaseException:
-        path.unlink()
-        raise
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            try:
+                yield file
+            except BaseException:
+                path.unlink()
+                raise
+    except OSError as error:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"{path} cannot be written ({error.strerror}): name another --env-file, or remove it",
+        ) from None
 
 
 def _place(arguments: argparse.Namespace) -> dict[str, str]:
