@@ -25,6 +25,7 @@ from typing import Any
 from deployments.hub import TOKEN, open_pusher, push_model
 from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
 from deployments.register import read_environment, require_server
+from tasks.evidence import evaluations_of
 from tasks.host import load_block
 from tasks.observing import PublicNetwork, network_from_environment, network_of
 from templar.agreement.model_folder import read_weights
@@ -33,8 +34,6 @@ from templar.arguments import positive, whole_number
 from templar.audit.replay import begin_at, replay_to
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TemplarError
-from templar.exchange.context import Exchange
-from templar.housekeeping.checkpoint_evaluation import read_evaluations
 from templar.housekeeping.model_card import PICTURE_FILE
 from templar.housekeeping.text_score import score_texts
 from templar.housekeeping.training_curve import draw_held_out
@@ -93,7 +92,7 @@ def fetched(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
     """
     context = network.context
     birth = context.birth()
-    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams)
+    exchange = context.reading(birth)
     kept = fetch_model(exchange, birth, context.home, window=arguments.window)
     print(f"model of window {kept.window}, {kept.outer_steps} outer steps, root {kept.root}", file=sys.stderr)
     return kept
@@ -105,10 +104,7 @@ def illustrated(arguments: argparse.Namespace, network: PublicNetwork) -> KeptMo
     picture = kept.folder / PICTURE_FILE
     if picture.exists():
         return kept
-    context = network.context
-    birth = context.birth()
-    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams)
-    if points := [each for each in read_evaluations(exchange, birth).points if each.window <= kept.window]:
+    if points := [each for each in evaluations_of(network.context).points if each.window <= kept.window]:
         with replacing(picture) as file:
             file.write(draw_held_out(points))
     return kept

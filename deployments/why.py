@@ -125,7 +125,7 @@ def answers(context: Context, uid: int, window: int, validator: int | None) -> l
         TransientError: The chain failed.
     """
     birth = context.birth()
-    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams)
+    exchange = context.reading(birth)
     current = window_of(context.chain.block(), context.hparams.windows)
     if not birth.start.start_window <= window < current:
         raise PermanentError(

@@ -9,7 +9,7 @@ from tasks.artifacts import Rows, table
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
 from templar.errors import PermanentError, Reason
-from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints
+from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
 from templar.housekeeping.lm_tasks import run_tasks
 
 
@@ -50,7 +50,7 @@ def evaluation_rows(results: tuple[EvaluatedCheckpoint, ...]) -> Rows:
             "bits per byte": round(each.score.bits_per_byte, 4),
             "texts": each.score.texts,
             "tokens": each.score.tokens,
-            "tasks": ", ".join(f"{task} {metric} {value:.4f}" for task, metric, value in each.results),
+            "tasks": shown_results(each.results),
             "root": each.root[:12],
         }
         for each in results

@@ -12,7 +12,6 @@ from tasks.observing import auditing, context_of
 from tasks.policy import HOUSEKEEPING
 from templar.audit.evidence_audit import WindowAudit
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.context import Exchange
 from templar.housekeeping.checkpoint_evaluation import HeldOut, read_evaluations
 from templar.housekeeping.published_scores import Published, read_recent
 from templar.housekeeping.training_curve import newest_evaluations
@@ -74,7 +73,7 @@ def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standi
 def evaluations_of(context: Context) -> HeldOut:
     """What the validators of a node's network measured of its checkpoints."""
     birth = context.birth()
-    return read_evaluations(Exchange(context.chain, context.buckets, birth.network, context.hparams), birth)
+    return read_evaluations(context.reading(birth), birth)
 
 
 def _read(neuron: str, windows: int, validator: int | None) -> tuple[Published, HeldOut] | Standings:

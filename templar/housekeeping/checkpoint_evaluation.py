@@ -112,7 +112,7 @@ def evaluate_checkpoints(
         raise PermanentError(
             Reason.OBJECT_MISSING, f"bucket {store.name} has no checkpoint of uid {neuron.uid}: publish one first"
         )
-    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams)
+    exchange = context.reading(birth)
     trained: dict[int, int | None] | None = None
     results = []
     for window in reversed(windows):
@@ -133,6 +133,11 @@ def evaluate_checkpoints(
 def score_of(body: CheckpointEvaluation) -> TextScore:
     """The score that an evaluation states."""
     return TextScore(body.texts, body.tokens, body.num_bytes, body.nats)
+
+
+def shown_results(results: Results) -> str:
+    """Results of tasks in one line; empty if there are none."""
+    return ", ".join(f"{task} {metric} {value:.4f}" for task, metric, value in results)
 
 
 def _measure(

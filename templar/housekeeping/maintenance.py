@@ -22,7 +22,6 @@ from templar.data.shards.rotation import RotationReport, plan_shards, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.context import Exchange
 from templar.exchange.object_keys import START_WINDOW_KEY
 from templar.exchange.objects import StartWindow
 from templar.exchange.signed import unseal
@@ -219,7 +218,7 @@ def _make_copy(
     context: Context, birth: Birth, snapshots: Snapshots, mark: StateMark, folder: Path, *, preset: str
 ) -> None:
     """Write a snapshot in the Hugging Face layout, read it back, and give the folder its name if the root is right."""
-    exchange, model = Exchange(context.chain, context.buckets, birth.network, context.hparams), context.hparams.model
+    exchange, model = context.reading(birth), context.hparams.model
     history = read_history(exchange, birth, mark.window)
     card = model_card(context.hparams, preset, birth, mark, history)
     part = folder.with_name(f"{folder.name}.part")

@@ -75,7 +75,7 @@ def read_recent(context: Context, num_windows: int, *, uid: int | None = None) -
         TransientError: `genesis_missing`, or chain or store failed; a later call continues.
     """
     birth = context.birth()
-    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams)
+    exchange = context.reading(birth)
     end = window_of(context.chain.block(), context.hparams.windows)
     windows = range(max(birth.start.start_window, end - num_windows), end)
     if uid is None:

@@ -19,7 +19,7 @@ from templar.chain.base import NeuronInfo
 from templar.errors import TemplarError
 from templar.exchange.context import Exchange
 from templar.exchange.objects import RosterEntry
-from templar.housekeeping.checkpoint_evaluation import HeldOut, HeldOutPoint, read_evaluations
+from templar.housekeeping.checkpoint_evaluation import HeldOut, HeldOutPoint, read_evaluations, shown_results
 from templar.housekeeping.metrics import train_report
 from templar.housekeeping.published_scores import look_for_published
 from templar.neuron.miner import Miner
@@ -268,7 +268,7 @@ def held_out_rows(points: Sequence[HeldOutPoint]) -> list[dict[str, str]]:
             "time": _duration(point.hours),
             "loss": f"{point.score.loss:.4f}",
             "bits per byte": f"{point.score.bits_per_byte:.4f}",
-            "tasks": ", ".join(f"{task} {metric} {value:.4f}" for task, metric, value in point.results) or "none",
+            "tasks": shown_results(point.results) or "none",
             "by": ", ".join(f"uid {uid}" for uid in point.uids),
         }
         for point in points

@@ -86,6 +86,10 @@ class Context:
             )
         return find_birth(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis or joined)
 
+    def reading(self, birth: Birth) -> Exchange:
+        """The network that started so, for whoever only reads it."""
+        return Exchange(self.chain, self.buckets, birth.network, self.hparams)
+
     def join(self) -> Birth:
         """As `birth`, and the folder belongs to that network from now on. Its lock must be held."""
         birth, path = self.birth(), self.home / GENESIS_FILE
