@@ -396,7 +396,7 @@ def _lasting_storage(buckets: Path) -> Iterator[None]:
 
     with (
         mock.patch.object(LocalNetwork, "_start_storage", start_storage),
-        mock.patch.object(prepare, "_make_bucket", make_bucket),
+        mock.patch.object(prepare, "make_bucket", make_bucket),
     ):
         yield
 
