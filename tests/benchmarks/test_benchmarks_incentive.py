@@ -15,7 +15,9 @@ from benchmarks.incentive import (
     PAY_OVER_VALUE,
     SHADOWS,
     Check,
+    Trial,
     judge,
+    judge_model,
     pay_over_value,
 )
 from benchmarks.incentive_population import (
@@ -48,10 +50,11 @@ def test_it_runs_a_population_its_honest_miners_alone_and_itself_again(
     code = incentive.main()
     said = capfd.readouterr()
     figures = json.loads(said.out.splitlines()[-1])
-    (population,) = figures["populations"].values()
-    assert (figures["windows"], figures["seed"]) == (2, incentive.SEED)
+    (found,) = figures["populations"].values()
+    (population,) = found["seeds"].values()
+    assert (figures["windows"], figures["seeds"]) == (2, [incentive.SEED])
     assert population["final"].keys() == population["pay"].keys() == {"honest", "zero"}
-    checks = {check["name"]: check["holds"] for check in population["checks"]}
+    checks = {check["name"]: check["holds"] for check in (*population["checks"], found["model"])}
     assert checks["the same seed gives the same weights"]
     assert checks["all nodes hold one state"]
     assert figures["holds"] == all(checks.values()) == (code == 0)
@@ -125,18 +128,19 @@ OF_VALUE = "honest miners' share of pay is that of value, of payloads "
 
 def failing(report: IncentiveReport, **others: IncentiveReport) -> list[str]:
     """The names of the checks that fail, without those of pay over value."""
-    names = [check.name.split(":")[0] for check in judge(report, **others) if not check.holds]
+    names = [check.name.split(":")[0] for check in judge(Trial(1, report, **others)) if not check.holds]
     return [name for name in names if not name.startswith(OF_VALUE)]
 
 
 def failing_of_value(report: IncentiveReport) -> list[str]:
     """Of which payloads the honest miners' pay is not in proportion to the value."""
-    names = [check.name for check in judge(report) if not check.holds]
+    names = [check.name for check in judge(Trial(1, report)) if not check.holds]
     return [name.removeprefix(OF_VALUE) for name in names if name.startswith(OF_VALUE)]
 
 
 def test_a_population_that_keeps_every_bar() -> None:
-    checks = judge(REPORT, alone=REPORT, again=REPORT)
+    trial = Trial(1, REPORT, alone=REPORT, again=REPORT)
+    checks = [*judge(trial), judge_model([trial])]
     assert all(isinstance(check, Check) and check.holds and check.detail for check in checks)
     assert len(checks) == len({check.name for check in checks}) == 3 + 4 + 2
     assert REPORT.pay(3) == REPORT.weight(3) == 0.2  # the mean of the second half
@@ -211,16 +215,26 @@ def test_a_run_is_paid_again_without_its_cheats_from_the_same_measurements() -> 
     assert found.pay_without_cheats(min(found.uids("honest"))) > 0
 
 
-def test_honest_miners_are_not_penalised_and_the_model_does_not_suffer() -> None:
+def test_honest_miners_are_not_penalised() -> None:
     penalised = replace(REPORT, penalties=(*REPORT.penalties, Penalised(3, 4, "inactive")))
     assert failing(penalised) == ["no honest miner is penalised"]
     assert failing(replace(REPORT, roots_agree=False)) == ["all nodes hold one state"]
-    worse = replace(REPORT, loss=3.0 * (1 + LOSS_TOLERANCE) + 1e-6)
-    assert failing(worse, alone=REPORT) == ["the model is as good as without cheats"]
-    assert failing(replace(worse, loss=3.05), alone=REPORT) == []
     other = replace(REPORT, weights={4: {3: 1.0}})
     assert failing(REPORT, again=other) == ["the same seed gives the same weights"]
     assert failing(REPORT, again=replace(REPORT, seconds=2.0)) == []
+
+
+def test_the_model_does_not_suffer_in_the_mean_over_the_seeds() -> None:
+    def holds(*losses: float) -> bool:
+        check = judge_model([Trial(seed, replace(REPORT, loss=loss), alone=REPORT) for seed, loss in enumerate(losses)])
+        assert check is not None
+        assert check.detail.count("%") == 1 + len(losses)
+        return check.holds
+
+    limit = REPORT.loss * (1 + LOSS_TOLERANCE)
+    assert [holds(limit - 1e-6), holds(limit + 1e-6)] == [True, False]
+    assert [holds(limit + 0.02, REPORT.loss), holds(limit, limit, limit + 1e-3)] == [True, False]
+    assert judge_model([Trial(1, REPORT)]) is None
 
 
 def test_pay_is_compared_with_the_value_on_held_out_text() -> None:
