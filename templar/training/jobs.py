@@ -3,12 +3,18 @@
 A message is its length in 4 bytes, little-endian, and the JSON of one of the classes below. Nothing is unpickled.
 """
 
+import logging
+import shutil
 import socket
+import tempfile
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil
 from pydantic import TypeAdapter
 from torch import Tensor
 
@@ -18,11 +24,18 @@ from templar.tensorfile import StoredTensors, Zeros, write_tensors
 from templar.training.model import parameter_shapes
 from templar.training.train import OptimizerState, TrainFigures
 
+log = logging.getLogger(__name__)
+
 SETUP_FILE = "setup.json"
 """Lies beside the socket."""
 PARAMETERS_FILE, SEQUENCES_FILE = "parameters.safetensors", "sequences.safetensors"
 SEQUENCES = "sequences"
 """Name of the one tensor in `SEQUENCES_FILE`."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - Linux's file system in memory
+LENT_BYTES = 16
+"""Of the files, per parameter of the model, while it trains: the parameters, the update and two moments."""
+_RESULTS = frozenset({"update", "exp_avg", "exp_avg_sq"})
+"""The files of a job that are left when it is done."""
 _LENGTH_BYTES = 4
 _MAX_BYTES = 1 << 20
 
@@ -43,6 +56,7 @@ class Setup:
     model: Model
     settings: TrainerSettings  # of one rank; a CUDA device has no number in it
     sharded: bool
+    tensors: str  # folder of the files that worker and ranks exchange; it goes with the worker
 
     def write(self, folder: Path) -> None:
         """Leave it for the ranks."""
@@ -113,6 +127,25 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
+class JobFolder:
+    """The files of one call; they go when neither this nor tensors of them are used any more."""
+
+    def __init__(self, parent: Path) -> None:
+        parent.mkdir(mode=0o700, exist_ok=True)  # a rank that lost its connection has removed it
+        self.path = Path(tempfile.mkdtemp(dir=parent))
+        self.remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+    def keep_results(self) -> None:
+        """Remove what the ranks have read."""
+        for path in self.path.iterdir():
+            if path.stem not in _RESULTS:
+                path.unlink()
+
+    def tensors(self, name: str) -> StoredTensors:
+        """The tensors of a file of results."""
+        return StoredTensors(self.path / f"{name}.safetensors", keeps=self)
+
+
 _SETUP = TypeAdapter(Setup)
 Message = Hello | Ready | Job | Stop | Done | Failed
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
@@ -149,6 +182,31 @@ def lend(tensors: Mapping[str, Tensor], path: Path) -> Lent | None:
         return Lent(str(tensors.path), tensors.prefix)
     write_tensors(path, tensors)
     return Lent(str(path))
+
+
+def fresh_folder(home: Path, num_bytes: int) -> Path:
+    """Make the trainer's folder anew, and the one for files of so many bytes, which `home / "tensors"` leads to.
+
+    It lies in shared memory, or on the disk if that has too little room. What an earlier process left in either folder
+    is removed, also if it was killed together with its ranks.
+    """
+    link = home / "tensors"
+    if link.is_symlink() and link.resolve().parent == SHARED_MEMORY.resolve():
+        shutil.rmtree(link.resolve(), ignore_errors=True)
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(mode=0o700, parents=True)
+    with suppress(OSError):  # there is none, or it is not ours to write to
+        free = min(shutil.disk_usage(SHARED_MEMORY).free, psutil.virtual_memory().available)
+        if free >= num_bytes:
+            place = Path(tempfile.mkdtemp(prefix="templar-tensors-", dir=SHARED_MEMORY))
+            link.symlink_to(place)
+            return place
+        log.warning(
+            "the tensors of the ranks take %d MB, and %s has %d MB free: they lie on the disk, in %s",
+            *(num_bytes // 10**6, SHARED_MEMORY, free // 10**6, link),
+        )
+    link.mkdir(mode=0o700)
+    return link
 
 
 def borrowed(lent: Lent | None, model: Model) -> Mapping[str, Tensor]:

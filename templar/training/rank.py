@@ -73,11 +73,13 @@ class Rank:
             self._end_after_worker()
 
     def _end_after_worker(self) -> NoReturn:
-        """Remove the folder, end the launcher, which would wait for its file in there, and so end all ranks."""
+        """Remove the folders, end the launcher, which would wait for its file in there, and so end all ranks."""
         launcher = _launcher(self._path)
         if launcher is not None:
             with suppress(psutil.Error):
                 launcher.suspend()  # it would write to the folder
+        with suppress(OSError, ValueError):  # another rank was faster
+            shutil.rmtree(Setup.read(self._path.parent).tensors, ignore_errors=True)
         shutil.rmtree(self._path.parent, ignore_errors=True)
         if launcher is not None:
             with suppress(psutil.Error):

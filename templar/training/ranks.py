@@ -29,10 +29,10 @@ from torch import Tensor
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings, Training
 from templar.interrupt import check_stop
-from templar.tensorfile import StoredTensors, write_tensors
+from templar.tensorfile import write_tensors
 from templar.training import jobs
 from templar.training.device import MicroBatches, choose_device, num_parameters
-from templar.training.jobs import Done, Failed, Hello, Job, Message, Ready, Setup, Stop
+from templar.training.jobs import Done, Failed, Hello, Job, JobFolder, Message, Ready, Setup, Stop
 from templar.training.model import check_shapes, parameter_shapes
 from templar.training.train import OptimizerState, Trainer, TrainProgress, TrainResult
 
@@ -102,7 +102,10 @@ def rank_count(settings: TrainerSettings) -> int:
 
 
 class RankedTrainer:
-    """As `Trainer`, on several ranks. Tensors of a result lie on the disk until the next call, or `close`."""
+    """As `Trainer`, on several ranks, which read and write files.
+
+    The files lie in shared memory, or on the disk if that has too little room, and go with the last tensors of them.
+    """
 
     def __init__(
         self,
@@ -138,8 +141,7 @@ class RankedTrainer:
         self._rank_module = rank_module
 
         # 2. The folder for tensors; what an earlier process left there is of no use.
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, parents=True)
+        self._tensors = jobs.fresh_folder(folder, jobs.LENT_BYTES * num_parameters(model))
 
     @property
     def group(self) -> "RankGroup | None":
@@ -184,8 +186,8 @@ class RankedTrainer:
         check_shapes(parameter_shapes(self.model), params)
         length = sequences.shape[1]
         size = self.micro_batches.size(training, length)
-        folder = self.folder / secrets.token_hex(8)
-        folder.mkdir(mode=0o700)
+        lent = jobs.JobFolder(self._tensors)
+        folder = lent.path
         try:
             # 1. The processes; they may be warm.
             group = self._ready_group(length, keep_going)
@@ -204,19 +206,17 @@ class RankedTrainer:
             # 3. Train.
             done = group.work(job, keep_going)
         except BaseException as error:
-            self._after_failure(error, folder, training, length)
+            lent.remove()
+            self._after_failure(error, training, length)
             raise
-        # 4. What the last call left is not needed any more, nor is what this one read.
-        for path in (*self.folder.iterdir(), *folder.iterdir()):
-            if path.is_dir() and path != folder:
-                shutil.rmtree(path, ignore_errors=True)
-            elif path.parent == folder and path.stem not in ("update", "exp_avg", "exp_avg_sq"):
-                path.unlink()
-        return self._result(done, folder, training, optimizer)
+        # 4. What the ranks have read is not needed any more.
+        lent.keep_results()
+        return self._result(done, lent, training, optimizer)
 
     def close(self) -> None:
         """End the processes and remove the files."""
         self._end_group()
+        shutil.rmtree(self._tensors, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ready_group(self, length: int, keep_going: Callable[[], bool]) -> "RankGroup":
@@ -229,16 +229,15 @@ class RankedTrainer:
 
     def _start_group(self, length: int) -> "RankGroup":
         return RankGroup(
-            Setup(self.model, self._rank_settings, self.micro_batches.sharded(length)),
+            Setup(self.model, self._rank_settings, self.micro_batches.sharded(length), str(self._tensors)),
             self.size,
             log_path=self.folder / "ranks.log",
             watchdog_seconds=self._watchdog_seconds,
             module=self._rank_module,
         )
 
-    def _after_failure(self, error: BaseException, folder: Path, training: Training, length: int) -> None:
+    def _after_failure(self, error: BaseException, training: Training, length: int) -> None:
         # 1. After some failures all processes go on; otherwise none does.
-        shutil.rmtree(folder, ignore_errors=True)
         reason = error.reason if isinstance(error, PermanentError) else None
         if reason in IN_STEP:
             return
@@ -258,15 +257,16 @@ class RankedTrainer:
             self._group.kill()
             self._group = None
 
-    def _result(self, done: Done, folder: Path, training: Training, optimizer: OptimizerState) -> TrainResult:
+    def _result(self, done: Done, lent: JobFolder, training: Training, optimizer: OptimizerState) -> TrainResult:
         new_state = None
         if training.recipe == "sparseloco":
-            first, second = (StoredTensors(folder / f"{name}.safetensors") for name in ("exp_avg", "exp_avg_sq"))
-            new_state = OptimizerState(optimizer.num_steps + done.num_steps, first, second)
+            new_state = OptimizerState(
+                optimizer.num_steps + done.num_steps, lent.tensors("exp_avg"), lent.tensors("exp_avg_sq")
+            )
         kind = "sharded" if self._group is not None and self._group.setup.sharded else "replicated"
         why = "; ".join(part for part in (self.device.why, f"{self.size} ranks, {kind}") if part)
         return TrainResult(
-            update=StoredTensors(folder / "update.safetensors"),
+            update=lent.tensors("update"),
             optimizer=new_state,
             first_loss=done.first_loss,
             mean_loss=done.mean_loss,

@@ -1,7 +1,7 @@
 """A rank whose forward passes take 0.05 s more, and one of which, rank 1, can be told to run out of memory.
 
 Each of its forward passes appends a byte to `forward-{rank}.marks` in the job's folder. Rank 1 runs out of memory while
-the file `out_of_memory` lies in the trainer's folder.
+the file `out_of_memory` lies beside that folder.
 """
 
 import time

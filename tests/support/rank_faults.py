@@ -88,7 +88,7 @@ class RankFaults:
             victims = self._processes()
             self._inject(kind, victims, index // len(KINDS) % 2)
             self._wait_for_end(window)
-            (self._ranks / "out_of_memory").unlink(missing_ok=True)
+            (self._tensors / "out_of_memory").unlink(missing_ok=True)
             outcomes += [self._outcome(*fault)] if fault else []  # what its next window came to is known by now
             fault, window = (kind, window, marks), window + 2
         return [*outcomes, *([self._outcome(*fault)] if fault else [])]
@@ -120,10 +120,10 @@ class RankFaults:
         return [name for name in names if name.startswith(("templar-", "torchelastic_"))]
 
     @property
-    def _ranks(self) -> Path:
-        """The trainer's folder."""
+    def _tensors(self) -> Path:
+        """The folder of the trainer's files."""
         neuron = next(neuron for neuron in self.network.neurons if neuron.name == VICTIM)
-        return self.network.plan.home(neuron) / "ranks"
+        return self.network.plan.home(neuron) / "ranks" / "tensors"
 
     def _wait_for_training(self, first: int, marks: int) -> int:
         """Wait until both ranks have made so many forward passes in a window, from this one on; which one it is."""
@@ -134,7 +134,7 @@ class RankFaults:
             found = self.network.next_window() - 1
             if found < first or "claimed" not in self.network.steps(VICTIM, found):
                 return False
-            by_job = [[*job.glob("forward-*.marks")] for job in self._ranks.glob("*/")]
+            by_job = [[*job.glob("forward-*.marks")] for job in self._tensors.glob("*/")]
             return any(len(files) == 2 and min(_size(file) for file in files) >= marks for files in by_job)
 
         self.network.wait(is_training, f"{VICTIM} trains in window {first}")
@@ -152,7 +152,7 @@ class RankFaults:
 
     def _inject(self, kind: str, victims: dict[str, psutil.Process], rank: int) -> None:
         if kind == "out of memory":
-            (self._ranks / "out_of_memory").touch()
+            (self._tensors / "out_of_memory").touch()
         elif kind == "rank stopped":
             victims[f"rank {rank}"].send_signal(signal.SIGSTOP)
         else:

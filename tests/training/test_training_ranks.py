@@ -1,6 +1,7 @@
 """Several ranks train as one does, and a fault of one of them costs one call."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from torch import Tensor
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings, load_hparams
 from templar.neuron.miner import NOTHING_TO_PUBLISH
+from templar.training import jobs
 from templar.training.model import build_model, parameters_of
 from templar.training.ranks import RankedTrainer, open_trainer, rank_count
 from templar.training.train import OptimizerState, Trainer, TrainResult
@@ -143,14 +145,18 @@ def test_several_ranks_train_as_one_does(opened: Callable[..., RankedTrainer], r
     with pytest.raises(PermanentError) as caught:
         learn(trainer, keep_going=lambda: False, training=ENDLESS)
     assert caught.value.reason is Reason.NO_TIME_LEFT
-    # 5. The same processes did all of it, and the last result is the only one on the disk.
-    assert_close(learn(trainer), expected)
+    # 5. The same processes did all of it, and there are files of those results alone that are still in use.
+    del first, stopped
+    last = learn(trainer)
+    assert_close(last, expected)
     assert processes(trainer) == warm
-    folders = [path for path in trainer.folder.iterdir() if path.is_dir()]
-    assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [
+    tensors = trainer.folder / "tensors"
+    assert [sorted(path.name for path in folder.iterdir()) for folder in tensors.iterdir()] == [
         ["exp_avg.safetensors", "exp_avg_sq.safetensors", "update.safetensors"]
     ]
-    assert trainer.folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in (trainer.folder, tensors)} == {0o700}
+    del last
+    assert list(tensors.iterdir()) == []
     # 6. Nobody outside of this machine can reach them.
     listening = [each for process in warm for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
     assert {each.laddr.ip for each in listening} <= {"127.0.0.1", "::1"}
@@ -169,7 +175,7 @@ def stop_rank(trainer: RankedTrainer) -> None:
 
 
 def run_out_of_memory(trainer: RankedTrainer) -> None:
-    (trainer.folder / "out_of_memory").touch()
+    (trainer.folder / "tensors" / "out_of_memory").touch()
 
 
 @pytest.mark.slow
@@ -208,11 +214,12 @@ def test_a_fault_ends_one_call_and_the_next_one_trains(
     assert (trainer.folder / "ranks-ended.log").exists()
     # 2. Nothing is left of the group, nor of what it wrote; what is agreed is as it was.
     wait_until_gone(victims)
+    assert not any(path.is_dir() for path in (trainer.folder / "tensors").iterdir())
     assert all(torch.equal(PARAMS[name], tensor) for name, tensor in before.items())
     # 3. Another group has started meanwhile. The next call trains, after out-of-memory with smaller micro-batches.
     assert trainer.group is not None
     launcher = trainer.group.launcher.pid
-    (trainer.folder / "out_of_memory").unlink(missing_ok=True)
+    (trainer.folder / "tensors" / "out_of_memory").unlink(missing_ok=True)
     result = learn(trainer)
     assert trainer.group.launcher.pid == launcher
     assert_close(result, expected)
@@ -291,6 +298,7 @@ def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path, moment: str, k
         assert len(victims) == known
         # It takes a moment to remove them: long enough for the launcher to be gone before.
         (folder,) = temporary.glob("templar-*")
+        tensors = (tmp_path / "ranks" / "tensors").resolve(strict=True)
         for number in range(2000):
             (folder / f"file-{number}").touch()
     finally:
@@ -298,6 +306,45 @@ def test_nothing_outlives_a_worker_that_is_killed(tmp_path: Path, moment: str, k
         worker.wait()
     wait_until_gone(victims)
     assert left_in(temporary) == []
+    assert not tensors.exists()
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the place of shared memory."""
+    place = tmp_path / "shm"
+    place.mkdir()
+    monkeypatch.setattr(jobs, "SHARED_MEMORY", place)
+    return place
+
+
+def test_what_a_killed_worker_and_its_ranks_left_in_memory_is_removed(
+    opened: Callable[..., RankedTrainer], memory: Path
+) -> None:
+    trainer = opened(settings())
+    (place,) = memory.iterdir()
+    (place / "update.safetensors").touch()
+    assert (trainer.folder / "tensors").resolve() == place
+    again = RankedTrainer(MODEL, settings(), trainer.folder)
+    (other,) = memory.iterdir()
+    assert other != place
+    again.close()
+    assert list(memory.iterdir()) == []
+
+
+def test_where_shared_memory_is_short_the_tensors_lie_on_the_disk(
+    opened: Callable[..., RankedTrainer],
+    memory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    usage = shutil.disk_usage(memory)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    trainer = opened(settings())
+    assert (trainer.folder / "tensors").is_dir()
+    assert not (trainer.folder / "tensors").is_symlink()
+    assert list(memory.iterdir()) == []
+    assert "they lie on the disk" in caplog.text
 
 
 def left_in(temporary: Path) -> list[str]:
