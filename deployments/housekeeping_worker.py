@@ -32,6 +32,7 @@ from prefect.workers.process import ProcessWorker
 
 from deployments.processes import state_folder
 from deployments.work_pool import default_worker_name, failures_logged, runs_under_way
+from templar.errors import Reason
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 15.0
@@ -71,7 +72,7 @@ async def close_lost_runs(
     running = await asyncio.to_thread(_runs_with_process) if lost else set()
     lost = [run for run in lost if run.id not in starting and str(run.id) not in running]
     for run in lost:
-        message = "The process that ran it was killed, and its worker as well."
+        message = f"[{Reason.PROCESS_DIED}] The process that ran it was killed, and its worker as well."
         is_cancelling = run.state is not None and run.state.is_cancelling()
         await client.set_flow_run_state(
             run.id, Cancelled(message=message) if is_cancelling else Crashed(message=message)

@@ -156,9 +156,8 @@ async def runs_under_way(client: PrefectClient, pool: str) -> list[FlowRun]:
 async def close_orphans(client: PrefectClient, pool: str, own_runs: Callable[[], Collection[UUID]]) -> list[FlowRun]:
     """Close the runs of a pool whose process is gone; right only for the pool's one worker.
 
-    A run that is being cancelled becomes Cancelled, any other one Crashed. A run that crashed less than
-    `MOST_ATTEMPTS` times is then scheduled again, so that a window continues where its journal ends
-    (docs/architecture.md D9). No state is forced: a run that has reached a final state meanwhile keeps it.
+    A run that is being cancelled becomes Cancelled, any other one crashes. No state is forced: a run that has reached a
+    final state meanwhile keeps it.
 
     Args:
         client: Client of the Prefect API.
@@ -173,9 +172,17 @@ async def close_orphans(client: PrefectClient, pool: str, own_runs: Callable[[],
         if run.state is not None and run.state.is_cancelling():
             await client.set_flow_run_state(run.id, Cancelled(message="Cancelled: the worker that ran it is gone."))
             continue
-        crashed: State[Any] = Crashed(message="The worker that ran it ended without a report.")
-        await client.set_flow_run_state(run.id, crashed)
-        if run.run_count < MOST_ATTEMPTS:
-            again: State[Any] = AwaitingRetry(message="Its worker is back and continues it where it stopped.")
-            await client.set_flow_run_state(run.id, again)
+        await crash(client, run, f"[{Reason.PROCESS_DIED}] The worker that ran it ended without a report.")
     return orphans
+
+
+async def crash(client: PrefectClient, run: FlowRun, message: str) -> None:
+    """Set a run Crashed, and schedule it again if it crashed less than `MOST_ATTEMPTS` times.
+
+    So a window continues where its journal ends (docs/architecture.md D9).
+    """
+    crashed: State[Any] = Crashed(message=message)
+    await client.set_flow_run_state(run.id, crashed)
+    if run.run_count < MOST_ATTEMPTS:
+        again: State[Any] = AwaitingRetry(message="Its worker is there and continues it where it stopped.")
+        await client.set_flow_run_state(run.id, again)

@@ -34,19 +34,20 @@ from prefect.context import SyncClientContext
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow
 from prefect.flows import Flow, load_flow_from_flow_run
-from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed
+from prefect.states import AwaitingRetry, Cancelled, Cancelling
 from prefect.workers.base import BaseJobConfiguration, BaseVariables, BaseWorker, BaseWorkerResult
 from pydantic import Field
 
 from deployments.work_pool import (
     claim_pool,
     close_orphans,
+    crash,
     default_worker_name,
     failures_logged,
     outages_tolerated,
     sole_worker_of,
 )
-from templar.errors import PermanentError
+from templar.errors import PermanentError, Reason
 from templar.interrupt import StoppedError, clear_stop, request_stop
 
 CANCELLATION_POLL_SECONDS = 2.0
@@ -212,22 +213,24 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         while True:
             await anyio.sleep(CANCELLATION_POLL_SECONDS)
             async with failures_logged(self._logger):
-                state = await self._state_of(flow_run.id)
-                if state is None or state.is_cancelling() or state.is_final():
+                found = await self._read(flow_run.id)
+                if found is None or found[1].is_cancelling() or found[1].is_final():
                     request_stop()
                     return
 
-    async def _state_of(self, flow_run_id: UUID) -> State[Any] | None:
+    async def _read(self, flow_run_id: UUID) -> tuple[FlowRun, State[Any]] | None:
         try:
-            return (await self.client.read_flow_run(flow_run_id)).state
+            run = await self.client.read_flow_run(flow_run_id)
         except ObjectNotFound:
             return None
+        return None if run.state is None else (run, run.state)
 
     async def _settle(self, flow_run_id: UUID, error: str | None) -> None:
-        """Set the final state where the engine could not: it cannot leave Cancelling, and its report may be lost."""
-        state = await self._state_of(flow_run_id)
-        if state is None:
+        """Set the state where the engine could not: it cannot leave Cancelling, and its report may be lost."""
+        found = await self._read(flow_run_id)
+        if found is None:
             return
+        run, state = found
         is_own = state.is_failed() and state.name != "Failed"  # returned by the flow, which took all of its steps
         if self._interrupted and (state.name == STOPPING or (state.type in _CUT_SHORT and not is_own)):
             message = "The worker was stopped; its next start continues this run."
@@ -235,8 +238,8 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         elif state.is_cancelling():
             await self.client.set_flow_run_state(flow_run_id, Cancelled(message="Cancelled between two steps."))
         elif state.is_running() or state.is_pending():
-            message = f"The run ended without a report: {error or 'the server did not answer'}."
-            await self.client.set_flow_run_state(flow_run_id, Crashed(message=message))
+            why = f"[{Reason.REPORT_LOST}] The run ended without a report: {error or 'the server did not answer'}."
+            await crash(self.client, run, why)
 
     # The end of the worker.
 

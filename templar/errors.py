@@ -41,6 +41,7 @@ class Reason(StrEnum):
     LEASE_LOST = "lease_lost"
     BAD_STATE_FILE = "bad_state_file"
     PROCESS_DIED = "process_died"
+    REPORT_LOST = "report_lost"
     PROCESS_NOT_READY = "process_not_ready"
     COMPILER_MISSING = "compiler_missing"
     OUT_OF_MEMORY = "out_of_memory"

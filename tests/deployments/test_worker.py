@@ -197,6 +197,23 @@ async def _settle_after_a_stop(run: UUID) -> None:
         await worker._settle(run, None)
 
 
+def test_a_run_whose_report_is_lost_is_taken_up_again_and_at_last_given_up(operator: Operator) -> None:
+    operator.client.create_work_pool(WorkPoolCreate(name="unheard", type="resident"))
+    run, after = operator.run("visit_async", "unheard", name="never"), []
+    with temporary_settings({PREFECT_API_URL: operator.server.server.api_url, PREFECT_HOME: operator.folder}):
+        for _ in range(MOST_ATTEMPTS):
+            operator.client.set_flow_run_state(run, Running())
+            asyncio.run(_settle_without_a_report(run))
+            after.append(operator.state(run).name)
+    assert after == [*["AwaitingRetry"] * (MOST_ATTEMPTS - 1), "Crashed"]
+    assert operator.state(run).message == "[report_lost] The run ended without a report: no answer."
+
+
+async def _settle_without_a_report(run: UUID) -> None:
+    async with ResidentWorker("unserved") as worker:
+        await worker._settle(run, "no answer")
+
+
 def test_sigterm_finishes_the_run_and_takes_no_other(operator: Operator) -> None:
     # A shell's background job ignores SIGINT, and the stock handler turns SIGTERM into SIGINT.
     worker = operator.worker("drained", prefix=("sh", "-c", 'trap "" INT; exec "$@"', "sh"))
