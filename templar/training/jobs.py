@@ -174,16 +174,6 @@ def receive(connection: socket.socket) -> Message:
     return _MESSAGE.validate_json(_exactly(connection, length))
 
 
-def lend(tensors: Mapping[str, Tensor], path: Path) -> Lent | None:
-    """Name the file that tensors lie in; those in memory are written to `path`. None for zeros."""
-    if isinstance(tensors, Zeros):
-        return None
-    if isinstance(tensors, StoredTensors):
-        return Lent(str(tensors.path), tensors.prefix)
-    write_tensors(path, tensors)
-    return Lent(str(path))
-
-
 def fresh_folder(home: Path, num_bytes: int) -> Path:
     """Make the trainer's folder anew, and the one for files of so many bytes, which `home / "tensors"` leads to.
 
@@ -207,6 +197,16 @@ def fresh_folder(home: Path, num_bytes: int) -> Path:
         )
     link.mkdir(mode=0o700)
     return link
+
+
+def lend(tensors: Mapping[str, Tensor], path: Path) -> Lent | None:
+    """Name the file that tensors lie in; those in memory are written to `path`. None for zeros."""
+    if isinstance(tensors, Zeros):
+        return None
+    if isinstance(tensors, StoredTensors):
+        return Lent(str(tensors.path), tensors.prefix)
+    write_tensors(path, tensors)
+    return Lent(str(path))
 
 
 def borrowed(lent: Lent | None, model: Model) -> Mapping[str, Tensor]:
