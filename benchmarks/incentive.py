@@ -9,8 +9,8 @@ of its own, and `--jobs` of them run at the same time; their number changes noth
 stderr; the output is a table per population and seed and a last line of JSON, whose `holds` says whether every check
 does. Exits with 1 if one does not.
 
-The final loss is compared as the mean over the seeds: the order of a miner's data is secret and follows from the seed,
-and the final losses of honest miners alone are as much as 3 % apart by that order.
+The final loss is compared as the mean over the seeds: those of honest miners alone are as much as 3 % apart by chance
+(docs/validator.md).
 
 Pay is compared with value: in every third window of the second half, each payload is applied alone to the state before
 the window, and its value is the fall of the loss on text that no validator uses.
@@ -170,11 +170,12 @@ def judge(trial: Trial, *, pay: bool = True) -> tuple[Check, ...]:
 
 def judge_model(trials: Iterable[Trial]) -> Check | None:
     """Return the check of a population's effect on the model; None if its honest miners were not run alone."""
-    rises = [trial.report.loss / trial.alone.loss - 1 for trial in trials if trial.alone is not None]
-    if not rises:
+    losses = [(trial.report.loss, trial.alone.loss) for trial in trials if trial.alone is not None]
+    if not losses:
         return None
-    detail = f"{fmean(rises):+.2%} of the final loss; by seed {', '.join(f'{rise:+.2%}' for rise in rises)}"
-    return Check("the model is as good as without cheats", fmean(rises) <= LOSS_TOLERANCE, detail)
+    rise = fmean(loss / alone - 1 for loss, alone in losses)
+    by_seed = "; ".join(f"{loss:.4f}, alone {alone:.4f}: {loss / alone - 1:+.2%}" for loss, alone in losses)
+    return Check("the model is as good as without cheats", rise <= LOSS_TOLERANCE, f"{rise:+.2%}; by seed {by_seed}")
 
 
 def _pay(report: IncentiveReport, kind: str) -> Check:

@@ -213,24 +213,22 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         while True:
             await anyio.sleep(CANCELLATION_POLL_SECONDS)
             async with failures_logged(self._logger):
-                found = await self._read(flow_run.id)
-                if found is None or found[1].is_cancelling() or found[1].is_final():
+                state = await self._state_of(flow_run.id)
+                if state is None or state.is_cancelling() or state.is_final():
                     request_stop()
                     return
 
-    async def _read(self, flow_run_id: UUID) -> tuple[FlowRun, State[Any]] | None:
+    async def _state_of(self, flow_run_id: UUID) -> State[Any] | None:
         try:
-            run = await self.client.read_flow_run(flow_run_id)
+            return (await self.client.read_flow_run(flow_run_id)).state
         except ObjectNotFound:
             return None
-        return None if run.state is None else (run, run.state)
 
     async def _settle(self, flow_run_id: UUID, error: str | None) -> None:
         """Set the state where the engine could not: it cannot leave Cancelling, and its report may be lost."""
-        found = await self._read(flow_run_id)
-        if found is None:
+        state = await self._state_of(flow_run_id)
+        if state is None:
             return
-        run, state = found
         is_own = state.is_failed() and state.name != "Failed"  # returned by the flow, which took all of its steps
         if self._interrupted and (state.name == STOPPING or (state.type in _CUT_SHORT and not is_own)):
             message = "The worker was stopped; its next start continues this run."
@@ -239,7 +237,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
             await self.client.set_flow_run_state(flow_run_id, Cancelled(message="Cancelled between two steps."))
         elif state.is_running() or state.is_pending():
             why = f"[{Reason.REPORT_LOST}] The run ended without a report: {error or 'the server did not answer'}."
-            await crash(self.client, run, why)
+            await crash(self.client, await self.client.read_flow_run(flow_run_id), why)
 
     # The end of the worker.
 
