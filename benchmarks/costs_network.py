@@ -21,7 +21,7 @@ from templar.data.dataset import TrainingData, open_training, transfer_of
 from templar.exchange.object_keys import parse_key
 from templar.hparams import HParams, load_hparams
 from templar.shared_results import sharing
-from templar.simulate.run import memory_folder, run_nodes
+from templar.simulate.run import run_nodes
 from templar.simulate.world import (
     DATASET_BUCKET,
     DATASET_PREFIX,
@@ -32,6 +32,7 @@ from templar.simulate.world import (
     World,
 )
 from templar.store.base import ObjectStore
+from templar.store.files import memory_folder
 from templar.timeline import first_block
 
 SEED = 7

@@ -27,8 +27,9 @@ from templar.scoring.evidence import Evidence, MinerFacts
 from templar.scoring.slashing import alike_groups
 from templar.scoring.standing import Standing
 from templar.shared_results import sharing
-from templar.simulate.run import HELD_OUT_SEQUENCES, KERNEL_WINDOWS, memory_folder, own_evidence, run_nodes
+from templar.simulate.run import HELD_OUT_SEQUENCES, KERNEL_WINDOWS, own_evidence, run_nodes
 from templar.simulate.world import World
+from templar.store.files import memory_folder
 from templar.training.model import parameter_shapes
 from templar.training.schedule import outer_learning_rate
 

@@ -26,8 +26,9 @@ from templar.adversary.actors import ACTORS
 from templar.hparams import load_hparams
 from templar.neuron.validator import Validator
 from templar.shared_results import sharing
-from templar.simulate.run import memory_folder, run_nodes
+from templar.simulate.run import run_nodes
 from templar.simulate.world import START_WINDOW, World
+from templar.store.files import memory_folder
 
 LONGEST_SECONDS = 5.0
 """For one answer."""

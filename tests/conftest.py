@@ -123,7 +123,7 @@ def prefect_api(prefect_server: "RunningPrefectServer") -> Iterator["RunningPref
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """An empty folder, in memory where there is some, for tests that write many small files."""
-    from templar.simulate.run import memory_folder
+    from templar.store.files import memory_folder
 
     with tempfile.TemporaryDirectory(prefix="templar-test-", dir=memory_folder()) as name:
         yield Path(name)

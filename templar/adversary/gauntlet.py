@@ -18,9 +18,9 @@ from templar.hparams import HParams
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
 from templar.shared_results import sharing
-from templar.simulate.run import memory_folder
 from templar.simulate.world import START_WINDOW, Member, SimulatedStage, Stage, Weather, World
 from templar.store.base import ObjectStore
+from templar.store.files import memory_folder
 from templar.timeline import first_block
 from templar.training.model import genesis_parameters
 from templar.window import drive_window

@@ -42,9 +42,10 @@ from templar.neuron.node import Node
 from templar.scoring.evidence import Evidence
 from templar.shared_results import sharing
 from templar.simulate.fault_plan import BUCKETS, ENDPOINTS, EPOCH_WINDOWS, PRUNED_AFTER, FaultKind, FaultPlan
-from templar.simulate.run import evidence_in, memory_folder
+from templar.simulate.run import evidence_in
 from templar.simulate.world import GENESIS_TIME, START_WINDOW, Member, SimulatedStage, Weather, World
 from templar.store.base import ObjectStore
+from templar.store.files import memory_folder
 from templar.timeline import first_block
 from templar.window import Action, drive_window
 

@@ -1,6 +1,5 @@
 """Run a simulated network for some windows and say what came of it."""
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -22,14 +21,13 @@ from templar.scoring.evidence import Evidence
 from templar.shared_results import sharing
 from templar.simulate.world import START_WINDOW, Member, World
 from templar.store.base import ObjectStore
+from templar.store.files import memory_folder
 from templar.timeline import first_block
 from templar.training.model import parameter_shapes
 from templar.window import drive_window
 
 HELD_OUT_SEQUENCES = 128
 KERNEL_WINDOWS = 20  # from this many windows on a run is worth loading the kernels, which takes seconds
-
-MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - Linux's file system in memory
 
 
 @dataclass(frozen=True)
@@ -158,11 +156,6 @@ def _check(actors: Sequence[str], **numbers: int) -> None:
     for name, number in numbers.items():
         if number < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")
-
-
-def memory_folder() -> Path | None:
-    """A folder in memory, since nothing of a simulation has to survive it; None where there is none."""
-    return MEMORY_FOLDER if MEMORY_FOLDER.is_dir() and os.access(MEMORY_FOLDER, os.W_OK) else None
 
 
 def _report(world: World, nodes: dict[Member, Node], windows: int, seconds: float) -> SimulationReport:

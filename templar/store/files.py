@@ -21,6 +21,12 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 COPY_BYTES = 1 << 20
 """Memory that copying a file takes."""
+MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - Linux's file system in memory
+
+
+def memory_folder() -> Path | None:
+    """A folder in memory, for files that need not survive the machine; None where there is none."""
+    return MEMORY_FOLDER if MEMORY_FOLDER.is_dir() and os.access(MEMORY_FOLDER, os.W_OK) else None
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import socket
 import tempfile
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from templar.errors import Reason
 from templar.hparams import Model, TrainerSettings, Training
+from templar.store.files import memory_folder
 from templar.tensorfile import StoredTensors, Zeros, write_tensors
 from templar.training.model import parameter_shapes
 from templar.training.train import OptimizerState, TrainFigures
@@ -31,7 +31,6 @@ SETUP_FILE = "setup.json"
 PARAMETERS_FILE, SEQUENCES_FILE = "parameters.safetensors", "sequences.safetensors"
 SEQUENCES = "sequences"
 """Name of the one tensor in `SEQUENCES_FILE`."""
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - Linux's file system in memory
 LENT_BYTES = 16
 """Of the files, per parameter of the model, while it trains: the parameters, the update and two moments."""
 _RESULTS = frozenset({"update", "exp_avg", "exp_avg_sq"})
@@ -181,19 +180,20 @@ def fresh_folder(home: Path, num_bytes: int) -> Path:
     is removed, also if it was killed together with its ranks.
     """
     link = home / "tensors"
-    if link.is_symlink() and link.resolve().parent == SHARED_MEMORY.resolve():
+    memory = memory_folder()
+    if memory is not None and link.is_symlink() and link.resolve().parent == memory.resolve():
         shutil.rmtree(link.resolve(), ignore_errors=True)
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(mode=0o700, parents=True)
-    with suppress(OSError):  # there is none, or it is not ours to write to
-        free = min(shutil.disk_usage(SHARED_MEMORY).free, psutil.virtual_memory().available)
+    if memory is not None:
+        free = min(shutil.disk_usage(memory).free, psutil.virtual_memory().available)
         if free >= num_bytes:
-            place = Path(tempfile.mkdtemp(prefix="templar-tensors-", dir=SHARED_MEMORY))
+            place = Path(tempfile.mkdtemp(prefix="templar-tensors-", dir=memory))
             link.symlink_to(place)
             return place
         log.warning(
             "the tensors of the ranks take %d MB, and %s has %d MB free: they lie on the disk, in %s",
-            *(num_bytes // 10**6, SHARED_MEMORY, free // 10**6, link),
+            *(num_bytes // 10**6, memory, free // 10**6, link),
         )
     link.mkdir(mode=0o700)
     return link

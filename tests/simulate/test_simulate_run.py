@@ -16,8 +16,9 @@ import pytest
 from templar.hparams import load_hparams
 from templar.simulate import world as worlds
 from templar.simulate.__main__ import main
-from templar.simulate.run import MEMORY_FOLDER, SimulationReport, simulate
+from templar.simulate.run import SimulationReport, simulate
 from templar.simulate.world import World
+from templar.store.files import MEMORY_FOLDER
 from tests.support.network import tiny
 
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from torch import Tensor
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings, load_hparams
 from templar.neuron.miner import NOTHING_TO_PUBLISH
-from templar.training import jobs
+from templar.store import files
 from templar.training.model import build_model, parameters_of
 from templar.training.ranks import RankedTrainer, open_trainer, rank_count
 from templar.training.train import OptimizerState, Trainer, TrainResult
@@ -314,7 +314,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in the place of shared memory."""
     place = tmp_path / "shm"
     place.mkdir()
-    monkeypatch.setattr(jobs, "SHARED_MEMORY", place)
+    monkeypatch.setattr(files, "MEMORY_FOLDER", place)
     return place
 
 
