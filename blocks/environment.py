@@ -18,7 +18,7 @@ from blocks.dataset import Dataset
 from blocks.neuron import HONEST, Neuron, actors
 from blocks.storage import R2, BucketCredentials, DatasetBucket, NeuronBucket, StorageEndpoint
 from templar.errors import PermanentError, Reason
-from templar.hparams import DEFAULT_PRESET, TrainerSettings
+from templar.hparams import DEFAULT_PRESET, RENDEZVOUS, TrainerSettings
 from templar.store.address import BucketAddress
 
 BUCKET_LIST = "R2_DATASET_BUCKET_LIST"
@@ -175,6 +175,8 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
         dataset=dataset_block(reader, endpoint),
         trainer=trainer_settings(reader),
     )
+    if role != "miner" and neuron.trainer.hosts > 1:
+        reader.problem("TEMPLAR_HOSTS", f"is {neuron.trainer.hosts}, and the role is {role}: set 1")
     reader.raise_problems()
     return neuron
 
@@ -261,7 +263,16 @@ def trainer_settings(reader: EnvironmentReader) -> TrainerSettings:
     if not 0 <= interval < math.inf:
         reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set seconds, or 0 for off")
     threads, ranks = _size(reader, "TEMPLAR_THREADS", AUTO), _size(reader, "TEMPLAR_RANKS", AUTO, preset="1")
-    if interval and ranks != 1:
+    hosts, rendezvous = reader.whole_number("TEMPLAR_HOSTS", 1), reader.text("TEMPLAR_RENDEZVOUS", "")
+    if hosts < 1:
+        reader.problem("TEMPLAR_HOSTS", f"is {hosts}: set 1 for this host alone, or their number")
+    if re.fullmatch(RENDEZVOUS, rendezvous) is None or (hosts > 1) is not bool(rendezvous):
+        reader.problem(
+            "TEMPLAR_RENDEZVOUS",
+            f"is {rendezvous!r} with TEMPLAR_HOSTS {hosts}: set ADDRESS:PORT of this host in a private network for "
+            "several hosts, and nothing for one",
+        )
+    if interval and (ranks, hosts) != (1, 1):
         reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set 0, for several ranks keep no progress")
     return TrainerSettings.model_construct(  # every value is checked, here or above
         device=device,
@@ -271,8 +282,10 @@ def trainer_settings(reader: EnvironmentReader) -> TrainerSettings:
         compile_layers=compiles == "on",
         checkpoint_layers=_size(reader, "TEMPLAR_CHECKPOINT_LAYERS", "off", default=0),
         ranks=ranks,
+        hosts=hosts,
+        rendezvous=rendezvous,
         sharding=sharding,
-        repeatable=(device, threads, precision, compiles, ranks) == ("cpu", 1, "float32", "off", 1),
+        repeatable=(device, threads, precision, compiles, ranks, hosts) == ("cpu", 1, "float32", "off", 1, 1),
         inner_snapshot_seconds=interval,
     )
 

@@ -50,9 +50,10 @@ def run(block: Neuron, seconds: float) -> Rehearsal:
     signer, context = block.wallet.open(), context_of(block)
     context = replace(context, name=FOLDER, home=context.home.with_name(FOLDER))
     hparams = block.hparams()
+    settings = block.trainer.model_copy(update={"hosts": 1, "rendezvous": ""})  # others train with the neuron
     with (
         auditing(context, None) as auditor,
-        closing(open_trainer(hparams.model, block.trainer, context.home / "ranks")) as trainer,
+        closing(open_trainer(hparams.model, settings, context.home / "ranks")) as trainer,
     ):
         trainer.check(hparams.training, length=hparams.data.sequence_length)
         return rehearse(auditor, trainer, signer, seconds)

@@ -10,6 +10,7 @@ A preset may name another one in `extends`; its sections are merged over it, key
 from templar.hparams.groups import (
     MAX_PEERS,
     PRODUCTION_TRAINER,
+    RENDEZVOUS,
     AdamW,
     Data,
     Gradient,
@@ -32,6 +33,7 @@ __all__ = [
     "HPARAMS_FILE",
     "MAX_PEERS",
     "PRODUCTION_TRAINER",
+    "RENDEZVOUS",
     "AdamW",
     "Data",
     "Gradient",

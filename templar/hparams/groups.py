@@ -401,6 +401,10 @@ class Storage(SettingsGroup):
 # Not a section of hparams.json: what one operator chooses for one host.
 
 
+RENDEZVOUS = r"^([^:\s]+:[0-9]{1,5})?$"
+"""ADDRESS:PORT, or nothing."""
+
+
 class TrainerSettings(SettingsGroup):
     """How a neuron trains on its host. The defaults are those of the simulator and the tests: one thread, exact."""
 
@@ -419,7 +423,11 @@ class TrainerSettings(SettingsGroup):
     checkpoint_layers: int = Field(default=0, ge=0)
     """Activation checkpointing of every n-th layer: 1 for every layer, 0 for none. It saves memory and costs time."""
     ranks: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
-    """Processes that train together on this host, one per device; `auto` takes one per CUDA device, and 1 on a CPU."""
+    """Processes that train together on a host, one per device; `auto` takes one per CUDA device, and 1 on a CPU."""
+    hosts: int = Field(default=1, ge=1)
+    """Hosts that train together, with as many ranks each; this one is the first."""
+    rendezvous: str = Field(default="", pattern=RENDEZVOUS)
+    """Address and port of this host where the ranks of other hosts find the first one, in a private network."""
     sharding: Literal["auto", "replicated", "sharded"] = "auto"
     """Whether each of several ranks has the whole model or a part; `auto` takes parts if the whole does not fit."""
     repeatable: bool = True
@@ -432,9 +440,12 @@ class TrainerSettings(SettingsGroup):
     def _choices_agree(self) -> Self:
         if isinstance(self.micro_batch, int) and self.micro_batch < 1:
             raise ValueError(f"micro_batch {self.micro_batch} must be at least 1")
-        if self.inner_snapshot_seconds and self.ranks != 1:
+        if (self.hosts > 1) is not bool(self.rendezvous):
+            raise ValueError("hosts above 1 and rendezvous belong together")
+        ranks = 1 if (self.ranks, self.hosts) == (1, 1) else None
+        if self.inner_snapshot_seconds and ranks != 1:
             raise ValueError("inner_snapshot_seconds must be 0: several ranks keep no progress")
-        if self.repeatable and (self.device, self.threads, self.precision, self.ranks) != ("cpu", 1, "float32", 1):
+        if self.repeatable and (self.device, self.threads, self.precision, ranks) != ("cpu", 1, "float32", 1):
             raise ValueError("repeatable training takes one rank and one thread of the CPU in float32")
         return self
 

@@ -204,6 +204,11 @@ def estimated_bytes(
     return STATE_BYTES_PER_PARAMETER * num_parameters(model) // shards + activations + logits
 
 
+def shards_of(ranks: int, hosts: int) -> int:
+    """Ranks that share one sharded model: those of a host, or of all hosts if each has one alone."""
+    return ranks if ranks == hosts else ranks // hosts
+
+
 class PassSizes:
     """The number of sequences of a forward pass: the preset's, the operator's, or what memory has room for."""
 
@@ -290,7 +295,7 @@ class MicroBatches(PassSizes):
 
     def __init__(self, model: Model, settings: TrainerSettings, device: Device, *, ranks: int = 1) -> None:
         super().__init__(settings, device, ranks=ranks)
-        self._model = model
+        self._model, self._shards = model, shards_of(ranks, settings.hosts)
 
     def check(self, training: Training, length: int) -> None:
         """Refuse a size that does not divide the batch, and a model that the device has no room for.
@@ -300,7 +305,7 @@ class MicroBatches(PassSizes):
         """
         self._share(training)
         size = 1 if self._settings.micro_batch == "auto" else self.size(training, length)
-        needed = self._needed(size, length, self._ranks if self.sharded(length) else 1)
+        needed = self._needed(size, length, self._shards if self.sharded(length) else 1)
         if needed > (free := self._free_bytes()):
             raise PermanentError(
                 Reason.OUT_OF_MEMORY,
@@ -321,16 +326,16 @@ class MicroBatches(PassSizes):
         )
 
     def _free_bytes(self) -> int:
-        """What one rank may take: on a CPU they share the memory, and each GPU's is looked at as if it were free."""
+        """What one rank may take: on a CPU those of a host share the memory, and a GPU's counts as if it were free."""
         if self._ranks > 1 and self._device.is_cuda:
             return int(torch.cuda.get_device_properties(self._device.place).total_memory)
-        return self._device.free_bytes() // self._ranks
+        return self._device.free_bytes() // (self._ranks // self._settings.hosts)
 
     def _first_guess(self, batch: int, length: int) -> int:
         """The most sequences that should fit by the estimate; on a CPU no more than are of use."""
         free, best = self._free_bytes(), 1
         for size in _divisors(batch):
-            needed = self._needed(size, length, self._ranks if self.sharded(length) else 1)
+            needed = self._needed(size, length, self._shards if self.sharded(length) else 1)
             if needed <= free and (self._device.is_cuda or size * length <= AUTO_CPU_TOKENS):
                 best = size
         self._fitting[batch, length] = best

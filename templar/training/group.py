@@ -1,12 +1,13 @@
 """The processes that train one model together: one alone, replicas (plain data parallel), or shards (FSDP2).
 
+On several hosts the ranks of each host share a whole model (hybrid sharding), unless each host has one rank only.
+
 Rank r of n takes the sequences of each batch at the places r, r + n, ..., and every rank computes the same number of
 micro-batches: no rank ever waits for one with less data. Gradients and losses are means over the whole batch. What is
 decided is decided by rank 0 for all of them, so they take the same steps. Every function below that calls a collective
 is called by all ranks, in the same order.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
@@ -15,14 +16,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import Store
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from templar.hparams import Model
 from templar.tensorfile import StoredTensors, TensorWriter
-from templar.training.device import Device
+from templar.training.device import Device, shards_of
 from templar.training.model import LayerStep, empty_model, meta_model, named_parameters, parameter_shapes, use_rotary
 
 BUCKET_ELEMENTS = 1 << 24
@@ -90,8 +91,10 @@ class Alone:
 class ReplicatedGroup(Alone):
     """Each rank has the whole model; gradients are averaged after each batch."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, hosts: int = 1) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.shards = shards_of(self.size, hosts)
+        """Ranks that share one model, if it is sharded: those of a host."""
         self.folder = Path()
         """Where the first rank writes results; it is set before each training."""
         self._model = model
@@ -134,12 +137,19 @@ class ReplicatedGroup(Alone):
 
 
 class ShardedGroup(ReplicatedGroup):
-    """Each rank has a part of every tensor's first dimension; FSDP2 gathers a layer while it computes."""
+    """Each rank has a part of every tensor's first dimension; FSDP2 gathers a layer while it computes.
+
+    With several such models on as many hosts, it averages their gradients, too.
+    """
 
     def build(self, model: Model, device: Device) -> nn.Module:
         """As in `Alone`, sharded. Its forward pass calls a function within FSDP's hooks; so does that of each layer."""
         net: Any = meta_model(model)
-        mesh = init_device_mesh(device.place.type, (self.size,))
+        place, copies = device.place.type, self.size // self.shards
+        if copies == 1:
+            mesh = init_device_mesh(place, (self.shards,))
+        else:
+            mesh = init_device_mesh(place, (copies, self.shards), mesh_dim_names=("hosts", "ranks"))
         policy = MixedPrecisionPolicy(
             param_dtype=None if device.dtype is torch.float32 else device.dtype, reduce_dtype=torch.float32
         )
@@ -195,20 +205,18 @@ class ShardedGroup(ReplicatedGroup):
         return {}
 
     def _shard(self, whole: Tensor) -> Tensor:
-        chunks = whole.chunk(self.size)
-        return chunks[self.rank] if self.rank < len(chunks) else whole[:0]
+        chunks, number = whole.chunk(self.shards), self.rank % self.shards
+        return chunks[number] if number < len(chunks) else whole[:0]
 
 
-def join_group(store: FileStore, rank: int, model: Model, *, sharded: bool, is_cuda: bool) -> ReplicatedGroup:
+def join_group(
+    store: Store, rank: int, size: int, model: Model, *, hosts: int, sharded: bool, is_cuda: bool
+) -> ReplicatedGroup:
     """Meet the other ranks, which have opened the same store, and be one of them."""
     distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if is_cuda else "gloo",
-        store=store,
-        rank=rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=PATIENCE,
+        "cpu:gloo,cuda:nccl" if is_cuda else "gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE
     )
-    return (ShardedGroup if sharded else ReplicatedGroup)(model)
+    return (ShardedGroup if sharded else ReplicatedGroup)(model, hosts)
 
 
 def _call(function: Callable[..., Tensor], *arguments: Any) -> Tensor:

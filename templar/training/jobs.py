@@ -1,4 +1,4 @@
-"""What a worker and its ranks say to each other: short JSON over a Unix-domain socket; setup and tensors in files.
+"""What a worker and its ranks say to each other: short JSON over sockets; the host's place and tensors in files.
 
 A message is its length in 4 bytes, little-endian, and the JSON of one of the classes below. Nothing is unpickled.
 """
@@ -26,13 +26,15 @@ from templar.training.train import OptimizerState, TrainFigures
 
 log = logging.getLogger(__name__)
 
-SETUP_FILE = "setup.json"
+HOST_FILE = "host.json"
 """Lies beside the socket."""
 PARAMETERS_FILE, SEQUENCES_FILE = "parameters.safetensors", "sequences.safetensors"
 SEQUENCES = "sequences"
 """Name of the one tensor in `SEQUENCES_FILE`."""
 LENT_BYTES = 16
 """Of the files, per parameter of the model, while it trains: the parameters, the update and two moments."""
+IN_STEP = frozenset({Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO_TIME_LEFT})
+"""Failures of a job after which all ranks have answered, and the group goes on."""
 _RESULTS = frozenset({"update", "exp_avg", "exp_avg_sq"})
 """The files of a job that are left when it is done."""
 _LENGTH_BYTES = 4
@@ -41,30 +43,72 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Hello:
-    """A rank has connected."""
+    """A rank has connected to the process that started it."""
 
-    rank: int
+    rank: int  # on this host
     pid: int
     kind: Literal["hello"] = "hello"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a rank builds when it joins its group; it lies in a file, so that a rank that starts waits for nobody."""
+    """What every rank of a group builds when it joins it."""
 
     model: Model
     settings: TrainerSettings  # of one rank; a CUDA device has no number in it
     sharded: bool
-    tensors: str  # folder of the files that worker and ranks exchange; it goes with the worker
+    hosts: int = 1
+    host_ranks: int = 1  # of each host
+
+    @property
+    def ranks(self) -> int:
+        """All ranks of the group."""
+        return self.hosts * self.host_ranks
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the ranks of one host find when they start, in a file: they wait for no worker that does something else."""
+
+    tensors: str  # folder of the files that the ranks read and write; it goes with the process that started them
+    setup: Setup | None  # None on a host that lends its devices: the first rank tells it
+    number: int = 0  # 0 is the worker's host
+    rendezvous: str = ""  # where the first rank listens for ranks of other hosts; empty if there are none
 
     def write(self, folder: Path) -> None:
         """Leave it for the ranks."""
-        (folder / SETUP_FILE).write_bytes(_SETUP.dump_json(self))
+        (folder / HOST_FILE).write_bytes(_HOST.dump_json(self))
 
     @classmethod
-    def read(cls, folder: Path) -> "Setup":
+    def read(cls, folder: Path) -> "Host":
         """Read what `write` left."""
-        return _SETUP.validate_json((folder / SETUP_FILE).read_bytes())
+        return _HOST.validate_json((folder / HOST_FILE).read_bytes())
+
+
+@dataclass(frozen=True)
+class Visit:
+    """To the first rank: a rank of another host wants to join."""
+
+    host: int
+    local_rank: int
+    host_ranks: int
+    version: str  # of the programs that must be the same
+    kind: Literal["visit"] = "visit"
+
+    @property
+    def rank(self) -> int:
+        """In the group."""
+        return self.host * self.host_ranks + self.local_rank
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """To a rank of another host: what to build, and where the store is in which all ranks meet."""
+
+    setup: Setup
+    address: str
+    port: int
+    kind: Literal["welcome"] = "welcome"
 
 
 @dataclass(frozen=True)
@@ -87,6 +131,7 @@ class Job:
     """One call of `learn`; parameters and sequences lie in the folder, and the results will."""
 
     folder: str
+    shape: tuple[int, int]  # of the sequences
     training: Training
     micro_batch: int
     outer_steps: int
@@ -145,8 +190,8 @@ class JobFolder:
         return StoredTensors(self.path / f"{name}.safetensors", keeps=self)
 
 
-_SETUP = TypeAdapter(Setup)
-Message = Hello | Ready | Job | Stop | Done | Failed
+_HOST = TypeAdapter(Host)
+Message = Hello | Visit | Welcome | Ready | Job | Stop | Done | Failed
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
 
 

@@ -1,7 +1,8 @@
-"""One rank of a group that trains together: it takes jobs from the worker's socket until the worker is gone.
+"""One rank of a group that trains together: it takes jobs until the worker, or another host of the group, is gone.
 
 Torch's launcher starts it: `python -m torch.distributed.run ... -m templar.training.rank SOCKET`. The rank ends at once
-when the socket closes or nobody listens there, so no rank outlives its worker, and with the launcher (on Linux).
+when the socket closes or nobody listens there, so none outlives the process that has started the launcher, and with the
+launcher (on Linux). On the worker's host jobs come over that socket, and on other hosts from the first rank.
 """
 
 import ctypes
@@ -20,14 +21,14 @@ from typing import NoReturn
 import psutil
 import torch
 from safetensors.torch import load_file
-from torch._C._distributed_c10d import FileStore
 
 from templar.errors import PermanentError, Reason
 from templar.tensorfile import StoredTensors
 from templar.training import jobs
 from templar.training.device import MicroBatches
 from templar.training.group import ReplicatedGroup, join_group
-from templar.training.jobs import Done, Failed, Hello, Job, Ready, Setup, Stop
+from templar.training.hosts import HostFiles, Meeting, meet
+from templar.training.jobs import Done, Failed, Hello, Host, Job, Ready, Stop
 from templar.training.train import Trainer
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Rank:
 
     def __init__(self, path: Path, number: int) -> None:
         self._path, self._jobs, self.stopped = path, queue.SimpleQueue[Job](), threading.Event()
+        self._sending = threading.Lock()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(str(path))
@@ -52,13 +54,25 @@ class Rank:
     def send(self, message: jobs.Message) -> None:
         """Tell the worker; if it is gone, the other thread ends this process when it has tidied up."""
         try:
-            jobs.send(self._socket, message)
+            with self._sending:
+                jobs.send(self._socket, message)
         except OSError:
             threading.Event().wait()
 
     def next(self) -> Job:
         """Wait for what the worker wants next."""
         return self._jobs.get()
+
+    def take(self, job: Job) -> None:
+        """Let a job be the next one."""
+        self.stopped.clear()
+        self._jobs.put(job)
+
+    def end(self, failed: Failed) -> NoReturn:
+        """Say why the group is over, and end this process; the launcher ends the others of this host."""
+        log.error("%s", failed.message)
+        self.send(failed)
+        os._exit(1)
 
     def _listen(self) -> NoReturn:
         try:
@@ -67,8 +81,7 @@ class Rank:
                 if isinstance(message, Stop):
                     self.stopped.set()
                 elif isinstance(message, Job):
-                    self.stopped.clear()
-                    self._jobs.put(message)
+                    self.take(message)
         finally:
             self._end_after_worker()
 
@@ -79,7 +92,7 @@ class Rank:
             with suppress(psutil.Error):
                 launcher.suspend()  # it would write to the folder
         with suppress(OSError, ValueError):  # another rank was faster
-            shutil.rmtree(Setup.read(self._path.parent).tensors, ignore_errors=True)
+            shutil.rmtree(Path(Host.read(self._path.parent).tensors).resolve(), ignore_errors=True)
         shutil.rmtree(self._path.parent, ignore_errors=True)
         if launcher is not None:
             with suppress(psutil.Error):
@@ -92,32 +105,55 @@ def main() -> NoReturn:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     _end_with_launcher()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))  # the launcher ends ranks so
-    path, number = Path(sys.argv[1]), int(os.environ["RANK"])
-    rank = Rank(path, number)
+    path, number, host_ranks = Path(sys.argv[1]), int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    rank, host = Rank(path, number), Host.read(path.parent)
 
-    # 1. Meet the others, and build the model, while the worker does something else. The store in a file needs no port.
-    setup = Setup.read(path.parent)
-    is_cuda = setup.settings.device != "cpu"
-    place = f"cuda:{os.environ['LOCAL_RANK']}" if is_cuda else "cpu"
-    if is_cuda:
-        torch.cuda.set_device(place)
-    store = FileStore(str(path.parent / "store"), int(os.environ["WORLD_SIZE"]))
-    group = join_group(store, number, setup.model, sharded=setup.sharded, is_cuda=is_cuda)
-    trainer = Trainer(setup.model, setup.settings.model_copy(update={"device": place}), group)
+    # 1. Meet the others, and build the model, while the worker does something else.
+    try:
+        meeting = meet(host, path.parent, number, host_ranks, on_job=rank.take, on_end=rank.end)
+    except PermanentError as error:
+        rank.end(Failed(error.reason, error.message[:_MESSAGE_CHARACTERS]))
+    trainer, group = build(meeting, number)
+    files = HostFiles(host, meeting) if meeting.setup.hosts > 1 else None
     rank.send(Ready())
-    log.info("rank %d is ready", number)
+    log.info("rank %d is ready", meeting.rank)
 
     # 2. Train.
     while True:
-        rank.send(answer(rank, trainer, group, rank.next()))
+        result = answer(rank, trainer, group, files, rank.next())
+        with suppress(OSError):  # the first rank is gone, and this process ends
+            meeting.tell(result)
+        rank.send(result)
 
 
-def answer(rank: Rank, trainer: Trainer, group: ReplicatedGroup, job: Job) -> Done | Failed:
+def build(meeting: Meeting, local_rank: int) -> tuple[Trainer, ReplicatedGroup]:
+    """Join the group, and build the model."""
+    setup = meeting.setup
+    is_cuda = setup.settings.device != "cpu"
+    place = f"cuda:{local_rank}" if is_cuda else "cpu"
+    if is_cuda:
+        torch.cuda.set_device(place)
+    group = join_group(
+        meeting.store,
+        meeting.rank,
+        setup.ranks,
+        setup.model,
+        hosts=setup.hosts,
+        sharded=setup.sharded,
+        is_cuda=is_cuda,
+    )
+    settings = setup.settings.model_copy(update={"device": place})
+    return Trainer(setup.model, settings, group), group
+
+
+def answer(rank: Rank, trainer: Trainer, group: ReplicatedGroup, files: HostFiles | None, job: Job) -> Done | Failed:
     """Train, and say what came of it; a failure that the others do not share ends the group on the worker's side."""
-    group.folder = Path(job.folder)
     settings = trainer.settings.model_copy(update={"micro_batch": job.micro_batch})
     trainer.micro_batches = MicroBatches(trainer.model, settings, trainer.device, ranks=group.size)
     try:
+        if files is not None:
+            job = files.bring(job)
+        group.folder = Path(job.folder)
         result = trainer.learn(
             StoredTensors(group.folder / jobs.PARAMETERS_FILE),
             load_file(group.folder / jobs.SEQUENCES_FILE)[jobs.SEQUENCES],

@@ -1,69 +1,36 @@
-"""The trainer of several devices of one host: a group of processes under torch's launcher, warm between windows.
+"""The trainer of several devices of one host or several: processes that are warm between windows.
 
-The launcher is a child process, for it replaces signal handlers. Ranks are controlled over a Unix-domain socket and end
-when it closes, so none outlives this process. A rank that dies, runs out of memory or does not answer ends one call of
-`learn` with a reason; the group is killed, and another one starts at once, so that it is warm at the next call.
+A rank that dies, runs out of memory or does not answer ends one call of `learn` with a reason; the group is killed, and
+another one starts at once, so that it is warm at the next call. The ranks of other hosts are started there (`templar
+neuron lend`), and join the group again when it starts.
 """
 
 import logging
-import os
-import secrets
-import selectors
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings, Training
-from templar.interrupt import check_stop
 from templar.tensorfile import write_tensors
-from templar.training import jobs
+from templar.training import hosts, jobs
 from templar.training.device import MicroBatches, choose_device, num_parameters
-from templar.training.jobs import Done, Failed, Hello, Job, JobFolder, Message, Ready, Setup, Stop
+from templar.training.jobs import IN_STEP, Done, Host, Job, JobFolder, Setup
+from templar.training.launch import RANK_MODULE, RankGroup
 from templar.training.model import check_shapes, parameter_shapes
 from templar.training.train import OptimizerState, Trainer, TrainProgress, TrainResult
 
 log = logging.getLogger(__name__)
 
-RANK_MODULE = "templar.training.rank"
-START_SECONDS = 600.0
-"""How long a worker that needs the ranks waits until they have met."""
 WATCHDOG_SECONDS = 60.0
 """How long after the deadline the ranks may take to answer, besides the time for the files of the result."""
 FILE_BYTES_PER_SECOND = 100e6
 """A disk writes at least so fast: update and two moments take 12 bytes per parameter."""
-IN_STEP = frozenset({Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO_TIME_LEFT})
-"""Failures after which all ranks have answered, and the group goes on."""
-_POLL_SECONDS = 0.05
-_SEND_SECONDS = 30.0
-_END_SECONDS = 10.0
-"""A killed process is gone after milliseconds, unless the kernel is busy with it."""
-_LONGEST_SOCKET_PATH = 100
-_ENVIRONMENT = (
-    "PATH",
-    "HOME",
-    "TMPDIR",
-    "LD_LIBRARY_PATH",
-    "PYTHONPATH",
-    "LANG",
-    "CUDA_VISIBLE_DEVICES",
-    "VIRTUAL_ENV",
-)
-_ENVIRONMENT_PREFIXES = ("CUDA_", "NCCL_", "TORCH", "NVIDIA_", "LC_")
-"""What ranks inherit. They need no keys of stores and wallets, so they get none."""
 
 
 def open_trainer(model: Model, settings: TrainerSettings, folder: Path) -> "Trainer | RankedTrainer":
@@ -77,22 +44,23 @@ def open_trainer(model: Model, settings: TrainerSettings, folder: Path) -> "Trai
     Raises:
         PermanentError: `bad_environment`; the machine has no such device, or not so many.
     """
-    if rank_count(settings) == 1:
+    if rank_count(settings) == settings.hosts == 1:
         return Trainer(model, settings)
     return RankedTrainer(model, settings, folder)
 
 
 def rank_count(settings: TrainerSettings) -> int:
-    """The number of ranks; `auto` takes one per CUDA device, and one on a CPU.
+    """The number of ranks of a host; `auto` takes one per CUDA device, and one on a CPU.
 
     Raises:
         PermanentError: `bad_environment`; there are fewer CUDA devices, or the settings name one of them.
     """
     number = torch.cuda.device_count() if settings.device != "cpu" and torch.cuda.is_available() else 0
+    for name, wanted in (("RANKS", settings.ranks), ("HOSTS", settings.hosts)):
+        if wanted not in ("auto", 1) and ":" in settings.device:
+            raise _bad(f"TEMPLAR_{name} is {wanted}, and TEMPLAR_DEVICE {settings.device} is one device: set cuda")
     if settings.ranks == "auto":
         return 1 if ":" in settings.device else max(1, number)
-    if settings.ranks > 1 and ":" in settings.device:
-        raise _bad(f"TEMPLAR_RANKS is {settings.ranks}, and TEMPLAR_DEVICE {settings.device} is one device: set cuda")
     if settings.ranks > 1 and settings.ranks > number and (number or settings.device == "cuda"):
         raise _bad(
             f"TEMPLAR_RANKS is {settings.ranks}, and this machine has {number} CUDA devices: set auto, a number up to "
@@ -119,12 +87,14 @@ class RankedTrainer:
         """Choose the device; processes start with the first call of `check` or `learn`.
 
         Raises:
-            PermanentError: `bad_environment`; the machine has no such device or precision, or not so many.
+            PermanentError: `bad_environment`; the machine has no such device or precision, or not so many, or the
+                rendezvous is no address of it.
         """
         # 1. What one rank runs on.
-        self.model, self.size, self.folder = model, rank_count(settings), folder
+        self.model, self.host_ranks, self.folder = model, rank_count(settings), folder
+        self.size = settings.hosts * self.host_ranks
         self.device = choose_device(settings)
-        threads = max(1, self.device.threads // self.size)
+        threads = max(1, self.device.threads // self.host_ranks)
         self.micro_batches = MicroBatches(model, settings, self.device, ranks=self.size)
         self._rank_settings = settings.model_copy(
             update={
@@ -135,6 +105,7 @@ class RankedTrainer:
                 "repeatable": False,
             }
         )
+        self._interface = hosts.interface_to(settings.rendezvous, is_own=True) if settings.rendezvous else None
         self._adaptive = settings.micro_batch == "auto"
         self._group: RankGroup | None = None
         self._watchdog_seconds = watchdog_seconds + 12 * num_parameters(model) / FILE_BYTES_PER_SECOND
@@ -196,6 +167,7 @@ class RankedTrainer:
             save_file({jobs.SEQUENCES: sequences.contiguous()}, folder / jobs.SEQUENCES_FILE)
             job = Job(
                 folder=str(folder),
+                shape=(len(sequences), length),
                 training=training,
                 micro_batch=size,
                 outer_steps=outer_steps,
@@ -228,11 +200,16 @@ class RankedTrainer:
         return self._group
 
     def _start_group(self, length: int) -> "RankGroup":
+        settings = self._rank_settings
+        sharded = self.micro_batches.sharded(length)
+        setup = Setup(self.model, settings, sharded, hosts=settings.hosts, host_ranks=self.host_ranks)
         return RankGroup(
-            Setup(self.model, self._rank_settings, self.micro_batches.sharded(length), str(self._tensors)),
-            self.size,
+            Host(str(self._tensors), setup, rendezvous=settings.rendezvous),
+            self.host_ranks,
             log_path=self.folder / "ranks.log",
             watchdog_seconds=self._watchdog_seconds,
+            threads=settings.threads,
+            interface=self._interface,
             module=self._rank_module,
         )
 
@@ -263,8 +240,10 @@ class RankedTrainer:
             new_state = OptimizerState(
                 optimizer.num_steps + done.num_steps, lent.tensors("exp_avg"), lent.tensors("exp_avg_sq")
             )
-        kind = "sharded" if self._group is not None and self._group.setup.sharded else "replicated"
-        why = "; ".join(part for part in (self.device.why, f"{self.size} ranks, {kind}") if part)
+        setup = self._group.host.setup if self._group is not None else None
+        kind = "sharded" if setup is not None and setup.sharded else "replicated"
+        where = "" if self.size == self.host_ranks else f" on {self.size // self.host_ranks} hosts"
+        why = "; ".join(part for part in (self.device.why, f"{self.size} ranks{where}, {kind}") if part)
         return TrainResult(
             update=lent.tensors("update"),
             optimizer=new_state,
@@ -276,212 +255,6 @@ class RankedTrainer:
             stopped_early=done.stopped_early,
             figures=replace(done.figures, choice=why),
         )
-
-
-class RankGroup:
-    """The launcher, its ranks and the socket that they are connected to."""
-
-    def __init__(self, setup: Setup, size: int, *, log_path: Path, watchdog_seconds: float, module: str) -> None:
-        self.setup, self._size, self._log_path, self._watchdog_seconds = setup, size, log_path, watchdog_seconds
-        self.processes: dict[int, psutil.Process] = {}
-        """The ranks that have connected."""
-        self._ended_log = log_path.with_name("ranks-ended.log")
-        self._connections: dict[int, socket.socket] = {}
-        self._ready: set[int] = set()
-        self._selector = selectors.DefaultSelector()
-        self._place = _short_folder()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(self._place / "s"))
-        self._listener.listen(size)
-        setup.write(self._place)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._give_up = float("inf")
-        self.launcher = self._launch(module)
-
-    def is_alive(self) -> bool:
-        """Whether the launcher and all ranks that have connected live."""
-        if self.launcher.poll() is not None:
-            return False
-        try:
-            return all(process.status() != psutil.STATUS_ZOMBIE for process in self.processes.values())
-        except psutil.Error:
-            return False
-
-    @property
-    def has_met(self) -> bool:
-        """Whether all ranks are ready for jobs."""
-        return len(self._ready) == self._size
-
-    def wait_ready(self, keep_going: Callable[[], bool]) -> None:
-        """Wait until all ranks have met.
-
-        Raises:
-            PermanentError: `no_time_left`; they go on meeting. `trainer_failed`.
-        """
-        self._give_up = min(self._give_up, time.monotonic() + START_SECONDS)
-        while True:
-            if not keep_going():
-                raise PermanentError(Reason.NO_TIME_LEFT, "the ranks were not ready before the window's training ended")
-            if self.has_met:
-                return
-            if time.monotonic() > self._give_up:
-                raise self._failure(f"{len(self._ready)} of {self._size} ranks were ready after {START_SECONDS:.0f} s")
-            for number, message in self._messages():
-                if isinstance(message, Failed):
-                    raise PermanentError(message.reason, f"rank {number}: {message.message}")
-                if isinstance(message, Ready):
-                    self._ready.add(number)
-
-    def work(self, job: Job, keep_going: Callable[[], bool]) -> Done:
-        """Let all ranks do a job, and return what the first one says.
-
-        Raises:
-            PermanentError: What a rank failed with; `trainer_failed`.
-        """
-        # 1. All get the job.
-        for number in self._connections:
-            self._send(number, job)
-        # 2. All answer. A failure that one rank may have had alone is not waited on.
-        answers: dict[int, Done | Failed] = {}
-        give_up = float("inf")
-        while len(answers) < self._size:
-            if give_up == float("inf") and not keep_going():
-                self._send(0, Stop())
-                give_up = time.monotonic() + self._watchdog_seconds
-            if time.monotonic() > give_up:
-                silent = sorted(self._connections.keys() - answers.keys())
-                raise self._failure(f"ranks {silent} did not answer {self._watchdog_seconds:.0f} s after the deadline")
-            for number, message in self._messages():
-                if isinstance(message, Failed) and message.reason not in IN_STEP:
-                    raise self._error_of(number, message)
-                if isinstance(message, Done | Failed):
-                    answers[number] = message
-        # 3. They must agree.
-        first = answers[0]
-        for number, found in sorted(answers.items()):
-            if isinstance(found, Failed):
-                raise self._error_of(number, found)
-            if isinstance(first, Done) and found.num_steps != first.num_steps:
-                raise self._failure(f"rank {number} took {found.num_steps} steps, and rank 0 took {first.num_steps}")
-        if not isinstance(first, Done):  # it was raised above
-            raise TypeError("rank 0 failed without an error")
-        return first
-
-    def kill(self) -> None:
-        """End all processes at once."""
-        # 1. The launcher, which would wait for its ranks; then those that have connected or not.
-        victims = list(self.processes.values())
-        with suppress(psutil.Error):
-            victims += psutil.Process(self.launcher.pid).children(recursive=True)
-        if self.launcher.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.launcher.pid, signal.SIGKILL)
-        for victim in victims:  # each rank leads a session of its own
-            with suppress(psutil.Error):
-                victim.kill()
-        self.launcher.wait()
-        psutil.wait_procs(victims, timeout=_END_SECONDS)
-        # 2. The log, for the next ones write their own; and the socket.
-        with suppress(OSError):
-            self._log_path.replace(self._ended_log)
-        self._selector.close()
-        for connection in (self._listener, *self._connections.values()):
-            connection.close()
-        shutil.rmtree(self._place, ignore_errors=True)
-
-    def _launch(self, module: str) -> "subprocess.Popen[bytes]":
-        given = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
-        }
-        package = str(Path(__file__).resolve().parents[2])
-        given["PYTHONPATH"] = os.pathsep.join(part for part in (package, given.get("PYTHONPATH", "")) if part)
-        given["OMP_NUM_THREADS"] = str(self.setup.settings.threads)
-        if sys.platform == "linux":  # ranks of one host meet on its loopback interface
-            given |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-        # The rendezvous is a file in the private folder, for torch unpickles what it finds there; it needs no port.
-        given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-        command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(self._size)),
-            *("--max-restarts", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", str(self._place / "rendezvous")),
-            *("--rdzv-conf", "store_type=file", "--rdzv-id", secrets.token_hex(8), "--local-addr", "127.0.0.1"),
-            *("--log-dir", str(self._place / "logs")),  # else it leaves a folder behind
-            *("-m", module, str(self._place / "s")),
-        ]
-        with self._log_path.open("wb") as output:
-            return subprocess.Popen(  # noqa: S603 - the command is this program's own
-                command,
-                env=given,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C is the worker's to handle, and all of this is killed as one
-            )
-
-    def _messages(self) -> list[tuple[int, Message]]:
-        """What ranks say within a moment.
-
-        Raises:
-            PermanentError: `trainer_failed`; one of the processes is gone.
-            StoppedError: A stop was asked for.
-        """
-        check_stop()
-        if self.launcher.poll() is not None:
-            raise self._failure(f"the launcher ended with status {self.launcher.returncode}")
-        found: list[tuple[int, Message]] = []
-        for key, _ in self._selector.select(_POLL_SECONDS):
-            if key.fileobj is self._listener:
-                self._accept()
-                continue
-            try:
-                found.append((key.data, jobs.receive(self._connections[key.data])))
-            except (OSError, ValueError) as error:
-                raise self._failure(f"rank {key.data} is gone: {error}") from None
-        return found
-
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
-        connection.settimeout(_SEND_SECONDS)
-        try:
-            hello = jobs.receive(connection)
-            process = psutil.Process(hello.pid if isinstance(hello, Hello) else None)
-        except (OSError, ValueError, psutil.Error) as error:
-            connection.close()
-            raise self._failure(f"a rank could not connect: {error}") from None
-        if not isinstance(hello, Hello) or not 0 <= hello.rank < self._size or hello.rank in self._connections:
-            connection.close()
-            raise self._failure(f"not the first word of a rank: {hello}")
-        self.processes[hello.rank] = process
-        self._connections[hello.rank] = connection
-        self._selector.register(connection, selectors.EVENT_READ, hello.rank)
-
-    def _send(self, number: int, message: Message) -> None:
-        try:
-            jobs.send(self._connections[number], message)
-        except OSError as error:
-            raise self._failure(f"rank {number} is gone: {error}") from None
-
-    def _error_of(self, number: int, failed: Failed) -> PermanentError:
-        problem = f"rank {number}: {failed.message}"
-        is_own = failed.reason is not Reason.TRAINER_FAILED  # else a rank saw the end of another one first
-        return PermanentError(failed.reason, problem) if is_own else self._failure(problem)
-
-    def _failure(self, problem: str) -> PermanentError:
-        return PermanentError(
-            Reason.TRAINER_FAILED,
-            f"{problem}: nothing is published in this window, and other ranks start for the next one; the log of these "
-            f"is {self._ended_log}",
-        )
-
-
-def _short_folder() -> Path:
-    """A new private folder; the path of a socket has at most 108 bytes, and 104 on macOS."""
-    folder = Path(tempfile.mkdtemp(prefix="templar-"))
-    if len(os.fsencode(folder)) + 2 <= _LONGEST_SOCKET_PATH:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="templar-", dir="/tmp"))
 
 
 def _bad(message: str) -> PermanentError:

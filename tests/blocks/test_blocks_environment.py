@@ -49,6 +49,8 @@ TRAINER = {
     "TEMPLAR_COMPILE": "on",
     "TEMPLAR_CHECKPOINT_LAYERS": "2",
     "TEMPLAR_RANKS": "2",
+    "TEMPLAR_HOSTS": "4",
+    "TEMPLAR_RENDEZVOUS": "10.0.0.1:29500",
     "TEMPLAR_SHARDING": "sharded",
 }
 REQUIRED = sorted(
@@ -121,6 +123,8 @@ def test_the_device_and_how_to_train_on_it() -> None:
         compile_layers=True,
         checkpoint_layers=2,
         ranks=2,
+        hosts=4,
+        rendezvous="10.0.0.1:29500",
         sharding="sharded",
         repeatable=False,
     )
@@ -146,6 +150,9 @@ def test_the_device_and_how_to_train_on_it() -> None:
         ("TEMPLAR_MICRO_BATCH", "some", "is 'some': set preset, auto or a whole number of at least 1"),
         ("TEMPLAR_COMPILE", "yes", "is 'yes': set on or off"),
         ("TEMPLAR_RANKS", "0", "is '0': set auto or a whole number of at least 1"),
+        ("TEMPLAR_HOSTS", "0", "is 0: set 1 for this host alone, or their number"),
+        ("TEMPLAR_RENDEZVOUS", "10.0.0.1:29500", "is '10.0.0.1:29500' with TEMPLAR_HOSTS 1: set ADDRESS:PORT"),
+        ("TEMPLAR_RENDEZVOUS", "29500", "is '29500' with TEMPLAR_HOSTS 1: set ADDRESS:PORT"),
         ("TEMPLAR_SHARDING", "all", "is 'all': set auto, replicated, sharded"),
         ("TEMPLAR_CHECKPOINT_LAYERS", "-1", "is '-1': set off or a whole number of at least 1"),
         ("TEMPLAR_INNER_SNAPSHOT_SECONDS", "often", "must be a number"),
@@ -155,6 +162,12 @@ def test_the_device_and_how_to_train_on_it() -> None:
 )
 def test_a_bad_choice_of_the_trainer_is_named_with_its_remedy(name: str, value: str, remedy: str) -> None:
     assert f"{name} {remedy}" in problems(**{name: value})
+
+
+def test_only_a_miner_trains_on_several_hosts() -> None:
+    assert "TEMPLAR_RENDEZVOUS is '' with TEMPLAR_HOSTS 2: set ADDRESS:PORT" in problems(TEMPLAR_HOSTS="2")
+    several = {"TEMPLAR_HOSTS": "2", "TEMPLAR_RENDEZVOUS": "10.0.0.1:29500"}
+    assert "TEMPLAR_HOSTS is 2, and the role is validator" in problems(TEMPLAR_ROLE="validator", **several)
 
 
 def test_several_ranks_keep_no_progress() -> None:

@@ -378,8 +378,9 @@ def test_ranks_that_the_machine_has_no_devices_for(monkeypatch: pytest.MonkeyPat
     assert rank_count(settings(4)) == 4  # on the CPU
     with pytest.raises(PermanentError, match="TEMPLAR_RANKS is 3, and this machine has 2 CUDA devices: set auto"):
         rank_count(settings(3, device="auto"))
-    with pytest.raises(PermanentError, match="TEMPLAR_DEVICE cuda:1 is one device: set cuda"):
-        rank_count(settings(2, device="cuda:1"))
+    for several in (settings(2, device="cuda:1"), settings(1, device="cuda:1", hosts=2, rendezvous="10.0.0.1:29500")):
+        with pytest.raises(PermanentError, match="is 2, and TEMPLAR_DEVICE cuda:1 is one device: set cuda"):
+            rank_count(several)
 
 
 @pytest.mark.parametrize(
