@@ -4,12 +4,13 @@
 
 Both sides take the same AdamW steps on the same tokens, in the same precision, micro-batches and number of threads; the
 bare loop has nothing else: forward, backward, clip, step. They run in turns, because the machine is shared, and each
-round gives one ratio. On one thread the process's own computing time counts, which others cannot add to. The last line
-is JSON: `plain_x`, tokens per second of `Trainer.learn` over those of the bare loop, is the smallest of all rows;
-`threads_x` is the gain of the second thread over the bare loop's gain. `busy_fraction` is the share of a window of the
-preset `150M` in which a device computes if its inner steps fill the time: the window, less the wait for the decision of
-the window before in the first roster slot and less the margins before the close, times the share of the trainer's time
-that was forward, backward or step. `mfu` is that of the last row, on a device with a known
+round gives one ratio. A batch is much smaller than a preset's, so what the trainer does once in a window, such as its
+copy of the parameters, weighs more here than there. On one thread the process's own computing time counts, which others
+cannot add to. The last line is JSON: `plain_x`, tokens per second of `Trainer.learn` over those of the bare loop, is
+the smallest of all rows; `threads_x` is the gain of the second thread over the bare loop's gain. `busy_fraction` is the
+share of a window of the preset `150M` in which a device computes if its inner steps fill the time: the window, less the
+wait for the decision of the window before in the first roster slot and less the margins before the close, times the
+share of the trainer's time that was forward, backward or step. `mfu` is that of the last row, on a device with a known
 peak.
 """
 
@@ -17,7 +18,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -127,47 +128,48 @@ class Speed:
 
 
 def measure(row: Row) -> Speed:
-    """Run both sides in turns, one ratio per round; the first round warms up."""
+    """Run both sides in turns, one ratio per round, after a short round that warms up."""
     # 1. The same model, tokens and settings for both.
     generator = torch.Generator().manual_seed(0)
     shape = (row.steps * row.batch, row.length)
     sequences = torch.randint(0, row.model.vocab_size, shape, generator=generator)
     trainer, bare = Trainer(row.model, row.settings()), build_model(row.model)
     params = {name: param.clone() for name, param in parameters_of(bare).items()}
-    optimizer, training = OptimizerState.zeros(params), row.training()
+    optimizer = OptimizerState.zeros(params)
     nn.Module.to(bare, row.device)
     forward: Callable[..., Any] = torch.compile(bare) if row.is_cuda else bare
     found: list[TrainFigures] = []
 
-    def learn() -> None:
+    def learn(row: Row) -> None:
         result = trainer.learn(
-            params, sequences, training=training, outer_steps=2000, optimizer=optimizer, keep_going=lambda: True
+            params, sequences, training=row.training(), outer_steps=2000, optimizer=optimizer, keep_going=lambda: True
         )
         if result.figures is not None:
             found.append(result.figures)
 
-    def plain() -> None:
+    def plain(row: Row) -> None:
         with torch_threads(row.threads):
             bare_loop(bare, forward, sequences, row)
 
     # 2. Rounds, each side first in every second one.
     rounds: list[tuple[float, float]] = []
-    for number in range(row.rounds + 1):
+    for each in (learn, plain):
+        each(replace(row, batch=row.micro_batch, steps=1))
+    for number in range(row.rounds):
         if number % 2:
             rounds.append((_seconds(plain, row), _seconds(learn, row)))
         else:
             rounds.append((_seconds(learn, row), _seconds(plain, row))[::-1])
-    rounds = rounds[1:]
     plain_seconds, learn_seconds = (median(each) for each in zip(*rounds, strict=True))
     ratio = median(plain / learn for plain, learn in rounds)
     return Speed(row, row.tokens / plain_seconds, row.tokens / learn_seconds, ratio, found[-1])
 
 
-def _seconds(run: Callable[[], None], row: Row) -> float:
+def _seconds(run: Callable[[Row], None], row: Row) -> float:
     """Seconds of a run: of computing on one thread of the CPU, else of time."""
     clock = time.process_time if row.threads == 1 and not row.is_cuda else time.perf_counter
     started = clock()
-    run()
+    run(row)
     return clock() - started
 
 
@@ -182,7 +184,7 @@ def rows(device: str, quick: bool) -> list[Row]:
         ]
     both = [1, 2] if given_threads() > 1 else [1]
     small = [Row("8 M", SMALL, 8, 8, 256, 1 if quick else 2, 2 if quick else 9, threads) for threads in both]
-    return small if quick else [*small, *(Row("150M", large, 2, 1, 2048, 1, 2, threads) for threads in both)]
+    return small if quick else [*small, *(Row("150M", large, 6, 1, 2048, 1, 2, threads) for threads in both)]
 
 
 def busy_fraction(figures: TrainFigures) -> float:
