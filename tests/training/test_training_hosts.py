@@ -25,7 +25,7 @@ from templar.training.device import estimated_bytes
 from templar.training.jobs import Failed, Hello, Message, Setup, Visit, Welcome
 from templar.training.ranks import RankedTrainer
 from templar.training.train import Trainer
-from tests.training.test_training_ranks import (
+from tests.support.ranked_training import (
     ENDLESS,
     HPARAMS,
     MODEL,
