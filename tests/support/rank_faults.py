@@ -1,4 +1,4 @@
-"""Faults of a group of ranks in a network of processes: `python -m tests.support.rank_faults FOLDER FAULTS`.
+"""Faults of a group of ranks in a network of processes: `python -m tests.support.rank_faults FOLDER FAULTS [SECONDS]`.
 
 One miner of the network trains on two ranks. In every second window, in the middle of its training, one of its
 processes is killed or stopped, or a rank runs out of memory; in the windows between, nothing happens to it. What came
@@ -27,7 +27,7 @@ VICTIM = "miner-2"
 SETTINGS = {VICTIM: {"TEMPLAR_RANKS": "2", "TEMPLAR_MICRO_BATCH": "auto"}}
 KINDS = ("rank 0 killed", "rank 1 killed", "launcher killed", "worker killed", "rank stopped", "out of memory")
 WINDOWS = {"blocks_per_window": 40}
-"""Long enough for a worker that is started afresh on two busy cores, and its group."""
+"""Long enough for a worker that is started afresh on two busy cores, and its group; a fast machine needs less."""
 TRAINING = {"batch_size": 16, "micro_batch_size": 16, "inner_steps": 400}
 """With the pauses of `tests.support.faulty_rank` no window is long enough for all steps."""
 RECOVERY_SECONDS = 480.0
@@ -59,8 +59,8 @@ class Outcome:
 class RankFaults:
     """A network in a folder, one of whose miners is a group of two ranks, and its faults."""
 
-    def __init__(self, folder: Path) -> None:
-        self.network = FaultNetwork(folder, windows=WINDOWS, training=TRAINING, settings=SETTINGS)
+    def __init__(self, folder: Path, windows: dict[str, int] | None = None) -> None:
+        self.network = FaultNetwork(folder, windows=windows or WINDOWS, training=TRAINING, settings=SETTINGS)
         self.seen: set[ProcessIdentity] = set()
         """All launchers and ranks that were looked at."""
 
@@ -201,9 +201,9 @@ def _size(file: Path) -> int:
         return 0
 
 
-def main(folder: Path, number: int) -> None:
-    """Inject faults, take the network down, and print what came of it."""
-    faults = RankFaults(folder)
+def main(folder: Path, number: int, seconds: int = WINDOWS["blocks_per_window"]) -> None:
+    """Inject faults, take the network down, and print what came of it; blocks take a second."""
+    faults = RankFaults(folder, {"blocks_per_window": seconds})
     with faults.up():
         outcomes = faults.inject(number)
         last = faults.settle()
@@ -227,4 +227,4 @@ def main(folder: Path, number: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *(int(each) for each in sys.argv[2:]))
