@@ -50,7 +50,7 @@ def run(block: Neuron, seconds: float) -> Rehearsal:
     signer, context = block.wallet.open(), context_of(block)
     context = replace(context, name=FOLDER, home=context.home.with_name(FOLDER))
     hparams = block.hparams()
-    settings = block.trainer.model_copy(update={"hosts": 1, "rendezvous": ""})  # others train with the neuron
+    settings = block.trainer.model_copy(update={"hosts": 1, "rendezvous": ""})  # other hosts train with the neuron
     with (
         auditing(context, None) as auditor,
         closing(open_trainer(hparams.model, settings, context.home / "ranks")) as trainer,

@@ -442,10 +442,10 @@ class TrainerSettings(SettingsGroup):
             raise ValueError(f"micro_batch {self.micro_batch} must be at least 1")
         if (self.hosts > 1) is not bool(self.rendezvous):
             raise ValueError("hosts above 1 and rendezvous belong together")
-        ranks = 1 if (self.ranks, self.hosts) == (1, 1) else None
-        if self.inner_snapshot_seconds and ranks != 1:
+        is_alone = (self.ranks, self.hosts) == (1, 1)
+        if self.inner_snapshot_seconds and not is_alone:
             raise ValueError("inner_snapshot_seconds must be 0: several ranks keep no progress")
-        if self.repeatable and (self.device, self.threads, self.precision, ranks) != ("cpu", 1, "float32", 1):
+        if self.repeatable and (self.device, self.threads, self.precision, is_alone) != ("cpu", 1, "float32", True):
             raise ValueError("repeatable training takes one rank and one thread of the CPU in float32")
         return self
 

@@ -290,7 +290,8 @@ class PassSizes:
         batch = batches.batch_size
         if batch % self._ranks:
             divisors = ", ".join(str(number) for number in _divisors(batch))
-            raise _bad(f"{self._ranks} ranks do not divide {self._work.batch} {batch}: set TEMPLAR_RANKS to {divisors}")
+            name = "TEMPLAR_RANKS" if self._settings.hosts == 1 else "TEMPLAR_HOSTS times TEMPLAR_RANKS"
+            raise _bad(f"{self._ranks} ranks do not divide {self._work.batch} {batch}: set {name} to {divisors}")
         return batch // self._ranks
 
     def _first_guess(self, batch: int, length: int) -> int:

@@ -1,4 +1,4 @@
-"""Ranks on several hosts: how they find the first rank, end together, and get the files of a job.
+"""Ranks on several hosts: how they find the first rank, and end together.
 
 The first rank listens at the rendezvous that the operator names, on that address alone. A rank of another host says
 where it is, learns what to build and where the store is in which all ranks meet, and is passed each job. When such a
@@ -8,58 +8,63 @@ must be private. Torch's launcher has a rendezvous of its own for several hosts,
 listens on every interface; so each host has a launcher for itself.
 """
 
+import hashlib
 import logging
 import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 import torch
-from safetensors.torch import load_file, save_file
-from torch import distributed
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from templar.errors import PermanentError, Reason
-from templar.tensorfile import StoredTensors, TensorWriter
 from templar.training import jobs
-from templar.training.device import num_parameters
 from templar.training.group import PATIENCE
-from templar.training.jobs import Done, Failed, Host, Job, Lent, Message, Setup, Visit, Welcome
-from templar.training.model import parameter_shapes
+from templar.training.jobs import Done, Failed, Host, Job, Message, Setup, Visit, Welcome
 
 log = logging.getLogger(__name__)
 
-VERSION = f"templar {version('templar')} with torch {torch.__version__}"
-"""The ranks of a group have the same."""
-PASSED_BYTES = 12
-"""Of the files of a job on another host, per parameter: the parameters and two moments."""
+PACKAGE = Path(__file__).resolve().parents[1]
 _VISIT_SECONDS = 2.0
-"""How long a connection may take for its first words; the ranks that are there wait meanwhile."""
+"""How long a connection may take for its first word; nobody else is heard meanwhile."""
+_VISIT_BYTES = 4096
 _SEND_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
-_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_KEEPALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 """A host without power is noticed after half a minute."""
 _STORE_PORT = "port"
+_LAST_PORT = 65535
+
+
+@cache
+def program() -> str:
+    """What the ranks of a group must have in common: the source of this package, and torch."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
+    return f"templar {digest.hexdigest()[:12]} with torch {torch.__version__}"
 
 
 def endpoint(rendezvous: str) -> tuple[str, int]:
     """The IPv4 address and the port of a rendezvous.
 
     Raises:
-        PermanentError: `bad_environment`; nobody knows the name.
+        PermanentError: `bad_environment`; nobody knows the name, or it is no port.
     """
     name, _, port = rendezvous.rpartition(":")
+    if not name or not port.isdecimal() or not 1 <= int(port) <= _LAST_PORT:
+        raise _bad(f"the rendezvous {rendezvous!r} is no ADDRESS:PORT with a port from 1 to {_LAST_PORT}")
     try:
         return socket.gethostbyname(name), int(port)
-    except (OSError, ValueError) as error:
-        raise _bad(f"the rendezvous {rendezvous!r} is no ADDRESS:PORT that this host knows: {error}") from None
+    except OSError as error:
+        raise _bad(f"this host does not know the address of the rendezvous {rendezvous}: {error}") from None
 
 
 def interface_to(rendezvous: str, *, is_own: bool) -> str:
@@ -127,7 +132,7 @@ def meet(
     """
     # 1. On another host the first rank is asked; it may not be there yet.
     if host.setup is None:
-        visit = Visit(host.number, local_rank, host_ranks, VERSION)
+        visit = Visit(host.number, local_rank, host_ranks, program())
         connection, welcome = _visit(host.rendezvous, visit)
         threading.Thread(target=_follow, args=(connection, on_job, on_end), daemon=True).start()
         return Meeting(welcome.setup, visit.rank, _join_store(welcome.address, welcome.port), connection=connection)
@@ -183,38 +188,48 @@ class FirstRank:
             jobs.send(connection, job)
 
     def _serve(self) -> NoReturn:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    if key.fileobj is not self._listener:
-                        self._hear(key.data)
-                    elif (number := self._admit()) is not None:
-                        selector.register(self._visitors[number], selectors.EVENT_READ, number)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._listener, selectors.EVENT_READ)
+                while True:
+                    for key, _ in selector.select():
+                        if key.fileobj is not self._listener:
+                            self._hear(key.data)
+                        elif (number := self._admit()) is not None:
+                            selector.register(self._visitors[number], selectors.EVENT_READ, number)
+        except Exception as error:  # without this thread nobody would notice that a host is gone
+            log.exception("the first rank cannot listen any more")
+            self._on_end(Failed(Reason.TRAINER_FAILED, f"the first rank cannot listen any more: {error}"))
 
     def _admit(self) -> int | None:
         """Answer a connection; the number of the rank, or None if it is none of this group."""
-        # 1. Its first words.
-        connection, (address, _) = self._listener.accept()
-        connection.settimeout(_VISIT_SECONDS)
         try:
-            visit = jobs.receive(connection)
-        except (OSError, ValueError) as error:
-            log.warning("%s is no rank: %s", address, error)
-            connection.close()
-            return None
-        # 2. The answer.
-        problem = self._objection(visit)
-        answer = Failed(Reason.BAD_ENVIRONMENT, problem) if problem else None
-        try:
-            jobs.send(connection, answer or Welcome(self._setup, self._address, self.store.port))
+            connection, (address, _) = self._listener.accept()
         except OSError as error:
-            problem = str(error)
-        if problem or not isinstance(visit, Visit):
-            log.warning("a rank at %s does not join: %s", address, problem)
+            log.warning("a connection was gone before it was taken: %s", error)
+            return None
+        try:
+            number = self._answer(connection)
+        except (OSError, ValueError) as error:
+            log.warning("%s does not join: %s", address, error)
             connection.close()
             return None
-        log.info("rank %d of host %d has joined from %s", visit.rank, visit.host, address)
+        log.info("rank %d has joined from %s", number, address)
+        return number
+
+    def _answer(self, connection: socket.socket) -> int:
+        """Welcome a rank, or tell it why not.
+
+        Raises:
+            OSError: It is gone, or too slow.
+            ValueError: It is no rank of this group.
+        """
+        visit = jobs.receive(connection, seconds=_VISIT_SECONDS, most=_VISIT_BYTES)
+        problem = self._objection(visit)
+        if problem or not isinstance(visit, Visit):
+            jobs.send(connection, Failed(Reason.BAD_ENVIRONMENT, problem))
+            raise ValueError(problem)
+        jobs.send(connection, Welcome(self._setup, self._address, self.store.port))
         connection.settimeout(_SEND_SECONDS)
         _keep_alive(connection)
         self._visitors[visit.rank] = connection
@@ -225,8 +240,8 @@ class FirstRank:
         setup = self._setup
         if not isinstance(visit, Visit):
             return f"not the first word of a rank: {visit.kind}"
-        if visit.version != VERSION:
-            return f"it runs {visit.version}, and the first rank runs {VERSION}: install the same on all hosts"
+        if visit.program != program():
+            return f"it runs {visit.program}, and the first rank {program()}: install the same on all hosts"
         if not 1 <= visit.host < setup.hosts:
             return f"it is on host {visit.host}, and there are {setup.hosts}, from 0: set another --number"
         if visit.host_ranks != setup.host_ranks or not 0 <= visit.local_rank < setup.host_ranks:
@@ -245,101 +260,41 @@ class FirstRank:
             self._on_end(Failed(message.reason, f"rank {number} on another host: {message.message}"))
 
 
-class HostFiles:
-    """Brings the files of a job to every host: local rank 0 gets them for all ranks of its host. All ranks make one."""
-
-    def __init__(self, host: Host, meeting: Meeting) -> None:
-        setup = meeting.setup
-        self._host, self._meeting, self._model = host, meeting, setup.model
-        self._is_local_first = meeting.rank % setup.host_ranks == 0
-        self._local_firsts = distributed.new_group(list(range(0, setup.ranks, setup.host_ranks)), backend="gloo")
-        self._is_prepared = False
-
-    def bring(self, job: Job) -> Job:
-        """The same job with files that lie on this host; every rank of the group calls it.
-
-        Raises:
-            RuntimeError: A rank is gone.
-            OSError: A rank is gone, or this host has no room for the files.
-        """
-        # 1. The ranks of other hosts get the job; files are written when nobody reads those of the job before.
-        if self._meeting.first is not None:
-            self._meeting.first.pass_on(job)
-        _wait_for_all()
-        # 2. Local rank 0 of each other host writes what the first rank reads.
-        home = Path(self._host.tensors)
-        exp_avg, exp_avg_sq = home / "exp_avg.safetensors", home / "exp_avg_sq.safetensors"
-        if self._is_local_first:
-            self._prepare()
-            self._pass_tensors(Lent(str(Path(job.folder) / jobs.PARAMETERS_FILE)), home / jobs.PARAMETERS_FILE)
-            self._pass_tensors(job.exp_avg, exp_avg)
-            self._pass_tensors(job.exp_avg_sq, exp_avg_sq)
-            self._pass_sequences(job, home)
-        # 3. Nobody reads before all is there.
-        _wait_for_all()
-        if self._host.number == 0:
-            return job
-        return replace(
-            job,
-            folder=str(home),
-            exp_avg=None if job.exp_avg is None else Lent(str(exp_avg)),
-            exp_avg_sq=None if job.exp_avg_sq is None else Lent(str(exp_avg_sq)),
-        )
-
-    def _prepare(self) -> None:
-        if self._host.number and not self._is_prepared:
-            jobs.fresh_folder(Path(self._host.tensors).parent, PASSED_BYTES * num_parameters(self._model))
-            self._is_prepared = True
-
-    def _pass_tensors(self, lent: Lent | None, path: Path) -> None:
-        if lent is None:
-            return
-        shapes = parameter_shapes(self._model)
-        if self._host.number == 0:
-            source = StoredTensors(Path(lent.path), lent.prefix)
-            for name in shapes:
-                distributed.broadcast(source[name], src=0, group=self._local_firsts)
-            return
-        with TensorWriter(path, shapes, {}) as file:
-            for name, shape in shapes.items():
-                tensor = torch.empty(shape)
-                distributed.broadcast(tensor, src=0, group=self._local_firsts)
-                file.write(name, tensor)
-
-    def _pass_sequences(self, job: Job, home: Path) -> None:
-        if self._host.number == 0:
-            sequences = load_file(Path(job.folder) / jobs.SEQUENCES_FILE)[jobs.SEQUENCES].to(torch.int32)
-            distributed.broadcast(sequences, src=0, group=self._local_firsts)
-            return
-        sequences = torch.empty(job.shape, dtype=torch.int32)
-        distributed.broadcast(sequences, src=0, group=self._local_firsts)
-        save_file({jobs.SEQUENCES: sequences}, home / jobs.SEQUENCES_FILE)
-
-
-def _wait_for_all() -> None:
-    distributed.all_reduce(torch.zeros(1))
-
-
 def _visit(rendezvous: str, visit: Visit) -> tuple[socket.socket, Welcome]:
     """Wait for the first rank, and join it.
 
     Raises:
         PermanentError: It refused.
     """
-    address = endpoint(rendezvous)
-    log.info("waiting for the first rank at %s", rendezvous)
+    address, said = endpoint(rendezvous), ""
     while True:
-        with suppress(OSError, ValueError):
-            connection = socket.create_connection(address, timeout=_SEND_SECONDS)
-            jobs.send(connection, visit)
-            answer = jobs.receive(connection)
-            if isinstance(answer, Failed):
-                raise PermanentError(answer.reason, answer.message)
-            if isinstance(answer, Welcome):
-                connection.settimeout(None)
-                _keep_alive(connection)
-                return connection, answer
+        try:
+            return _ask(address, visit)
+        except (OSError, ValueError) as error:  # it does not run yet, or is another program
+            if str(error) != said:
+                said = str(error)
+                log.info("waiting for the first rank at %s: %s", rendezvous, said)
         time.sleep(_RETRY_SECONDS)
+
+
+def _ask(address: tuple[str, int], visit: Visit) -> tuple[socket.socket, Welcome]:
+    """Ask the first rank once.
+
+    Raises:
+        OSError: It is not there.
+        ValueError: What is there is no first rank.
+        PermanentError: It refused.
+    """
+    connection = socket.create_connection(address, timeout=_SEND_SECONDS)
+    jobs.send(connection, visit)
+    answer = jobs.receive(connection)
+    if isinstance(answer, Failed):
+        raise PermanentError(answer.reason, answer.message)
+    if not isinstance(answer, Welcome):
+        raise ValueError(f"not a welcome: {answer.kind}")  # noqa: TRY004 - a wrong answer, not a wrong type
+    connection.settimeout(None)
+    _keep_alive(connection)
+    return connection, answer
 
 
 def _follow(connection: socket.socket, on_job: Callable[[Job], None], on_end: Callable[[Failed], NoReturn]) -> NoReturn:

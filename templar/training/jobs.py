@@ -1,4 +1,4 @@
-"""What a worker and its ranks say to each other: short JSON over sockets; the host's place and tensors in files.
+"""What a worker and its ranks say to each other: short JSON over sockets; tensors are in files.
 
 A message is its length in 4 bytes, little-endian, and the JSON of one of the classes below. Nothing is unpickled.
 """
@@ -7,14 +7,15 @@ import logging
 import shutil
 import socket
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import psutil
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from torch import Tensor
 
 from templar.errors import Reason
@@ -92,7 +93,7 @@ class Visit:
     host: int
     local_rank: int
     host_ranks: int
-    version: str  # of the programs that must be the same
+    program: str  # the same on all hosts
     kind: Literal["visit"] = "visit"
 
     @property
@@ -192,7 +193,7 @@ class JobFolder:
 
 _HOST = TypeAdapter(Host)
 Message = Hello | Visit | Welcome | Ready | Job | Stop | Done | Failed
-_MESSAGE: TypeAdapter[Message] = TypeAdapter(Message)
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
 def send(connection: socket.socket, message: Message) -> None:
@@ -205,17 +206,23 @@ def send(connection: socket.socket, message: Message) -> None:
     connection.sendall(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
 
 
-def receive(connection: socket.socket) -> Message:
+def receive(connection: socket.socket, *, seconds: float | None = None, most: int = _MAX_BYTES) -> Message:
     """Wait for a message.
 
+    Args:
+        connection: The other side.
+        seconds: How long the whole message may take; by default the connection's timeout counts for each part of it.
+        most: Bytes that it may have.
+
     Raises:
-        OSError: The other side is gone.
+        OSError: The other side is gone, or was too slow.
         ValueError: These bytes are no message.
     """
-    length = int.from_bytes(_exactly(connection, _LENGTH_BYTES), "little")
-    if length > _MAX_BYTES:
-        raise ValueError(f"a message of {length} bytes, at most {_MAX_BYTES} are allowed")
-    return _MESSAGE.validate_json(_exactly(connection, length))
+    deadline = None if seconds is None else time.monotonic() + seconds
+    length = int.from_bytes(_exactly(connection, _LENGTH_BYTES, deadline), "little")
+    if length > most:
+        raise ValueError(f"a message of {length} bytes, at most {most} are allowed")
+    return _MESSAGE.validate_json(_exactly(connection, length, deadline))
 
 
 def fresh_folder(home: Path, num_bytes: int) -> Path:
@@ -264,9 +271,13 @@ def optimizer_of(job: Job, model: Model) -> OptimizerState:
     return OptimizerState(job.optimizer_steps, borrowed(job.exp_avg, model), borrowed(job.exp_avg_sq, model))
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int, deadline: float | None) -> bytes:
     data = bytearray()
     while len(data) < count:
+        if deadline is not None:
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError("it took too long")
+            connection.settimeout(left)
         part = connection.recv(count - len(data))
         if not part:
             raise ConnectionResetError("the other side has closed the connection")

@@ -106,12 +106,13 @@ class RankGroup:
         return len(self._ready) == self._size
 
     def wait_ready(self, keep_going: Callable[[], bool]) -> None:
-        """Wait until all ranks have met.
+        """Wait until all ranks have met; ranks of other hosts may come at any time.
 
         Raises:
-            PermanentError: `no_time_left`; they go on meeting. `trainer_failed`.
+            PermanentError: `no_time_left`; they go on meeting. What a rank failed with; `trainer_failed`.
         """
-        self._give_up = min(self._give_up, time.monotonic() + START_SECONDS)
+        if not self.host.rendezvous:
+            self._give_up = min(self._give_up, time.monotonic() + START_SECONDS)
         while True:
             if not keep_going():
                 raise PermanentError(
@@ -119,14 +120,13 @@ class RankGroup:
                 )
             if self.has_met:
                 return
-            if time.monotonic() > self._give_up:
-                ready = f"{len(self._ready)} of {self._size} ranks were ready after {START_SECONDS:.0f} s"
-                raise self._failure(ready + self._others)
             for number, message in self.messages():
                 if isinstance(message, Failed):
-                    raise PermanentError(message.reason, f"rank {number}: {message.message}")
+                    raise self._error_of(number, message)
                 if isinstance(message, Ready):
                     self._ready.add(number)
+            if not self.has_met and time.monotonic() > self._give_up:
+                raise self._failure(f"{len(self._ready)} of {self._size} ranks were ready after {START_SECONDS:.0f} s")
 
     def work(self, job: Job, keep_going: Callable[[], bool]) -> Done:
         """Let all ranks do a job, and return what the first one says.
@@ -200,11 +200,11 @@ class RankGroup:
         package = str(Path(__file__).resolve().parents[2])
         given["PYTHONPATH"] = os.pathsep.join(part for part in (package, given.get("PYTHONPATH", "")) if part)
         given["OMP_NUM_THREADS"] = str(threads)
-        for library in ("GLOO", "NCCL"):
-            if interface is not None:  # an operator may know a better one
-                given.setdefault(f"{library}_SOCKET_IFNAME", interface)
-            elif sys.platform == "linux":  # ranks of one host meet on its loopback interface
-                given[f"{library}_SOCKET_IFNAME"] = "lo"
+        if interface is not None:  # an operator may know a better one
+            given.setdefault("GLOO_SOCKET_IFNAME", interface)
+            given.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # else it takes every name that begins so
+        elif sys.platform == "linux":  # ranks of one host meet on its loopback interface
+            given |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         # The rendezvous is a file in the private folder, for torch unpickles what it finds there; it needs no port.
         given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         command = [

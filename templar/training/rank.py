@@ -27,7 +27,8 @@ from templar.tensorfile import StoredTensors
 from templar.training import jobs
 from templar.training.device import MicroBatches
 from templar.training.group import ReplicatedGroup, join_group
-from templar.training.hosts import HostFiles, Meeting, meet
+from templar.training.host_files import HostFiles
+from templar.training.hosts import Meeting, meet
 from templar.training.jobs import Done, Failed, Hello, Host, Job, Ready, Stop
 from templar.training.train import Trainer
 
@@ -113,8 +114,16 @@ def main() -> NoReturn:
         meeting = meet(host, path.parent, number, host_ranks, on_job=rank.take, on_end=rank.end)
     except PermanentError as error:
         rank.end(Failed(error.reason, error.message[:_MESSAGE_CHARACTERS]))
-    trainer, group = build(meeting, number)
-    files = HostFiles(host, meeting) if meeting.setup.hosts > 1 else None
+    try:
+        trainer, group = build(meeting, number)
+        files = HostFiles(host, meeting) if meeting.setup.hosts > 1 else None
+    except Exception as error:  # another host would not know why this one is gone
+        log.exception("rank %d cannot join", meeting.rank)
+        reason = error.reason if isinstance(error, PermanentError) else Reason.TRAINER_FAILED
+        failed = Failed(reason, f"{type(error).__name__}: {error}"[:_MESSAGE_CHARACTERS])
+        with suppress(OSError):
+            meeting.tell(failed)
+        rank.end(failed)
     rank.send(Ready())
     log.info("rank %d is ready", meeting.rank)
 
@@ -142,7 +151,8 @@ def build(meeting: Meeting, local_rank: int) -> tuple[Trainer, ReplicatedGroup]:
         sharded=setup.sharded,
         is_cuda=is_cuda,
     )
-    settings = setup.settings.model_copy(update={"device": place})
+    threads = int(os.environ["OMP_NUM_THREADS"])  # this host's, which may have another number than the worker's
+    settings = setup.settings.model_copy(update={"device": place, "threads": threads})
     return Trainer(setup.model, settings, group), group
 
 
