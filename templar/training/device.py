@@ -4,7 +4,6 @@ A choice that this machine cannot keep is an error at the start that names the s
 back in silence. The one exception is torch.compile, which costs speed alone: without a compiler there is a warning.
 """
 
-import ctypes
 import logging
 import os
 import resource
@@ -32,7 +31,7 @@ PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "
 """Part of a CUDA device's name -> its peak of dense bfloat16 products, FLOP/s. The base of every MFU."""
 STATE_BYTES_PER_PARAMETER = 16
 """On the device while it trains: float32 parameters, gradients and two moments."""
-LOSS_CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
+LOSS_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
 """Most bytes of a float32 tensor of (tokens, vocabulary)."""
 AUTO_CPU_TOKENS = 4096
 """Most tokens of a micro-batch that `auto` takes on a CPU: more of them take memory and are not faster."""
@@ -157,13 +156,6 @@ def choose_device(settings: TrainerSettings, work: Work = TRAINING) -> Device:
     if device.why:
         log.info("%s on %s in %s (%s)", work.name, name, device.precision, device.why)
     return device
-
-
-def return_freed_memory() -> None:
-    """Give the system what this process has freed between tensors that live on; glibc keeps such holes until asked."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def given_threads() -> int:

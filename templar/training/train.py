@@ -24,7 +24,6 @@ from templar.training.device import (
     as_out_of_memory,
     choose_device,
     flops_per_token,
-    return_freed_memory,
 )
 from templar.training.group import Alone
 from templar.training.loss import mean_loss, token_losses, torch_threads
@@ -206,12 +205,6 @@ class _Run:
         for name, param in named_parameters(self.net):
             self.group.load(param, params[name], self.device)
             param.grad = None
-
-    def begin(self) -> None:
-        """End what comes before the steps. Loading leaves holes as large as the moments, which would raise the peak."""
-        if not (self.trainer.settings.repeatable or self.device.is_cuda):
-            return_freed_memory()
-        self.clock.mark("other")
 
     @property
     def keeps_progress(self) -> bool:
@@ -412,7 +405,7 @@ def train_sparseloco(
         run.load(known.tensors)
         losses, state = list(known.losses), known.optimizer
     adamw = run.adamw(training.adamw, state)
-    run.begin()
+    run.clock.mark("other")
     for inner_step in range(len(losses), training.inner_steps):
         # 1. The mean gradient of one batch.
         loss = run.mean_gradient(inner_step)
@@ -449,7 +442,7 @@ def train_demo(run: _Run) -> TrainResult:
         for name, tensor in total.items():
             tensor.copy_(known.tensors[name])
     num_batches = min(training.inner_steps, -(-len(run.sequences) // training.batch_size))
-    run.begin()
+    run.clock.mark("other")
     for batch in range(len(losses), num_batches):
         # 1. The mean gradient of one batch.
         loss = run.mean_gradient(batch)
