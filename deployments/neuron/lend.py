@@ -25,7 +25,7 @@ from templar.hparams import TrainerSettings
 from templar.interrupt import StoppedError, request_stop, wait
 from templar.training.device import given_threads
 from templar.training.hosts import interface_to
-from templar.training.jobs import IN_STEP, Done, Failed, Host, Ready
+from templar.training.jobs import IN_STEP, Done, Failed, Host
 from templar.training.launch import RankGroup
 from templar.training.ranks import rank_count
 
@@ -54,7 +54,7 @@ def run(host: Host, ranks: int, folder: Path, say: Callable[[str], None]) -> Non
             interface=interface,
         )
         try:
-            follow(group, ranks, say)  # until they end
+            follow(group, say)  # until they end
         except PermanentError as error:
             pause = PAUSES.after(pause, time.monotonic() - started)
             say(f"[{error.reason}] {error.message}; other ranks start in {pause:g} s")
@@ -64,21 +64,18 @@ def run(host: Host, ranks: int, folder: Path, say: Callable[[str], None]) -> Non
         wait(pause)
 
 
-def follow(group: RankGroup, ranks: int, say: Callable[[str], None]) -> None:
+def follow(group: RankGroup, say: Callable[[str], None]) -> None:
     """Say what the ranks do until they end.
 
     Raises:
         PermanentError: They have ended.
         StoppedError: A stop was asked for.
     """
-    ready = 0
+    group.wait_ready(lambda: True)
+    say("all hosts are there, the miner can train")
     while True:
         for number, message in group.messages():
-            if isinstance(message, Ready):
-                ready += 1
-                if ready == ranks:
-                    say("all hosts are there, the miner can train")
-            elif isinstance(message, Done) and number == 0:
+            if isinstance(message, Done) and number == 0:
                 rate = f"{message.figures.tokens_per_second:,.0f} tokens/s on all hosts"
                 say(f"trained {message.num_steps} steps, loss {message.last_loss:.4f}, {rate}")
             elif isinstance(message, Failed) and message.reason in IN_STEP:

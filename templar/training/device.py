@@ -145,7 +145,9 @@ def choose_device(settings: TrainerSettings, work: Work = TRAINING) -> Device:
         dtype, reason = _gpu_precision() if is_cuda else _cpu_precision()
         reasons.append(reason)
     elif dtype is torch.bfloat16 and is_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise _bad("TEMPLAR_PRECISION is bfloat16, and " + name + " has no units for it: set float32 or auto")
+        raise bad_environment(
+            "TEMPLAR_PRECISION is bfloat16, and " + name + " has no units for it: set float32 or auto"
+        )
 
     # 3. The layers, compiled if they are to be and can be.
     step: LayerStep = transformer_layer
@@ -230,7 +232,7 @@ class PassSizes:
         if batch % wanted:
             divisors = ", ".join(str(number) for number in _divisors(batch))
             divided = f"{self._work.batch} {batches.batch_size}" + f" / {self._ranks} ranks" * (self._ranks > 1)
-            raise _bad(
+            raise bad_environment(
                 f"TEMPLAR_MICRO_BATCH is {wanted} and does not divide {divided}: set auto, preset or one of {divisors}"
             )
         return wanted
@@ -283,7 +285,9 @@ class PassSizes:
         if batch % self._ranks:
             divisors = ", ".join(str(number) for number in _divisors(batch))
             name = "TEMPLAR_RANKS" if self._settings.hosts == 1 else "TEMPLAR_HOSTS times TEMPLAR_RANKS"
-            raise _bad(f"{self._ranks} ranks do not divide {self._work.batch} {batch}: set {name} to {divisors}")
+            raise bad_environment(
+                f"{self._ranks} ranks do not divide {self._work.batch} {batch}: set {name} to {divisors}"
+            )
         return batch // self._ranks
 
     def _first_guess(self, batch: int, length: int) -> int:
@@ -415,7 +419,9 @@ def _place(wanted: str, reasons: list[str]) -> torch.device:
     place = torch.device(wanted)
     if place.type == "cuda" and (place.index or 0) >= number:
         there = "no CUDA device" if number == 0 else f"cuda:0 to cuda:{number - 1}" if number > 1 else "cuda:0 alone"
-        raise _bad(f"TEMPLAR_DEVICE is {wanted!r}, and this machine has {there}: set auto, cpu, or one that is there")
+        raise bad_environment(
+            f"TEMPLAR_DEVICE is {wanted!r}, and this machine has {there}: set auto, cpu, or one that is there"
+        )
     return torch.device("cuda", place.index or 0) if place.type == "cuda" else place
 
 
@@ -478,5 +484,6 @@ def _divisors(number: int) -> list[int]:
     return [each for each in range(1, number + 1) if number % each == 0]
 
 
-def _bad(message: str) -> PermanentError:
+def bad_environment(message: str) -> PermanentError:
+    """What the operator has set does not fit this machine."""
     return PermanentError(Reason.BAD_ENVIRONMENT, message)

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from templar.errors import PermanentError, Reason
 from templar.training import jobs
+from templar.training.device import bad_environment
 from templar.training.group import PATIENCE
 from templar.training.jobs import Done, Failed, Host, Job, Message, Setup, Visit, Welcome
 
@@ -60,11 +61,11 @@ def endpoint(rendezvous: str) -> tuple[str, int]:
     """
     name, _, port = rendezvous.rpartition(":")
     if not name or not port.isdecimal() or not 1 <= int(port) <= _LAST_PORT:
-        raise _bad(f"the rendezvous {rendezvous!r} is no ADDRESS:PORT with a port from 1 to {_LAST_PORT}")
+        raise bad_environment(f"the rendezvous {rendezvous!r} is no ADDRESS:PORT with a port from 1 to {_LAST_PORT}")
     try:
         return socket.gethostbyname(name), int(port)
     except OSError as error:
-        raise _bad(f"this host does not know the address of the rendezvous {rendezvous}: {error}") from None
+        raise bad_environment(f"this host does not know the address of the rendezvous {rendezvous}: {error}") from None
 
 
 def interface_to(rendezvous: str, *, is_own: bool) -> str:
@@ -78,14 +79,16 @@ def interface_to(rendezvous: str, *, is_own: bool) -> str:
         try:
             probe.connect((address, port))
         except OSError as error:
-            raise _bad(f"there is no way to the rendezvous {rendezvous}: {error}") from None
+            raise bad_environment(f"there is no way to the rendezvous {rendezvous}: {error}") from None
         here = str(probe.getsockname()[0])
     if is_own and here != address:
-        raise _bad(f"TEMPLAR_RENDEZVOUS is {rendezvous}, which is no address of this host: set one, as 10.0.0.1:29500")
+        raise bad_environment(
+            f"TEMPLAR_RENDEZVOUS is {rendezvous}, which is no address of this host: set one, as 10.0.0.1:29500"
+        )
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address == here for each in addresses):
             return name
-    raise _bad(f"no network interface has the address {here}, which leads to {rendezvous}")
+    raise bad_environment(f"no network interface has the address {here}, which leads to {rendezvous}")
 
 
 @dataclass(frozen=True)
@@ -167,7 +170,7 @@ class FirstRank:
             self._listener = socket.create_server((self._address, port), backlog=setup.ranks)
             store = socket.create_server((self._address, 0), backlog=setup.ranks)
         except OSError as error:
-            raise _bad(f"TEMPLAR_RENDEZVOUS {rendezvous} cannot be listened on: {error}") from None
+            raise bad_environment(f"TEMPLAR_RENDEZVOUS {rendezvous} cannot be listened on: {error}") from None
         self.store = TCPStore(
             self._address,
             store.getsockname()[1],
@@ -318,7 +321,3 @@ def _keep_alive(connection: socket.socket) -> None:
 
 def _join_store(address: str, port: int) -> TCPStore:
     return TCPStore(address, port, is_master=False, timeout=PATIENCE, wait_for_workers=False)
-
-
-def _bad(message: str) -> PermanentError:
-    return PermanentError(Reason.BAD_ENVIRONMENT, message)

@@ -58,8 +58,12 @@ class Setup:
     model: Model
     settings: TrainerSettings  # of one rank; a CUDA device has no number in it
     sharded: bool
-    hosts: int = 1
-    host_ranks: int = 1  # of each host
+    host_ranks: int  # of each host
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of the group."""
+        return self.settings.hosts
 
     @property
     def ranks(self) -> int:

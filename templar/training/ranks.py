@@ -19,7 +19,7 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings, Training
 from templar.tensorfile import write_tensors
 from templar.training import hosts, jobs
-from templar.training.device import MicroBatches, choose_device, num_parameters
+from templar.training.device import MicroBatches, bad_environment, choose_device, num_parameters
 from templar.training.jobs import IN_STEP, Done, Host, Job, JobFolder, Setup
 from templar.training.launch import RANK_MODULE, RankGroup
 from templar.training.model import check_shapes, parameter_shapes
@@ -42,7 +42,8 @@ def open_trainer(model: Model, settings: TrainerSettings, folder: Path) -> "Trai
         folder: A private folder for the tensors of several ranks; its content is removed.
 
     Raises:
-        PermanentError: `bad_environment`; the machine has no such device, or not so many.
+        PermanentError: `bad_environment`; the machine has no such device, or not so many, or the rendezvous is no
+            address of it.
     """
     if rank_count(settings) == settings.hosts == 1:
         return Trainer(model, settings)
@@ -58,11 +59,13 @@ def rank_count(settings: TrainerSettings) -> int:
     number = torch.cuda.device_count() if settings.device != "cpu" and torch.cuda.is_available() else 0
     for name, wanted in (("RANKS", settings.ranks), ("HOSTS", settings.hosts)):
         if wanted not in ("auto", 1) and ":" in settings.device:
-            raise _bad(f"TEMPLAR_{name} is {wanted}, and TEMPLAR_DEVICE {settings.device} is one device: set cuda")
+            raise bad_environment(
+                f"TEMPLAR_{name} is {wanted}, and TEMPLAR_DEVICE {settings.device} is one device: set cuda"
+            )
     if settings.ranks == "auto":
         return 1 if ":" in settings.device else max(1, number)
     if settings.ranks > 1 and settings.ranks > number and (number or settings.device == "cuda"):
-        raise _bad(
+        raise bad_environment(
             f"TEMPLAR_RANKS is {settings.ranks}, and this machine has {number} CUDA devices: set auto, a number up to "
             f"{max(1, number)}, or TEMPLAR_DEVICE=cpu"
         )
@@ -148,7 +151,8 @@ class RankedTrainer:
 
         Raises:
             ValueError: There are no sequences; names or shapes are not the model's.
-            PermanentError: As `Trainer.learn`, and `trainer_failed`: a rank or the launcher died or did not answer.
+            PermanentError: As `Trainer.learn`; `trainer_failed`: a rank or the launcher died or did not answer;
+                `bad_environment`: the rendezvous cannot be listened on.
             StoppedError: A stop was asked for.
         """
         del progress
@@ -201,8 +205,7 @@ class RankedTrainer:
 
     def _start_group(self, length: int) -> "RankGroup":
         settings = self._rank_settings
-        sharded = self.micro_batches.sharded(length)
-        setup = Setup(self.model, settings, sharded, hosts=settings.hosts, host_ranks=self.host_ranks)
+        setup = Setup(self.model, settings, self.micro_batches.sharded(length), self.host_ranks)
         return RankGroup(
             Host(str(self._tensors), setup, rendezvous=settings.rendezvous),
             self.host_ranks,
@@ -255,7 +258,3 @@ class RankedTrainer:
             stopped_early=done.stopped_early,
             figures=replace(done.figures, choice=why),
         )
-
-
-def _bad(message: str) -> PermanentError:
-    return PermanentError(Reason.BAD_ENVIRONMENT, message)

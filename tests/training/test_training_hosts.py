@@ -171,7 +171,7 @@ class First:
     def __init__(self) -> None:
         self.ended: queue.SimpleQueue[Failed] = queue.SimpleQueue()
         self.port = free_port()
-        self.setup = Setup(MODEL, several(self.rendezvous), sharded=False, hosts=2, host_ranks=1)
+        self.setup = Setup(MODEL, several(self.rendezvous), sharded=False, host_ranks=1)
         self.rank = hosts.FirstRank(self.rendezvous, self.setup, self._end)
 
     @property
@@ -237,10 +237,7 @@ def test_a_rank_that_does_not_belong_here_is_told_why(first: First, word: Messag
     ("farewell", "expected"),
     [
         (Failed(Reason.OUT_OF_MEMORY, "no room"), Failed(Reason.OUT_OF_MEMORY, "rank 1 on another host: no room")),
-        (
-            None,
-            Failed(Reason.TRAINER_FAILED, f"rank 1 on another host is gone: {CLOSED}"),
-        ),
+        (None, Failed(Reason.TRAINER_FAILED, f"rank 1 on another host is gone: {CLOSED}")),
     ],
 )
 def test_a_rank_of_another_host_ends_the_group_with_its_reason(farewell: Failed | None, expected: Failed) -> None:
