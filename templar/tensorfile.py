@@ -150,3 +150,8 @@ class Zeros(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.shapes)
+
+
+def own_tensor(tensors: Mapping[str, Tensor], name: str, place: torch.device) -> Tensor:
+    """A tensor on a device, that its caller alone has: a copy, unless each access makes a new one already."""
+    return tensors[name].to(place, copy=not isinstance(tensors, StoredTensors | Zeros))

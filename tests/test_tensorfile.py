@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from templar.errors import PermanentError, Reason
-from templar.tensorfile import StoredTensors, TensorWriter, Zeros, write_tensors
+from templar.tensorfile import StoredTensors, TensorWriter, Zeros, own_tensor, write_tensors
 from tests.support.errors import raising
 
 TENSORS = {
@@ -54,6 +54,15 @@ def test_each_access_reads_the_disk_and_gives_a_tensor_of_its_own(tmp_path: Path
     zeros = Zeros({"a": (2, 3)})
     zeros["a"].fill_(7)
     assert (zeros["a"].tolist(), list(zeros), len(zeros)) == ([[0.0] * 3] * 2, ["a"], 1)
+
+
+def test_an_own_tensor_is_a_copy_where_another_one_would_change(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "file", TENSORS)
+    place = torch.device("cpu")
+    for tensors in (dict(TENSORS), StoredTensors(tmp_path / "file"), Zeros({"second/b": (3, 4)})):
+        before = tensors["second/b"].clone()
+        own_tensor(tensors, "second/b", place).fill_(7)
+        assert same(tensors["second/b"], before)
 
 
 def test_tensors_are_written_aligned_and_where_the_header_says(tmp_path: Path) -> None:

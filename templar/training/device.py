@@ -99,7 +99,7 @@ class Device:
         """Products in the chosen precision within this block."""
         if self.dtype is torch.float32:
             return nullcontext()
-        return torch.autocast(self.place.type, dtype=self.dtype)
+        return torch.autocast(self.place.type, dtype=self.dtype, cache_enabled=False)
 
     def loss_chunk(self, vocab_size: int) -> int:
         """Tokens whose logits are computed at once."""

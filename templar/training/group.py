@@ -22,7 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from templar.hparams import Model
-from templar.tensorfile import StoredTensors, TensorWriter
+from templar.tensorfile import StoredTensors, TensorWriter, own_tensor
 from templar.training.device import Device, shards_of
 from templar.training.model import LayerStep, empty_model, meta_model, named_parameters, parameter_shapes, use_rotary
 
@@ -42,17 +42,17 @@ class Alone:
         del device
         return empty_model(model)
 
-    def load(self, param: nn.Parameter, whole: Tensor, device: Device) -> None:
-        """Set a parameter to this rank's part of a tensor."""
-        param.data = whole.to(device.place, copy=True)
+    def load(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, device: Device) -> None:
+        """Set a parameter to this rank's part of a tensor, of those of a mapping."""
+        param.data = own_tensor(tensors, name, device.place)
 
     def unload(self, param: nn.Parameter) -> None:
         """Give the memory of a parameter back."""
         param.data = torch.empty(0)
 
-    def part(self, param: nn.Parameter, whole: Tensor) -> Tensor:
-        """A new tensor on the parameter's device: the part of `whole` that lies where the parameter's does."""
-        return whole.to(param.device, copy=True)
+    def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+        """A new tensor on the parameter's device: the part of another one that lies where the parameter's does."""
+        return own_tensor(tensors, name, param.device)
 
     def whole(self, tensor: Tensor) -> Tensor:
         """All parts of a tensor, on the CPU; a tensor that is whole there is not copied."""
@@ -162,19 +162,19 @@ class ShardedGroup(ReplicatedGroup):
         use_rotary(net)
         return cast("nn.Module", net)
 
-    def load(self, param: nn.Parameter, whole: Tensor, device: Device) -> None:
+    def load(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, device: Device) -> None:
         """As in `Alone`."""
         del device
         with torch.no_grad():
-            _local(param).copy_(self._shard(whole))
+            _local(param).copy_(self._shard(tensors[name]))
 
     def unload(self, param: nn.Parameter) -> None:
         """Nothing: FSDP holds the shards as long as the rank lives."""
 
-    def part(self, param: nn.Parameter, whole: Tensor) -> Tensor:
+    def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str) -> Tensor:
         """As in `Alone`."""
         part = torch.zeros_like(param.data)
-        _local(part).copy_(self._shard(whole))
+        _local(part).copy_(self._shard(tensors[name]))
         return part
 
     def whole(self, tensor: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ class _Run:
         """Copy parameters into the working copy."""
         check_shapes(parameter_shapes(self.trainer.model), params)
         for name, param in named_parameters(self.net):
-            self.group.load(param, params[name], self.device)
+            self.group.load(param, params, name, self.device)
             param.grad = None
 
     @property
@@ -304,8 +304,8 @@ class _Run:
         for name, param in params.items():
             adamw.state[param] = {
                 "step": torch.tensor(float(state.num_steps), device="cpu" if repeatable else param.device),
-                "exp_avg": self.group.part(param, state.exp_avg[name]),
-                "exp_avg_sq": self.group.part(param, state.exp_avg_sq[name]),
+                "exp_avg": self.group.part(param, state.exp_avg, name),
+                "exp_avg_sq": self.group.part(param, state.exp_avg_sq, name),
             }
         return adamw
 
