@@ -71,7 +71,7 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff format .
 
 BENCHMARKS = codec_size codec_speed codec_quality loader dataset_build gather hostile_json scoring checkpoint overhead simulator why training \
-	neuron_memory faults incentive real_window sinks costs
+	faults incentive real_window sinks costs
 
 bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

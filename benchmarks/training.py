@@ -1,23 +1,24 @@
-"""How close the trainer comes to a bare torch loop over the same transformers model, and what a second thread gains.
+"""How close the trainer comes to a bare torch loop, what a second thread gains, what memory and disk a neuron takes.
 
     python -m benchmarks.training [--quick] [--device cuda]
 
-Both sides take the same AdamW steps on the same tokens, in the same precision, micro-batches and number of threads; the
-bare loop has nothing else: forward, backward, clip, step. They run in turns, because the machine is shared, and each
-round gives one ratio. A batch is much smaller than a preset's, so what the trainer does once in a window, such as its
-copy of the parameters, weighs more here than there. On one thread the process's own computing time counts, which others
-cannot add to. The last line is JSON: `plain_x`, tokens per second of `Trainer.learn` over those of the bare loop, is
-the smallest of all rows; `threads_x` is the gain of the second thread over the bare loop's gain. `busy_fraction` is the
-share of a window of the preset `150M` in which a device computes if its inner steps fill the time: the window, less the
-wait for the decision of the window before in the first roster slot and less the margins before the close, times the
-share of the trainer's time that was forward, backward or step. `mfu` is that of the last row, on a device with a known
-peak.
+The bare loop is over the same transformers model. Both sides take the same AdamW steps on the same tokens, in the same
+precision, micro-batches and number of threads; the bare loop has nothing else: forward, backward, clip, step. They run
+in turns, because the machine is shared, and each round gives one ratio. A batch is much smaller than a preset's, so
+what the trainer does once in a window, such as its copy of the parameters, weighs more here than there. On one thread
+the process's own computing time counts, which others cannot add to. The last line is JSON: `plain_x`, tokens per second
+of `Trainer.learn` over those of the bare loop, is the smallest of all rows; `threads_x` is the gain of the second
+thread over the bare loop's gain. `busy_fraction` is the share of a window of the preset `150M` in which a device
+computes if its inner steps fill the time: the window, less the wait for the decision of the window before in the first
+roster slot and less the margins before the close, times the share of the trainer's time that was forward, backward or
+step. `mfu` is that of the last row, on a device with a known peak. Bytes per parameter are those of
+`benchmarks.neuron_memory`, which is run for them where the device is a CPU.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -28,8 +29,9 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks import neuron_memory
 from templar.hparams import Model, TrainerSettings, Training, load_hparams
-from templar.training.device import given_threads, num_parameters
+from templar.training.device import given_threads
 from templar.training.loss import torch_threads
 from templar.training.model import build_model, parameters_of
 from templar.training.train import OptimizerState, Trainer, TrainFigures
@@ -183,7 +185,7 @@ def rows(device: str, quick: bool) -> list[Row]:
             *([] if quick else [Row("1B", wide, 16, 4, 2048, steps=5, rounds=5, device=device)]),
         ]
     both = [1, 2] if given_threads() > 1 else [1]
-    small = [Row("8 M", SMALL, 8, 8, 256, 1 if quick else 2, 2 if quick else 9, threads) for threads in both]
+    small = [Row("8 M", SMALL, 8, 8, 256, steps=2, rounds=2 if quick else 9, threads=threads) for threads in both]
     return small if quick else [*small, *(Row("150M", large, 6, 1, 2048, 1, 2, threads) for threads in both)]
 
 
@@ -197,26 +199,13 @@ def busy_fraction(figures: TrainFigures) -> float:
 
 
 def run(device: str, quick: bool) -> dict[str, Any]:
-    """Measure, print the table, and return the figures."""
+    """Measure, print the tables, and return the figures."""
+    is_cuda = torch.device(device).type == "cuda"
+    memory = {} if is_cuda else neuron_memory.run(quick)
+    memory_holds = memory.pop("holds", True)
     speeds = [measure(row) for row in rows(device, quick)]
-    table = Table(title="Trainer.learn and a bare torch loop, tokens/s")
-    columns = ("model", "parameters", "device", "threads", "bare loop", "trainer", "ratio", *COMPUTING, "other", "MFU")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for speed in speeds:
-        row, figures = speed.row, speed.figures
-        table.add_row(
-            row.name,
-            f"{num_parameters(row.model):,}",
-            figures.device,
-            str(row.threads),
-            f"{speed.plain:,.0f}",
-            f"{speed.learn:,.0f}",
-            f"{speed.ratio:.3f}",
-            *(f"{figures.phases[name] / sum(figures.phases.values()):.1%}" for name in (*COMPUTING, "other")),
-            "" if figures.mfu is None else f"{figures.mfu:.1%}",
-        )
-    Console().print(table)
+    Console().print(speeds_table(speeds))
+
     plain, last = min(speed.ratio for speed in speeds), speeds[-1].figures
     gains = [
         two.ratio / one.ratio  # (learn two / learn one) / (plain two / plain one)
@@ -225,14 +214,37 @@ def run(device: str, quick: bool) -> dict[str, Any]:
         if one.row.name == two.row.name and (one.row.threads, two.row.threads) == (1, 2)
     ]
     threads = min(gains, default=None)
+    speeds_hold = plain >= PLAIN_BAR["cuda" if is_cuda else "cpu"] and (threads is None or threads >= THREADS_BAR)
     return {
         "device": last.device,
         "plain_x": round(plain, 3),
         "threads_x": None if threads is None else round(threads, 3),
+        **memory,
         "busy_fraction": round(busy_fraction(last), 3),
         "mfu": None if last.mfu is None else round(last.mfu, 3),
-        "holds": plain >= PLAIN_BAR[torch.device(device).type] and (threads is None or threads >= THREADS_BAR),
+        "holds": bool(speeds_hold and memory_holds),
     }
+
+
+def speeds_table(speeds: Sequence[Speed]) -> Table:
+    """Tokens per second of both sides, and the trainer's time by phase."""
+    device = speeds[-1].figures.device.partition(",")[0]
+    table = Table("model", title=f"Trainer.learn and a bare torch loop on {device}, tokens/s")
+    columns = ("threads", "bare", "learn", "ratio", *COMPUTING, "other")
+    for column in columns if speeds[-1].figures.mfu is None else (*columns, "MFU"):
+        table.add_column(column, justify="right")
+    for speed in speeds:
+        figures, seconds = speed.figures, sum(speed.figures.phases.values())
+        table.add_row(
+            speed.row.name,
+            str(speed.row.threads),
+            f"{speed.plain:,.0f}",
+            f"{speed.learn:,.0f}",
+            f"{speed.ratio:.3f}",
+            *(f"{figures.phases[name] / seconds:.1%}" for name in (*COMPUTING, "other")),
+            *([] if figures.mfu is None else [f"{figures.mfu:.1%}"]),
+        )
+    return table
 
 
 def main() -> int:

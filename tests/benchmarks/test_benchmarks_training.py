@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks import training
+from benchmarks.neuron_memory import BARS
 from benchmarks.training import Row, bare_loop, busy_fraction, measure
 from templar.hparams import load_hparams
 from templar.training.model import build_model, load_parameters, parameters_of
@@ -49,3 +50,13 @@ def test_quick_leaves_the_large_rows_out() -> None:
     assert {row.name for row in training.rows("cpu", quick=True)} == {"8 M"}
     assert {row.name for row in training.rows("cpu", quick=False)} == {"8 M", "150M"}
     assert [row.name for row in training.rows("cuda", quick=False)] == ["150M", "1B"]
+
+
+def test_figures_hold_only_with_those_of_memory_and_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "rows", lambda device, quick: [ROW])
+    monkeypatch.setattr(training, "PLAIN_BAR", {"cpu": 0.0})
+    for holds in (True, False):
+        monkeypatch.setattr(training.neuron_memory, "run", lambda quick, holds=holds: {**BARS, "holds": holds})
+        figures = training.run("cpu", quick=True)
+        assert figures["holds"] is holds
+        assert {name: figures[name] for name in BARS} == BARS
