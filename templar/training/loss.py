@@ -17,6 +17,9 @@ from torch.nn import functional
 from templar.interrupt import check_stop
 from templar.training.model import logits, named_parameters
 
+SUMMED_ROWS = 4096
+"""Rows of the output projection whose gradients a CPU adds up at once, if the products are not in float32."""
+
 _lock = threading.Lock()
 _wanted: list[int] = []
 _outside = 0
@@ -102,12 +105,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         with_gradients = any(context.needs_input_grad[:2])
         to_hidden = torch.empty_like(hidden) if with_gradients else None
         to_weight = torch.empty_like(weight) if with_gradients else None
+        # All chunks have the same memory: a CPU's allocator takes more than 32 MiB from the system each time.
+        shape = min(chunk, len(targets)), len(weight)
+        products = hidden.new_empty(shape, dtype=dtype)
+        wide = products if dtype is torch.float32 else hidden.new_empty(shape, dtype=torch.float32)
+        memory = torch.empty_like(wide)
         with torch.autocast(hidden.device.type, enabled=False):
             cast_weight = weight.to(dtype)
             for start in range(0, len(targets), chunk):
                 part, wanted = hidden[start : start + chunk].to(dtype), targets[start : start + chunk, None]
                 # 1. The losses of the chunk.
-                chances = functional.log_softmax((part @ cast_weight.t()).float(), dim=-1)  # (n, V), float32
+                logits = _cast(torch.mm(part, cast_weight.t(), out=products[: len(part)]), wide)
+                chances = torch.log_softmax(logits, dim=-1, out=memory[: len(part)])  # (n, V), float32
                 gathered = chances.gather(1, wanted)
                 total -= gathered.sum()
                 if each is not None:
@@ -116,15 +125,10 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     continue
                 # 2. The gradient of the sum of losses to the logits: the probabilities, less 1 at the target.
                 chances.exp_().scatter_add_(1, wanted, torch.full_like(wanted, -1, dtype=torch.float32))
-                gradient = chances.to(dtype)
+                gradient = _cast(chances, products)
                 # 3. From there to the hidden states and to the weight.
                 to_hidden[start : start + chunk] = gradient @ cast_weight
-                if dtype is torch.float32:
-                    to_weight.addmm_(gradient.t(), part, beta=0 if start == 0 else 1)
-                elif start == 0:
-                    to_weight.copy_(gradient.t() @ part)
-                else:
-                    to_weight += gradient.t() @ part
+                _add_product(to_weight, gradient, part, is_first=start == 0)
         context.gradients, context.count = (to_hidden, to_weight), len(targets)
         return total / len(targets)
 
@@ -134,6 +138,27 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         (to_hidden, to_weight), context.gradients = context.gradients, None
         scale = outer[0] / context.count
         return to_hidden.mul_(scale), to_weight.mul_(scale), None, None, None, None
+
+
+def _cast(tensor: Tensor, memory: Tensor) -> Tensor:
+    """A tensor in the precision of some memory, where it is put unless it has that precision."""
+    return tensor if tensor.dtype is memory.dtype else memory[: len(tensor)].copy_(tensor)
+
+
+def _add_product(total: Tensor, gradient: Tensor, part: Tensor, *, is_first: bool) -> None:
+    """Add `gradient.t() @ part` to a float32 total; the first one takes the place of what is there."""
+    if gradient.dtype is torch.float32:
+        total.addmm_(gradient.t(), part, beta=0 if is_first else 1)
+        return
+    # A CPU adds a tensor of another precision by a copy of it, so it does that in pieces.
+    rows = len(total) if total.is_cuda else SUMMED_ROWS
+    for start in range(0, len(total), rows):
+        product = gradient[:, start : start + rows].t() @ part
+        piece = total[start : start + rows]
+        if is_first:
+            piece.copy_(product)
+        else:
+            piece += product
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch.nn import functional
 from templar.errors import PermanentError, Reason
 from templar.hparams import PRODUCTION_TRAINER, TrainerSettings, load_hparams
 from templar.training import device as devices
-from templar.training import train
+from templar.training import loss, train
 from templar.training.device import choose_device, flops_per_token, given_threads, num_parameters
 from templar.training.loss import mean_loss, token_losses, torch_threads
 from templar.training.model import build_model, hidden_states, output_weight, parameters_of
@@ -66,15 +66,31 @@ def test_the_loss_in_chunks_is_cross_entropy_with_its_gradients(chunk: int) -> N
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("rows", [7, 50])
+def test_gradients_in_bfloat16_are_added_up_in_float32(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "SUMMED_ROWS", rows)
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = (torch.randn(size, 8, generator=generator, requires_grad=True) for size in (93, 50))
+    targets = torch.randint(0, 50, (93,), generator=generator)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = mean_loss(hidden, weight, targets, chunk=31)
+    expected = functional.cross_entropy(hidden @ weight.t(), targets)
+    assert float(found) == pytest.approx(float(expected), rel=1e-2)
+    gradients = [torch.autograd.grad(each, (hidden, weight)) for each in (found, expected)]
+    for ours, theirs in zip(*gradients, strict=True):
+        assert ours.dtype is torch.float32
+        assert float((ours - theirs).norm() / theirs.norm()) < 1e-2
+
+
 def test_the_loss_in_chunks_never_has_the_logits_of_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
-    log_softmax = functional.log_softmax
+    log_softmax = torch.log_softmax
 
-    def watched(logits: Tensor, dim: int) -> Tensor:
+    def watched(logits: Tensor, dim: int, *, out: Tensor) -> Tensor:
         rows.append(len(logits))
-        return log_softmax(logits, dim=dim)
+        return log_softmax(logits, dim, out=out)
 
-    monkeypatch.setattr(functional, "log_softmax", watched)
+    monkeypatch.setattr(torch, "log_softmax", watched)
     net = build_model(MODEL)
     hidden = hidden_states(net, tokens(2)[:, :-1].long()).flatten(0, 1)
     mean_loss(hidden, output_weight(net), tokens(2)[:, 1:].flatten().long(), chunk=20)
