@@ -4,22 +4,25 @@
 
 The bare loop is over the same transformers model. Both sides take the same AdamW steps on the same tokens, in the same
 precision, micro-batches and number of threads; the bare loop has nothing else: forward, backward, clip, step. They run
-in turns, because the machine is shared, and each round gives one ratio. A batch is much smaller than a preset's, so
-what the trainer does once in a window, such as its copy of the parameters, weighs more here than there. On one thread
-the process's own computing time counts, which others cannot add to. The last line is JSON: `plain_x`, tokens per second
-of `Trainer.learn` over those of the bare loop, is the smallest of all rows; `threads_x` is the gain of the second
-thread over the bare loop's gain. `busy_fraction` is the share of a window of the preset `150M` in which a device
-computes if its inner steps fill the time: the window, less the wait for the decision of the window before in the first
-roster slot and less the margins before the close, times the share of the trainer's time that was forward, backward or
-step. `mfu` is that of the last row, on a device with a known peak. Bytes per parameter are those of
-`benchmarks.neuron_memory`, which is run for them where the device is a CPU.
+in turns, because the machine is shared, each in a process of its own, and each round gives one ratio. A batch is much
+smaller than a preset's, so what the trainer does once in a window, such as its copy of the parameters, weighs more here
+than there. On one thread the process's own computing time counts, which others cannot add to. The last line is JSON:
+`plain_x`, tokens per second of `Trainer.learn` over those of the bare loop, is the smallest of all rows; `threads_x` is
+the gain of the second thread over the bare loop's gain. `busy_fraction` is the share of a window of the preset `150M`
+in which a device computes if its inner steps fill the time: the window, less the wait for the decision of the window
+before in the first roster slot and less the margins before the close, times the share of the trainer's time that was
+forward, backward or step. `mfu` is that of the last row, on a device with a known peak. Bytes per parameter are those
+of `benchmarks.neuron_memory`, which is run for them where the device is a CPU.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
@@ -131,48 +134,93 @@ class Speed:
 
 def measure(row: Row) -> Speed:
     """Run both sides in turns, one ratio per round, after a short round that warms up."""
-    # 1. The same model, tokens and settings for both.
-    generator = torch.Generator().manual_seed(0)
-    shape = (row.steps * row.batch, row.length)
-    sequences = torch.randint(0, row.model.vocab_size, shape, generator=generator)
-    trainer, bare = Trainer(row.model, row.settings()), build_model(row.model)
-    params = {name: param.clone() for name, param in parameters_of(bare).items()}
-    optimizer = OptimizerState.zeros(params)
-    nn.Module.to(bare, row.device)
-    forward: Callable[..., Any] = torch.compile(bare) if row.is_cuda else bare
-    found: list[TrainFigures] = []
-
-    def learn(row: Row) -> None:
-        result = trainer.learn(
-            params, sequences, training=row.training(), outer_steps=2000, optimizer=optimizer, keep_going=lambda: True
-        )
-        if result.figures is not None:
-            found.append(result.figures)
-
-    def plain(row: Row) -> None:
-        with torch_threads(row.threads):
-            bare_loop(bare, forward, sequences, row)
-
-    # 2. Rounds, each side first in every second one.
-    rounds: list[tuple[float, float]] = []
-    for each in (learn, plain):
-        each(replace(row, batch=row.micro_batch, steps=1))
-    for number in range(row.rounds):
-        if number % 2:
-            rounds.append((_seconds(plain, row), _seconds(learn, row)))
-        else:
-            rounds.append((_seconds(learn, row), _seconds(plain, row))[::-1])
+    rounds, figures = list[tuple[float, float]](), None
+    with process_of(Bare, row) as plain, process_of(Learning, row) as learn:
+        for each in (learn, plain):
+            each(replace(row, batch=row.micro_batch, steps=1))
+        for number in range(row.rounds):
+            # Each side is first in every second round.
+            turns = {each: each(row) for each in ((plain, learn) if number % 2 else (learn, plain))}
+            rounds.append((turns[plain][0], turns[learn][0]))
+            figures = turns[learn][1]
+    if figures is None:
+        raise RuntimeError("the trainer gave no figures")
     plain_seconds, learn_seconds = (median(each) for each in zip(*rounds, strict=True))
     ratio = median(plain / learn for plain, learn in rounds)
-    return Speed(row, row.tokens / plain_seconds, row.tokens / learn_seconds, ratio, found[-1])
+    return Speed(row, row.tokens / plain_seconds, row.tokens / learn_seconds, ratio, figures)
 
 
-def _seconds(run: Callable[[Row], None], row: Row) -> float:
-    """Seconds of a run: of computing on one thread of the CPU, else of time."""
+class Bare:
+    """The side of the bare loop."""
+
+    def __init__(self, row: Row) -> None:
+        self._net, self._sequences = build_model(row.model), sequences_of(row)
+        nn.Module.to(self._net, row.device)
+        self._forward: Callable[..., Any] = torch.compile(self._net) if row.is_cuda else self._net
+
+    def run(self, row: Row) -> None:
+        """Take the row's steps."""
+        with torch_threads(row.threads):
+            bare_loop(self._net, self._forward, self._sequences, row)
+
+
+class Learning:
+    """The side of the trainer, from parameters, moments and sequences equal to those of the bare loop."""
+
+    def __init__(self, row: Row) -> None:
+        self._trainer, self._sequences = Trainer(row.model, row.settings()), sequences_of(row)
+        self._params = {name: param.clone() for name, param in parameters_of(build_model(row.model)).items()}
+        self._optimizer = OptimizerState.zeros(self._params)
+
+    def run(self, row: Row) -> TrainFigures | None:
+        """Take the row's steps."""
+        return self._trainer.learn(
+            self._params,
+            self._sequences,
+            training=row.training(),
+            outer_steps=2000,
+            optimizer=self._optimizer,
+            keep_going=lambda: True,
+        ).figures
+
+
+Turn = tuple[float, TrainFigures | None]
+"""Seconds of a turn, and what the trainer says of it."""
+_sides: list[Bare | Learning] = []
+"""The side of this process."""
+
+
+@contextmanager
+def process_of(side: type[Bare | Learning], row: Row) -> Iterator[Callable[[Row], Turn]]:
+    """A process of one side, and how it takes a turn.
+
+    In one process each side would compute in the memory that the other has freed and not returned to the system, and
+    the trainer frees more of it.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        process.submit(_open, side, row)  # begins to start the process, while another one does so, too
+        yield lambda row: process.submit(_turn, row).result()
+
+
+def _open(side: type[Bare | Learning], row: Row) -> None:
+    _sides.append(side(row))
+
+
+def _turn(row: Row) -> Turn:
+    """Take the steps, and count seconds: of computing on one thread of the CPU, else of time."""
     clock = time.process_time if row.threads == 1 and not row.is_cuda else time.perf_counter
     started = clock()
-    run(row)
-    return clock() - started
+    figures = _sides[0].run(row)
+    seconds = clock() - started
+    if row.is_cuda:
+        torch.cuda.empty_cache()  # the other side has the same device
+    return seconds, figures
+
+
+def sequences_of(row: Row) -> Tensor:
+    """Random sequences, the same for both sides."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, row.model.vocab_size, (row.steps * row.batch, row.length), generator=generator)
 
 
 def rows(device: str, quick: bool) -> list[Row]:
@@ -185,8 +233,9 @@ def rows(device: str, quick: bool) -> list[Row]:
             *([] if quick else [Row("1B", wide, 16, 4, 2048, steps=5, rounds=5, device=device)]),
         ]
     both = [1, 2] if given_threads() > 1 else [1]
-    small = [Row("8 M", SMALL, 8, 8, 256, steps=2, rounds=2 if quick else 9, threads=threads) for threads in both]
-    return small if quick else [*small, *(Row("150M", large, 6, 1, 2048, 1, 2, threads) for threads in both)]
+    steps, rounds = (3, 2) if quick else (4, 7)
+    small = [Row("8 M", SMALL, 8, 8, 256, steps, rounds, threads) for threads in both]
+    return small if quick else [*small, *(Row("150M", large, 4, 1, 2048, 1, 3, threads) for threads in both)]
 
 
 def busy_fraction(figures: TrainFigures) -> float:
@@ -201,10 +250,10 @@ def busy_fraction(figures: TrainFigures) -> float:
 def run(device: str, quick: bool) -> dict[str, Any]:
     """Measure, print the tables, and return the figures."""
     is_cuda = torch.device(device).type == "cuda"
-    memory = {} if is_cuda else neuron_memory.run(quick)
-    memory_holds = memory.pop("holds", True)
     speeds = [measure(row) for row in rows(device, quick)]
     Console().print(speeds_table(speeds))
+    memory = {} if is_cuda else neuron_memory.run(quick)
+    memory_holds = memory.pop("holds", True)
 
     plain, last = min(speed.ratio for speed in speeds), speeds[-1].figures
     gains = [
