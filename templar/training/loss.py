@@ -115,8 +115,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for start in range(0, len(targets), chunk):
                 part, wanted = hidden[start : start + chunk].to(dtype), targets[start : start + chunk, None]
                 # 1. The losses of the chunk.
-                logits = _cast(torch.mm(part, cast_weight.t(), out=products[: len(part)]), wide)
-                chances = torch.log_softmax(logits, dim=-1, out=memory[: len(part)])  # (n, V), float32
+                predictions = _cast(torch.mm(part, cast_weight.t(), out=products[: len(part)]), wide)
+                chances = torch.log_softmax(predictions, dim=-1, out=memory[: len(part)])  # (n, V), float32
                 gathered = chances.gather(1, wanted)
                 total -= gathered.sum()
                 if each is not None:
