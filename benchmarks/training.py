@@ -19,7 +19,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -132,17 +132,30 @@ class Speed:
     figures: TrainFigures  # of the last training
 
 
-def measure(row: Row) -> Speed:
+@contextmanager
+def two_processes() -> Iterator[tuple[Executor, Executor]]:
+    """A process for each side.
+
+    In one process each side would compute in the memory that the other has freed and not returned to the system, and
+    the trainer frees more of it.
+    """
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(1, spawn) as plain, ProcessPoolExecutor(1, spawn) as learn:
+        yield plain, learn
+
+
+def measure(row: Row, plain: Executor, learn: Executor) -> Speed:
     """Run both sides in turns, one ratio per round, after a short round that warms up."""
+    for opening in [plain.submit(_open, Bare, row), learn.submit(_open, Learning, row)]:
+        opening.result()
+    for each in (learn, plain):
+        each.submit(_turn, replace(row, batch=row.micro_batch, steps=1)).result()
     rounds, figures = list[tuple[float, float]](), None
-    with process_of(Bare, row) as plain, process_of(Learning, row) as learn:
-        for each in (learn, plain):
-            each(replace(row, batch=row.micro_batch, steps=1))
-        for number in range(row.rounds):
-            # Each side is first in every second round.
-            turns = {each: each(row) for each in ((plain, learn) if number % 2 else (learn, plain))}
-            rounds.append((turns[plain][0], turns[learn][0]))
-            figures = turns[learn][1]
+    for number in range(row.rounds):
+        # Each side is first in every second round.
+        turns = {each: each.submit(_turn, row).result() for each in ((plain, learn) if number % 2 else (learn, plain))}
+        rounds.append((turns[plain][0], turns[learn][0]))
+        figures = turns[learn][1]
     if figures is None:
         raise RuntimeError("the trainer gave no figures")
     plain_seconds, learn_seconds = (median(each) for each in zip(*rounds, strict=True))
@@ -184,30 +197,18 @@ class Learning:
         ).figures
 
 
-Turn = tuple[float, TrainFigures | None]
-"""Seconds of a turn, and what the trainer says of it."""
 _sides: list[Bare | Learning] = []
 """The side of this process."""
 
 
-@contextmanager
-def process_of(side: type[Bare | Learning], row: Row) -> Iterator[Callable[[Row], Turn]]:
-    """A process of one side, and how it takes a turn.
-
-    In one process each side would compute in the memory that the other has freed and not returned to the system, and
-    the trainer frees more of it.
-    """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        process.submit(_open, side, row)  # begins to start the process, while another one does so, too
-        yield lambda row: process.submit(_turn, row).result()
-
-
 def _open(side: type[Bare | Learning], row: Row) -> None:
+    """Take this side from now on."""
+    _sides.clear()
     _sides.append(side(row))
 
 
-def _turn(row: Row) -> Turn:
-    """Take the steps, and count seconds: of computing on one thread of the CPU, else of time."""
+def _turn(row: Row) -> tuple[float, TrainFigures | None]:
+    """Take the steps; the seconds, of computing on one thread of the CPU, else of time, and the trainer's figures."""
     clock = time.process_time if row.threads == 1 and not row.is_cuda else time.perf_counter
     started = clock()
     figures = _sides[0].run(row)
@@ -250,7 +251,8 @@ def busy_fraction(figures: TrainFigures) -> float:
 def run(device: str, quick: bool) -> dict[str, Any]:
     """Measure, print the tables, and return the figures."""
     is_cuda = torch.device(device).type == "cuda"
-    speeds = [measure(row) for row in rows(device, quick)]
+    with two_processes() as sides:
+        speeds = [measure(row, *sides) for row in rows(device, quick)]
     Console().print(speeds_table(speeds))
     memory = {} if is_cuda else neuron_memory.run(quick)
     memory_holds = memory.pop("holds", True)

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import training
 from benchmarks.neuron_memory import BARS
-from benchmarks.training import Row, Speed, bare_loop, busy_fraction, measure
+from benchmarks.training import Row, Speed, bare_loop, busy_fraction, measure, two_processes
 from templar.hparams import load_hparams
 from templar.training.model import build_model, load_parameters, parameters_of
 from templar.training.train import OptimizerState, Trainer, TrainFigures
@@ -36,7 +36,8 @@ def test_both_sides_take_the_same_steps() -> None:
 
 @pytest.mark.slow
 def test_a_row_has_figures_of_both_sides() -> None:
-    speed = measure(ROW)
+    with two_processes() as sides:
+        speed = measure(ROW, *sides)
     assert min(speed.plain, speed.learn, speed.ratio) > 0
     assert speed.figures.tokens == ROW.tokens == 256
 
@@ -56,7 +57,7 @@ def test_quick_leaves_the_large_rows_out() -> None:
 def test_figures_hold_only_with_those_of_memory_and_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     phases = {"forward": 1.0, "backward": 2.0, "step": 0.5, "other": 0.5}
     speed = Speed(ROW, 100.0, 98.0, 0.98, TrainFigures("CPU", "float32", "", 1, 10, 4.0, phases, 1))
-    monkeypatch.setattr(training, "measure", lambda row: speed)
+    monkeypatch.setattr(training, "measure", lambda row, plain, learn: speed)
     for holds in (True, False):
         monkeypatch.setattr(training.neuron_memory, "run", lambda quick, holds=holds: {**BARS, "holds": holds})
         figures = training.run("cpu", quick=True)
