@@ -4,15 +4,16 @@
 
 The bare loop is over the same transformers model. Both sides take the same AdamW steps on the same tokens, in the same
 precision, micro-batches and number of threads; the bare loop has nothing else: forward, backward, clip, step. They run
-in turns, because the machine is shared, each in a process of its own, and each round gives one ratio. A batch is much
-smaller than a preset's, so what the trainer does once in a window, such as its copy of the parameters, weighs more here
-than there. On one thread the process's own computing time counts, which others cannot add to. The last line is JSON:
-`plain_x`, tokens per second of `Trainer.learn` over those of the bare loop, is the smallest of all rows; `threads_x` is
-the gain of the second thread over the bare loop's gain. `busy_fraction` is the share of a window of the preset `150M`
-in which a device computes if its inner steps fill the time: the window, less the wait for the decision of the window
-before in the first roster slot and less the margins before the close, times the share of the trainer's time that was
-forward, backward or step. `mfu` is that of the last row, on a device with a known peak. Bytes per parameter are those
-of `benchmarks.neuron_memory`, which is run for them where the device is a CPU.
+in turns, because the machine is shared, each in a process of its own, and each round gives one ratio; the few of the
+short run are uncertain by some percent. A batch is much smaller than a preset's, so what the trainer does once in a
+window, such as its copy of the parameters, weighs more here than there. On one thread the process's own computing time
+counts, which others cannot add to. The last line is JSON: `plain_x`, tokens per second of `Trainer.learn` over those of
+the bare loop, is the smallest of all rows; `threads_x` is the gain of the second thread over the bare loop's gain.
+`busy_fraction` is the share of a window of the preset `150M` in which a device computes if its inner steps fill the
+time: the window, less the wait for the decision of the window before in the first roster slot and less the margins
+before the close, times the share of the trainer's time that was forward, backward or step. `mfu` is that of the last
+row, on a device with a known peak. Bytes per parameter are those of `benchmarks.neuron_memory`, which is run for them
+where the device is a CPU.
 """
 
 import argparse
