@@ -37,7 +37,7 @@ from benchmarks import neuron_memory
 from templar.hparams import Model, TrainerSettings, Training, load_hparams
 from templar.training.device import given_threads
 from templar.training.loss import torch_threads
-from templar.training.model import build_model, parameters_of
+from templar.training.model import build_model, genesis_parameters
 from templar.training.train import OptimizerState, Trainer, TrainFigures
 
 PLAIN_BAR = {"cpu": 0.97, "cuda": 0.95}
@@ -183,7 +183,7 @@ class Learning:
 
     def __init__(self, row: Row) -> None:
         self._trainer, self._sequences = Trainer(row.model, row.settings()), sequences_of(row)
-        self._params = {name: param.clone() for name, param in parameters_of(build_model(row.model)).items()}
+        self._params = genesis_parameters(row.model)
         self._optimizer = OptimizerState.zeros(self._params)
 
     def run(self, row: Row) -> TrainFigures | None:
@@ -251,9 +251,9 @@ def busy_fraction(figures: TrainFigures) -> float:
 
 def run(device: str, quick: bool) -> dict[str, Any]:
     """Measure, print the tables, and return the figures."""
-    is_cuda = torch.device(device).type == "cuda"
     with two_processes() as sides:
         speeds = [measure(row, *sides) for row in rows(device, quick)]
+    is_cuda = speeds[-1].row.is_cuda
     Console().print(speeds_table(speeds))
     memory = {} if is_cuda else neuron_memory.run(quick)
     memory_holds = memory.pop("holds", True)
