@@ -274,6 +274,7 @@ class ProcessRecord:
             return child
 
         with ThreadPoolExecutor(max_workers=1) as pool:  # signals interrupt the main thread alone, which waits here
+            pool.submit(int).result()  # starts the thread: if a signal interrupts that, the pool does not wait for it
             return pool.submit(started).result()
 
     def add(self, child: Child) -> None:
