@@ -119,7 +119,7 @@ def bare_loop(net: nn.Module, forward: Callable[..., Any], sequences: Tensor, ro
         adamw.step()
         adamw.zero_grad(set_to_none=True)
     if row.is_cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(row.device)
 
 
 @dataclass(frozen=True)

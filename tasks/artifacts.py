@@ -142,13 +142,17 @@ def endpoint_rows(report: PageReport) -> Rows:
     ]
 
 
+MFU_FORMULA = "at 6 N + 12 * layers * hidden * length operations per token"
+"""As `templar.training.device.flops_per_token` counts."""
+
+
 def training_rows(report: TrainReport) -> Rows:
     """One row: the device and why it was taken, tokens, speed, share of each phase, and memory."""
     figures = report.figures
     if figures is None:
         return [{"reason": report.reason.value if report.reason else "not trained"}]
     spent = sum(figures.phases.values())
-    peak = "" if figures.assumed_peak is None else f" of {figures.assumed_peak / 1e12:.0f} TFLOP/s"
+    peak = "" if figures.assumed_peak is None else f" of {figures.assumed_peak / 1e12:.0f} TFLOP/s, {MFU_FORMULA}"
     return [
         {
             "device": figures.device,

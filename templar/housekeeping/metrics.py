@@ -71,7 +71,8 @@ HELP = {
     "inner_steps": "Inner steps taken.",
     "batch_tokens": "Tokens trained on in the window.",
     "tokens_per_sec": "Tokens trained per second of training.",
-    "mfu": "Share of the device's peak that the training used; not on a CPU.",
+    "mfu": "Share of the device's assumed peak that the training used, at 6 N + 12 * layers * hidden * length "
+    "operations per token; not on a CPU.",
     "timing/training": "Seconds that the training took.",
     "gpu_memory_allocated": "Peak of the GPU's memory in the training, in MiB.",
     "system_memory": "Peak of the process's resident memory, in MiB, where it trains on the CPU.",
@@ -290,7 +291,7 @@ def training_values(report: TrainReport, sequence_length: int) -> dict[str, floa
     values |= {name: loss for name, loss in losses.items() if loss is not None and math.isfinite(loss)}
     if (figures := report.figures) is not None:
         values["tokens_per_sec"], values["timing/training"] = figures.tokens_per_second, figures.seconds
-        memory = "system_memory" if figures.device.startswith("CPU") else "gpu_memory_allocated"
+        memory = "gpu_memory_allocated" if figures.is_cuda else "system_memory"
         values[memory] = figures.peak_bytes / 2**20
         if figures.mfu is not None:
             values["mfu"] = figures.mfu

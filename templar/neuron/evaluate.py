@@ -76,7 +76,7 @@ def evaluate(
         meter: What computes the losses; by default the repeatable way.
 
     Raises:
-        TransientError: Chain or dataset could not be reached; a later call starts over and gives the same.
+        TransientError: Chain, dataset or device (`trainer_failed`) failed; a later call gives the same.
         PermanentError: `out_of_memory`.
     """
     # 1. Which payloads count: those of the roster and of the own gather, by miners that are not banned.

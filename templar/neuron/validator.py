@@ -95,7 +95,7 @@ class Validator(RosterNode):
                 log.warning("%s: no scores on this disk: they go on from window %d", self.name, evidence.window)
                 self.book.record(evidence, first=True)
             self.meter = Meter(context.trainer)
-            self.meter.check(self.hparams.scoring.eval_micro_batch_size)
+            self.meter.check(self.hparams)
             self.model: nn.Module = build_model(self.hparams.model)
 
     def publish_peers(self, window: int) -> PublishReceipt | None:
@@ -149,7 +149,8 @@ class Validator(RosterNode):
             None if the window is in the score book already.
 
         Raises:
-            TransientError: Chain or dataset could not be reached; a later call starts over and gives the same.
+            TransientError: Chain or dataset could not be reached, or the device failed (`trainer_failed`); a later call
+                starts over and gives the same.
             PermanentError: `out_of_memory`; the device has no room for the evaluation.
         """
         window = settlement.window

@@ -38,6 +38,8 @@ from templar.scoring.evidence import Estimate, Likeness, Measurement
 from templar.scoring.meter import Meter
 from templar.scoring.score import first_order_score, relative_gain
 from templar.scoring.standing import round_score
+from templar.training.device import EVALUATION
+from templar.training.memory import on_device
 from templar.training.model import bind_parameters, empty_copy, named_parameters
 
 T = TypeVar("T")
@@ -219,10 +221,11 @@ class _Part:
     ) -> dict[int, list[float]]:
         """The losses of segments after a step along an update; `update` takes the tensors `out` to write it into."""
         # 1. Move: theta - factor * update, in the gradients' memory.
-        moved = update(out=self._buffer or None)
-        self._buffer = moved
-        for name, each in moved.items():
-            each.mul_(-factor).add_(self.params[name])
+        with on_device(self.meter.device, EVALUATION):
+            moved = update(out=self._buffer or None)
+            self._buffer = moved
+            for name, each in moved.items():
+                each.mul_(-factor).add_(self.params[name])
         # 2. Compute with the moved parameters, then point the model at the agreed ones again.
         bind_parameters(self.net, moved)
         try:

@@ -6,11 +6,12 @@ from typing import Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from templar.hparams import TrainerSettings
+from templar.hparams import HParams, TrainerSettings
 from templar.interrupt import check_stop
 from templar.scoring.evidence import MeasuredOn
-from templar.training.device import EVALUATION, PassSizes, as_out_of_memory, choose_device, given_threads
+from templar.training.device import EVALUATION, choose_device, given_threads
 from templar.training.loss import mean_loss, micro_batch_losses, torch_threads
+from templar.training.memory import EVALUATION_BYTES, PassSizes, estimated_bytes, on_device
 from templar.training.model import bind_parameters, hidden_states, load_parameters, output_weight, parameters_of
 from templar.training.ranks import rank_count
 
@@ -56,13 +57,22 @@ class Meter:
         precision: Literal["float32", "bfloat16"] = "float32" if self.device.precision == "float32" else "bfloat16"
         return MeasuredOn(device=device, precision=precision, repeatable=self.repeatable)
 
-    def check(self, micro_batch_size: int) -> None:
-        """Whether the settings suit the preset's number of sequences of a forward pass.
+    def check(self, hparams: HParams) -> None:
+        """Whether the settings suit the preset's sequences of a forward pass, and its model fits each device.
 
         Raises:
-            PermanentError: `bad_environment`.
+            PermanentError: `bad_environment`; `out_of_memory`, with the estimate beside the free memory.
         """
-        self._sizes.size(_Sizes(micro_batch_size, micro_batch_size), 0)
+        passes, length = hparams.scoring.eval_micro_batch_size, hparams.data.sequence_length
+        size = self._sizes.size(_Sizes(passes, passes), length)
+        size = 1 if self.settings.micro_batch == "auto" else size
+        state, sharers = EVALUATION_BYTES[self.device.place.type], 1 if self.device.is_cuda else len(self.each)
+        for meter in self.each:
+            with on_device(meter.device, EVALUATION):
+                needed = estimated_bytes(
+                    hparams.model, meter.settings, meter.device, micro_batch=size, length=length, state=state
+                )
+                meter._sizes.require(needed, meter.device.free_bytes() // sharers, size)
 
     def load(self, net: nn.Module, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Let a model compute with these parameters; they themselves on a CPU, else the model's own copy on the device.
@@ -70,11 +80,12 @@ class Meter:
         Raises:
             ValueError: They are not the model's.
             PermanentError: `out_of_memory`.
+            TransientError: `trainer_failed`.
         """
         if not self.device.is_cuda:
             bind_parameters(net, params)
             return params
-        with as_out_of_memory(self.device, EVALUATION):
+        with on_device(self.device, EVALUATION):
             net.to(self.device.place)
             load_parameters(net, params)
         return parameters_of(net)
@@ -84,8 +95,9 @@ class Meter:
 
         Raises:
             PermanentError: `out_of_memory`; with `TEMPLAR_MICRO_BATCH=auto` not before a single sequence is too much.
+            TransientError: `trainer_failed`; torch or the device's driver refuses something else.
         """
-        with torch_threads(self.device.threads), as_out_of_memory(self.device, EVALUATION):
+        with torch_threads(self.device.threads), on_device(self.device, EVALUATION):
             sizes = _Sizes(micro_batch_size, micro_batch_size)
             return self._sizes.fitting(sizes, length, compute, forget=net.zero_grad)
 
@@ -102,7 +114,7 @@ class Meter:
         device, weight = self.device, output_weight(net)
         for start in range(0, len(tokens), size):
             check_stop()
-            batch = tokens[start : start + size].to(device.place, torch.int64)
+            batch = device.take(tokens[start : start + size].to(torch.int64))
             with device.autocast():
                 hidden = hidden_states(
                     net,

@@ -8,38 +8,44 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import psutil
 import torch
 from torch import Tensor
 
 from templar.errors import PermanentError, Reason
-from templar.hparams import Model, TrainerSettings, Training
+from templar.hparams import Model, TrainerSettings
 from templar.training.model import LayerStep, parameter_shapes, transformer_layer
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "RTX 4090": 165e12}
-"""Part of a CUDA device's name -> its peak of dense bfloat16 products, FLOP/s. The base of every MFU."""
-STATE_BYTES_PER_PARAMETER = 16
-"""On the device while it trains: float32 parameters, gradients and two moments."""
+PEAK_FLOPS = {
+    "A100": 312e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+    "RTX 4090": 165e12,
+}
+"""Part of a CUDA device's name -> its peak of dense bfloat16 products, FLOP/s; the first that fits counts for MFU."""
 LOSS_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
 """Most bytes of a float32 tensor of (tokens, vocabulary)."""
-AUTO_CPU_TOKENS = 4096
-"""Most tokens of a micro-batch that `auto` takes on a CPU: more of them take memory and are not faster."""
 _PROBE_SIZE = 384
 _PROBE_REPEATS = 3
 _PROBE_GAIN = 1.1
 """bfloat16 must be this many times as fast as float32 to be chosen: it has fewer digits."""
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP = Path("/sys/fs/cgroup")
+"""What this process's container gives it, if it is in one."""
 
 
 @dataclass(frozen=True)
@@ -53,18 +59,6 @@ class Work:
 
 TRAINING = Work("training", "training.batch_size", "nothing is published in this window")
 EVALUATION = Work("evaluation", "scoring.eval_micro_batch_size", "nothing is measured in this window")
-
-
-class Batches(Protocol):
-    """The preset's numbers of sequences: of a batch, and of a forward pass."""
-
-    @property
-    def batch_size(self) -> int:
-        """Sequences of a batch."""
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Sequences of a forward pass."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +89,19 @@ class Device:
             return None
         return next((peak for part, peak in PEAK_FLOPS.items() if part in self.name), None)
 
+    def current(self) -> AbstractContextManager[object]:
+        """Make a GPU torch's current one within this block."""
+        return _current(self.place)
+
     def autocast(self) -> AbstractContextManager[object]:
         """Products in the chosen precision within this block."""
         if self.dtype is torch.float32:
             return nullcontext()
         return torch.autocast(self.place.type, dtype=self.dtype, cache_enabled=False)
+
+    def take(self, tensor: Tensor) -> Tensor:
+        """Bring a tensor of the CPU to this device; a GPU gets it while the program goes on."""
+        return tensor.pin_memory().to(self.place, non_blocking=True) if self.is_cuda else tensor
 
     def loss_chunk(self, vocab_size: int) -> int:
         """Tokens whose logits are computed at once."""
@@ -110,7 +112,7 @@ class Device:
         if self.is_cuda:
             free, _ = torch.cuda.mem_get_info(self.place)
             return int(free)
-        return int(psutil.virtual_memory().available)
+        return available_bytes()
 
     def reset_peak(self) -> None:
         """Begin to watch the peak of the device's memory; a CPU's is that of the process since its start."""
@@ -139,21 +141,22 @@ def choose_device(settings: TrainerSettings, work: Work = TRAINING) -> Device:
     is_cuda = place.type == "cuda"
     name = torch.cuda.get_device_name(place) if is_cuda else f"CPU, {threads} thread{'s' * (threads > 1)}"
 
-    # 2. The precision of the products.
-    dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
-    if settings.precision == "auto":
-        dtype, reason = _gpu_precision() if is_cuda else _cpu_precision()
-        reasons.append(reason)
-    elif dtype is torch.bfloat16 and is_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise bad_environment(
-            "TEMPLAR_PRECISION is bfloat16, and " + name + " has no units for it: set float32 or auto"
-        )
+    with _current(place):
+        # 2. The precision of the products.
+        dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+        if settings.precision == "auto":
+            dtype, reason = _gpu_precision() if is_cuda else _cpu_precision()
+            reasons.append(reason)
+        elif dtype is torch.bfloat16 and is_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise bad_environment(
+                "TEMPLAR_PRECISION is bfloat16, and " + name + " has no units for it: set float32 or auto"
+            )
 
-    # 3. The layers, compiled if they are to be and can be.
-    step: LayerStep = transformer_layer
-    if settings.compile_layers:
-        step, reason = _compiled(place)
-        reasons.append(reason)
+        # 3. The layers, compiled if they are to be and can be.
+        step: LayerStep = transformer_layer
+        if settings.compile_layers:
+            step, reason = _compiled(place)
+            reasons.append(reason)
     device = Device(place, name, threads, dtype, step, "; ".join(reasons))
     if device.why:
         log.info("%s on %s in %s (%s)", work.name, name, device.precision, device.why)
@@ -164,11 +167,24 @@ def given_threads() -> int:
     """Processors that this process may use: its affinity, and no more than its container's share of time."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        quota, period = _CGROUP_QUOTA.read_text().split()
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
         share = allowed if quota == "max" else max(1, int(quota) // int(period))
     except (OSError, ValueError):
         share = allowed  # no such file: not in a container of this kind
     return min(allowed, share)
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: the machine's, and no more than its container's limit leaves."""
+    machine = int(psutil.virtual_memory().available)
+    try:
+        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        fields = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = int(fields["active_file"]) + int(fields["inactive_file"])  # used, and given back when it is needed
+        share = machine if limit == "max" else max(0, int(limit) - int(used) + cached)
+    except (OSError, ValueError, KeyError):
+        share = machine  # no such files: not in a container of this kind
+    return min(machine, share)
 
 
 def flops_per_token(model: Model, length: int) -> float:
@@ -183,192 +199,6 @@ def flops_per_token(model: Model, length: int) -> float:
 def num_parameters(model: Model) -> int:
     """Number of the model's parameters; tied ones count once."""
     return sum(torch.Size(shape).numel() for shape in parameter_shapes(model).values())
-
-
-def estimated_bytes(
-    model: Model, settings: TrainerSettings, device: Device, *, micro_batch: int, length: int, shards: int = 1
-) -> int:
-    """About what training takes on the device: state, and the activations that one micro-batch keeps.
-
-    The state of a rank is one of so many `shards`.
-
-    A layer keeps about 8 tensors of the hidden size in float32, and 4 of it and 4 of the inner size in the products'
-    precision; a checkpointed one keeps its input. A chunk of logits and its gradient come on top.
-    """
-    tokens, width = micro_batch * length, 2 if device.dtype is torch.bfloat16 else 4
-    full = tokens * (model.hidden_size * (8 * 4 + 4 * width) + 4 * width * model.intermediate_size)
-    every = settings.checkpoint_layers
-    checkpointed = -(-model.num_hidden_layers // every) if every else 0
-    activations = full * (model.num_hidden_layers - checkpointed) + (full if checkpointed else 0)
-    activations += checkpointed * tokens * model.hidden_size * 4
-    logits_tokens = tokens if settings.repeatable else min(tokens, device.loss_chunk(model.vocab_size))
-    logits = 2 * 4 * logits_tokens * model.vocab_size
-    return STATE_BYTES_PER_PARAMETER * num_parameters(model) // shards + activations + logits
-
-
-def shards_of(ranks: int, hosts: int) -> int:
-    """Ranks that share one sharded model: those of a host, or of all hosts if each has one alone."""
-    return ranks if ranks == hosts else ranks // hosts
-
-
-class PassSizes:
-    """The number of sequences of a forward pass: the preset's, the operator's, or what memory has room for."""
-
-    def __init__(self, settings: TrainerSettings, device: Device, *, ranks: int = 1, work: Work = TRAINING) -> None:
-        self._settings, self._device, self._ranks, self._work = settings, device, ranks, work
-        self._fitting: dict[tuple[int, int], int] = {}  # batch and length -> what `auto` found, for the next windows
-
-    def size(self, batches: Batches, length: int) -> int:
-        """The size for these batches.
-
-        Raises:
-            PermanentError: `bad_environment`; the operator's number does not divide the batch.
-        """
-        wanted, batch = self._settings.micro_batch, self._share(batches)
-        if wanted == "preset":
-            wanted = batches.micro_batch_size
-        if wanted == "auto":
-            return self._fitting.get((batch, length)) or self._first_guess(batch, length)
-        if batch % wanted:
-            divisors = ", ".join(str(number) for number in _divisors(batch))
-            divided = f"{self._work.batch} {batches.batch_size}" + f" / {self._ranks} ranks" * (self._ranks > 1)
-            raise bad_environment(
-                f"TEMPLAR_MICRO_BATCH is {wanted} and does not divide {divided}: set auto, preset or one of {divisors}"
-            )
-        return wanted
-
-    def fitting(self, batches: Batches, length: int, compute: Callable[[int], T], *, forget: Callable[[], None]) -> T:
-        """The result of `compute` with the size; after out-of-memory it begins again with a smaller one.
-
-        Args:
-            batches: The preset's numbers.
-            length: Tokens of a sequence.
-            compute: Takes the size.
-            forget: Drops what a failed computation left.
-
-        Raises:
-            PermanentError: `out_of_memory`, as `halve`.
-        """
-        while True:
-            try:
-                return compute(self.size(batches, length))
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                failure = error.with_traceback(None)  # its frames hold the tensors that did not fit
-            forget()
-            self.halve(batches, length, failure)
-
-    def halve(self, batches: Batches, length: int, error: BaseException) -> None:
-        """Take at most half the size from now on, because the device ran out of memory.
-
-        Raises:
-            PermanentError: `out_of_memory`; the operator or the preset chose the size, or it is 1.
-        """
-        size = self.size(batches, length)
-        smaller = [number for number in _divisors(self._share(batches)) if number <= size // 2]
-        if self._settings.micro_batch != "auto" or not smaller:
-            remedy = "TEMPLAR_CHECKPOINT_LAYERS=1" if size == 1 else "TEMPLAR_MICRO_BATCH=auto or a smaller number"
-            raise PermanentError(
-                Reason.OUT_OF_MEMORY,
-                f"{self._device.name} ran out of memory with micro-batches of {size} sequences of {length} tokens: set "
-                f"{remedy}; {self._work.lost}",
-            ) from error
-        log.warning("%s ran out of memory with micro-batches of %d: now %d", self._device.name, size, smaller[-1])
-        self._fitting[self._share(batches), length] = smaller[-1]
-        if self._device.is_cuda:
-            torch.cuda.empty_cache()
-
-    def _share(self, batches: Batches) -> int:
-        """Sequences of a batch that one rank takes."""
-        batch = batches.batch_size
-        if batch % self._ranks:
-            divisors = ", ".join(str(number) for number in _divisors(batch))
-            name = "TEMPLAR_RANKS" if self._settings.hosts == 1 else "TEMPLAR_HOSTS times TEMPLAR_RANKS"
-            raise bad_environment(
-                f"{self._ranks} ranks do not divide {self._work.batch} {batch}: set {name} to {divisors}"
-            )
-        return batch // self._ranks
-
-    def _first_guess(self, batch: int, length: int) -> int:
-        """The size that `auto` begins with."""
-        return self._fitting.setdefault((batch, length), batch)
-
-
-class MicroBatches(PassSizes):
-    """The sizes for training a model, of which `auto` begins with an estimate."""
-
-    def __init__(self, model: Model, settings: TrainerSettings, device: Device, *, ranks: int = 1) -> None:
-        super().__init__(settings, device, ranks=ranks)
-        self._model, self._shards = model, shards_of(ranks, settings.hosts)
-
-    def check(self, training: Training, length: int) -> None:
-        """Refuse a size that does not divide the batch, and a model that the device has no room for.
-
-        Raises:
-            PermanentError: `bad_environment`; `out_of_memory`, with the estimate beside the free memory.
-        """
-        self._share(training)
-        size = 1 if self._settings.micro_batch == "auto" else self.size(training, length)
-        needed = self._needed(size, length, self._shards if self.sharded(length) else 1)
-        if needed > (free := self._free_bytes()):
-            raise PermanentError(
-                Reason.OUT_OF_MEMORY,
-                f"training {num_parameters(self._model):,} parameters with micro-batches of {size} takes about "
-                f"{needed / 2**30:.3g} GiB, and {free / 2**30:.3g} GiB are free on {self._device.name}: set "
-                "TEMPLAR_MICRO_BATCH=auto or TEMPLAR_CHECKPOINT_LAYERS=1, or choose another TEMPLAR_DEVICE",
-            )
-
-    def sharded(self, length: int) -> bool:
-        """Whether each of several ranks takes a part of the model."""
-        if self._settings.sharding == "auto":
-            return self._ranks > 1 and self._needed(1, length, 1) > self._free_bytes()
-        return self._settings.sharding == "sharded"
-
-    def _needed(self, size: int, length: int, shards: int) -> int:
-        return estimated_bytes(
-            self._model, self._settings, self._device, micro_batch=size, length=length, shards=shards
-        )
-
-    def _free_bytes(self) -> int:
-        """What one rank may take: on a CPU those of a host share the memory, and a GPU's counts as if it were free."""
-        if self._ranks > 1 and self._device.is_cuda:
-            return int(torch.cuda.get_device_properties(self._device.place).total_memory)
-        return self._device.free_bytes() // (self._ranks // self._settings.hosts)
-
-    def _first_guess(self, batch: int, length: int) -> int:
-        """The most sequences that should fit by the estimate; on a CPU no more than are of use."""
-        free, best = self._free_bytes(), 1
-        for size in _divisors(batch):
-            needed = self._needed(size, length, self._shards if self.sharded(length) else 1)
-            if needed <= free and (self._device.is_cuda or size * length <= AUTO_CPU_TOKENS):
-                best = size
-        self._fitting[batch, length] = best
-        return best
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch could not allocate: a GPU's error has a type of its own, the CPU allocator's has not."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
-
-
-@contextmanager
-def as_out_of_memory(device: Device, work: Work = TRAINING) -> Iterator[None]:
-    """Turn torch's failed allocations into an error with a reason.
-
-    Raises:
-        PermanentError: `out_of_memory`.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise PermanentError(
-            Reason.OUT_OF_MEMORY,
-            f"{device.name} has no room for the state of {work.name}: free memory, or choose another TEMPLAR_DEVICE; "
-            f"{work.lost}",
-        ) from error
 
 
 class PhaseClock:
@@ -409,6 +239,10 @@ class PhaseClock:
     def total(self) -> float:
         """Seconds since the clock was made."""
         return time.perf_counter() - self._started
+
+
+def _current(place: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.device(place) if place.type == "cuda" else nullcontext()
 
 
 def _place(wanted: str, reasons: list[str]) -> torch.device:
@@ -478,10 +312,6 @@ def _try_compiler(place: torch.device) -> None:
 
 def _probe_function(numbers: Tensor) -> Tensor:
     return (numbers * 2 + 1).sin()
-
-
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
 
 
 def bad_environment(message: str) -> PermanentError:

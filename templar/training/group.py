@@ -23,7 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from templar.hparams import Model
 from templar.tensorfile import StoredTensors, TensorWriter, own_tensor
-from templar.training.device import Device, shards_of
+from templar.training.device import Device
+from templar.training.memory import shards_of
 from templar.training.model import LayerStep, empty_model, meta_model, named_parameters, parameter_shapes, use_rotary
 
 BUCKET_ELEMENTS = 1 << 24

@@ -45,9 +45,13 @@ class HostFiles:
         exp_avg, exp_avg_sq = home / "exp_avg.safetensors", home / "exp_avg_sq.safetensors"
         if self._is_local_first:
             self._prepare()
-            self._pass_tensors(Lent(str(Path(job.folder) / jobs.PARAMETERS_FILE)), home / jobs.PARAMETERS_FILE)
-            self._pass_tensors(job.exp_avg, exp_avg)
-            self._pass_tensors(job.exp_avg_sq, exp_avg_sq)
+            parameters = Lent(str(Path(job.folder) / jobs.PARAMETERS_FILE))
+            for lent, path in (
+                (parameters, home / jobs.PARAMETERS_FILE),
+                (job.exp_avg, exp_avg),
+                (job.exp_avg_sq, exp_avg_sq),
+            ):
+                self._pass_tensors(job, lent, path)
             self._pass_sequences(job, home)
         # 3. Nobody reads before all is there.
         _wait_for_all()
@@ -65,7 +69,7 @@ class HostFiles:
             jobs.fresh_folder(Path(self._host.tensors).parent, PASSED_BYTES * num_parameters(self._model))
             self._is_prepared = True
 
-    def _pass_tensors(self, lent: Lent | None, path: Path) -> None:
+    def _pass_tensors(self, job: Job, lent: Lent | None, path: Path) -> None:
         if lent is None:
             return
         shapes = parameter_shapes(self._model)
@@ -73,6 +77,7 @@ class HostFiles:
             source = StoredTensors(Path(lent.path), lent.prefix)
             for name in shapes:
                 distributed.broadcast(source[name], src=0, group=self._local_firsts)
+                jobs.give_sign(Path(job.folder))
             return
         with TensorWriter(path, shapes, {}) as file:
             for name, shape in shapes.items():

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import psutil
 from pydantic import Field, TypeAdapter
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from templar.errors import Reason
 from templar.hparams import Model, TrainerSettings, Training
 from templar.store.files import memory_folder
 from templar.tensorfile import StoredTensors, Zeros, write_tensors
+from templar.training.device import available_bytes
 from templar.training.model import parameter_shapes
 from templar.training.train import OptimizerState, TrainFigures
 
@@ -36,6 +36,8 @@ LENT_BYTES = 16
 """Of the files, per parameter of the model, while it trains: the parameters, the update and two moments."""
 IN_STEP = frozenset({Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO_TIME_LEFT})
 """Failures of a job after which all ranks have answered, and the group goes on."""
+SIGNS_FILE = "signs"
+"""Grows by a byte with each micro-batch of the first rank, and with each tensor that it passes on to other hosts."""
 _RESULTS = frozenset({"update", "exp_avg", "exp_avg_sq"})
 """The files of a job that are left when it is done."""
 _LENGTH_BYTES = 4
@@ -242,7 +244,7 @@ def fresh_folder(home: Path, num_bytes: int) -> Path:
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir(mode=0o700, parents=True)
     if memory is not None:
-        free = min(shutil.disk_usage(memory).free, psutil.virtual_memory().available)
+        free = min(shutil.disk_usage(memory).free, available_bytes())
         if free >= num_bytes:
             place = Path(tempfile.mkdtemp(prefix="templar-tensors-", dir=memory))
             link.symlink_to(place)
@@ -253,6 +255,12 @@ def fresh_folder(home: Path, num_bytes: int) -> Path:
         )
     link.mkdir(mode=0o700)
     return link
+
+
+def give_sign(folder: Path) -> None:
+    """Let the worker see that the first rank is at work."""
+    with (folder / SIGNS_FILE).open("ab") as file:
+        file.write(b".")
 
 
 def lend(tensors: Mapping[str, Tensor], path: Path) -> Lent | None:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -46,8 +47,10 @@ _ENVIRONMENT = (
     "LANG",
     "CUDA_VISIBLE_DEVICES",
     "VIRTUAL_ENV",
+    "CC",
+    "CXX",
 )
-_ENVIRONMENT_PREFIXES = ("CUDA_", "GLOO_", "NCCL_", "TORCH", "NVIDIA_", "LC_")
+_ENVIRONMENT_PREFIXES = ("CUDA_", "GLOO_", "NCCL_", "TORCH", "TRITON_", "NVIDIA_", "LC_")
 """What ranks inherit. They need no keys of stores and wallets, so they get none."""
 
 
@@ -58,7 +61,7 @@ class RankGroup:
         host: What the ranks find when they start.
         size: Ranks on this host.
         log_path: The file that launcher and ranks write to; its folder exists.
-        watchdog_seconds: How long after the deadline the ranks may take to answer.
+        watchdog_seconds: How long after the deadline the ranks may neither answer nor write, at least.
         threads: Of each rank on the CPU.
         interface: The network interface on which ranks meet those of other hosts; by default the loopback's.
         module: What a rank runs.
@@ -129,7 +132,7 @@ class RankGroup:
                 raise self._failure(f"{len(self._ready)} of {self._size} ranks were ready after {START_SECONDS:.0f} s")
 
     def work(self, job: Job, keep_going: Callable[[], bool]) -> Done:
-        """Let all ranks do a job, and return what the first one says.
+        """Let all ranks do a job, and return what the first one says, with the memory of this host's largest.
 
         Raises:
             PermanentError: What a rank failed with; `trainer_failed`.
@@ -139,14 +142,18 @@ class RankGroup:
             self._send(number, job)
         # 2. All answer. A failure that one rank may have had alone is not waited on.
         answers: dict[int, Done | Failed] = {}
-        give_up = float("inf")
+        watchdog, is_stopped = Watchdog(Path(job.folder), self._watchdog_seconds), False
         while len(answers) < self._size:
-            if give_up == float("inf") and not keep_going():
+            watchdog.look()
+            if not is_stopped and not keep_going():
                 self._send(0, Stop())
-                give_up = time.monotonic() + self._watchdog_seconds
-            if time.monotonic() > give_up:
+                watchdog.begin()
+                is_stopped = True
+            if is_stopped and watchdog.is_over():
                 silent = sorted(self._connections.keys() - answers.keys())
-                raise self._failure(f"ranks {silent} did not answer {self._watchdog_seconds:.0f} s after the deadline")
+                raise self._failure(
+                    f"after the deadline ranks {silent} neither answered nor wrote for {watchdog.patience:.0f} s"
+                )
             for number, message in self.messages():
                 if isinstance(message, Failed) and message.reason not in IN_STEP:
                     raise self._error_of(number, message)
@@ -161,7 +168,8 @@ class RankGroup:
                 raise self._failure(f"rank {number} took {found.num_steps} steps, and rank 0 took {first.num_steps}")
         if not isinstance(first, Done):  # it was raised above
             raise TypeError("rank 0 failed without an error")
-        return first
+        most = max(found.figures.peak_bytes for found in answers.values() if isinstance(found, Done))
+        return replace(first, figures=replace(first.figures, peak_bytes=most))
 
     def kill(self) -> None:
         """End all processes at once."""
@@ -188,7 +196,7 @@ class RankGroup:
     @property
     def _others(self) -> str:
         if not self.host.rendezvous:
-            return ""
+            return f"; their log is {self._log_path}"
         return f"; the ranks of other hosts join at {self.host.rendezvous}: run `templar neuron lend` on each of them"
 
     def _launch(self, module: str, threads: int, interface: str | None) -> "subprocess.Popen[bytes]":
@@ -275,9 +283,46 @@ class RankGroup:
     def _failure(self, problem: str) -> PermanentError:
         return PermanentError(
             Reason.TRAINER_FAILED,
-            f"{problem}: nothing is published in this window, and other ranks start for the next one; the log of these "
-            f"is {self._ended_log}",
+            f"{problem}: nothing is published in this window, and other ranks start for the next one; if that repeats, "
+            f"see their log, {self._ended_log}, and train without TEMPLAR_RANKS and TEMPLAR_HOSTS",
         )
+
+
+class Watchdog:
+    """Notices ranks that hang: the files of a job grow with each micro-batch and each tensor that is passed or written.
+
+    Args:
+        folder: Of the job.
+        seconds: The shortest pause that counts as a hang. It is three times the longest pause before if that is more,
+            and five times as long at most.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self._folder, self._seconds, self._longest = folder, seconds, 0.0
+        self._num_bytes, self._since = -1, time.monotonic()
+
+    def look(self) -> None:
+        """See whether the files have grown."""
+        found = self._num_bytes
+        with suppress(OSError):  # a rank that lost its connection removes the folder
+            found = sum(path.stat().st_size for path in self._folder.iterdir())
+        if found != self._num_bytes:
+            now = time.monotonic()
+            self._longest = max(self._longest, now - self._since)
+            self._num_bytes, self._since = found, now
+
+    def begin(self) -> None:
+        """Count from now on; the pause at hand may be a hang already."""
+        self._since = time.monotonic()
+
+    @property
+    def patience(self) -> float:
+        """How many seconds they may stay as they are."""
+        return min(max(self._seconds, 3 * self._longest), 5 * self._seconds)
+
+    def is_over(self) -> bool:
+        """Whether they have been the same for longer."""
+        return time.monotonic() - self._since > self.patience
 
 
 def _short_folder() -> Path:

@@ -25,11 +25,11 @@ from safetensors.torch import load_file
 from templar.errors import PermanentError, Reason
 from templar.tensorfile import StoredTensors
 from templar.training import jobs
-from templar.training.device import MicroBatches
 from templar.training.group import ReplicatedGroup, join_group
 from templar.training.host_files import HostFiles
 from templar.training.hosts import Meeting, meet
 from templar.training.jobs import Done, Failed, Hello, Host, Job, Ready, Stop
+from templar.training.memory import MicroBatches
 from templar.training.train import Trainer
 
 log = logging.getLogger(__name__)
@@ -160,6 +160,11 @@ def answer(rank: Rank, trainer: Trainer, group: ReplicatedGroup, files: HostFile
     """Train, and say what came of it; a failure that the others do not share ends the group on the worker's side."""
     settings = trainer.settings.model_copy(update={"micro_batch": job.micro_batch})
     trainer.micro_batches = MicroBatches(trainer.model, settings, trainer.device, ranks=group.size)
+
+    def keep_going() -> bool:  # the first rank is asked before each micro-batch
+        jobs.give_sign(group.folder)
+        return not rank.stopped.is_set()
+
     try:
         if files is not None:
             job = files.bring(job)
@@ -170,10 +175,13 @@ def answer(rank: Rank, trainer: Trainer, group: ReplicatedGroup, files: HostFile
             training=job.training,
             outer_steps=job.outer_steps,
             optimizer=jobs.optimizer_of(job, trainer.model),
-            keep_going=lambda: not rank.stopped.is_set(),
+            keep_going=keep_going,
         )
     except PermanentError as error:
-        return Failed(error.reason, error.message[:_MESSAGE_CHARACTERS])
+        message = error.message
+        if error.reason is Reason.TRAINER_FAILED and error.__cause__ is not None:  # the worker says what to do about it
+            message = f"{type(error.__cause__).__name__}: {error.__cause__}"
+        return Failed(error.reason, message[:_MESSAGE_CHARACTERS])
     except Exception as error:  # a rank that cannot say why it failed helps nobody
         log.exception("rank %d cannot train", group.rank)
         return Failed(Reason.TRAINER_FAILED, f"{type(error).__name__}: {error}"[:_MESSAGE_CHARACTERS])

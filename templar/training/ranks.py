@@ -7,11 +7,13 @@ neuron lend`), and join the group again when it starts.
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -19,18 +21,17 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings, Training
 from templar.tensorfile import write_tensors
 from templar.training import hosts, jobs
-from templar.training.device import MicroBatches, bad_environment, choose_device, num_parameters
+from templar.training.device import bad_environment, choose_device, num_parameters
 from templar.training.jobs import IN_STEP, Done, Host, Job, JobFolder, Setup
 from templar.training.launch import RANK_MODULE, RankGroup
+from templar.training.memory import MicroBatches
 from templar.training.model import check_shapes, parameter_shapes
 from templar.training.train import OptimizerState, Trainer, TrainProgress, TrainResult
 
 log = logging.getLogger(__name__)
 
 WATCHDOG_SECONDS = 60.0
-"""How long after the deadline the ranks may take to answer, besides the time for the files of the result."""
-FILE_BYTES_PER_SECOND = 100e6
-"""A disk writes at least so fast: update and two moments take 12 bytes per parameter."""
+"""How long after the deadline the ranks may neither answer nor write more of the result."""
 
 
 def open_trainer(model: Model, settings: TrainerSettings, folder: Path) -> "Trainer | RankedTrainer":
@@ -72,6 +73,20 @@ def rank_count(settings: TrainerSettings) -> int:
     return settings.ranks
 
 
+@contextmanager
+def _as_trainer_failed(act: str, remedy: str) -> Iterator[None]:
+    """Give what the operating system refuses a reason.
+
+    Raises:
+        PermanentError: `trainer_failed`.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        problem = f"this machine cannot {act} ({error}): nothing is published in this window; {remedy}"
+        raise PermanentError(Reason.TRAINER_FAILED, problem) from error
+
+
 class RankedTrainer:
     """As `Trainer`, on several ranks, which read and write files.
 
@@ -111,7 +126,7 @@ class RankedTrainer:
         self._interface = hosts.interface_to(settings.rendezvous, is_own=True) if settings.rendezvous else None
         self._adaptive = settings.micro_batch == "auto"
         self._group: RankGroup | None = None
-        self._watchdog_seconds = watchdog_seconds + 12 * num_parameters(model) / FILE_BYTES_PER_SECOND
+        self._watchdog_seconds = watchdog_seconds
         self._rank_module = rank_module
 
         # 2. The folder for tensors; what an earlier process left there is of no use.
@@ -151,8 +166,8 @@ class RankedTrainer:
 
         Raises:
             ValueError: There are no sequences; names or shapes are not the model's.
-            PermanentError: As `Trainer.learn`; `trainer_failed`: a rank or the launcher died or did not answer;
-                `bad_environment`: the rendezvous cannot be listened on.
+            PermanentError: As `Trainer.learn`; `trainer_failed`: a rank or the launcher died, cannot join or did not
+                answer, or there is no room for its tensors.
             StoppedError: A stop was asked for.
         """
         del progress
@@ -161,28 +176,31 @@ class RankedTrainer:
         check_shapes(parameter_shapes(self.model), params)
         length = sequences.shape[1]
         size = self.micro_batches.size(training, length)
-        lent = jobs.JobFolder(self._tensors)
-        folder = lent.path
+        lent: JobFolder | None = None
         try:
             # 1. The processes; they may be warm.
-            group = self._ready_group(length, keep_going)
+            with _as_trainer_failed("start the ranks", "let it run fewer other processes"):
+                group = self._ready_group(length, keep_going)
             # 2. The files that they read.
-            write_tensors(folder / jobs.PARAMETERS_FILE, params)
-            save_file({jobs.SEQUENCES: sequences.contiguous()}, folder / jobs.SEQUENCES_FILE)
-            job = Job(
-                folder=str(folder),
-                shape=(len(sequences), length),
-                training=training,
-                micro_batch=size,
-                outer_steps=outer_steps,
-                optimizer_steps=optimizer.num_steps,
-                exp_avg=jobs.lend(optimizer.exp_avg, folder / "before_exp_avg.safetensors"),
-                exp_avg_sq=jobs.lend(optimizer.exp_avg_sq, folder / "before_exp_avg_sq.safetensors"),
-            )
+            with _as_trainer_failed("write the ranks' tensors", f"make room in {self._tensors}"):
+                lent = JobFolder(self._tensors)
+                write_tensors(lent.path / jobs.PARAMETERS_FILE, params)
+                save_file({jobs.SEQUENCES: sequences.contiguous()}, lent.path / jobs.SEQUENCES_FILE)
+                job = Job(
+                    folder=str(lent.path),
+                    shape=(len(sequences), length),
+                    training=training,
+                    micro_batch=size,
+                    outer_steps=outer_steps,
+                    optimizer_steps=optimizer.num_steps,
+                    exp_avg=jobs.lend(optimizer.exp_avg, lent.path / "before_exp_avg.safetensors"),
+                    exp_avg_sq=jobs.lend(optimizer.exp_avg_sq, lent.path / "before_exp_avg_sq.safetensors"),
+                )
             # 3. Train.
             done = group.work(job, keep_going)
         except BaseException as error:
-            lent.remove()
+            if lent is not None:
+                lent.remove()
             self._after_failure(error, training, length)
             raise
         # 4. What the ranks have read is not needed any more.
@@ -217,20 +235,36 @@ class RankedTrainer:
         )
 
     def _after_failure(self, error: BaseException, training: Training, length: int) -> None:
-        # 1. After some failures all processes go on; otherwise none does.
-        reason = error.reason if isinstance(error, PermanentError) else None
-        if reason in IN_STEP:
+        """See to the processes; raise what says more about a failure than its error does."""
+        if not isinstance(error, PermanentError):
+            self._end_group()
             return
+        if error.reason not in IN_STEP:
+            self._replace_group(length)
+        if error.reason is Reason.BAD_ENVIRONMENT:  # of a rank; the window goes on
+            raise PermanentError(Reason.TRAINER_FAILED, error.message) from error
+        if error.reason is Reason.OUT_OF_MEMORY and self._adaptive:
+            raise self._with_smaller(training, length, error) from error
+
+    def _replace_group(self, length: int) -> None:
+        """End all processes; if they had met, others start while the window ends: else they would only fail again."""
         had_met = self._group is not None and self._group.has_met
         self._end_group()
-        # 2. The next ones start while the window ends. Those that never met would only fail again.
-        if reason is not None and had_met:
+        if had_met:
             try:
                 self._group = self._start_group(length)
             except OSError as refusal:  # the reason of this window stays
                 log.warning("other ranks cannot be started yet, the next window tries again: %s", refusal)
-        if reason is Reason.OUT_OF_MEMORY and self._adaptive:
-            self.micro_batches.halve(training, length, error)
+
+    def _with_smaller(self, training: Training, length: int, error: BaseException) -> PermanentError:
+        """Take smaller micro-batches from now on; what to say of the window in which the larger ones did not fit."""
+        size = self.micro_batches.size(training, length)
+        self.micro_batches.halve(training, length, error)
+        return PermanentError(
+            Reason.OUT_OF_MEMORY,
+            f"the ranks ran out of memory with micro-batches of {size}: nothing is published in this window, and the "
+            f"next one takes {self.micro_batches.size(training, length)}",
+        )
 
     def _end_group(self) -> None:
         if self._group is not None:

@@ -7,7 +7,7 @@ machine's number of threads.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -17,16 +17,10 @@ from torch import Tensor, nn
 from templar.errors import PermanentError, Reason
 from templar.hparams import AdamW, Model, TrainerSettings, Training
 from templar.interrupt import check_stop
-from templar.training.device import (
-    Device,
-    MicroBatches,
-    PhaseClock,
-    as_out_of_memory,
-    choose_device,
-    flops_per_token,
-)
+from templar.training.device import Device, PhaseClock, choose_device, flops_per_token
 from templar.training.group import Alone
 from templar.training.loss import mean_loss, token_losses, torch_threads
+from templar.training.memory import MicroBatches, on_device
 from templar.training.model import check_shapes, hidden_states, named_parameters, output_weight, parameter_shapes
 from templar.training.schedule import inner_learning_rate
 
@@ -62,7 +56,8 @@ class TrainFigures:
     tokens: int  # of the whole steps that were taken; those of an interrupted training before it went on are not here
     seconds: float
     phases: Mapping[str, float]  # seconds by phase: forward, backward, step, other
-    peak_bytes: int  # of the device's memory; on a CPU of the process's, since its start
+    peak_bytes: int  # of the device's memory (on a CPU the process's, since its start); the largest of a host's ranks
+    is_cuda: bool = False
     mfu: float | None = None  # share of the peak that is assumed; None where no peak is known
     assumed_peak: float | None = None  # FLOP/s
 
@@ -163,21 +158,21 @@ class Trainer:
         Raises:
             ValueError: There are no sequences; names or shapes are not the model's.
             PermanentError: `non_finite_loss`, `non_finite_update`; `no_time_left`, not one step was finished;
-                `out_of_memory`.
+                `out_of_memory`; `trainer_failed`, torch or the device's driver refuses something else.
             StoppedError: A stop was asked for.
         """
         if len(sequences) == 0:
             raise ValueError("there are no sequences to train on")
-        run = _Run(self, training, sequences, keep_going, progress)
-        self.micro_batches.size(training, sequences.shape[1])  # while the memory for the state is free
-        try:
-            with torch_threads(self.device.threads), as_out_of_memory(self.device):
+        with torch_threads(self.device.threads), on_device(self.device):
+            self.micro_batches.size(training, sequences.shape[1])  # while the memory for the state is free
+            run = _Run(self, training, sequences, keep_going, progress)
+            try:
                 run.load(params)
                 if training.recipe == "demo":
                     return train_demo(run)
                 return train_sparseloco(run, params, outer_steps=outer_steps, optimizer=optimizer)
-        finally:
-            run.release()
+            finally:
+                run.release()
 
 
 class _Run:
@@ -198,6 +193,7 @@ class _Run:
         self.device.reset_peak()
         self.clock = PhaseClock(self.device)
         self._micro_batch = 0
+        self._too_large: dict[str, float] = {}  # of the update, by parameter name
 
     def load(self, params: Mapping[str, Tensor]) -> None:
         """Copy parameters into the working copy."""
@@ -259,7 +255,7 @@ class _Run:
             self.clock.mark("forward")
             torch.autograd.backward(loss / num_micro_batches)
             self.clock.mark("backward")
-        # The only place where the program waits for a GPU to have finished.
+        # Here the program waits until a GPU has finished the batch.
         numbers = group.mean_losses([float(number) for number in torch.stack(losses).tolist()])
         for index, number in enumerate(numbers):
             _check_finite(number, f"loss of batch {batch}, micro-batch {index}")
@@ -271,7 +267,7 @@ class _Run:
         settings, device = self.trainer.settings, self.device
         if settings.repeatable and not settings.checkpoint_layers:
             return token_losses(self.net, sequences).mean()
-        tokens = sequences.to(device.place, torch.int64, non_blocking=True)
+        tokens = device.take(sequences.to(torch.int64))
         chunk = device.loss_chunk(self.trainer.model.vocab_size)
 
         def compute() -> Tensor:
@@ -319,6 +315,15 @@ class _Run:
             after = self.group.whole(tensor)
             yield name, torch.sub(before[name], after, out=after)
 
+    def checked(self, update: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Pass the tensors of an update on, and note those that are too large: `result` refuses them."""
+        for name, tensor in update:
+            lowest, highest = (float(each) for each in torch.aminmax(tensor))
+            largest = max(-lowest, highest)
+            if not largest <= LARGEST_UPDATE:  # also true for NaN
+                self._too_large[name] = largest
+            yield name, tensor
+
     def optimizer_state(self, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:
         """The state of an AdamW: its own tensors, in the order of their names."""
         states = {name: adamw.state[param] for name, param in sorted(named_parameters(self.net))}
@@ -349,17 +354,14 @@ class _Run:
             raise PermanentError(
                 Reason.NO_TIME_LEFT,
                 f"not one batch of {training.batch_size} sequences was finished in time: nothing is published in this "
-                "window; lower training.batch_size or lengthen the window",
+                "window; train on a faster device, or on more of them (TEMPLAR_DEVICE, TEMPLAR_RANKS)",
             )
-        for name, tensor in update.items():
-            lowest, highest = (float(each) for each in torch.aminmax(tensor))
-            largest = max(-lowest, highest)
-            if not largest <= LARGEST_UPDATE:  # also true for NaN
-                raise PermanentError(
-                    Reason.NON_FINITE_UPDATE,
-                    f"the update of parameter {name!r} is as large as {largest}: nothing is published in this window; "
-                    "lower the learning rate, check the data, or return to the last snapshot",
-                )
+        for name, largest in self._too_large.items():
+            raise PermanentError(
+                Reason.NON_FINITE_UPDATE,
+                f"the update of parameter {name!r} is as large as {largest}: nothing is published in this window; "
+                "lower the learning rate, check the data, or return to the last snapshot",
+            )
         return TrainResult(
             update=update,
             optimizer=optimizer,
@@ -388,6 +390,7 @@ class _Run:
             seconds=seconds,
             phases=phases,
             peak_bytes=device.peak_bytes(),
+            is_cuda=device.is_cuda,
             mfu=None if peak is None else rate * flops_per_token(self.trainer.model, length) / peak,
             assumed_peak=peak,
         )
@@ -424,7 +427,7 @@ def train_sparseloco(
             run.keep(losses, run.tensors(), run.optimizer_state(adamw, optimizer.num_steps + len(losses)))
     # 4. The pseudo-gradient, in the working copy's own memory: how far the parameters moved, negated.
     net.zero_grad(set_to_none=True)
-    update = run.group.keep("update", run.moved(before))
+    update = run.group.keep("update", run.checked(run.moved(before)))
     moments = run.final_state(adamw, optimizer.num_steps + len(losses))
     return run.result(update, moments, losses, num_wanted=training.inner_steps)
 
@@ -458,7 +461,8 @@ def train_demo(run: _Run) -> TrainResult:
         run.keep(losses, total, None)
     # 3. The mean over the batches.
     count = max(len(losses), 1)
-    update = run.group.keep("update", ((name, run.group.whole(sums / count)) for name, sums in total.items()))
+    means = ((name, run.group.whole(sums / count)) for name, sums in total.items())
+    update = run.group.keep("update", run.checked(means))
     return run.result(update, None, losses, num_wanted=num_batches)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from templar import interrupt
 from templar.agreement.state import parameters_digest
+from templar.errors import TransientError
 from templar.gradient import Recipe
 from templar.gradient.aggregate import median_norms, single_update
 from templar.gradient.codec.wire import Payload
@@ -250,7 +251,7 @@ def test_measuring_never_touches_the_agreed_parameters(
     assert all(param.grad is None for param in net.parameters())
 
 
-@pytest.mark.parametrize("failure", [interrupt.StoppedError, RuntimeError])
+@pytest.mark.parametrize("failure", [interrupt.StoppedError, TransientError])
 @pytest.mark.parametrize("passes", [3, 8])
 def test_a_stop_or_a_failure_never_touches_the_agreed_parameters(
     params: dict[str, Tensor],
@@ -265,8 +266,8 @@ def test_a_stop_or_a_failure_never_touches_the_agreed_parameters(
     def interfere(net: nn.Module, tokens: Tensor) -> Tensor:
         done.append(1)
         if len(done) == passes:
-            if failure is RuntimeError:
-                raise RuntimeError
+            if failure is TransientError:
+                raise RuntimeError("the device refuses something")
             interrupt.request_stop()
         return logits(net, tokens)
 

@@ -10,17 +10,19 @@ from torch import Tensor, nn
 
 from templar.agreement.state import parameters_digest
 from templar.errors import PermanentError, Reason
-from templar.hparams import TrainerSettings
+from templar.hparams import TrainerSettings, load_hparams
 from templar.scoring import meter
 from templar.scoring.differences import compare_facts
 from templar.scoring.evidence import MeasuredOn, WindowFacts
 from templar.scoring.meter import Meter
 from templar.training import loss
 from templar.training.loss import mean_loss, token_losses
+from templar.training.memory import EVALUATION_BYTES, estimated_bytes
 from tests.support.errors import raising
 from tests.support.evaluations import LENGTH, MICRO_BATCH, PLAN, evaluator, facts
 
 FAST = TrainerSettings(repeatable=False)
+HPARAMS = load_hparams("simulation", overrides={"scoring": {"eval_micro_batch_size": 8}})
 AUTO = FAST.model_copy(update={"micro_batch": "auto"})
 
 
@@ -146,5 +148,19 @@ def test_an_evaluation_without_memory_says_what_to_set(
 )
 def test_settings_that_an_evaluation_cannot_keep_are_named(changes: dict[str, Any], problem: str) -> None:
     with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
-        Meter(FAST.model_copy(update=changes)).check(8)
+        Meter(FAST.model_copy(update=changes)).check(HPARAMS)
     assert problem in caught.value.message
+
+
+def test_a_model_that_does_not_fit_is_refused_before_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Meter(FAST), Meter(FAST.model_copy(update={"ranks": 2, "threads": 2}))
+    length = HPARAMS.data.sequence_length
+    needed = estimated_bytes(
+        HPARAMS.model, FAST, one.device, micro_batch=8, length=length, state=EVALUATION_BYTES["cpu"]
+    )
+    for each, share in ((one, 1), (two, 2)):
+        monkeypatch.setattr("templar.training.device.available_bytes", lambda share=share: share * needed)
+        each.check(HPARAMS)
+        monkeypatch.setattr("templar.training.device.available_bytes", lambda share=share: share * needed - 1)
+        with raising(PermanentError, Reason.OUT_OF_MEMORY, match="evaluation with micro-batches of 8 takes about"):
+            each.check(HPARAMS)

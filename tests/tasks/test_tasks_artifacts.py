@@ -80,7 +80,7 @@ def test_who_has_most_comes_first_and_every_row_has_every_column() -> None:
 
 def test_training_shows_device_speed_and_where_the_time_went() -> None:
     phases = {"forward": 1.0, "backward": 2.0, "step": 0.5, "other": 0.5}
-    figures = TrainFigures("NVIDIA H100", "bfloat16", "the first", 8, 4096, 4.5, phases, 3 << 20, 0.4, 989e12)
+    figures = TrainFigures("NVIDIA H100", "bfloat16", "the first", 8, 4096, 4.5, phases, 3 << 20, True, 0.4, 989e12)
     (row,) = training_rows(TrainReport(7, None, 5.0, 4.0, 2, 16, figures))
     assert row == {
         "device": "NVIDIA H100",
@@ -91,7 +91,7 @@ def test_training_shows_device_speed_and_where_the_time_went() -> None:
         "tokens": 4096,
         "seconds": 4.5,
         "tokens/s": 910.2,
-        "MFU": "40.0% of 989 TFLOP/s",
+        "MFU": "40.0% of 989 TFLOP/s, at 6 N + 12 * layers * hidden * length operations per token",
         "forward": "25.0%",
         "backward": "50.0%",
         "step": "12.5%",

@@ -1,6 +1,8 @@
 """The device, its precision and its micro-batches: what is taken, what is refused, and what a full memory leads to."""
 
 import logging
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +13,12 @@ from torch.nn import functional
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import PRODUCTION_TRAINER, TrainerSettings, load_hparams
+from templar.neuron.miner import NOTHING_TO_PUBLISH
 from templar.training import device as devices
 from templar.training import loss, train
-from templar.training.device import choose_device, flops_per_token, given_threads, num_parameters
+from templar.training.device import available_bytes, choose_device, flops_per_token, given_threads, num_parameters
 from templar.training.loss import mean_loss, token_losses, torch_threads
+from templar.training.memory import MicroBatches
 from templar.training.model import build_model, hidden_states, output_weight, parameters_of
 from templar.training.train import OptimizerState, Trainer, TrainResult
 from tests.support.errors import raising
@@ -186,9 +190,22 @@ def test_a_container_gives_no_more_threads_than_its_share_of_time(
     quota: str, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(devices, "_CGROUP_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(devices, "_CGROUP", tmp_path)
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda process: set(range(8)))
     assert given_threads() == threads
+
+
+@pytest.mark.parametrize(("limit", "available"), [("max", 900), ("1000", 500), ("5000", 900), ("300", 0)])
+def test_a_container_gives_no_more_memory_than_its_limit_leaves(
+    limit: str, available: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    monkeypatch.setattr(devices, "_CGROUP", tmp_path)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: type("", (), {"available": 900}))
+    assert available_bytes() == 900
+    (tmp_path / "memory.max").write_text(limit + "\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 400\nactive_file 50\ninactive_file 150\nshmem 100\n")
+    assert available_bytes() == available
 
 
 @pytest.mark.parametrize(
@@ -229,8 +246,46 @@ def test_a_model_that_does_not_fit_is_refused_with_the_estimate() -> None:
     trainer = Trainer(load_hparams("templar-2.1.3").model, PRODUCTION_TRAINER)
     with raising(PermanentError, Reason.OUT_OF_MEMORY) as caught:
         trainer.check(TRAINING, length=2048)
-    for part in ("parameters with micro-batches of 4 takes about 1", "GiB are free", "TEMPLAR_CHECKPOINT_LAYERS=1"):
-        assert part in caught.value.message
+    problem, remedy = caught.value.message.split(": set ")
+    assert re.fullmatch(r"training with micro-batches of 4 takes about .* GiB, and CPU.* has .* GiB for it", problem)
+    assert remedy == ("TEMPLAR_MICRO_BATCH=auto or TEMPLAR_CHECKPOINT_LAYERS=1 or a TEMPLAR_DEVICE with more memory")
+    smallest = PRODUCTION_TRAINER.model_copy(update={"micro_batch": "auto", "checkpoint_layers": 1})
+    with raising(PermanentError, Reason.OUT_OF_MEMORY, match="for it: set a TEMPLAR_DEVICE with more memory$"):
+        Trainer(load_hparams("templar-2.1.3").model, smallest).check(TRAINING, length=2048)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "changes", "remedy"),
+    [
+        (
+            1,
+            {},
+            "TEMPLAR_CHECKPOINT_LAYERS=1 or TEMPLAR_DEVICE=cuda with TEMPLAR_RANKS=auto",
+        ),
+        (8, {"checkpoint_layers": 1, "sharding": "replicated"}, "TEMPLAR_SHARDING=sharded or a TEMPLAR_DEVICE"),
+    ],
+)
+def test_a_model_too_large_for_a_gpu_may_be_shared_by_several(
+    ranks: int, changes: dict[str, Any], remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset = load_hparams("8B")
+    gpu = replace(choose_device(FAST), place=torch.device("cuda:0"), name="NVIDIA H100", dtype=torch.bfloat16)
+    properties = type("", (), {"total_memory": 80 << 30})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: (80 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "device", lambda place: nullcontext())
+    length = preset.data.sequence_length
+    settings = PRODUCTION_TRAINER.model_copy(update=changes)
+    with raising(PermanentError, Reason.OUT_OF_MEMORY, match=re.escape(f"set {remedy}")):
+        MicroBatches(preset.model, settings, gpu, ranks=ranks).check(preset.training, length)
+    sizes = MicroBatches(preset.model, PRODUCTION_TRAINER, gpu, ranks=8)
+    sizes.check(preset.training, length)
+    assert sizes.sharded(length)
+    large = load_hparams("70B")
+    settings = PRODUCTION_TRAINER.model_copy(update={"checkpoint_layers": 1})
+    with raising(PermanentError, Reason.OUT_OF_MEMORY, match="on each of its ranks.*: set a TEMPLAR_DEVICE"):
+        MicroBatches(large.model, settings, gpu, ranks=8).check(large.training, length)
 
 
 # Out of memory.
@@ -288,6 +343,31 @@ def test_state_that_does_not_fit_ends_the_window_with_its_reason(monkeypatch: py
         learn(TrainerSettings())
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("CUDA error: out of memory", Reason.OUT_OF_MEMORY),
+        ("NCCL error ... Cuda failure 2 'out of memory'", Reason.OUT_OF_MEMORY),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", Reason.OUT_OF_MEMORY),
+        ("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might", Reason.TRAINER_FAILED),
+    ],
+)
+def test_what_torch_refuses_ends_the_window_with_a_reason(
+    text: str, reason: Reason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(net: nn.Module, sequences: Tensor) -> Tensor:
+        raise RuntimeError(text)
+
+    trainer = Trainer(MODEL)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "token_losses", fails)
+        with raising(PermanentError, reason, match="nothing is published in this window") as caught:
+            learn(TrainerSettings(), trainer)
+    assert reason in NOTHING_TO_PUBLISH
+    assert reason is Reason.OUT_OF_MEMORY or "(CUDA error: uncorrectable ECC error encountered)" in caught.value.message
+    assert_close(learn(TrainerSettings(), trainer), learn(TrainerSettings()), 0.0)
+
+
 # Threads.
 
 
@@ -306,5 +386,6 @@ def test_the_peak_of_a_known_device_is_that_of_bfloat16() -> None:
         choose_device(FAST), place=torch.device("cuda"), name="NVIDIA H100 80GB HBM3", dtype=torch.bfloat16
     )
     assert device.peak_flops == 989e12
+    assert replace(device, name="NVIDIA H100 PCIe").peak_flops == 756e12
     assert replace(device, dtype=torch.float32).peak_flops is None
     assert replace(device, name="NVIDIA T4").peak_flops is None

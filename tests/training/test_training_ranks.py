@@ -9,19 +9,30 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings
 from templar.neuron.miner import NOTHING_TO_PUBLISH
 from templar.store import files
+from templar.tensorfile import write_tensors
+from templar.training import jobs
+from templar.training.group import Alone
+from templar.training.jobs import Done, Job
+from templar.training.launch import Watchdog
 from templar.training.model import build_model, parameters_of
+from templar.training.rank import answer
 from templar.training.ranks import RankedTrainer, open_trainer, rank_count
 from templar.training.train import Trainer
+from tests.support.errors import raising
 from tests.support.ranked_training import (
     ENDLESS,
     HPARAMS,
@@ -160,6 +171,8 @@ def test_a_fault_ends_one_call_and_the_next_one_trains(
     assert caught.value.reason in NOTHING_TO_PUBLISH
     if reason is Reason.TRAINER_FAILED:
         assert str(trainer.folder / "ranks-ended.log") in caught.value.message
+    else:
+        assert "micro-batches of 4: nothing is published in this window, and the next one takes 2" in str(caught.value)
     assert (trainer.folder / "ranks-ended.log").exists()
     # 2. Nothing is left of the group, nor of what it wrote; what is agreed is as it was.
     wait_until_gone(victims)
@@ -295,6 +308,66 @@ def test_where_shared_memory_is_short_the_tensors_lie_on_the_disk(
     assert not (trainer.folder / "tensors").is_symlink()
     assert list(memory.iterdir()) == []
     assert "they lie on the disk" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("JobFolder", OSError(28, "No space left"), "cannot write the ranks' tensors .*; make room in"),
+        ("write_tensors", OSError(28, "No space left"), "cannot write the ranks' tensors .*; make room in"),
+        ("save_file", SafetensorError("No space left"), "cannot write the ranks' tensors .*; make room in"),
+        ("RankGroup", OSError(11, "Try again"), "cannot start the ranks .*; let it run fewer other processes"),
+    ],
+)
+def test_what_the_system_refuses_ends_the_window_with_a_reason(
+    opened: Callable[..., RankedTrainer], monkeypatch: pytest.MonkeyPatch, name: str, error: Exception, message: str
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise error
+
+    trainer = opened(settings())
+    if name != "RankGroup":
+        monkeypatch.setattr(
+            trainer, "_ready_group", lambda *_: None
+        )  # the tensors are written once the ranks are there
+    monkeypatch.setattr(f"templar.training.ranks.{name}", refused)
+    with raising(PermanentError, Reason.TRAINER_FAILED, match=message):
+        learn(trainer)
+    assert list((trainer.folder / "tensors").iterdir()) == []
+
+
+def test_a_rank_gives_a_sign_with_each_micro_batch(tmp_path: Path) -> None:
+    trainer, group = Trainer(MODEL, ONE), Alone()
+    write_tensors(tmp_path / jobs.PARAMETERS_FILE, PARAMS)
+    save_file({jobs.SEQUENCES: tokens()}, tmp_path / jobs.SEQUENCES_FILE)
+    job = Job(str(tmp_path), tuple(tokens().shape), TRAINING, 2, 0, 0, None, None)
+    done = answer(SimpleNamespace(stopped=Event()), trainer, group, None, job)
+    assert isinstance(done, Done)
+    passes = done.num_steps * TRAINING.batch_size // 2
+    assert (tmp_path / jobs.SIGNS_FILE).stat().st_size == passes > 1
+
+
+def test_ranks_that_write_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, path = [100.0], tmp_path / "update.safetensors"
+    monkeypatch.setattr("templar.training.launch.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    path.write_bytes(b"")
+
+    def over_after(watchdog: Watchdog, seconds: float, *, more: bool) -> bool:
+        clock[0] += seconds
+        path.write_bytes(path.read_bytes() + b"." * more)
+        watchdog.look()
+        return watchdog.is_over()
+
+    for seconds, patience in ((10, 60), (40, 120), (400, 300)):  # three micro-batches may be under way
+        watchdog = Watchdog(tmp_path, 60.0)
+        assert not over_after(watchdog, 0, more=True)
+        over_after(watchdog, seconds, more=True)
+        clock[0] += 1000  # it may be a hang already when the deadline comes
+        watchdog.begin()
+        assert watchdog.patience == patience
+        assert not over_after(watchdog, 1, more=True)
+        assert not over_after(watchdog, patience - 1, more=False)
+        assert over_after(watchdog, 2, more=False)
 
 
 def left_in(temporary: Path) -> list[str]:
