@@ -88,7 +88,7 @@ from templar.window import (
 SEED = 7
 PRESET, QUICK_PRESET = "150M", "simulation"
 BATCH, INNER_STEPS, EVAL_SEQUENCES = 8, 1, 2
-TRAINER = PRODUCTION_TRAINER.model_copy(update={"micro_batch": 1, "checkpoint_layers": 1})
+TRAINER = PRODUCTION_TRAINER.model_copy(update={"micro_batch": 1, "checkpoint_layers": 1, "inner_snapshot_seconds": 0})
 """The settings of a miner that has little memory."""
 AUDITOR = "auditor"
 ROLES: dict[str, type[Node]] = {"aggregator": Aggregator, "validator": Validator, "miner": Miner}

@@ -18,7 +18,7 @@ from blocks.dataset import Dataset
 from blocks.neuron import HONEST, Neuron, actors
 from blocks.storage import R2, BucketCredentials, DatasetBucket, NeuronBucket, StorageEndpoint
 from templar.errors import PermanentError, Reason
-from templar.hparams import DEFAULT_PRESET, RENDEZVOUS, TrainerSettings
+from templar.hparams import DEFAULT_PRESET, PRODUCTION_TRAINER, RENDEZVOUS, TrainerSettings
 from templar.store.address import BucketAddress
 
 BUCKET_LIST = "R2_DATASET_BUCKET_LIST"
@@ -259,9 +259,6 @@ def trainer_settings(reader: EnvironmentReader) -> TrainerSettings:
     sharding = reader.text("TEMPLAR_SHARDING", AUTO)
     if sharding not in SHARDINGS:
         reader.problem("TEMPLAR_SHARDING", f"is {sharding!r}: set {', '.join(SHARDINGS)}")
-    interval = reader.number("TEMPLAR_INNER_SNAPSHOT_SECONDS", 0.0)
-    if not 0 <= interval < math.inf:
-        reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set seconds, or 0 for off")
     threads, ranks = _size(reader, "TEMPLAR_THREADS", AUTO), _size(reader, "TEMPLAR_RANKS", AUTO, preset="1")
     hosts, rendezvous = reader.whole_number("TEMPLAR_HOSTS", 1), reader.text("TEMPLAR_RENDEZVOUS", "")
     if hosts < 1:
@@ -272,7 +269,12 @@ def trainer_settings(reader: EnvironmentReader) -> TrainerSettings:
             f"is {rendezvous!r} with TEMPLAR_HOSTS {hosts}: set ADDRESS:PORT of this host in a private network for "
             "several hosts, and nothing for one",
         )
-    if interval and (ranks, hosts) != (1, 1):
+    is_alone = (ranks, hosts) == (1, 1)
+    usual = PRODUCTION_TRAINER.inner_snapshot_seconds if is_alone else 0.0
+    interval = reader.number("TEMPLAR_INNER_SNAPSHOT_SECONDS", usual)
+    if not 0 <= interval < math.inf:
+        reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set seconds, or 0 for off")
+    elif interval and not is_alone:
         reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set 0, for several ranks keep no progress")
     return TrainerSettings.model_construct(  # every value is checked, here or above
         device=device,

@@ -30,8 +30,8 @@ BEHIND_WINDOWS = 3
 """A node whose state lacks so many windows or more is behind."""
 FREE_SHARE = 0.05
 """A disk with less than this share free is nearly full."""
-BYTES_PER_PARAMETER = 16
-"""What a miner writes of one parameter at most in a window with a snapshot: the agreed state and its private one."""
+AGREED_BYTES, PRIVATE_BYTES, PROGRESS_BYTES = 4, 12, 12
+"""Room that a window with a snapshot takes per parameter; a miner has private state, and perhaps a progress file."""
 
 
 class Alert(StrEnum):
@@ -93,7 +93,9 @@ def of_error(error: TemplarError) -> Iterator[Raised]:
 def of_node(node: Node) -> Iterator[Raised]:
     """Yield the alerts of a node's own condition: its disk, and a history that was not decided."""
     usage = shutil.disk_usage(node.home)
-    needed = BYTES_PER_PARAMETER * num_parameters(node.hparams.model)
+    is_miner = node.role == "miner"
+    progress = PROGRESS_BYTES if is_miner and node.context.trainer.inner_snapshot_seconds else 0
+    needed = (AGREED_BYTES + PRIVATE_BYTES * is_miner + progress) * num_parameters(node.hparams.model)
     if usage.free < max(needed, FREE_SHARE * usage.total):
         free = f"{usage.free / 2**30:.1f} GiB free of {usage.total / 2**30:.1f}"
         yield Raised(Alert.DISK_LOW, Reason.DISK_FULL, f"{node.home} has {free}: windows will fail soon")

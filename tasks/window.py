@@ -156,7 +156,7 @@ def fetch_pages(neuron: str, window: int) -> PageReport:
 
 @task(task_run_name="train {window}")
 def train(neuron: str, window: int) -> TrainReport:
-    """Train on the window's data until the margin before the close; speed and memory are a table artifact."""
+    """Train on the window's data while there is time to finish before the close; speed and memory are an artifact."""
     report = hosted(neuron, Miner).train(window)
     steps = f"{report.num_steps} steps" if report.reason is None else f"nothing to publish [{report.reason}]"
     if report.last_loss is not None and report.figures is not None:

@@ -94,7 +94,7 @@ class WindowTimes:
 
     @property
     def train_until(self) -> float:
-        """When training must stop so that compression and commitment fit before the close."""
+        """When training must stop at the latest, so that the commitment fits before the close."""
         return self.commit_interval.last - self.rules.train_margin_seconds
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import DEFAULT_PRESET, HPARAMS_FILE, HParams, load_hparams, preset_names
+from templar.neuron.miner import finish_seconds
+from templar.neuron.window_time import TrainingEnd
 from templar.training.device import flops_per_token, num_parameters
 
 PRESETS = (
@@ -160,8 +162,11 @@ def test_a_window_leaves_time_for_all_inner_steps_at_40_percent_of_the_peak(pres
     needed = tokens * flops_per_token(hparams.model, length) / (0.4 * HOSTS[preset])
     # A window's training begins once the window before is decided, in the first roster slot or soon after it.
     begins = windows.settle_delay_seconds + windows.roster_slot_seconds
-    ends = windows.seconds - windows.commit_guard_seconds - windows.train_margin_seconds
-    assert needed <= ends - begins
+    latest = windows.seconds - windows.commit_guard_seconds - windows.train_margin_seconds
+    end = TrainingEnd(finish_seconds(hparams))
+    end.begin(begins, latest)
+    assert end.at + finish_seconds(hparams) <= latest
+    assert needed <= end.at - begins
 
 
 def test_local_large_has_a_model_of_millions() -> None:

@@ -237,6 +237,7 @@ def _public_environment(plan: LocalPlan, dataset: Keys) -> dict[str, str]:
         "TEMPLAR_DEVICE": "cpu",  # several neurons share this machine: each trains on one thread
         "TEMPLAR_THREADS": "1",
         "TEMPLAR_PRECISION": "float32",
+        "TEMPLAR_INNER_SNAPSHOT_SECONDS": "0",
         "TEMPLAR_STORAGE": plan.storage_url,
         "NETWORK": f"ledger:{plan.ledger}",
         "NETUID": str(NETUID),

@@ -20,7 +20,6 @@ from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -45,7 +44,7 @@ from templar.neuron.join import CHAIN_ROLES
 from templar.scoring.meter import Meter
 from templar.store.address import encode_address
 from templar.store.base import ObjectStore
-from templar.training.device import num_parameters
+from templar.training.device import available_bytes, num_parameters
 from templar.training.model import parameter_shapes
 from templar.training.ranks import open_trainer
 
@@ -182,7 +181,8 @@ def _disk(patient: Patient) -> str:
     size = num_parameters(patient.hparams.model)
     of_state = 4 * (kept.snapshots_kept + 2)
     of_private = 12 * (kept.snapshots_kept + kept.snapshot_frequency) if patient.block.role == "miner" else 0
-    needed = size * (of_state + of_private)
+    of_progress = 24 if of_private and patient.block.trainer.inner_snapshot_seconds else 0
+    needed = size * (of_state + of_private + of_progress)
     used = sum(file.stat().st_size for file in home.rglob("*") if file.is_file()) if home.exists() else 0
     free = shutil.disk_usage(there).free
     text = (
@@ -197,10 +197,20 @@ def _disk(patient: Patient) -> str:
 
 def _device(patient: Patient) -> str:
     """Open what trains or evaluates: it measures what `auto` has to know, and checks whether the settings suit."""
-    available = f"{_gib(psutil.virtual_memory().available)} of memory available"
+    try:
+        return _checked_device(patient)
+    except PermanentError as error:
+        if error.reason is Reason.OUT_OF_MEMORY and (own := holder_of(NeuronFolder(patient.name).lock)) is not None:
+            problem = f"process {own.pid} is this neuron and has a part of the memory: look again when it is stopped"
+            raise DoubtError(f"{error.message}; {problem}") from error
+        raise
+
+
+def _checked_device(patient: Patient) -> str:
+    available = f"{_gib(available_bytes())} of memory available"
     if patient.block.role == "validator":
         meter = Meter(patient.block.trainer)
-        meter.check(patient.hparams.scoring.eval_micro_batch_size)
+        meter.check(patient.hparams)
         return f"{meter.device.why or meter.device.name}; {available}"
     training, length = patient.hparams.training, patient.hparams.data.sequence_length
     trainer = open_trainer(patient.hparams.model, patient.block.trainer, NeuronFolder(patient.name).path / "doctor")

@@ -33,7 +33,7 @@ class Windows(SettingsGroup):
     quorum: float = Field(ge=1 / 2, le=2 / 3)
     """A window is decided by validators with more than this share of the announced stake (docs/protocol.md 11)."""
     train_margin_seconds: float = Field(ge=0)
-    """Training stops this long before the last moment for the commitment, to leave time to compress and commit."""
+    """Training stops this long, or longer, before the last moment for the commitment, so that it can be compressed."""
     inclusive_close: bool
     """Compatibility: accept objects stored in the very second of the close, as the reference does."""
 
@@ -450,5 +450,7 @@ class TrainerSettings(SettingsGroup):
         return self
 
 
-PRODUCTION_TRAINER = TrainerSettings(device="auto", threads=0, precision="auto", repeatable=False)
+PRODUCTION_TRAINER = TrainerSettings(
+    device="auto", threads=0, precision="auto", repeatable=False, inner_snapshot_seconds=300.0
+)
 """What a neuron of a real network takes unless its operator chooses otherwise."""

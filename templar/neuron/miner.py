@@ -26,14 +26,16 @@ from templar.exchange.reveal import publish_commit, publish_reveal
 from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, compress_each
+from templar.hparams import HParams
 from templar.neuron.join import Context
 from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.neuron.progress import ProgressFile
 from templar.neuron.snapshot import NO_OPTIMIZER, PrivateFolder, PrivateState, shapes_of, write_private
-from templar.neuron.window_time import spends
+from templar.neuron.window_time import TrainingEnd, spends
 from templar.store.files import local_file
 from templar.timeline import closing_block
+from templar.training.device import num_parameters
 from templar.training.model import parameter_shapes
 from templar.training.ranks import open_trainer
 from templar.training.schedule import outer_learning_rate
@@ -52,6 +54,9 @@ NOTHING_TO_PUBLISH = frozenset(
     }
 )
 """Why a miner may have nothing to publish in a window; it still applies the decided roster."""
+FINISH_BYTES, FINISH_BYTES_PER_SECOND = {"sparseloco": 24, "demo": 8}, 2e9
+"""Bytes per parameter that are written after the last step: update and moments by ranks, then the staged private state,
+which is half of it. The speed is assumed until a window has shown it."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,11 @@ _TRAIN_REPORT = TypeAdapter(TrainReport)
 _PAYLOAD_REPORT = TypeAdapter(PayloadReport)
 
 
+def finish_seconds(hparams: HParams) -> float:
+    """About how long a miner takes from the last step until the payload is on the disk."""
+    return FINISH_BYTES[hparams.training.recipe] * num_parameters(hparams.model) / FINISH_BYTES_PER_SECOND
+
+
 class Miner(Node):
     """A node that trains."""
 
@@ -121,6 +131,7 @@ class Miner(Node):
             self._resources.callback(self.trainer.close)
             self.trainer.check(self.hparams.training, length=self.hparams.data.sequence_length)
         self._trained: dict[int, TrainResult] = {}
+        self._end = TrainingEnd(finish_seconds(self.hparams))
 
     @spends("exchanging")
     def fetch_pages(self, window: int) -> PageReport:
@@ -152,9 +163,11 @@ class Miner(Node):
             return TrainReport(window, late if self._assignment(window).units else Reason.NO_ASSIGNMENT)
 
         # 2. Train; a result that cannot be published is a report, not a failure.
+        self._trained.clear()  # if an earlier window's was not compressed, its memory is needed now
         try:
             sequences = self._in_own_order(window, self._training_sequences(window))
-            result = clock.compute(lambda: self.learn(window, sequences, lambda: clock.now() < deadline))
+            self._end.begin(clock.now(), deadline)
+            result = clock.compute(lambda: self.learn(window, sequences, lambda: clock.now() < self._end.at))
         except PermanentError as error:
             if error.reason not in NOTHING_TO_PUBLISH:
                 raise
@@ -222,6 +235,7 @@ class Miner(Node):
         self.journal.enter_together(window, entries)
         self._progress_path(window).unlink(missing_ok=True)
         self._trained.clear()
+        self._end.finished(self.chain.clock.now(), was_stopped=result.stopped_early)
         return report
 
     def _stage(self, window: int, result: TrainResult, rule: FeedbackRule) -> dict[str, Coefficients]:
@@ -434,6 +448,7 @@ class Miner(Node):
             has_moments=self.layout.recipe != "demo",
             seconds=settings.inner_snapshot_seconds,
             durable=self.context.durable,
+            seconds_left=lambda: self._end.at - self.chain.clock.now(),
         )
 
     def _manifest(self, window: int) -> Manifest:

@@ -25,6 +25,8 @@ from templar.training.train import OptimizerState, StepState
 log = logging.getLogger(__name__)
 
 _STATE = "state/"
+_BYTES_PER_SECOND = 1e9
+"""How fast a write is assumed to be, until one has shown it."""
 _LOSSES, _NUM_STEPS, _CHECKSUM = "losses", "num_steps", "crc32"
 
 
@@ -38,6 +40,7 @@ class ProgressFile:
         has_moments: Whether the recipe has an inner optimizer.
         seconds: Least seconds between two writes; the first is as long after this object was made.
         durable: Whether the disk is waited for.
+        seconds_left: Seconds until training must stop; a write that is expected to take longer is left out.
         now: Seconds of a clock that never goes back.
     """
 
@@ -50,17 +53,20 @@ class ProgressFile:
         has_moments: bool,
         seconds: float,
         durable: bool,
+        seconds_left: Callable[[], float] = lambda: math.inf,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path, self._key, self._seconds, self._durable, self._now = path, dict(key), seconds, durable, now
         prefixes = (_STATE, EXP_AVG, EXP_AVG_SQ) if has_moments else (_STATE,)
         self._shapes = {prefix + name: tuple(shapes[name]) for prefix in prefixes for name in sorted(shapes)}
-        self._has_moments = has_moments
+        self._has_moments, self._seconds_left = has_moments, seconds_left
         self._last = now()
+        self._took = 4 * sum(math.prod(shape) for shape in self._shapes.values()) / _BYTES_PER_SECOND
 
     def save(self, state: StepState) -> None:
         """Write the state if a write is due; a disk that fails is a warning, for the training goes on."""
-        if self._now() - self._last < self._seconds:
+        begun = self._now()
+        if begun - self._last < self._seconds or self._seconds_left() < self._took:
             return
         metadata = self._key | {
             _LOSSES: json.dumps(state.losses),
@@ -78,6 +84,7 @@ class ProgressFile:
         except OSError as error:
             log.warning("%s: the progress of the training was not written: %s", self._path, error)
         self._last = self._now()
+        self._took = self._last - begun
 
     def restore(self) -> StepState | None:
         """The state in the file; None, and a line in the log that says why, if it is not one to go on from."""

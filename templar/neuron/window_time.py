@@ -1,9 +1,12 @@
-"""Where a node's time in a window goes, as the node itself measures it.
+"""Where a node's time in a window goes, as the node itself measures it; and when a miner's training must stop.
 
 Each step of a window counts as one activity. The time that it sleeps in, until a block, the close or a decision, counts
 as waiting instead. The figures are informative: no decision rests on them. On simulated time they have no meaning.
+`TrainingEnd` does decide, by the chain's clock.
 """
 
+import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +15,8 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from templar import interrupt
+
+log = logging.getLogger(__name__)
 
 WAITING, OTHER = "waiting", "other"
 
@@ -74,6 +79,42 @@ class WindowTime:
             found[step.activity] = found.get(step.activity, 0.0) + step.seconds
             found[WAITING] += step.waited
         return {**found, OTHER: max(0.0, total - sum(found.values()))}
+
+
+class TrainingEnd:
+    """When a window's training must stop, so that the payload is on the disk before the network's margin begins.
+
+    Args:
+        finish_seconds: From the last step until the payload is on the disk: an estimate, until a window has shown it.
+    """
+
+    def __init__(self, finish_seconds: float) -> None:
+        self._finish = finish_seconds
+        self.at = math.inf
+        """When the training at hand must stop."""
+        self._is_measured = False
+
+    def begin(self, now: float, latest: float) -> None:
+        """Begin a training that must be finished at `latest`.
+
+        At least a quarter of the time until then is for training, even if the commitment may be too late after it.
+        """
+        early = latest - self._finish
+        self.at = min(latest, max(early, now + (latest - now) / 4))
+        self._is_measured = now < latest
+        if self._is_measured and self.at > early:
+            log.warning(
+                "there are %.0f s to train and to finish, which may take %.0f s: the commitment may come too late; a "
+                "faster disk helps",
+                *(latest - now, self._finish),
+            )
+
+    def finished(self, now: float, *, was_stopped: bool) -> None:
+        """The payload of that training is on the disk; `was_stopped` if not all of its steps were taken."""
+        took = now - self.at
+        if self._is_measured:
+            self._finish = took if was_stopped else max(self._finish, took)
+        self._is_measured = False
 
 
 def spends(activity: str) -> Callable[[Callable[Concatenate[N, P], T]], Callable[Concatenate[N, P], T]]:

@@ -130,6 +130,7 @@ def test_the_device_and_how_to_train_on_it() -> None:
     )
     assert neuron_from_environment(GOOD | {"TEMPLAR_INNER_SNAPSHOT_SECONDS": "90"}).trainer.inner_snapshot_seconds == 90
     exact = {"TEMPLAR_DEVICE": "cpu", "TEMPLAR_THREADS": "1", "TEMPLAR_PRECISION": "float32"}
+    exact["TEMPLAR_INNER_SNAPSHOT_SECONDS"] = "0"
     assert neuron_from_environment(GOOD | exact).trainer == TrainerSettings()
     assert neuron_from_environment(GOOD | exact | {"TEMPLAR_RANKS": "2"}).trainer == TrainerSettings(
         ranks=2, repeatable=False

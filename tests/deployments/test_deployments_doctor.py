@@ -186,6 +186,17 @@ def test_a_full_disk(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (verdict, "TEMPLAR_HOME" in text) == ("bad", True)
 
 
+def test_a_device_without_room_is_doubtful_while_the_neuron_itself_runs(
+    examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("templar.training.device.available_bytes", lambda: 1000)
+    verdict, text = examine()["device"]
+    assert (verdict, "GiB for it: set TEMPLAR_" in text) == ("bad", True)
+    monkeypatch.setattr(doctor, "holder_of", lambda path: SimpleNamespace(pid=os.getpid()))
+    verdict, text = examine()["device"]
+    assert (verdict, f"process {os.getpid()} is this neuron" in text) == ("doubtful", True)
+
+
 def test_a_folder_that_others_read(examine: Examine, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir(mode=0o755)
     verdict, text = examine()["disk"]

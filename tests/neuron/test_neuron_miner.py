@@ -3,7 +3,7 @@
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from templar.adversary.chains import UnevenLedger, UnreachableChain
 from templar.agreement.slots import Settlement
@@ -19,11 +20,14 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Manifest
 from templar.exchange.signed import unseal
+from templar.gradient.codec.wire import Payload
 from templar.neuron.catchup import catch_up, leave_minority
 from templar.neuron.journal import Status
 from templar.neuron.miner import _PAYLOAD_REPORT, Miner
 from templar.neuron.snapshot import PRIVATE_FILE
+from templar.neuron.window_time import TrainingEnd
 from templar.store.directory import DirectoryStore
+from templar.training.train import TrainResult
 from templar.window import Action, MinerSteps, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.marks import some_quick
@@ -411,6 +415,60 @@ def test_a_miner_that_is_late_for_the_close_publishes_nothing_and_applies(networ
     assert len(network.roots(1)) == 1
     assert uid(miner) not in rostered(network, 1)
     assert miner.journal.status(1) is Status.FINISHED
+
+
+def test_training_ends_early_enough_for_what_followed_it_the_last_time(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miner, clock = network.miners[0], network.clock
+    learn, encode = miner.learn, miner.payload_bytes
+
+    def until_stopped(window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
+        def passes() -> bool:
+            clock.sleep_until(clock.now() + 0.25)
+            return keep_going()
+
+        while passes():
+            result = learn(window, sequences, lambda: True)
+        return replace(result, stopped_early=True)
+
+    def slowly(window: int, payload: Payload) -> bytes:
+        clock.sleep_until(clock.now() + 2.0)
+        return encode(window, payload)
+
+    monkeypatch.setattr(miner, "learn", until_stopped)
+    monkeypatch.setattr(miner, "payload_bytes", slowly)
+    latest = miner.exchange.expected_times(1).train_until
+    to_train(miner, 1)
+    assert miner._end.at == pytest.approx(latest, abs=0.01), "a model of this size is written at once"
+    assert latest - 0.01 <= clock.now() <= latest + 0.25
+    miner.compress(1)
+    later = clock.now() + 100.0
+    miner._end.begin(clock.now(), later)
+    assert miner._end.at == pytest.approx(later - 2.0, abs=0.25)
+
+
+def test_how_long_it_takes_to_finish_is_learned_from_trainings_that_were_stopped() -> None:
+    end = TrainingEnd(10.0)
+
+    def stops(now: float = 0.0, latest: float = 1000.0) -> float:
+        end.begin(now, latest)
+        return end.at
+
+    assert stops() == 990
+    end.finished(1015.0, was_stopped=True)
+    assert stops() == 975
+    end.finished(900.0, was_stopped=False)
+    assert stops() == 975, "a training that ended by itself says little"
+    end.finished(1025.0, was_stopped=False)
+    assert stops() == 950, "but this one took so long in any case"
+    end.finished(955.0, was_stopped=True)
+    assert stops() == 995
+    end.finished(995.0 + 960.0, was_stopped=True)
+    assert stops() == 250, "a quarter of the time is for training"
+    assert stops(now=1001.0) == 1000
+    end.finished(5000.0, was_stopped=True)
+    assert stops() == 250, "a training that could not begin shows nothing"
 
 
 def test_a_late_miner_without_a_slot_owes_nothing(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:

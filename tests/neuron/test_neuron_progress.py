@@ -248,6 +248,28 @@ def test_a_write_is_due_when_the_interval_is_over(tmp_path: Path) -> None:
     }
 
 
+def test_a_write_that_would_end_after_the_deadline_is_not_begun(tmp_path: Path) -> None:
+    moments, left, path = iter([0.0, 10.0, 10.0, 13.0, 30.0, 50.0, 54.0]), [0.0], tmp_path / "progress-1.safetensors"
+    kept = ProgressFile(
+        path,
+        {"window": "1"},
+        SHAPES,
+        has_moments=True,
+        seconds=10,
+        durable=True,
+        seconds_left=lambda: left[0],
+        now=lambda: next(moments),
+    )
+    kept.save(state(1.0))
+    assert not path.exists(), "no write has shown how long it takes, but it takes some time"
+    for step, seconds_left, found in ((1.0, 100.0, 1.0), (2.0, 2.9, 1.0), (3.0, 3.1, 3.0)):  # a write takes 3 seconds
+        left[0] = seconds_left
+        kept.save(state(step))
+        restored = file_at(path).restore()
+        assert restored is not None
+        assert restored.losses == (found,)
+
+
 def test_a_full_disk_stops_no_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tasks.alerts import BEHIND_WINDOWS, Alert, Raised, of_error, of_node, of_opening, of_result
 from templar.errors import PermanentError, Reason, TransientError
 from templar.hparams import load_hparams
+from templar.training.device import num_parameters
 from templar.window import Action, Missed, Opening, WindowResult
 
 Usage = namedtuple("Usage", ["total", "used", "free"])
@@ -72,7 +73,7 @@ def test_a_state_that_lags_is_told_from_some_windows_on() -> None:
 
 
 def test_a_disk_that_is_nearly_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    node: Any = SimpleNamespace(home=tmp_path, hparams=load_hparams("local"), left_window=None)
+    node: Any = SimpleNamespace(role="validator", home=tmp_path, hparams=load_hparams("local"), left_window=None)
 
     def with_free(share: float) -> list[Alert]:
         usage = Usage(TIB, round((1 - share) * TIB), round(share * TIB))
@@ -82,10 +83,18 @@ def test_a_disk_that_is_nearly_full_is_told(tmp_path: Path, monkeypatch: pytest.
     assert with_free(0.06) == []
     assert with_free(0.04) == [Alert.DISK_LOW]
 
+    large = load_hparams("8B")
+    free = 26 * num_parameters(large.model) / TIB
+    for role, seconds, alerts in (("validator", 300, []), ("miner", 0, []), ("miner", 300, [Alert.DISK_LOW])):
+        trainer = SimpleNamespace(inner_snapshot_seconds=seconds)
+        context = SimpleNamespace(trainer=trainer)
+        node = SimpleNamespace(role=role, home=tmp_path, hparams=large, left_window=None, context=context)
+        assert with_free(free) == alerts, "a miner that keeps its progress writes 28 bytes per parameter"
+
 
 def test_a_history_that_was_left_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(TIB, 0, TIB))
-    node: Any = SimpleNamespace(home=tmp_path, hparams=load_hparams("local"), left_window=7)
+    node: Any = SimpleNamespace(role="validator", home=tmp_path, hparams=load_hparams("local"), left_window=7)
     (raised,) = of_node(node)
     assert raised == Raised(
         Alert.STATE_DIFFERS, Reason.MINORITY, "window 7 was decided otherwise than this node had applied it"
