@@ -64,8 +64,7 @@ class Meter:
             PermanentError: `bad_environment`; `out_of_memory`, with the estimate beside the free memory.
         """
         passes, length = hparams.scoring.eval_micro_batch_size, hparams.data.sequence_length
-        size = self._sizes.size(_Sizes(passes, passes), length)
-        size = 1 if self.settings.micro_batch == "auto" else size
+        size = self._sizes.smallest(_Sizes(passes, passes), length)
         state, sharers = EVALUATION_BYTES[self.device.place.type], 1 if self.device.is_cuda else len(self.each)
         for meter in self.each:
             with on_device(meter.device, EVALUATION):

@@ -100,6 +100,14 @@ class PassSizes:
             )
         return wanted
 
+    def smallest(self, batches: Batches, length: int) -> int:
+        """The size that must fit: `auto` goes down to 1.
+
+        Raises:
+            PermanentError: `bad_environment`, as `size`.
+        """
+        return 1 if self._settings.micro_batch == "auto" else self.size(batches, length)
+
     def fitting(self, batches: Batches, length: int, compute: Callable[[int], T], *, forget: Callable[[], None]) -> T:
         """The result of `compute` with the size; after out-of-memory it begins again with a smaller one.
 
@@ -200,7 +208,7 @@ class MicroBatches(PassSizes):
         """
         self._share(training)
         with on_device(self._device):
-            size = 1 if self._settings.micro_batch == "auto" else self.size(training, length)
+            size = self.smallest(training, length)
             is_sharded = self.sharded(length)
             others = []
             if self._ranks > 1 and not is_sharded:

@@ -316,12 +316,13 @@ class _Run:
             yield name, torch.sub(before[name], after, out=after)
 
     def checked(self, update: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Pass the tensors of an update on, and note those that are too large: `result` refuses them."""
+        """Pass the tensors of an update on; the first rank notes those that are too large: `result` refuses them."""
         for name, tensor in update:
-            lowest, highest = (float(each) for each in torch.aminmax(tensor))
-            largest = max(-lowest, highest)
-            if not largest <= LARGEST_UPDATE:  # also true for NaN
-                self._too_large[name] = largest
+            if self.group.rank == 0:
+                lowest, highest = (float(each) for each in torch.aminmax(tensor))
+                largest = max(-lowest, highest)
+                if not largest <= LARGEST_UPDATE:  # also true for NaN
+                    self._too_large[name] = largest
             yield name, tensor
 
     def optimizer_state(self, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:

@@ -248,7 +248,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_estimate() -> None:
         trainer.check(TRAINING, length=2048)
     problem, remedy = caught.value.message.split(": set ")
     assert re.fullmatch(r"training with micro-batches of 4 takes about .* GiB, and CPU.* has .* GiB for it", problem)
-    assert remedy == ("TEMPLAR_MICRO_BATCH=auto or TEMPLAR_CHECKPOINT_LAYERS=1 or a TEMPLAR_DEVICE with more memory")
+    assert remedy == "TEMPLAR_MICRO_BATCH=auto or TEMPLAR_CHECKPOINT_LAYERS=1 or a TEMPLAR_DEVICE with more memory"
     smallest = PRODUCTION_TRAINER.model_copy(update={"micro_batch": "auto", "checkpoint_layers": 1})
     with raising(PermanentError, Reason.OUT_OF_MEMORY, match="for it: set a TEMPLAR_DEVICE with more memory$"):
         Trainer(load_hparams("templar-2.1.3").model, smallest).check(TRAINING, length=2048)
@@ -257,11 +257,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_estimate() -> None:
 @pytest.mark.parametrize(
     ("ranks", "changes", "remedy"),
     [
-        (
-            1,
-            {},
-            "TEMPLAR_CHECKPOINT_LAYERS=1 or TEMPLAR_DEVICE=cuda with TEMPLAR_RANKS=auto",
-        ),
+        (1, {}, "TEMPLAR_CHECKPOINT_LAYERS=1 or TEMPLAR_DEVICE=cuda with TEMPLAR_RANKS=auto"),
         (8, {"checkpoint_layers": 1, "sharding": "replicated"}, "TEMPLAR_SHARDING=sharded or a TEMPLAR_DEVICE"),
     ],
 )

@@ -326,10 +326,8 @@ def test_what_the_system_refuses_ends_the_window_with_a_reason(
         raise error
 
     trainer = opened(settings())
-    if name != "RankGroup":
-        monkeypatch.setattr(
-            trainer, "_ready_group", lambda *_: None
-        )  # the tensors are written once the ranks are there
+    if name != "RankGroup":  # the tensors are written once the ranks are there
+        monkeypatch.setattr(trainer, "_ready_group", lambda *_: None)
     monkeypatch.setattr(f"templar.training.ranks.{name}", refused)
     with raising(PermanentError, Reason.TRAINER_FAILED, match=message):
         learn(trainer)
