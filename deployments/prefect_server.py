@@ -6,9 +6,12 @@ nor changed, so servers with different folders and ports are independent.
 
 import asyncio
 import os
+import re
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,17 +20,28 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from deployments.processes import Child, http_serves, require_free_port, start_child, wait_until_ready
+from deployments.processes import Child, end_of, http_serves, require_free_port, start_child, wait_until_ready
 from templar.errors import PermanentError, Reason
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 """Where pyproject.toml lies: Prefect reads its `[tool.prefect]` only when started in this folder."""
 SERVER_NAME = "the Prefect server"
 """What the server's process is called in messages and records."""
+SERVER_LOG = "server.log"
+"""The server's log in its folder."""
+REPEATED = 3
+"""An error that stands so many times in the newest part of the log is no accident."""
+LOG_SPAN = timedelta(hours=1)
+"""That part."""
+LOG_TAIL_BYTES = 2**20
 DATABASE_URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """The variable that names the server's database; without it, that is a SQLite file in the server's folder."""
 DATABASE_PATIENCE_SECONDS = 10.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOG_DATE = "%Y-%m-%d %H:%M:%S"
+"""How the lines of logs begin; Prefect's own format has no date."""
+_ERROR = re.compile(r"^([0-9-]{10} [0-9:]{8})\.\d+ \| (?:ERROR|CRITICAL)\s*\| (.+)$", re.MULTILINE)
+_CHANGING = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}|\d+(?:\.\d+)?")
 _POSTGRESQL, _SQLITE = "postgresql+asyncpg", "sqlite+aiosqlite"
 _NO_PROXY = "127.0.0.1,localhost"
 
@@ -51,9 +65,14 @@ class PrefectServer:
         return f"{self.ui_url}/api"
 
     @property
+    def log(self) -> Path:
+        """What the server prints."""
+        return self.home / SERVER_LOG
+
+    @property
     def command(self) -> list[str]:
-        """The command that serves."""
-        return [sys.executable, "-m", "prefect", "server", "start", "--host", self.host, "--port", str(self.port)]
+        """The command that serves: `prefect server start`, as deployments/server_process.py runs it."""
+        return [sys.executable, "-m", "deployments.server_process", "--host", self.host, "--port", str(self.port)]
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The whole environment of the server itself and of its clients.
@@ -76,6 +95,7 @@ class PrefectServer:
             "PREFECT_SERVER_API_HOST": self.host,
             "PREFECT_SERVER_API_PORT": str(self.port),
             "PREFECT_SERVER_UI_API_URL": self.api_url,
+            "PREFECT_LOGGING_FORMATTERS_STANDARD_DATEFMT": LOG_DATE,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
             "NO_PROXY": no_proxy,
@@ -97,7 +117,7 @@ class PrefectServer:
         child = start_child(
             SERVER_NAME,
             self.command,
-            log=self.home / "server.log",
+            log=self.log,
             env=self.environment(base),
             cwd=PROJECT_ROOT,
         )
@@ -111,6 +131,23 @@ class PrefectServer:
     def healthy(self) -> bool:
         """Whether the API answers."""
         return http_serves(f"{self.api_url}/health")
+
+
+def repeated_errors(log: Path, *, span: timedelta = LOG_SPAN) -> list[str]:
+    """Return the errors that a server's log has again and again, each as one line with its number of times.
+
+    A background service of the server that fails in every pass logs the same error each time, with other numbers and
+    ids. A log that is not there has none.
+
+    Args:
+        log: The server's log, in the format that `PrefectServer.environment` sets.
+        span: Errors of this time before now count.
+    """
+    since = datetime.now() - span
+    errors = _ERROR.findall(end_of(log, LOG_TAIL_BYTES))
+    recent = [what for at, what in errors if datetime.strptime(at, LOG_DATE) >= since]
+    counts = Counter(_CHANGING.sub("…", what) for what in recent)
+    return [f"{what[:200]} ({count} times)" for what, count in counts.most_common() if count >= REPEATED]
 
 
 def exposes_keys(api_url: str) -> str | None:

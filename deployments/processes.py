@@ -28,9 +28,12 @@ import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from templar.errors import PermanentError, Reason, TransientError
+from templar.store.files import private_folder
 
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2_000
+LOG_BYTES = 2**24
+"""A log that is larger is put aside when its process is started."""
 
 
 def program(name: str) -> str:
@@ -40,14 +43,18 @@ def program(name: str) -> str:
 
 
 def state_folder() -> Path:
-    """Where processes of this user are known: the same for every shell, with any HOME, TMPDIR or PREFECT_HOME."""
+    """Where processes of this user are known: the same for every shell, with any HOME, TMPDIR or PREFECT_HOME.
+
+    Raises:
+        PermanentError: `local_file`; it lies in /tmp, since there is no home, and somebody else has made it.
+    """
     try:
         home = Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:  # a container may run under a number without a name
         home = Path("/nonexistent")
     if os.access(home, os.W_OK):
         return home / ".local" / "state" / "templar"
-    return Path(f"/tmp/templar-{os.getuid()}")  # noqa: S108 - its name is known to every shell
+    return private_folder(Path(f"/tmp/templar-{os.getuid()}"))  # noqa: S108 - its name is known to every shell
 
 
 @contextmanager
@@ -148,7 +155,7 @@ def start_child(
     Args:
         name: What to call it.
         command: Program and arguments.
-        log: File that its output is appended to.
+        log: File that its output is appended to. A large one is put aside first, in place of the one before it.
         env: Its whole environment; this process's own by default.
         cwd: Its working directory.
 
@@ -157,6 +164,8 @@ def start_child(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
+        if log.exists() and log.stat().st_size > LOG_BYTES:
+            log.replace(log.with_name(f"{log.name}.1"))
         with log.open("ab") as output:
             handle = subprocess.Popen(  # noqa: S603 - the callers' own programs, never a shell
                 list(command),

@@ -5,6 +5,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +28,15 @@ MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - Linux's file system in memory
 def memory_folder() -> Path | None:
     """A folder in memory, for files that need not survive the machine; None where there is none."""
     return MEMORY_FOLDER if MEMORY_FOLDER.is_dir() and os.access(MEMORY_FOLDER, os.W_OK) else None
+
+
+def private_folder(path: Path) -> Path:
+    """Make a folder that this user alone may enter, or take it: PermanentError `local_file` if it is not."""
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermanentError(Reason.LOCAL_FILE, f"{path} is not this user's alone: remove it, or have it removed")
+    return path
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from templar.errors import Reason
 from templar.hparams import Model, TrainerSettings, Training
-from templar.store.files import memory_folder
+from templar.store.files import memory_folder, private_folder
 from templar.tensorfile import StoredTensors, Zeros, write_tensors
 from templar.training.device import available_bytes
 from templar.training.model import parameter_shapes
@@ -182,8 +182,7 @@ class JobFolder:
     """The files of one call; they go when neither this nor tensors of them are used any more."""
 
     def __init__(self, parent: Path) -> None:
-        parent.mkdir(mode=0o700, exist_ok=True)  # a rank that lost its connection has removed it
-        self.path = Path(tempfile.mkdtemp(dir=parent))
+        self.path = Path(tempfile.mkdtemp(dir=private_folder(parent)))  # a rank that was cut off has removed the parent
         self.remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
     def keep_results(self) -> None:

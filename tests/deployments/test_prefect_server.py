@@ -1,12 +1,23 @@
 """The Prefect server as a child process."""
 
 import socket
+import subprocess
+import sys
+from datetime import datetime, timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import httpx
 import pytest
 
-from deployments.prefect_server import DATABASE_URL, PrefectServer, require_database
+from deployments.prefect_server import (
+    DATABASE_URL,
+    LOG_DATE,
+    SERVER_LOG,
+    PrefectServer,
+    repeated_errors,
+    require_database,
+)
 from deployments.processes import free_port
 from templar.errors import PermanentError, Reason
 from tests.support.postgresql import PostgreSQL
@@ -40,6 +51,40 @@ def test_a_server_heeds_the_project_settings(prefect_server: RunningPrefectServe
     assert settings["server"]["analytics_enabled"] is False
     assert settings["server"]["events"]["retention_period"] == "P3D"
     assert str(prefect_server.server.home) in settings["home"]
+
+
+def test_an_error_that_a_log_repeats_is_found_whatever_its_numbers(tmp_path: Path) -> None:
+    log, now = tmp_path / "server.log", datetime.now()
+    assert repeated_errors(log) == [], "there is no log yet"
+
+    def write(minutes: float, level: str, text: str) -> None:
+        at = (now - timedelta(minutes=minutes)).strftime(LOG_DATE)
+        with log.open("a") as file:
+            file.write(f"{at}.123 | {level:<7} | {text}\nTraceback:\n  a line of it\n")
+
+    for number in range(3):
+        write(90, "ERROR", "docket - an old one")
+        write(30, "WARNING", "docket - a warning")
+        write(20 - number, "ERROR", f"docket - pass {number} of {uuid4()} took {number}.5 s")
+        if number < 2:
+            write(10, "ERROR", "prefect.server - twice")
+    (found,) = repeated_errors(log)
+    assert found == "docket - pass … of … took … s (3 times)"
+    assert repeated_errors(log, span=timedelta(hours=2))[0].startswith("docket - an old one (3 times)")
+
+
+def test_the_errors_of_a_real_server_are_read(tmp_path: Path) -> None:
+    """Its processes write their logs with the date that is looked for."""
+    script = (
+        "from prefect.logging.configuration import setup_logging; setup_logging()\n"
+        "from prefect.logging import get_logger\n"
+        "for number in range(3): get_logger('prefect.server').error('it failed %d', number)"
+    )
+    environment = PrefectServer(tmp_path, 4711).environment()
+    log = tmp_path / SERVER_LOG
+    with log.open("wb") as output:
+        subprocess.run([sys.executable, "-c", script], env=environment, stderr=output, check=True)
+    assert repeated_errors(log) == ["prefect.server - it failed … (3 times)"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Starting, awaiting and stopping child processes, and the record of them."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from deployments import processes
 from deployments.processes import (
+    LOG_BYTES,
     Child,
     ProcessIdentity,
     ProcessRecord,
@@ -17,6 +20,7 @@ from deployments.processes import (
     http_serves,
     program,
     start_child,
+    state_folder,
     stop_process,
     wait_until_ready,
 )
@@ -94,6 +98,19 @@ def test_a_child_that_never_serves_is_reported_and_left_running(start: Starter) 
     with raising(TransientError, Reason.PROCESS_NOT_READY, match="does not serve after 0 s"):
         wait_until_ready(child, lambda: False, timeout_seconds=0.0)
     assert child.exit_code is None
+
+
+def test_a_large_log_is_put_aside_when_its_process_is_started(tmp_path: Path) -> None:
+    log, aside = tmp_path / "worker.log", tmp_path / "worker.log.1"
+    command = [sys.executable, "-c", "print('begun')"]
+    for kept in (LOG_BYTES, LOG_BYTES + 1):
+        with log.open("wb") as file:
+            file.truncate(kept)
+        aside.write_text("an older one")
+        assert start_child("worker", command, log=log).handle.wait() == 0
+        assert log.read_bytes()[-6:] == b"begun\n"
+        assert log.stat().st_size == (6 if kept > LOG_BYTES else kept + 6)
+        assert aside.stat().st_size == (kept if kept > LOG_BYTES else 12)
 
 
 def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
@@ -177,3 +194,29 @@ def test_a_program_can_be_copied_into_the_shell(tmp_path: Path, monkeypatch: pyt
     assert (command == ".venv/bin/prefect deployment ls") == inside
     shown = subprocess.run(["sh", "-c", command], env={"PATH": "/usr/bin:/bin"}, capture_output=True, check=True)
     assert shown.stdout == b"prefect deployment ls\n"
+
+
+@pytest.mark.parametrize("planted", ["another user's", "open to others", "a link"])
+def test_a_state_folder_that_somebody_else_may_have_made_is_refused(
+    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user without a home has it in /tmp, where everybody may make a folder of that name first."""
+    monkeypatch.setattr(processes.os, "access", lambda *_: False)
+    monkeypatch.setattr(processes, "Path", lambda path: tmp_path / Path(path).name)
+    folder = state_folder()
+    assert (folder, folder.stat().st_mode & 0o777) == (tmp_path / f"templar-{os.getuid()}", 0o700)
+    assert state_folder() == folder
+    folder.rmdir()
+    if planted == "a link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "theirs")
+    else:
+        folder.mkdir(mode=0o700)
+        if planted == "open to others":
+            folder.chmod(0o770)
+        elif os.getuid() == 0:
+            os.chown(folder, 65534, 65534)
+        else:
+            pytest.skip("only root can make a folder of another user")
+    with raising(PermanentError, Reason.LOCAL_FILE, str(folder), "is not this user's alone"):
+        state_folder()
