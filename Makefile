@@ -14,11 +14,12 @@ MINERS ?= 2
 STORE ?= s3
 PRESET ?= local
 WINDOW_SECONDS ?=
+HOUR_SECONDS ?= 3600
 PREFECT_PORT ?= 4200
 STORAGE_PORT ?= 9200
 LOCAL = $(BIN)/python -m deployments
 LOCAL_OPTIONS = --miners $(MINERS) --store $(STORE) --preset $(PRESET) \
-	$(if $(WINDOW_SECONDS),--window-seconds $(WINDOW_SECONDS)) \
+	$(if $(WINDOW_SECONDS),--window-seconds $(WINDOW_SECONDS)) --hour-seconds $(HOUR_SECONDS) \
 	--prefect-port $(PREFECT_PORT) --storage-port $(STORAGE_PORT)
 
 .DEFAULT_GOAL := help
@@ -71,7 +72,7 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff format .
 
 BENCHMARKS = codec_size codec_speed codec_quality loader dataset_build gather hostile_json scoring checkpoint overhead simulator why training \
-	faults incentive real_window sinks costs
+	faults incentive real_window sinks costs day
 
 bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

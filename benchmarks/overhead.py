@@ -42,7 +42,8 @@ from deployments.local.prepare import (
 )
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import Child, free_port, start_child
-from deployments.register import HOUSEKEEPING_POOL, deploy_window, ensure_pool, register, worker_command
+from deployments.register import deploy_window, ensure_pool, register, worker_command
+from deployments.schedules import HOUSEKEEPING_POOL
 from templar.chain.ledger import Ledger
 from templar.hparams import load_hparams
 from templar.timeline import first_block

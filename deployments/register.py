@@ -24,9 +24,7 @@ from prefect import Flow
 from prefect.blocks.abstract import NotificationBlock
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.exceptions import ObjectAlreadyExists
-from prefect.schedules import Cron, Interval, Schedule
 from prefect.types.entrypoint import EntrypointType
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
@@ -36,6 +34,7 @@ from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
 from deployments.automations import Watched, alert_block, definitions, deploy_automations
 from deployments.processes import program
+from deployments.schedules import HOUR, HOUSEKEEPING_POOL, deployments_of, scheduled_work
 from deployments.work_pool import require_server_address
 from deployments.worker import ResidentWorker
 from tasks.sinks.attached import SinkSettings
@@ -47,8 +46,6 @@ from templar.neuron.lock import make_private
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
 
-HOUSEKEEPING_POOL = "housekeeping"
-"""The process pool of the scheduled flows, shared by the neurons of a server."""
 DEPLOY_COMMAND = [
     *(sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"),
     *("--prefect-file", str(Path("deployments") / "prefect.yaml")),
@@ -177,52 +174,41 @@ def deploy_window(neuron: str, role: str, pool: str, *, name: str | None = None)
     )
 
 
-def deploy_scheduled(neuron: str, block: Neuron) -> None:
-    """Deploy the scheduled flows that follow a neuron's role and its network's numbers; prefect.yaml has the others.
+def deploy_scheduled(neuron: str, block: Neuron, *, hour: timedelta = HOUR) -> None:
+    """Deploy the scheduled flows of a neuron; doing it again changes what differs.
 
-    Every neuron cleans its bucket, and a miner backs its private state up. Late nodes read checkpoints of validators
-    and aggregators, so these publish one every `checkpoint_frequency` windows and measure it; a miner publishes none.
+    Parameters that an operator has set on a deployment stay, and a schedule that was paused stays paused.
+
+    Args:
+        neuron: Name of the neuron.
+        block: Its block, which says role and network.
+        hour: How long an hour takes, as for `scheduled_work`.
     """
     with get_client(sync_client=True) as client:
         ensure_pool(client, HOUSEKEEPING_POOL, "process")
-    alone = ConcurrencyLimitConfig(
-        limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW, grace_period_seconds=60
-    )
-    for flow_name, description, schedule in _scheduled(block):
+        known = {each.entrypoint: each for each in deployments_of(client, neuron)}
+    for work in scheduled_work(block.role, block.hparams(), hour=hour):
+        there = known.get(f"flows.{work.flow}.{work.flow}")
+        is_paused = there is not None and any(each.slug == work.slug and not each.active for each in there.schedules)
         _deploy(
-            flow_name,
+            work.flow,
             neuron,
             block.role,
             name=neuron,
-            description=description,
-            schedules=[schedule],
+            description=work.description,
+            parameters={} if there is None else there.parameters,
+            schedules=[work.schedule(neuron, hour, active=not is_paused)],
             work_pool_name=HOUSEKEEPING_POOL,
-            concurrency_limit=alone,
         )
 
 
-def _scheduled(block: Neuron) -> Iterator[tuple[str, str, Schedule]]:
-    """Name, description and schedule of each scheduled flow of a role."""
-    hourly = Cron("17 * * * *", timezone="UTC", slug="hourly")
-    yield "bucket_cleanup", "Delete what has expired from the neuron's bucket.", hourly
-    hparams = block.hparams()
-    if block.role == "miner":
-        if hparams.storage.private_backup_windows:
-            often = Interval(timedelta(minutes=10), slug="every-10m")
-            yield "private_backup", "Store the private state in the bucket, encrypted, if a backup is due.", often
-        return
-    windows = hparams.storage.checkpoint_frequency
-    every = Interval(timedelta(seconds=windows * hparams.windows.seconds), slug=f"every-{windows}-windows")
-    yield "checkpoint", f"Publish the newest snapshot as a checkpoint, every {windows} windows.", every
-    measuring = Cron("37 * * * *", timezone="UTC", slug="hourly")
-    yield "evaluate_checkpoint", "Measure the neuron's published checkpoints on held-out text, each once.", measuring
-
-
-def _deploy(flow_name: str, neuron: str, role: str, **options: Any) -> None:
+def _deploy(
+    flow_name: str, neuron: str, role: str, *, parameters: Mapping[str, Any] | None = None, **options: Any
+) -> None:
     flow = getattr(importlib.import_module(f"flows.{flow_name}"), flow_name)
     assert isinstance(flow, Flow)  # noqa: S101 - getattr knows no types
     deployment: Any = flow.to_deployment(
-        parameters={"neuron": neuron},
+        parameters={**(parameters or {}), "neuron": neuron},
         tags=[f"neuron:{neuron}", f"role:{role}"],
         entrypoint_type=EntrypointType.MODULE_PATH,
         **options,

@@ -19,7 +19,7 @@ from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
 from templar.agreement.state import StateMark
 from templar.data.shards.rotation import RotationReport
-from templar.errors import Reason
+from templar.errors import PermanentError, Reason
 from templar.housekeeping import access, disk_cleanup, maintenance
 from templar.housekeeping.access import AccessReport
 from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion
@@ -29,11 +29,19 @@ from templar.neuron.backup import BackupReport, store_backup
 
 
 @task(task_run_name="publish checkpoint", **HOUSEKEEPING)
-def publish_checkpoint(neuron: str) -> StateMark:
-    """Publish the newest snapshot as a checkpoint in the Hugging Face layout, with a progress artifact."""
+def publish_checkpoint(neuron: str) -> StateMark | None:
+    """Publish the newest snapshot as a checkpoint in the Hugging Face layout, with a progress artifact.
+
+    None before the neuron's first snapshot.
+    """
     block, bar = load_block(neuron), f"checkpoint-{neuron}"
     show = progress(bar, "The checkpoint's files in the bucket.")
-    return maintenance.publish_newest_checkpoint(block.context(neuron), preset=block.preset, on_progress=show)
+    try:
+        return maintenance.publish_newest_checkpoint(block.context(neuron), preset=block.preset, on_progress=show)
+    except PermanentError as error:
+        if error.reason is not Reason.OBJECT_MISSING:
+            raise
+        return None
 
 
 @task(task_run_name="back up private state", **HOUSEKEEPING)

@@ -1,4 +1,4 @@
-"""Bring a local network up: servers, preparation, registration, workers, genesis, clock."""
+"""Bring a local network up: servers, preparation, registration, workers, genesis, clock, scheduled work."""
 
 import logging
 import sys
@@ -34,7 +34,6 @@ from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
 from deployments.processes import Child, ProcessRecord, require_free_port, start_child, stop_process, wait_until_ready
 from deployments.register import (
     DEPLOY_COMMAND,
-    HOUSEKEEPING_POOL,
     deploy_scheduled,
     deployment_variables,
     ensure_pool,
@@ -43,6 +42,7 @@ from deployments.register import (
     worker_command,
 )
 from deployments.s3_endpoint import LISTENING
+from deployments.schedules import HOUSEKEEPING_POOL, Ran, scheduled_runs
 from tasks.glance import network_key, neuron_key, open_page
 from templar.agreement.genesis import Birth
 from templar.agreement.state import StateMark
@@ -59,6 +59,7 @@ START_SECONDS = 60.0
 """Longest wait for a server at pace 1."""
 STORAGE = "S3 endpoint"
 CLOCK = "window clock"
+HOUSEKEEPING = "housekeeping worker"
 SERVERS = (SERVER_NAME, STORAGE)
 NEURONS_START_SECONDS = 20.0
 """From genesis to the first window at pace 1: the workers load flows and neurons meanwhile."""
@@ -72,11 +73,8 @@ class LocalNetwork:
         self._say = say
         self._record = ProcessRecord(plan.processes)
 
-    def up(self, *, housekeeping: bool) -> Birth:
+    def up(self) -> Birth:
         """Bring everything up. If that is refused nothing is changed; if it fails, what was started is stopped again.
-
-        Args:
-            housekeeping: Also deploy the scheduled flows, and start a worker for them.
 
         Raises:
             PermanentError: `already_running`, `bad_environment`, `bad_hparams`, `port_taken`, `process_died`, ...
@@ -86,7 +84,7 @@ class LocalNetwork:
         try:
             self._prepare(hparams)
             with temporary_settings({PREFECT_API_URL: self.plan.server.api_url, PREFECT_HOME: self.plan.server.home}):
-                return self._populate(housekeeping)
+                return self._populate()
         except BaseException:
             self.down()
             raise
@@ -197,8 +195,8 @@ class LocalNetwork:
         self.plan = replace(plan, hparams_path=target)
         return hparams
 
-    def _populate(self, housekeeping: bool) -> Birth:
-        """Blocks, pools, deployments, workers, genesis, clock."""
+    def _populate(self) -> Birth:
+        """Blocks, pools, workers, genesis, clock, scheduled work."""
         plan = self.plan
         # 1. Work pools, and a worker for each neuron: they take seconds to start.
         self._say(f"registering {len(plan.running)} neurons and starting their workers")
@@ -206,27 +204,27 @@ class LocalNetwork:
         with get_client(sync_client=True) as client:
             for neuron in plan.running:
                 ensure_pool(client, f"neuron-{neuron.name}", "resident", grace_seconds=WORKER_GRACE_SECONDS)
-            if housekeeping:
-                ensure_pool(client, HOUSEKEEPING_POOL, "process")
+            ensure_pool(client, HOUSEKEEPING_POOL, "process")
         for neuron in plan.running:
             settings = plan.settings.get(neuron.name, {})
             self._start(f"worker of {neuron.name}", worker_command(f"neuron-{neuron.name}", "resident"), settings)
-        deploying = self._start("deployment", DEPLOY_COMMAND) if housekeeping else None
-        # 2. Blocks and deployments meanwhile.
+        deploying = self._start("deployment", DEPLOY_COMMAND)
+        # 2. Blocks and windows' deployments meanwhile.
         for neuron, block in blocks.items():
             announce_bucket(block)
             register(neuron.name, block)
-            if housekeeping:
-                deploy_scheduled(neuron.name, block)
-                watch(neuron.name, block, None)
-        if deploying is not None:
-            self._finish(deploying)
-            self._start("housekeeping worker", worker_command(HOUSEKEEPING_POOL, "process"))
         # 3. The network begins: genesis, then the clock that starts its windows.
         self._say("publishing the genesis checkpoint")
         publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
         birth = publish_network(plan, publisher, opens_in_seconds=plan.pace * NEURONS_START_SECONDS)
         self._start(CLOCK, [sys.executable, "-m", "deployments", "clock"])
+        # 4. Scheduled work until the first window opens, and its worker.
+        self._say("deploying the scheduled work")
+        for neuron, block in blocks.items():
+            deploy_scheduled(neuron.name, block, hour=plan.hour)
+            watch(neuron.name, block, None)
+        self._finish(deploying)
+        self._start(HOUSEKEEPING, worker_command(HOUSEKEEPING_POOL, "process"))
         return birth
 
     def pages(self, birth: Birth) -> dict[str, str]:
@@ -247,7 +245,15 @@ class LocalNetwork:
     def status(self) -> dict[str, Any]:
         """What runs of the network that was brought up in this folder, and the newest windows of its neurons."""
         address = Address.read(self.plan.address)
-        return status_of_network(self._record, address, self.plan.brought_up, newest=CLOCK)
+        return status_of_network(self._record, address, self.plan.brought_up, newest=HOUSEKEEPING)
+
+    def scheduled(self) -> Ran:
+        """What its schedules have made of the runs that are due."""
+        with (
+            temporary_settings({PREFECT_API_URL: self.plan.server.api_url, PREFECT_HOME: self.plan.server.home}),
+            get_client(sync_client=True) as client,
+        ):
+            return scheduled_runs(client)
 
     def _start_server(self) -> None:
         server = self.plan.server

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
@@ -28,10 +29,11 @@ from deployments.local.pace import measure_pace, pace_of
 from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
 from deployments.local.summary import Summary, summarise
 from deployments.local.view import NetworkView, WindowRow, as_table
-from deployments.neuron.status import show_network_status, show_warnings
+from deployments.neuron.status import is_green, show_network_status, show_warnings
 from deployments.neuron.streaks import tell_of_streaks
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import program
+from deployments.schedules import scheduled_work
 from templar.arguments import port, positive, whole_number
 from templar.errors import RejectedError, TemplarError, TransientError
 from templar.hparams import load_hparams
@@ -39,18 +41,6 @@ from templar.hparams import load_hparams
 POLL_SECONDS = 1.0
 PATIENCE_WINDOWS = 4
 """How many windows the view waits for one that does not come."""
-SCHEDULED = (
-    f"private-backup/{DEFAULT_NEURON}",
-    f"bucket-cleanup/{DEFAULT_NEURON}",
-    f"shard-rotation/{DEFAULT_NEURON}",
-    f"temporary-cleanup/{DEFAULT_NEURON}",
-    f"validate-storage-access/{DEFAULT_NEURON}",
-    f"local-cleanup/{DEFAULT_NEURON}",
-    f"leaderboard/{DEFAULT_NEURON}",
-    "checkpoint/validator",
-    "evaluate-checkpoint/validator",
-)
-"""Deployments with a schedule: all of the neuron `default`, and those that a miner has not."""
 console = Console(stderr=False)
 
 
@@ -66,6 +56,7 @@ def main(words: Sequence[str] | None = None) -> int:
         storage_port=arguments.storage_port,
         directory_store=arguments.store == "directory",
         hparams_path=arguments.hparams.resolve(),
+        hour=timedelta(seconds=arguments.hour_seconds),
     )
     commands: dict[str, Callable[[], int]] = {
         "run": lambda: run(network_of(paced(plan, arguments.window_seconds)), arguments.windows),
@@ -114,14 +105,14 @@ def paced(plan: LocalPlan, window_seconds: float | None) -> LocalPlan:
 def run(network: LocalNetwork, num_windows: int) -> int:
     """Bring up, watch, summarise, take down; 0 if the network passed every check of the summary."""
     started = time.monotonic()
-    birth = network.up(housekeeping=False)
+    birth = network.up()
     try:
         view = NetworkView(network.plan, network.neuron_block(network.plan.running[0]), birth)
         ui = network.plan.server.ui_url
         console.print(f"Prefect UI: {ui}  ·  first window {birth.start.start_window}")
         tell_of_streaks(network.plan.brought_up, network.address, warn)
         last = watch(view, num_windows)
-        summary = summarise(view, last, num_windows, started)
+        summary = summarise(view, last, num_windows, started).with_scheduled(network.scheduled())
         console.print(f"Prefect UI (while the network runs; `make up` keeps it): {ui}")
         keep(network)
     finally:
@@ -144,7 +135,7 @@ def keep(network: LocalNetwork) -> None:
 
 def up(network: LocalNetwork, *, follows: bool = False) -> int:
     """Bring up and leave it running; with `follows` say what goes wrong, until the network is down or Ctrl-C."""
-    birth = network.up(housekeeping=True)
+    birth = network.up()
     plan = network.plan
     console.print(f"The network runs. Prefect UI: {plan.server.ui_url}")
     console.print(f"Window {birth.start.start_window} is its first. In this shell:")
@@ -152,7 +143,7 @@ def up(network: LocalNetwork, *, follows: bool = False) -> int:
     commands = [
         f"export PREFECT_API_URL={plan.server.api_url} PREFECT_HOME={home}",
         f"{prefect} deployment run miner-window/{DEFAULT_NEURON}",
-        *(f"{prefect} deployment schedule ls {deployment}" for deployment in SCHEDULED),
+        *(f"{prefect} deployment schedule ls {deployment}" for deployment in scheduled_deployments(plan)),
     ]
     for command in commands:
         print(f"  {command}")  # rich would break a long line, and a copy of it
@@ -163,6 +154,15 @@ def up(network: LocalNetwork, *, follows: bool = False) -> int:
     if follows:
         follow(network)
     return 0
+
+
+def scheduled_deployments(plan: LocalPlan) -> list[str]:
+    """The deployments with a schedule: all of the neuron `default`, and those of the validator that a miner has not."""
+    hparams = load_hparams(plan.preset, path=plan.hparams_path)
+    flows = {role: [work.flow for work in scheduled_work(role, hparams)] for role in ("miner", "validator")}
+    own = [f"{flow}/{DEFAULT_NEURON}" for flow in flows["miner"]]
+    others = [f"{flow}/validator" for flow in flows["validator"] if flow not in flows["miner"]]
+    return [each.replace("_", "-") for each in (*own, *others)]
 
 
 def follow(network: LocalNetwork) -> None:
@@ -192,13 +192,13 @@ def down(network: LocalNetwork) -> int:
 
 
 def status(network: LocalNetwork, *, as_json: bool) -> int:
-    """Show what runs, and the newest windows of each neuron; 0 if all of it runs."""
+    """Show what runs, and the newest windows of each neuron; 0 if all of it runs, and does what it should by itself."""
     found = network.status()
     if as_json:
         print(json.dumps(found))
     else:
         show_network_status(found, console)
-    return 0 if found["runs"] else 1
+    return 0 if is_green(found) else 1
 
 
 def watch(view: NetworkView, num_windows: int) -> int:
@@ -255,6 +255,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hparams", type=Path, default=PROJECT_ROOT / "hparams.json", help="another hparams.json")
     parser.add_argument(
         "--window-seconds", type=positive, help="length of a window; by default one that suits this machine"
+    )
+    parser.add_argument(
+        "--hour-seconds", type=positive, default=3600.0, help="how long an hour takes for scheduled work (3600)"
     )
     parser.add_argument("--store", choices=["s3", "directory"], default="s3", help="where objects are kept")
     parser.add_argument("--folder", type=Path, default=LOCAL_FOLDER, help="where everything lies")

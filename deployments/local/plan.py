@@ -3,9 +3,11 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 from deployments.prefect_server import PROJECT_ROOT, PrefectServer
+from deployments.schedules import HOUR
 
 NETUID = 1
 DATASET_PREFIX = "text"
@@ -56,6 +58,7 @@ class LocalPlan:
     directory_store: bool = False  # keep objects in a folder instead of an S3 endpoint
     hparams_path: Path = PROJECT_ROOT / "hparams.json"
     pace: float = 1.0  # how many times as long as the preset's its windows are
+    hour: timedelta = HOUR  # how long an hour takes for scheduled work; windows keep their length
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by neuron: more of its `.env`, which wins
 
     @property

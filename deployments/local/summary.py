@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from deployments.local.view import NetworkView
+from deployments.schedules import Ran
 
 LOSS_FALL = 0.25
 """Held-out loss must fall by this fraction from genesis."""
@@ -20,6 +21,13 @@ class Summary:
 
     figures: dict[str, Any]  # the last line of output
     checks: dict[str, bool]  # check -> whether it passed
+
+    def with_scheduled(self, ran: Ran) -> "Summary":
+        """This summary with what schedules have made as its last check; a run that did not complete is named."""
+        check = "; ".join([ran.line, *ran.not_completed])
+        return Summary(
+            self.figures | {"scheduled_runs": dict(ran.completed)}, self.checks | {check: not ran.not_completed}
+        )
 
 
 def summarise(view: NetworkView, last_window: int, num_windows: int, started: float) -> Summary:

@@ -1,6 +1,7 @@
 """A read-only view of a local network, from its chain and its buckets alone."""
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import RosterEntry
 from templar.exchange.signed import unseal
-from templar.neuron.catchup import catch_up
+from templar.neuron.catchup import POLL_SECONDS, replay
 from templar.neuron.evaluate import HeldOutReport, measure_held_out
 from templar.neuron.join import Context
 from templar.neuron.node import Node
@@ -126,6 +127,8 @@ class NetworkView:
     def replay(self, last_window: int, *, deadline: float) -> Node:
         """Replay the network from genesis out of public objects, as an observer; its state after `last_window`.
 
+        Checkpoints are not used, so that every window is held against what all nodes say.
+
         Raises:
             TransientError: Something could not be read before the deadline.
         """
@@ -133,7 +136,13 @@ class NetworkView:
         open_dataset = partial(self._block.dataset.open, self.hparams, home)
         node = Node(Context("observer", home, self.hparams, self.chain, self.exchange.buckets, None, open_dataset))
         try:
-            catch_up(node, last_window, deadline=deadline)
+            while node.state.window < last_window:
+                try:
+                    replay(node, node.state.window + 1)
+                except TransientError:
+                    if time.time() > deadline:
+                        raise
+                    time.sleep(POLL_SECONDS)
         except BaseException:
             node.stop()
             raise

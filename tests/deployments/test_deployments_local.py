@@ -120,7 +120,7 @@ class TestPace:
         folder = tmp_path / "network"
         network = LocalNetwork(LocalPlan(folder, prefect_port=free_port(), directory_store=True, pace=0.2), print)
         with raising(PermanentError, Reason.BAD_HPARAMS, match="must leave at least half"):
-            network.up(housekeeping=False)
+            network.up()
         assert not folder.exists()
 
 
@@ -436,7 +436,9 @@ class TestRefusals:
         assert [entry["name"] for entry in found["processes"]] == ["worker"]
         assert found["neurons"] == {"default": [], "miner-2": []}
         record = ProcessRecord(plan.processes)
-        clock = start_child(bringup.CLOCK, [sys.executable, "-c", "import signal; signal.pause()"], log=folder / "log")
+        clock = start_child(
+            bringup.HOUSEKEEPING, [sys.executable, "-c", "import signal; signal.pause()"], log=folder / "log"
+        )
         record.add(clock)
         Address("http://127.0.0.1:1/api", str(folder)).save(plan.address)
         assert command.main(["status", "--folder", str(folder)]) == 0
@@ -496,7 +498,7 @@ def test_up_ends_with_commands_that_can_be_copied(tmp_path: Path, capsys: pytest
     birth = SimpleNamespace(start=SimpleNamespace(start_window=7))
     plan = LocalPlan(tmp_path / "my network")
     pages = {"network": "http://there/1", "default": "http://there/2"}
-    network: Any = SimpleNamespace(plan=plan, up=lambda housekeeping: birth, pages=lambda _: pages)
+    network: Any = SimpleNamespace(plan=plan, up=lambda: birth, pages=lambda _: pages)
     assert command.up(network) == 0
     indented = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
     export, *commands = indented[:-2]
@@ -507,4 +509,4 @@ def test_up_ends_with_commands_that_can_be_copied(tmp_path: Path, capsys: pytest
     assert all(os.access(shlex.split(each)[0], os.X_OK) for each in commands)
     arguments = [" ".join(shlex.split(each)[1:]) for each in commands]
     assert arguments[0] == "deployment run miner-window/default"
-    assert arguments[1:] == [f"deployment schedule ls {each}" for each in command.SCHEDULED]
+    assert arguments[1:] == [f"deployment schedule ls {each}" for each in command.scheduled_deployments(plan)]

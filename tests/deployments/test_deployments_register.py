@@ -90,43 +90,6 @@ def test_a_neuron_is_registered_and_its_role_announced(
     assert set(parts) == {"subnet", "wallet", "bucket", "dataset"}, "an inlined block is not shown in the UI"
 
 
-@pytest.mark.parametrize(
-    ("name", "flows"),
-    [
-        ("lazy", {"miner-window", "bucket-cleanup", "private-backup"}),
-        ("validator", {"validator-window", "bucket-cleanup", "checkpoint", "evaluate-checkpoint"}),
-        ("aggregator", {"aggregator-window", "bucket-cleanup", "checkpoint", "evaluate-checkpoint"}),
-    ],
-)
-def test_a_neuron_gets_the_flows_of_its_role_with_schedules_that_follow_its_network(
-    name: str, flows: set[str], network: PreparedNetwork, prefect_api: RunningPrefectServer
-) -> None:
-    block, neuron = network.block(name), f"role-{name}"
-    hparams = block.hparams()
-    register.register(neuron, block)
-    for _ in range(2):  # a second time changes nothing
-        register.deploy_scheduled(neuron, block)
-    with prefect_api.client() as client:
-        known = {flow.id: flow.name for flow in client.read_flows()}
-        found = {
-            known[each.flow_id]: each
-            for each in client.read_deployments()
-            if each.name == neuron and each.tags == [f"neuron:{neuron}", f"role:{block.role}"]
-        }
-    assert found.keys() == flows
-    (cleanup,) = found["bucket-cleanup"].schedules
-    assert (cleanup.slug, cleanup.active, cleanup.schedule.cron) == ("hourly", True, "17 * * * *")
-    for flow in flows - {f"{block.role}-window"}:
-        assert found[flow].work_pool_name == register.HOUSEKEEPING_POOL
-        assert found[flow].global_concurrency_limit.limit == 1
-        assert found[flow].concurrency_options.collision_strategy.value == "CANCEL_NEW"
-    if "checkpoint" in flows:
-        windows = hparams.storage.checkpoint_frequency
-        (schedule,) = found["checkpoint"].schedules
-        assert (schedule.slug, schedule.active) == (f"every-{windows}-windows", True)
-        assert schedule.schedule.interval.total_seconds() == pytest.approx(windows * hparams.windows.seconds)
-
-
 @pytest.mark.slow
 def test_registering_again_updates_what_is_there(
     call: Any, env_file: Any, prefect_server: RunningPrefectServer

@@ -1,0 +1,238 @@
+"""The scheduled flows of a neuron: which role has which, when they run, and whether the server plans them.
+
+`templar neuron start`, `templar neuron register` and `make up` deploy them. Each is a deployment with an interval and
+the neuron's name, on the process pool `housekeeping`. The times of day are shifted by up to ten minutes that follow
+from the neuron's name, so that the neurons of one machine, or of one store, do not all begin at once.
+"""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterTags,
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import IntervalSchedule
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.schedules import Interval, Schedule
+
+from templar.hparams import HParams
+
+HOUSEKEEPING_POOL = "housekeeping"
+"""The process pool of the scheduled flows, shared by the neurons of a server."""
+HOUR = timedelta(hours=1)
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+"""A midnight from which all intervals are counted."""
+PLANNING = timedelta(minutes=2)
+"""A deployment that was made shorter ago need not be planned yet: the server's scheduler looks once a minute."""
+LATEST = timedelta(minutes=5)
+"""How long after its time a planned run may begin."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A scheduled flow of a neuron."""
+
+    flow: str  # name of its module and function
+    description: str
+    slug: str  # name of its schedule
+    every: timedelta
+    after: timedelta = timedelta(0)  # after midnight, or after a multiple of `every`
+
+    def schedule(self, neuron: str, hour: timedelta = HOUR, *, active: bool = True) -> Schedule:
+        """When it runs for a neuron; `hour` is how long an hour takes."""
+        share = hashlib.sha256(neuron.encode()).digest()[0] / 256
+        shift = share * min(self.every / 4, hour / 6)
+        return Interval(
+            self.every, anchor_date=EPOCH + self.after + shift, timezone="UTC", slug=self.slug, active=active
+        )
+
+
+def scheduled_work(role: str, hparams: HParams, *, hour: timedelta = HOUR) -> Iterator[Work]:
+    """Yield the scheduled flows of a role in a network.
+
+    Args:
+        role: `miner`, `validator` or `aggregator`.
+        hparams: The network's numbers.
+        hour: How long an hour takes; shorter ones let a day pass in minutes. Windows keep their length.
+    """
+    day, minute = 24 * hour, hour / 60
+    # 1. What every neuron does for its bucket, its keys and its disk.
+    yield Work("bucket_cleanup", "Delete what has expired from the neuron's bucket.", "hourly", hour, 17 * minute)
+    yield Work(
+        "temporary_cleanup",
+        "End uploads that nobody completed, delete what was left half-done in the neuron's bucket.",
+        "daily",
+        day,
+        3 * hour + 37 * minute,
+    )
+    yield Work(
+        "validate_storage_access",
+        "Try what every key of the neuron can do, and compare it with what it should.",
+        "daily",
+        day,
+        3 * hour + 47 * minute,
+    )
+    yield Work(
+        "local_cleanup",
+        "Remove from the neuron's folder what a restart does not need.",
+        "daily",
+        day,
+        3 * hour + 57 * minute,
+    )
+    yield Work(
+        "leaderboard",
+        "Show the standings of the miners over the last windows, from a validator's published evidence.",
+        "hourly",
+        hour,
+        27 * minute,
+    )
+    if hparams.data.layout == "shards":
+        yield Work("shard_rotation", "Keep the current shard and the next one on the disk.", "half-hourly", hour / 2)
+    # 2. A miner's private state. One that fails is tried again soon, however rarely one is due.
+    storage = hparams.storage
+    if role == "miner":
+        if storage.private_backup_windows:
+            period = timedelta(seconds=storage.private_backup_windows * hparams.windows.seconds)
+            often = "Store the private state in the bucket, encrypted, if a backup is due."
+            yield Work("private_backup", often, "every-10m", min(period, timedelta(minutes=10)))
+        return
+    # 3. Checkpoints, which late nodes read from validators and aggregators; each is measured before the next one.
+    windows = storage.checkpoint_frequency
+    every, slug = timedelta(seconds=windows * hparams.windows.seconds), f"every-{windows}-windows"
+    yield Work("checkpoint", f"Publish the newest snapshot as a checkpoint, every {windows} windows.", slug, every)
+    measure = "Measure the neuron's published checkpoints on held-out text, each once."
+    yield Work("evaluate_checkpoint", measure, slug, every, every / 2)
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """A schedule of a neuron that does not fire."""
+
+    neuron: str
+    deployment: str  # `{flow}/{name}`
+    why: str
+
+    @property
+    def line(self) -> str:
+        """What is wrong and what to do, in one line."""
+        return f"{self.deployment} {self.why}"
+
+
+def stalled(neurons: Sequence[str]) -> list[Stalled]:
+    """Return the schedules of some neurons that do not fire, on the Prefect server that is set.
+
+    An active schedule always has a planned run, and a planned run begins soon after its time.
+
+    Raises:
+        Exception: What Prefect's client raises, such as an outage of the server.
+    """
+    with get_client(sync_client=True) as client:
+        flows = {flow.id: flow.name for flow in client.read_flows()}
+        return [
+            Stalled(neuron, f"{flows.get(deployment.flow_id)}/{deployment.name}", why)
+            for neuron in neurons
+            for deployment in deployments_of(client, neuron)
+            if (why := _why_stalled(client, deployment)) is not None
+        ]
+
+
+def deployments_of(client: SyncPrefectClient, neuron: str) -> list[DeploymentResponse]:
+    """Return all deployments of a neuron."""
+    tags = DeploymentFilterTags(all_=[f"neuron:{neuron}"])
+    return client.read_deployments(deployment_filter=DeploymentFilter(tags=tags))
+
+
+def _why_stalled(client: SyncPrefectClient, deployment: DeploymentResponse) -> str | None:
+    now = datetime.now(UTC)
+    is_new = deployment.created is None or deployment.created > now - PLANNING
+    if deployment.paused or is_new or not any(each.active for each in deployment.schedules):
+        return None
+    run = next_run(client, deployment)
+    if run is None:
+        return "has an active schedule and no planned run: the Prefect server's scheduler fails, look at its log"
+    due = run.expected_start_time
+    if due is not None and due < now - LATEST:
+        return (
+            f"was due at {due:%d %b %H:%M} UTC and has not begun: no worker takes it, look at the housekeeping worker"
+        )
+    return None
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The runs that schedules have made, of those whose time has come."""
+
+    completed: Counter[str]  # flow -> number of its runs
+    not_completed: tuple[str, ...]  # a line for each other one that is over, or is overdue
+
+    @property
+    def line(self) -> str:
+        """What has run, in one line."""
+        found = ", ".join(f"{flow} {number}" for flow, number in sorted(self.completed.items()))
+        return f"scheduled work has run by itself: {found or 'none was due yet'}"
+
+
+def scheduled_runs(client: SyncPrefectClient, *, patience: timedelta = LATEST) -> Ran:
+    """Return what schedules have made of the runs that are due.
+
+    Args:
+        client: Client of the Prefect API.
+        patience: How long a run may take, from the time that it was planned for.
+    """
+    now, completed, others = datetime.now(UTC), Counter[str](), []
+    flows = {flow.id: flow.name for flow in client.read_flows()}
+    for run in runs_until(client, now):
+        if not run.auto_scheduled or run.state is None or run.expected_start_time is None:
+            continue
+        if run.state.is_completed():
+            completed[flows[run.flow_id]] += 1
+        elif run.state.is_final() or run.expected_start_time < now - patience:
+            others.append(
+                f"{run.name}, due at {run.expected_start_time:%H:%M:%S}: {run.state.name} {run.state.message}"
+            )
+    return Ran(completed, tuple(others))
+
+
+def runs_until(client: SyncPrefectClient, end: datetime) -> Iterator[FlowRun]:
+    """Yield all flow runs that are planned for a moment before `end`, the first planned one first."""
+    before = FlowRunFilterExpectedStartTime.model_validate({"before_": end})
+    offset = 0
+    while page := client.read_flow_runs(
+        flow_run_filter=FlowRunFilter(expected_start_time=before),
+        sort=FlowRunSort.EXPECTED_START_TIME_ASC,
+        offset=offset,
+    ):
+        yield from page
+        offset += len(page)
+
+
+def due_times(deployment: DeploymentResponse, begin: datetime, end: datetime) -> Iterator[datetime]:
+    """Yield the times between two moments at which a deployment's schedules plan a run."""
+    for schedule in (each.schedule for each in deployment.schedules if each.active):
+        if isinstance(schedule, IntervalSchedule):
+            every, anchor = schedule.interval.total_seconds(), schedule.anchor_date
+            first, last = (math.ceil((each - anchor).total_seconds() / every) for each in (begin, end))
+            yield from (anchor + timedelta(seconds=number * every) for number in range(first, last))
+
+
+def next_run(client: SyncPrefectClient, deployment: DeploymentResponse) -> FlowRun | None:
+    """The planned run of a deployment that is due first; None if nothing is planned."""
+    planned = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+    )
+    runs = client.read_flow_runs(flow_run_filter=planned, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=1)
+    return runs[0] if runs else None

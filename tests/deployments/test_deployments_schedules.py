@@ -1,0 +1,272 @@
+"""The scheduled flows of a neuron on a real Prefect server: what a schedule makes, and what is told if it does not."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import DeploymentResponse
+
+from deployments import clock, register, schedules
+from deployments.clock import ServiceWatch
+from deployments.prefect_server import PROJECT_ROOT
+from deployments.processes import start_child
+from deployments.register import deploy_scheduled, worker_command
+from deployments.register import register as register_neuron
+from deployments.schedules import (
+    EPOCH,
+    HOUR,
+    HOUSEKEEPING_POOL,
+    Stalled,
+    deployments_of,
+    due_times,
+    next_run,
+    scheduled_work,
+    stalled,
+)
+from tasks.alerts import Alert, Raised
+from templar.errors import Reason
+from templar.hparams import load_hparams
+from tests.support.operator import wait_until
+from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prepared import PreparedNetwork
+
+EVERYBODY = {
+    *("bucket-cleanup", "temporary-cleanup", "validate-storage-access", "local-cleanup"),
+    *("leaderboard", "shard-rotation"),  # of a dataset of shards
+}
+FLOWS = {
+    "miner": EVERYBODY | {"private-backup"},
+    "validator": EVERYBODY | {"checkpoint", "evaluate-checkpoint"},
+    "aggregator": EVERYBODY | {"checkpoint", "evaluate-checkpoint"},
+}
+SHARDS = {"layout": "shards", "samples_per_page": 4, "pages_per_window": 2}
+MEMBERS = {"miner": "lazy", "validator": "validator", "aggregator": "aggregator"}
+BETWEEN = timedelta(seconds=2)
+"""Between the first runs of two schedules, each of which is a process."""
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+    return PreparedNetwork(tmp_path_factory.mktemp("schedules"), data=SHARDS)
+
+
+def by_flow(client: SyncPrefectClient, neuron: str) -> dict[str, DeploymentResponse]:
+    """A neuron's deployments by the names of their flows."""
+    flows = {flow.id: flow.name for flow in client.read_flows()}
+    return {flows[each.flow_id]: each for each in deployments_of(client, neuron)}
+
+
+class TestRuns:
+    """One worker runs what the schedules of a neuron of each role make; nobody starts anything."""
+
+    @pytest.fixture(scope="class")
+    def neurons(
+        self, network: PreparedNetwork, prefect_server: RunningPrefectServer, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[dict[str, str]]:
+        """The name of a neuron of each role, whose schedules have their first run one after the other, soon."""
+        names, work_of, soon = {role: f"soon-{role}" for role in FLOWS}, scheduled_work, timedelta(seconds=5)
+
+        def shortly(role: str, hparams: Any, *, hour: timedelta) -> Iterator[schedules.Work]:
+            nonlocal soon
+            for work in work_of(role, hparams, hour=hour):
+                after = (datetime.now(UTC) - EPOCH + soon) % HOUR
+                soon += BETWEEN
+                yield replace(work, every=HOUR, after=after)
+
+        log = tmp_path_factory.mktemp("worker") / "worker.log"
+        with prefect_server.configured(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(register, "scheduled_work", shortly)
+            for role, name in names.items():
+                block = network.block(MEMBERS[role])
+                register_neuron(name, block)
+                deploy_scheduled(name, block, hour=timedelta(seconds=1))
+            command, env = worker_command(HOUSEKEEPING_POOL, "process"), prefect_server.environment
+            worker = start_child("housekeeping", command, log=log, env=env, cwd=PROJECT_ROOT)
+            yield names
+            worker.stop()
+            with prefect_server.client() as client:
+                for name in names.values():
+                    for deployment in deployments_of(client, name):
+                        client.delete_deployment(deployment.id)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(400)
+    @pytest.mark.parametrize(("role", "flow"), [(role, flow) for role in FLOWS for flow in sorted(FLOWS[role])])
+    def test_a_schedule_makes_a_run_of_each_flow(
+        self, role: str, flow: str, neurons: dict[str, str], prefect_server: RunningPrefectServer
+    ) -> None:
+        """The network has no window yet, so that some of it finds nothing to do and says so by a reason."""
+        with prefect_server.client() as client:
+            deployment = by_flow(client, neurons[role])[flow]
+
+            def made() -> list[FlowRun]:
+                runs = schedules.runs_until(client, datetime.now(UTC))
+                ours = [run for run in runs if run.deployment_id == deployment.id and run.auto_scheduled]
+                return [run for run in ours if run.state is not None and run.state.is_final()]
+
+            wait_until(lambda: made() != [], f"a planned run of {flow} of the {role} has ended", poll_seconds=0.5)
+            (run,) = made()
+        assert run.start_time is not None
+        assert run.state.is_completed() or f"[{Reason.OBJECT_MISSING}]" in run.state.message, run.state.message
+
+
+class TestDeployed:
+    @pytest.fixture
+    def deployed(
+        self, network: PreparedNetwork, prefect_server: RunningPrefectServer, request: pytest.FixtureRequest
+    ) -> Iterator[Callable[[str], str]]:
+        """Deploys the scheduled work of a neuron of a role; its name."""
+        names = []
+
+        def deploy(role: str, name: str = "") -> str:
+            name = name or f"{role}-{uuid4().hex[:8]}"
+            names.append(name)
+            deploy_scheduled(name, network.block(MEMBERS[role]))
+            return name
+
+        with prefect_server.configured():
+            yield deploy
+            with prefect_server.client() as client:
+                for name in names:
+                    for deployment in deployments_of(client, name):
+                        client.delete_deployment(deployment.id)
+
+    @pytest.mark.parametrize("role", FLOWS)
+    def test_a_neuron_gets_the_flows_of_its_role(
+        self, role: str, deployed: Any, prefect_server: RunningPrefectServer, network: PreparedNetwork
+    ) -> None:
+        neuron, hparams = deployed(role), network.hparams
+        with prefect_server.client() as client:
+            found = by_flow(client, neuron)
+        assert found.keys() == FLOWS[role]
+        for deployment in found.values():
+            assert deployment.parameters == {"neuron": neuron}
+            assert sorted(deployment.tags) == [f"neuron:{neuron}", f"role:{role}"]
+            assert deployment.work_pool_name == HOUSEKEEPING_POOL
+            assert deployment.global_concurrency_limit is None, "its lease might be lost with worker and server"
+        if "checkpoint" in found:
+            windows = hparams.storage.checkpoint_frequency
+            for flow in ("checkpoint", "evaluate-checkpoint"):
+                (schedule,) = found[flow].schedules
+                assert (schedule.slug, schedule.active) == (f"every-{windows}-windows", True)
+                assert schedule.schedule.interval.total_seconds() == pytest.approx(windows * hparams.windows.seconds)
+
+    def test_the_server_plans_what_is_due_and_a_second_time_changes_nothing(
+        self, deployed: Any, prefect_server: RunningPrefectServer
+    ) -> None:
+        neuron, now = deployed("miner"), datetime.now(UTC)
+        with prefect_server.client() as client:
+
+            def planned() -> dict[str, float] | None:
+                runs = {flow: next_run(client, each) for flow, each in by_flow(client, neuron).items()}
+                return (
+                    None if None in runs.values() else {f: r.expected_start_time.timestamp() for f, r in runs.items()}
+                )
+
+            wait_until(lambda: planned() is not None, "all of it is planned")
+            first = planned()
+            for flow, deployment in by_flow(client, neuron).items():
+                assert first[flow] == pytest.approx(next(due_times(deployment, now, now + 25 * HOUR)).timestamp())
+            deployed("miner", neuron)
+            wait_until(lambda: planned() == first, "the same is planned as before")
+
+    def test_what_an_operator_has_set_stays(self, deployed: Any, prefect_server: RunningPrefectServer) -> None:
+        neuron = deployed("validator")
+        with prefect_server.client() as client:
+            evaluation = by_flow(client, neuron)["evaluate-checkpoint"]
+            parameters = {"neuron": neuron, "tasks": ["arc_easy"]}
+            client.update_deployment(evaluation.id, DeploymentUpdate(parameters=parameters))
+            (schedule,) = evaluation.schedules
+            client.update_deployment_schedule(evaluation.id, schedule.id, active=False)
+            deployed("validator", neuron)
+            again = by_flow(client, neuron)
+        assert again["evaluate-checkpoint"].parameters == parameters
+        assert [each.active for each in again["evaluate-checkpoint"].schedules] == [False]
+        assert [each.active for each in again["checkpoint"].schedules] == [True]
+
+    def test_a_schedule_without_a_planned_run_is_told_and_one_that_no_worker_takes(
+        self, deployed: Any, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        neuron = deployed("validator")
+        assert stalled([neuron]) == [], "it is new: nothing need be planned yet"
+        monkeypatch.setattr(schedules, "PLANNING", timedelta(0))
+        wait_until(lambda: stalled([neuron]) == [], "all of it is planned")
+        with prefect_server.client() as client:
+            deployment = by_flow(client, neuron)["leaderboard"]
+
+            def unplan() -> list[Stalled]:
+                """The scheduler plans the runs again once a minute: it may be faster than this look."""
+                while (run := next_run(client, deployment)) is not None:
+                    client.delete_flow_run(run.id)
+                return stalled([neuron])
+
+            wait_until(lambda: unplan() != [], "the schedule without a run is told")
+            (found,) = unplan()
+            assert (found.neuron, found.deployment) == (neuron, f"leaderboard/{neuron}")
+            assert "has an active schedule and no planned run" in found.line
+            # What nobody takes: checkpoints are due every few seconds here, and no worker serves the pool.
+            monkeypatch.setattr(schedules, "LATEST", timedelta(seconds=-7200))
+            lines = [each.line for each in stalled([neuron])]
+            assert any(line.startswith(f"checkpoint/{neuron} was due at ") for line in lines)
+            assert all("no worker takes it" in line for line in lines if "was due at" in line)
+            # A schedule that was paused owes nothing.
+            for each in by_flow(client, neuron).values():
+                for schedule in each.schedules:
+                    client.update_deployment_schedule(each.id, schedule.id, active=False)
+        assert stalled([neuron]) == []
+
+
+class TestTimes:
+    @given(st.text("abcdefgh-0123456789", min_size=1), st.sampled_from(sorted(FLOWS)), st.sampled_from([1.0, 20.0]))
+    @settings(max_examples=50)
+    def test_neurons_are_shifted_and_each_stays_in_its_hour(self, neuron: str, role: str, faster: float) -> None:
+        hour = HOUR / faster
+        for work in scheduled_work(role, load_hparams("local-shards"), hour=hour):
+            schedule = work.schedule(neuron, hour)
+            shift = schedule.anchor_date - EPOCH - work.after
+            assert timedelta(0) <= shift <= min(hour / 6, work.every / 4)
+            assert work.schedule(neuron, hour).anchor_date == schedule.anchor_date
+            assert work.after < max(work.every, hour)
+
+    def test_checkpoints_are_measured_between_two_of_them(self) -> None:
+        work = {each.flow: each for each in scheduled_work("validator", load_hparams("150M"))}
+        publish, measure = (work[flow].schedule("any") for flow in ("checkpoint", "evaluate_checkpoint"))
+        assert publish.interval == measure.interval == timedelta(seconds=10 * 600)
+        assert (measure.anchor_date - publish.anchor_date) % publish.interval == publish.interval / 2
+
+
+def test_the_operator_is_told_once_of_what_does_not_happen_by_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """At the second look that finds it: a schedule that is being changed has no planned run for a moment."""
+    log = tmp_path / "server.log"
+    wrong, told = [Stalled("one", "checkpoint/one", "does not fire")], []
+    monkeypatch.setattr(clock, "stalled", lambda neurons: list(wrong))
+    monkeypatch.setattr(clock, "send", lambda neuron, raised: told.append((neuron, *raised)))
+    watch = ServiceWatch(["one", "two"], log)
+    watch.look()
+    assert told == []
+    for _ in range(3):
+        watch.look()
+    schedule = Raised(Alert.SCHEDULE_STALLED, Reason.SCHEDULE_STALLED, "checkpoint/one does not fire")
+    assert told == [("one", schedule)]
+    # It is mended, and an error is repeated instead; then the first one is there again.
+    wrong.clear()
+    log.write_text(f"{time.strftime('%Y-%m-%d %H:%M:%S')}.123 | ERROR   | docket - it failed\n" * 3)
+    for _ in range(3):
+        watch.look()
+    errors = Raised(Alert.SERVER_ERRORS, Reason.SERVER_ERRORS, f"{log} repeats an error: docket - it failed")
+    assert told[1:] == [("one", errors), ("two", errors)]
+    wrong.append(Stalled("one", "checkpoint/one", "does not fire"))
+    for _ in range(3):
+        watch.look()
+    assert told[3:] == [("one", schedule)]
