@@ -6,6 +6,10 @@ The stock worker closes a run whose process dies. If it dies as well, nobody doe
 ever. This one has the same name after each start on a machine, so that it knows its runs, and closes those whose
 process is not there any more.
 
+A machine that slept, or a worker that was away, finds many planned runs of one schedule due at once. Only the newest is
+run: the others end as `Skipped [superseded]`. One that is due while an earlier one is under way ends as
+`Skipped [already_running]`. The flows yield to the windows: their processes have a lower priority.
+
 The runner of the stock worker makes `runner_storage` in the machine's folder for temporary files, for flows that are
 fetched from elsewhere. It belongs to the user of the machine who was first, and the worker of any other user does not
 start. Our flows are part of the installation, so nothing is ever fetched, but the folder is made all the same, and
@@ -15,9 +19,11 @@ Prefect has no setting for it. The processes of the flows have TMPDIR as it was.
 import argparse
 import asyncio
 import logging
+import os
 import signal
 import sys
 import tempfile
+from abc import ABC
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -27,21 +33,69 @@ from uuid import UUID
 import psutil
 from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
-from prefect.states import Cancelled, Crashed
+from prefect.client.schemas.responses import WorkerFlowRunResponse
+from prefect.states import Cancelled, Completed, Crashed
 from prefect.workers.process import ProcessWorker
 
 from deployments.processes import state_folder
 from deployments.work_pool import default_worker_name, failures_logged, runs_under_way
-from templar.errors import Reason
+from templar.errors import PermanentError, Reason
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 15.0
 """Between two looks for runs without a process."""
 SETTLED = timedelta(seconds=20)
 """Shorter ago than this a process may have ended whose worker is about to report it."""
+NICENESS = 10
+"""Priority of the scheduled flows' processes, as `nice` has it: windows go first."""
+LIMIT = 4
+"""Runs at a time: a process that trains nothing may still take half a gigabyte."""
+UNLABELLED = timedelta(minutes=5)
+"""A run that was taken so long ago without its worker's label was taken by a worker that is gone."""
+SUPERSEDED = f"[{Reason.SUPERSEDED}] A later run of the same schedule was due as well, and is run."
+ALREADY_RUNNING = f"[{Reason.ALREADY_RUNNING}] A run of this deployment was under way."
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _RUN_ID = "PREFECT__FLOW_RUN_ID"
 """Prefect's variable of a run's process."""
+
+
+class HousekeepingWorker(ProcessWorker, ABC):
+    """Prefect's process worker, which runs at most one planned run of a deployment at a time, the newest that is due.
+
+    Prefect's own limit of a deployment would cancel the others without a reason, and its slots are held by leases: one
+    that is lost with its worker and its server would cancel all later runs. As an abstract class this one does not take
+    the place of Prefect's in the registry of worker types.
+    """
+
+    async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
+        due = [each for each in flow_run_response if each.flow_run.id not in self._submitting_flow_run_ids]
+        if not due:
+            return []
+        under_way = await runs_under_way(self.client, self._work_pool_name)
+        passed = passed_over([each.flow_run for each in due], under_way)
+        for run_id, message in passed.items():
+            async with failures_logged(self._logger):  # failing that, it is found due again
+                await self.client.set_flow_run_state(run_id, Completed(name="Skipped", message=message))
+        return await super()._submit_scheduled_flow_runs([each for each in due if each.flow_run.id not in passed])
+
+
+def passed_over(due: Sequence[FlowRun], under_way: Sequence[FlowRun]) -> dict[UUID, str]:
+    """Return the runs that are not run, each with the message of its state.
+
+    A planned run gives way to a later one of its deployment that is due as well, and every run to a planned one of its
+    deployment that is under way.
+    """
+    busy = {
+        is_planned: {run.deployment_id for run in under_way if is_planned or run.auto_scheduled}
+        for is_planned in (True, False)
+    }
+    newest: dict[UUID | None, datetime] = {}
+    planned = [(run, run.expected_start_time) for run in due if run.auto_scheduled]
+    for run, at in planned:
+        if at is not None:
+            newest[run.deployment_id] = max(at, newest.get(run.deployment_id, at))
+    passed = {run.id: ALREADY_RUNNING for run in due if run.deployment_id in busy[run.auto_scheduled]}
+    return passed | {run.id: SUPERSEDED for run, at in planned if at is not None and at < newest[run.deployment_id]}
 
 
 async def close_lost_runs(
@@ -51,11 +105,13 @@ async def close_lost_runs(
     *,
     in_hand: Callable[[], Collection[UUID]] = tuple,
     settled: timedelta = SETTLED,
+    unlabelled: timedelta = UNLABELLED,
 ) -> list[FlowRun]:
     """Close the runs of a pool that a worker of this name began on this machine and that have no process.
 
-    A process that survives its worker reports by itself how its run ends. Scheduled work is not begun again: the next
-    run of its schedule repairs what was left.
+    A run that nobody began, since its worker was killed between taking it and naming itself, is closed as well. A
+    process that survives its worker reports by itself how its run ends. Scheduled work is not begun again: the next run
+    of its schedule repairs what was left.
 
     Args:
         client: Client of the Prefect API.
@@ -63,11 +119,13 @@ async def close_lost_runs(
         worker: Name of this machine's worker.
         in_hand: The runs whose process the calling worker is about to start; called before and after the list is read.
         settled: How long a run must have been in its state.
+        unlabelled: How long a run must have been taken by a worker that has not named itself.
     """
     starting, before = set(in_hand()), datetime.now(UTC) - settled
     runs = await runs_under_way(client, pool)
     of_worker = [run for run in runs if run.labels.get("prefect.worker.name") == worker]
     lost = [run for run in of_worker if run.state is not None and run.state.timestamp <= before]
+    lost += [run for run in runs if "prefect.worker.name" not in run.labels and _is_taken(run, unlabelled)]
     starting.update(in_hand())
     running = await asyncio.to_thread(_runs_with_process) if lost else set()
     lost = [run for run in lost if run.id not in starting and str(run.id) not in running]
@@ -78,6 +136,12 @@ async def close_lost_runs(
             run.id, Cancelled(message=message) if is_cancelling else Crashed(message=message)
         )
     return lost
+
+
+def _is_taken(run: FlowRun, before: timedelta) -> bool:
+    """Whether a worker has taken a run so long ago, and nobody has begun it."""
+    state = run.state
+    return state is not None and state.is_pending() and state.timestamp <= datetime.now(UTC) - before
 
 
 def _runs_with_process() -> set[str]:
@@ -122,7 +186,7 @@ async def serve(pool: str) -> None:
 
 
 async def _serve(pool: str) -> None:
-    worker = ProcessWorker(pool, name=default_worker_name(pool))
+    worker = HousekeepingWorker(pool, name=default_worker_name(pool), limit=LIMIT)
     closing = asyncio.create_task(_keep_closing(worker, pool))
     try:
         await worker.start()
@@ -147,7 +211,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pool", required=True, help="name of the work pool, of type process")
     pool = parser.parse_args(words).pool
-    use_own_folder()
+    try:
+        use_own_folder()
+    except PermanentError as error:
+        print(error, file=sys.stderr)
+        return 1
+    os.nice(NICENESS)
     asyncio.run(serve(pool))
     return 0
 

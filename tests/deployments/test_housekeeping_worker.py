@@ -6,22 +6,30 @@ import signal
 import stat
 import sys
 import tempfile
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.runner import Runner
+from prefect.states import Pending
 
 from deployments import housekeeping_worker
-from deployments.housekeeping_worker import close_lost_runs
+from deployments.housekeeping_worker import ALREADY_RUNNING, NICENESS, SUPERSEDED, close_lost_runs, passed_over
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import Child, end_of, start_child
 from deployments.register import ensure_pool, worker_command
+from deployments.schedules import runs_until
 from deployments.work_pool import default_worker_name
-from tests.support.operator import Operator, wait_until
+from templar.errors import Reason
+from tests.support.operator import FLOWS, Operator, wait_until
 
 POOL = "house"
 
@@ -44,12 +52,12 @@ def processes_of(run: UUID) -> list[psutil.Process]:
     return found
 
 
-def close_now(operator: Operator, worker: str) -> list[UUID]:
+def close_now(operator: Operator, worker: str, **options: timedelta) -> list[UUID]:
     """What a look closes that does not wait for a run to settle."""
 
     async def look() -> list[UUID]:
         async with get_client() as client:
-            return [run.id for run in await close_lost_runs(client, POOL, worker, settled=timedelta(0))]
+            return [run.id for run in await close_lost_runs(client, POOL, worker, settled=timedelta(0), **options)]
 
     with operator.server.configured():
         return asyncio.run(look())
@@ -65,6 +73,7 @@ def test_a_run_whose_process_and_worker_are_killed_is_closed(operator: Operator,
         run = operator.run("work_for", POOL, seconds=600.0)
         operator.await_note("working")
         (process,) = processes_of(run)
+        assert process.nice() == NICENESS, "windows go first"
         process.send_signal(signal.SIGSTOP)
         worker.handle.kill()
         worker.handle.wait()
@@ -82,6 +91,91 @@ def test_a_run_whose_process_and_worker_are_killed_is_closed(operator: Operator,
         os.kill(worker.identity.pid, signal.SIGTERM)
         assert worker.handle.wait() == 0
     assert "stopped!" in worker.log.read_text()
+
+
+def planned_every(operator: Operator, seconds: float) -> UUID:
+    """A deployment on the pool whose schedule has this interval; its id."""
+    client = operator.client
+    schedule = IntervalSchedule(interval=timedelta(seconds=seconds))
+    return client.create_deployment(
+        client.create_flow_from_name("visit_async"),
+        name=f"{POOL}-planned",
+        entrypoint=f"{FLOWS}.visit_async",
+        work_pool_name=POOL,
+        pull_steps=[],
+        parameters={"folder": str(operator.folder), "name": "planned"},
+        schedules=[DeploymentScheduleCreate(schedule=schedule)],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_after_an_absence_the_newest_planned_run_is_run_and_a_run_that_nobody_began_is_closed(
+    operator: Operator,
+) -> None:
+    """The runs become late by themselves, as those of a machine that slept or of a worker that was away."""
+    ensure_pool(operator.client, POOL, "process")
+    deployment = planned_every(operator, 4.0)
+
+    def runs() -> list[FlowRun]:
+        return [run for run in runs_until(operator.client, datetime.now(UTC)) if run.deployment_id == deployment]
+
+    wait_until(lambda: sum(run.state_name == "Late" for run in runs()) >= 3, "three planned runs are late")
+    # 1. A worker that was killed as soon as it had taken a run has left it pending, without its label.
+    taken = runs()[0]
+    operator.client.set_flow_run_state(taken.id, Pending())
+    assert close_now(operator, default_worker_name(POOL)) == [], "it may be about to begin"
+    assert [run for run in close_now(operator, "another", unlabelled=timedelta(0)) if run == taken.id] == [taken.id]
+    assert f"[{Reason.PROCESS_DIED}]" in operator.state(taken.id).message
+    # 2. The worker comes, runs the newest, and says of the others why they are not run.
+    worker = start(operator)
+    try:
+        wait_until(lambda: any(run.state_name == "Completed" for run in runs()), "a planned run has run")
+    finally:
+        operator.client.delete_deployment(deployment)
+        worker.stop(grace_seconds=5.0)
+    ended = [run for run in runs() if run.state.is_final() and run.id != taken.id]
+    ran = next(run for run in ended if run.state_name == "Completed")
+    before = [run for run in ended if run.expected_start_time < ran.expected_start_time]
+    assert len(before) >= 2
+    assert {(run.state_name, run.state.message) for run in before} == {("Skipped", SUPERSEDED)}
+    beside = {(run.state_name, run.state.message) for run in ended if run not in (ran, *before)}
+    assert beside <= {("Skipped", ALREADY_RUNNING), ("Skipped", SUPERSEDED)}
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 5)),
+        max_size=8,
+    ),
+    st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=2),
+)
+def test_at_most_one_planned_run_of_a_deployment_is_run_at_a_time(
+    due: list[tuple[int, bool, int]], under_way: list[tuple[int, bool]]
+) -> None:
+    """What is started by hand waits for no schedule's turn: only a planned run that is under way stops it."""
+
+    def made(deployment: int, is_planned: bool, at: int = 0) -> FlowRun:
+        return FlowRun(
+            flow_id=UUID(int=0),
+            deployment_id=UUID(int=deployment),
+            auto_scheduled=is_planned,
+            expected_start_time=datetime.fromtimestamp(at, UTC),
+        )
+
+    waiting, going = [made(*each) for each in due], [made(*each) for each in under_way]
+    passed = passed_over(waiting, going)
+    run = [each for each in waiting if each.id not in passed]
+    for deployment in {each.deployment_id for each in waiting}:
+        planned = [each for each in waiting if each.deployment_id == deployment and each.auto_scheduled]
+        started = [each for each in run if each.deployment_id == deployment]
+        is_busy = any(each.deployment_id == deployment for each in going)
+        newest = max((each.expected_start_time for each in planned), default=None)
+        assert all(each.expected_start_time == newest for each in started if each.auto_scheduled)
+        assert any(each.auto_scheduled for each in started) == (planned != [] and not is_busy)
+        by_hand_stops = any(each.deployment_id == deployment and each.auto_scheduled for each in going)
+        by_hand = [each for each in waiting if each.deployment_id == deployment and not each.auto_scheduled]
+        assert [each for each in started if not each.auto_scheduled] == ([] if by_hand_stops else by_hand)
 
 
 @pytest.fixture
