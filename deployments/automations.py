@@ -16,6 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.actions import DoNothing, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
+from deployments.schedules import HOUSEKEEPING_POOL
 from tasks.alerts import EVENT, RESOURCE, Alert
 from templar.errors import PermanentError, Reason
 
@@ -30,6 +31,7 @@ SHORTEST_SILENCE = 10.0
 """Seconds: Prefect waits no shorter for an event that does not come."""
 WINDOW_FLOWS = ["miner-window", "validator-window", "aggregator-window"]
 CRASHED = "A flow run has crashed: its process was killed. `templar neuron start` starts it again; look at its logs."
+FAILED = "Scheduled work has failed: the message of its run in the UI has the reason. The next run tries again."
 SILENT = f"No window has begun for {SILENT_WINDOWS} windows: look at `templar neuron status`."
 REMEDIES: Mapping[Alert, str] = {
     Alert.WINDOW_MISSED: "Open the run of this window in the UI: its message has the reason.",
@@ -40,6 +42,8 @@ REMEDIES: Mapping[Alert, str] = {
     Alert.KEY_REFUSED: "Look at the rights of the keys with `templar access`, and correct .env.",
     Alert.LEASE_LOST: "Another process runs under this hotkey: stop one of them.",
     Alert.DISK_LOW: "Make room, lower snapshots_kept, or choose another TEMPLAR_HOME.",
+    Alert.SCHEDULE_STALLED: "Start the neuron again; if it stays, look at the Prefect server's log.",
+    Alert.SERVER_ERRORS: "Look at the Prefect server's log: what it cannot do by itself, such as schedules, stands.",
 }
 """What to do for each alert."""
 
@@ -66,6 +70,13 @@ def definitions(neuron: Watched, block: NotificationBlock | None) -> list[Automa
         threshold=1,
         within=timedelta(0),
     )
+    failed = EventTrigger(
+        posture=Posture.Reactive,
+        match_related=[runs, {"prefect.resource.role": "work-pool", "prefect.resource.name": HOUSEKEEPING_POOL}],
+        expect={"prefect.flow-run.Failed"},
+        threshold=1,
+        within=timedelta(0),
+    )
     windows: Resource = {"prefect.resource.role": "flow", "prefect.resource.name": WINDOW_FLOWS}
     silent = EventTrigger(
         posture=Posture.Proactive,
@@ -77,6 +88,7 @@ def definitions(neuron: Watched, block: NotificationBlock | None) -> list[Automa
     return [
         *found,
         _automation(neuron, "crashed", crashed, block, CRASHED),
+        _automation(neuron, "failed", failed, block, FAILED),
         _automation(neuron, "silent", silent, block, SILENT),
     ]
 

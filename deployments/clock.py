@@ -5,7 +5,8 @@
 No window is started twice: each run has the idempotency key `{netuid}/{genesis}/{hotkey}/{role}/{window}`, and the
 server returns the same run for the same key. A restarted clock resumes at the current window. It also emits
 `templar.window.opened`, `.closed` and `.settled` events, for automations, and shows the network's training at a glance
-when a window is settled.
+when a window is settled. Once a minute it looks whether the neurons' schedules fire and whether the server's log
+repeats an error, and sends the alerts `schedule-stalled` and `server-errors`.
 
 Window deployments are those of the flows `miner-window`, `validator-window` and `aggregator-window` that work on a
 resident pool and whose neuron has that role.
@@ -19,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -26,9 +28,13 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.deployments import arun_deployment
 from prefect.events import emit_event
+from prefect.settings import PREFECT_HOME
 
 from blocks.neuron import Neuron
+from deployments.prefect_server import SERVER_LOG, repeated_errors
+from deployments.schedules import stalled
 from deployments.work_pool import API_PATIENCE_SECONDS, is_outage, require_server_address
+from tasks.alerts import Alert, Raised, send
 from tasks.glance import network_key, show_network
 from tasks.host import load_block
 from templar.agreement.genesis import Birth, find_birth
@@ -46,6 +52,8 @@ log = logging.getLogger(__name__)
 WINDOW_FLOWS = {"miner-window": "miner", "validator-window": "validator", "aggregator-window": "aggregator"}
 """Window flow -> the role that it is for."""
 RETRY_SECONDS = 2.0
+LOOK_SECONDS = 60.0
+"""Between two looks at schedules and at the server's log."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +207,50 @@ class WindowClock:
                 await asyncio.sleep(RETRY_SECONDS)
 
 
+class ServiceWatch:
+    """Sends an alert of what the Prefect server of some neurons should do by itself and does not, once as it begins.
+
+    Args:
+        neurons: Their names.
+        log: The server's log, if it is this machine's.
+    """
+
+    def __init__(self, neurons: Sequence[str], log: Path | None = None) -> None:
+        self._neurons = neurons
+        self._log = log or PREFECT_HOME.value() / SERVER_LOG
+        self._seen: set[tuple[str, Raised]] = set()
+        self._told: set[tuple[str, Raised]] = set()
+
+    def look(self) -> None:
+        """Look, and send what was already so at the look before and was not sent yet.
+
+        Raises:
+            Exception: What Prefect's client raises, such as an outage of the server.
+        """
+        now = {
+            (each.neuron, Raised(Alert.SCHEDULE_STALLED, Reason.SCHEDULE_STALLED, each.line))
+            for each in stalled(self._neurons)
+        }
+        if errors := repeated_errors(self._log):
+            # Without its number of times, which grows: it is one alert.
+            text = f"{self._log} repeats an error: {errors[0].rpartition(' (')[0]}"
+            now |= {(neuron, Raised(Alert.SERVER_ERRORS, Reason.SERVER_ERRORS, text)) for neuron in self._neurons}
+        for neuron, raised in sorted(now & self._seen - self._told):
+            log.warning("%s: %s", neuron, raised.text)
+            send(neuron, [raised])
+        self._told = now & (self._told | self._seen)
+        self._seen = now
+
+
+async def _keep_looking(watch: ServiceWatch) -> None:
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        try:
+            await asyncio.to_thread(watch.look)
+        except Exception as error:  # noqa: BLE001 - windows are worth more than what is looked at beside them
+            log.warning("schedules were not looked at: %r", error)
+
+
 async def serve() -> None:
     """Find what to start, and follow the network of each neuron; usually all are of one.
 
@@ -217,7 +269,8 @@ async def serve() -> None:
         block = neurons[deployment.neuron]
         networks[block.subnet.network, block.subnet.netuid, block.preset, block.genesis].append(deployment)
     try:
-        await asyncio.gather(*(_follow(neurons[members[0].neuron], members) for members in networks.values()))
+        following = [_follow(neurons[members[0].neuron], members) for members in networks.values()]
+        await asyncio.gather(*following, _keep_looking(ServiceWatch(list(neurons))))
     finally:
         request_stop()  # a thread that waits for a block would keep the process alive
 

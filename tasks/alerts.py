@@ -45,6 +45,8 @@ class Alert(StrEnum):
     KEY_REFUSED = "key-refused"
     LEASE_LOST = "lease-lost"
     DISK_LOW = "disk-low"
+    SCHEDULE_STALLED = "schedule-stalled"
+    SERVER_ERRORS = "server-errors"
 
 
 _LATE = frozenset({Reason.NO_TIME_LEFT, Reason.COMMIT_LATE, Reason.REVEAL_LATE, Reason.ROSTER_LATE})
@@ -59,7 +61,7 @@ _OF_REASON = {
 """Alerts that a reason raises besides the missed window."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Raised:
     """One alert; the text names the window or the object."""
 

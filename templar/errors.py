@@ -27,6 +27,9 @@ class Reason(StrEnum):
     NO_ASSIGNMENT = "no_assignment"
     SELF_CHECK_FAILED = "self_check_failed"
     STOPPED = "stopped"
+    SUPERSEDED = "superseded"
+    SCHEDULE_STALLED = "schedule_stalled"
+    SERVER_ERRORS = "server_errors"
 
     # Configuration and environment.
     BAD_ENVIRONMENT = "bad_environment"

@@ -20,6 +20,7 @@ from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 
+from prefect.settings import temporary_settings
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -27,10 +28,18 @@ from rich.text import Text
 from blocks.environment import neuron_from_environment
 from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
-from deployments.neuron.folder import HOME_LOCK, NeuronFolder, foreign_home
-from deployments.prefect_server import PROJECT_ROOT, exposes_keys, require_database, require_guarded
+from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
+from deployments.prefect_server import (
+    PROJECT_ROOT,
+    exposes_keys,
+    repeated_errors,
+    require_database,
+    require_guarded,
+)
 from deployments.processes import holder_of, http_serves
 from deployments.register import add_neuron_options, environment_of
+from deployments.schedules import stalled
+from deployments.work_pool import is_outage
 from templar.chain.base import Chain, NeuronInfo
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
@@ -48,7 +57,7 @@ from templar.training.device import available_bytes, num_parameters
 from templar.training.model import parameter_shapes
 from templar.training.ranks import open_trainer
 
-PINNED = ("prefect", "torch", "bittensor", "numpy", "transformers")
+PINNED = ("prefect", "SQLAlchemy", "torch", "bittensor", "numpy", "transformers")
 """Packages whose version decides whether the neuron works as it was tested."""
 STALE_BLOCKS = 10
 """A chain whose newest block is so many blocks old stands still, or this machine's clock is wrong."""
@@ -138,6 +147,9 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
     if not environment.get("PREFECT_API_URL"):
         yield _line("Prefect database", lambda: require_database(environment))
     yield _line("processes", lambda: _processes(patient))
+    folder = NeuronFolder(name)
+    if (server := folder.address) is not None and holder_of(folder.lock) is not None:
+        yield _line("scheduled work", partial(_scheduled, name, server))
 
 
 def _line(topic: str, look: Callable[[], str]) -> Line:
@@ -421,6 +433,22 @@ def _processes(patient: Patient) -> str:
             raise PermanentError(Reason.ALREADY_RUNNING, foreign_home(patient.home, other.pid))
         raise DoubtError(f"neuron {patient.name!r} does not run: `templar neuron start --name {patient.name}`")
     return f"process {supervisor.pid} keeps {len(folder.record.running())} running"
+
+
+def _scheduled(name: str, server: Address) -> str:
+    """Whether the schedules of a neuron that runs fire, and whether the log of its Prefect server repeats an error."""
+    try:
+        with temporary_settings(server.settings):
+            problems = [each.line for each in stalled([name])]
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        raise DoubtError(f"{server.api_url} does not answer: {type(error).__name__}") from None
+    if server.log is not None:
+        problems += [f"{server.log} repeats an error: {each}" for each in repeated_errors(server.log)]
+    if problems:
+        raise PermanentError(Reason.SCHEDULE_STALLED, "; ".join(problems))
+    return "every active schedule has a planned run"
 
 
 def _gib(count: float) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME
 from prefect.settings.legacy import Setting
 
+from deployments.prefect_server import SERVER_LOG
 from deployments.processes import ProcessRecord, holder_of, state_folder
 from templar.store.files import replacing
 
@@ -25,6 +26,11 @@ class Address:
         """What a client of this process needs, for `temporary_settings`."""
         home = {} if self.home is None else {PREFECT_HOME: self.home}
         return {PREFECT_API_URL: self.api_url, PREFECT_API_AUTH_STRING: self.password} | home
+
+    @property
+    def log(self) -> Path | None:
+        """The log of a server that `neuron start` or `make up` runs."""
+        return None if self.home is None else Path(self.home, SERVER_LOG)
 
     def save(self, path: Path) -> None:
         """Keep it for other commands, readable for this user alone."""
@@ -60,6 +66,11 @@ class NeuronFolder:
     def logs(self) -> Path:
         """A log per process."""
         return self.path / "logs"
+
+    @property
+    def server_home(self) -> Path:
+        """The folder of the Prefect server that `neuron start` runs itself, with its log."""
+        return self.path / "prefect"
 
     @property
     def lock(self) -> Path:

@@ -23,8 +23,8 @@ from rich.text import Text
 from deployments.local.join import join_local
 from deployments.local.plan import LOCAL_FOLDER
 from deployments.neuron.folder import NeuronFolder, known_neurons
-from deployments.neuron.status import show_neuron_status, status_of
-from deployments.prefect_server import PROJECT_ROOT
+from deployments.neuron.status import is_green, show_neuron_status, status_of
+from deployments.prefect_server import PROJECT_ROOT, SERVER_LOG
 from deployments.processes import end_of, holder_of, stop_process
 from deployments.register import BITTENSOR_OPTIONS, neuron_name
 from templar.arguments import whole_number
@@ -128,7 +128,7 @@ def status(arguments: argparse.Namespace, console: Console) -> int:
             show_neuron_status(name, each, console)
         if not found:
             console.print("no neuron was ever started here with `templar neuron start`")
-    return 0 if found and all(each["runs"] for each in found.values()) else 1
+    return 0 if found and all(is_green(each) for each in found.values()) else 1
 
 
 def logs(arguments: argparse.Namespace, console: Console) -> int:
@@ -138,7 +138,7 @@ def logs(arguments: argparse.Namespace, console: Console) -> int:
         PermanentError: `bad_environment`; there is no such log.
     """
     folder = NeuronFolder(arguments.name)
-    paths = sorted(folder.logs.glob("*.log"))
+    paths = sorted([*folder.logs.glob("*.log"), *folder.server_home.glob(SERVER_LOG)])
     chosen = [path for path in paths if arguments.process in (None, path.stem)]
     if not chosen:
         there = ", ".join(path.stem for path in paths) or "none"

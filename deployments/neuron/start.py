@@ -28,7 +28,6 @@ from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME, PrefectServer,
 from deployments.processes import require_free_port, sole_process
 from deployments.register import (
     DEPLOY_COMMAND,
-    HOUSEKEEPING_POOL,
     add_neuron_options,
     checked_neuron,
     deployment_variables,
@@ -37,6 +36,7 @@ from deployments.register import (
     require_server,
     worker_command,
 )
+from deployments.schedules import HOUSEKEEPING_POOL
 from tasks.glance import neuron_key, open_page
 from templar.arguments import port
 from templar.errors import PermanentError, Reason, TemplarError
@@ -95,7 +95,7 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
     name = folder.name
     # 1. The Prefect server, and the environment of all processes.
     known = environment.get("PREFECT_API_URL")
-    server = None if known else PrefectServer(folder.path / "prefect", prefect_port)
+    server = None if known else PrefectServer(folder.server_home, prefect_port)
     password = environment.get("PREFECT_API_AUTH_STRING") or None
     own = dict(environment) if server is None else server.environment(environment)
     if password is None:
@@ -113,7 +113,7 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
             say(f"starting the Prefect server with {require_database(own)}")
             remedy = "choose another --prefect-port, or set PREFECT_API_URL to use the server that listens there"
             require_free_port(server.host, server.port, remedy=remedy)
-            supervisor.start(Service(SERVER_NAME, server.command, is_ready=server.healthy))
+            supervisor.start(Service(SERVER_NAME, server.command, is_ready=server.healthy, log=server.log))
 
         # 2. The neuron's block, pools and deployments.
         os.environ.update({key: own[key] for key in ("NO_PROXY", "no_proxy") if key in own})

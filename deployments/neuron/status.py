@@ -14,8 +14,9 @@ from rich.text import Text
 
 from deployments.neuron.folder import Address, NeuronFolder
 from deployments.neuron.streaks import MOST_READ, newest_windows, streak_of
-from deployments.prefect_server import SERVER_NAME
+from deployments.prefect_server import SERVER_NAME, repeated_errors
 from deployments.processes import ProcessEntry, ProcessRecord, holder_of, program
+from deployments.schedules import stalled
 from deployments.work_pool import is_outage
 
 NUM_WINDOWS = 5
@@ -27,7 +28,7 @@ def status_of(folder: NeuronFolder) -> dict[str, Any]:
     address, running = folder.address, folder.record.running()
     server_is_own = address is not None and address.home is not None
     expected = {"worker", "housekeeping worker", "window clock", *([SERVER_NAME] if server_is_own else [])}
-    windows = _read_windows([folder.name], address)
+    windows = _read_server([folder.name], address)
     supervisor = holder_of(folder.lock)
     return {
         "runs": supervisor is not None and expected <= {entry.name for entry in running},
@@ -37,6 +38,7 @@ def status_of(folder: NeuronFolder) -> dict[str, Any]:
         "api_url": None if address is None else address.api_url,
         "windows": windows.newest[folder.name],
         "warnings": list(windows.warnings),
+        "services": list(windows.services),
         "problem": windows.problem,
     }
 
@@ -47,7 +49,7 @@ def show_neuron_status(name: str, found: Mapping[str, Any], console: Console) ->
     console.print(f"neuron {name!r} {runs}; Prefect API: {found['api_url'] or 'unknown'}", soft_wrap=True)
     _show_processes(found["processes"], console)
     _show_windows(found["windows"], found["problem"], console)
-    show_warnings(found["warnings"], console)
+    show_warnings([*found["warnings"], *found["services"]], console)
     if found["windows"]:
         _show_where_more_is(str(found["api_url"]), console)
 
@@ -65,7 +67,7 @@ def status_of_network(
     """
     entries = record.entries()
     running = [entry for entry in entries if entry.identity.alive]
-    windows = _read_windows(neurons, address if running else None)
+    windows = _read_server(neurons, address if running else None)
     return {
         "runs": len(running) == len(entries) and newest in {entry.name for entry in running},
         "processes": _processes(running),
@@ -73,8 +75,14 @@ def status_of_network(
         "api_url": None if address is None else address.api_url,
         "neurons": windows.newest,
         "warnings": list(windows.warnings),
+        "services": list(windows.services),
         "problem": windows.problem,
     }
+
+
+def is_green(found: Mapping[str, Any]) -> bool:
+    """Whether all of a neuron or network runs, and its Prefect server does by itself what it should."""
+    return bool(found["runs"]) and not found["services"]
 
 
 def show_network_status(found: Mapping[str, Any], console: Console) -> None:
@@ -91,7 +99,7 @@ def show_network_status(found: Mapping[str, Any], console: Console) -> None:
     for name, windows in found["neurons"].items():
         console.print(f"neuron {name!r}")
         _show_windows(windows, found["problem"], console)
-    show_warnings(found["warnings"], console)
+    show_warnings([*found["warnings"], *found["services"]], console)
     if found["api_url"]:
         _show_where_more_is(str(found["api_url"]), console)
 
@@ -103,29 +111,33 @@ def show_warnings(warnings: Sequence[str], console: Console) -> None:
 
 
 @dataclass(frozen=True)
-class _Windows:
-    """What a Prefect server has of the windows of some neurons."""
+class _Server:
+    """What a Prefect server has of some neurons."""
 
-    newest: Mapping[str, list[dict[str, str]]]  # name -> those that have begun, the newest first
+    newest: Mapping[str, list[dict[str, str]]]  # name -> the windows that have begun, the newest first
     warnings: Sequence[str] = ()  # a line per neuron that missed several in a row
-    problem: str = ""  # why there are none to see
+    services: Sequence[str] = ()  # a line per thing that the server should do by itself and does not
+    problem: str = ""  # why there is nothing to see
 
 
-def _read_windows(neurons: Sequence[str], address: Address | None) -> _Windows:
+def _read_server(neurons: Sequence[str], address: Address | None) -> _Server:
     nothing: dict[str, list[dict[str, str]]] = {name: [] for name in neurons}
     if address is None:
-        return _Windows(nothing)
+        return _Server(nothing)
     try:
         with temporary_settings(address.settings):
             runs = {name: newest_windows(name, MOST_READ) for name in neurons}
+            schedules = [each.line for each in stalled(neurons)]
     except Exception as error:
         if not is_outage(error):
             raise
-        return _Windows(nothing, problem=f"{address.api_url} does not answer: {type(error).__name__}")
+        return _Server(nothing, problem=f"{address.api_url} does not answer: {type(error).__name__}")
     streaks = [streak_of(name, each) for name, each in runs.items()]
-    return _Windows(
+    errors = repeated_errors(address.log) if address.log is not None else []
+    return _Server(
         {name: [_row(run) for run in each[:NUM_WINDOWS]] for name, each in runs.items()},
         [streak.line for streak in streaks if streak is not None],
+        [*schedules, *(f"the Prefect server's log repeats an error ({address.log}): {each}" for each in errors)],
     )
 
 

@@ -4,6 +4,7 @@ What happened is read from the final states of the neuron's window runs, on its 
 has `FIRST_TOLD` windows, and again whenever it is twice as long as when it was told last.
 """
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,7 @@ from tasks.alerts import Alert, of_missed
 from templar.errors import Reason
 from templar.window import Missed
 
+log = logging.getLogger(__name__)
 FIRST_TOLD = 3
 """Windows in a row."""
 SPARE = 5
@@ -126,14 +128,14 @@ def tell_of_streaks(neurons: Sequence[str], address: Address, say: Callable[[str
 
 
 def _tell(teller: Teller, address: Address) -> None:
-    """Look for ever; an outage of the server is waited out."""
+    """Look for ever; an outage of the server is waited out, and what it refuses costs a warning."""
     with temporary_settings(address.settings):
         while True:
             try:
                 teller.look()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - this thread must outlive what the server refuses
                 if not is_outage(error):
-                    raise
+                    log.warning("the newest windows were not looked at: %r", error)
             time.sleep(LOOK_SECONDS)
 
 

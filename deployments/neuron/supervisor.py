@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from deployments.processes import Child, ProcessRecord, end_of, start_child, wait_until_ready
+from templar.errors import PermanentError
 
 POLL_SECONDS = 0.2
 READY_SECONDS = 120.0
@@ -36,6 +37,7 @@ class Service:
     command: Sequence[str]
     is_ready: Callable[[], bool] | None = None  # of a process that others need: they are started once it is
     grace_seconds: float = 10.0  # between SIGTERM and SIGKILL
+    log: Path | None = None  # by default one in the supervisor's folder of logs
 
 
 @dataclass
@@ -119,11 +121,17 @@ class Supervisor:
             last = end_of(each.child.log).rpartition("\n")[2]
             self._say(f"{each.service.name} ended {how}; again in {each.pause:g} s; {each.child.log}: {last}")
         if each.due is not None and now >= each.due:
-            each.child, each.started, each.due = self._started(each.service), now, None
+            try:
+                each.child, each.started, each.due = self._started(each.service), now, None
+            except PermanentError as error:  # the machine may have no memory or no room for a moment
+                each.pause = self._pauses.after(each.pause, 0.0)
+                each.due = now + each.pause
+                self._say(f"{error}; again in {each.pause:g} s")
+                return
             self._say(f"{each.service.name} runs again, process {each.child.identity.pid}")
 
     def _started(self, service: Service) -> Child:
-        log = self._logs / f"{service.name.replace(' ', '-')}.log"
+        log = service.log or self._logs / f"{service.name.replace(' ', '-')}.log"
         return self._record.start(
             partial(start_child, service.name, service.command, log=log, env=self._environment, cwd=self._cwd)
         )

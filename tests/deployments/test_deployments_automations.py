@@ -12,9 +12,11 @@ from prefect import flow
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.blocks.system import Secret
 from prefect.events.schemas.automations import Automation
-from prefect.states import Crashed, Running
+from prefect.states import Crashed, Failed, Running
 
 from deployments.automations import LATE_TIMES, REMEDIES, Watched, alert_block, definitions, deploy_automations
+from deployments.register import ensure_pool
+from deployments.schedules import HOUSEKEEPING_POOL
 from tasks.alerts import Alert, Raised, send
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
@@ -122,6 +124,26 @@ def test_a_killed_run_is_told(deploy: Any, webhook: Webhook, neuron: str, prefec
     assert message["subject"] == f"{neuron}: crashed"
 
 
+def test_scheduled_work_that_fails_is_told(
+    deploy: Any, webhook: Webhook, neuron: str, prefect_server: RunningPrefectServer
+) -> None:
+    """A window that fails is told by its own alert."""
+    deploy(neuron)
+    with prefect_server.client() as client:
+        for pool, kind in (("windows-only", "resident"), (HOUSEKEEPING_POOL, "process")):
+            ensure_pool(client, pool, kind)
+            made = client.create_deployment(
+                client.create_flow_from_name("any"), name=neuron, work_pool_name=pool, tags=[f"neuron:{neuron}"]
+            )
+            run = client.create_flow_run_from_deployment(made)
+            client.set_flow_run_state(run.id, Running())
+            client.set_flow_run_state(run.id, Failed(message="no room"))
+            client.delete_deployment(made)
+    wait_until(lambda: webhook.messages != [], "the failure is told")
+    (message,) = webhook.messages
+    assert message["subject"] == f"{neuron}: failed"
+
+
 def test_a_neuron_whose_windows_do_not_begin_is_told(deploy: Any, webhook: Webhook, neuron: str) -> None:
     """The shortest time that Prefect waits for an event that does not come, 10 s, is that of windows of a second."""
     deploy(neuron, seconds=1.0)
@@ -133,7 +155,7 @@ def test_deploying_again_changes_nothing_but_what_differs(
     deploy: Any, neuron: str, prefect_server: RunningPrefectServer
 ) -> None:
     first = deploy(neuron)
-    assert set(first) == {f"{neuron}: {what}" for what in (*Alert, "crashed", "silent")}
+    assert set(first) == {f"{neuron}: {what}" for what in (*Alert, "crashed", "failed", "silent")}
     before = stamps(prefect_server, neuron)
     deploy(neuron)
     assert stamps(prefect_server, neuron) == before

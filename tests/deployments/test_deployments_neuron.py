@@ -40,6 +40,7 @@ class Started:
         self._env_file = folder / ".env"
         self._log = folder / "start.log"
         network = PreparedNetwork(folder)
+        self.bucket = network.bucket("lazy")
         values = network.environment("lazy")
         wallet = bt.Wallet(values["WALLET_NAME"], values["WALLET_HOTKEY"], values["WALLET_PATH"])
         wallet.hotkey_file.set_keypair(wallet.hotkey, encrypt=True, overwrite=True, password=HOTKEY_PASSWORD)
@@ -97,7 +98,9 @@ class TestOneCommand:
         user, password = PASSWORD.split(":")
         asked = [httpx.post(flows, json={}, auth=auth).status_code for auth in (None, (user, "no"), (user, password))]
         assert asked == [401, 401, 200]
-        logs = [started.said(), *(log.read_text() for log in started.folder.logs.glob("*.log"))]
+        files = [*started.folder.logs.glob("*.log"), *started.folder.server_home.glob("*.log")]
+        logs = [started.said(), *(log.read_text() for log in files)]
+        assert len(files) == len(SERVICES)
         assert not [log for log in logs if PASSWORD in log or HOTKEY_PASSWORD in log]
         database = [*(started.folder.path / "prefect").glob("prefect.db*")]
         assert database
@@ -119,15 +122,18 @@ class TestOneCommand:
             lambda found: any(row["window"] not in known for row in found["windows"]), "a later window begins"
         )
         assert sum(row["state"] in ("Running", "Pending") for row in later["windows"]) <= 1
+        assert later["services"] == []
 
     def test_it_ends_with_one_command_and_leaves_no_process(self, started: Started) -> None:
         left = started.wait(lambda found: found["runs"], "all run")
+        wait_until(lambda: any(started.bucket.rglob("*lease*")), "the neuron holds its lease")
         assert manage.main(["stop", "--name", started.name]) == 0
         assert started.child.handle.wait() == 0
         assert f"neuron {started.name!r} has stopped" in started.said()
         for entry in left["processes"]:
             with pytest.raises(ProcessLookupError):
                 os.kill(entry["pid"], 0)
+        assert not [*started.bucket.rglob("*lease*")], "another machine may start at once"
         assert manage.main(["status", "--name", started.name]) == 1
         assert manage.main(["stop", "--name", started.name]) == 0  # nothing is left to do, and it says so
 

@@ -158,7 +158,7 @@ def test_a_streak_that_was_there_before_is_told_whole(windows: Windows) -> None:
     ]
 
 
-def test_an_outage_of_the_server_is_waited_out(
+def test_an_outage_of_the_server_and_its_refusals_are_outlived(
     prefect_api: RunningPrefectServer, windows: Windows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streaks, "LOOK_SECONDS", 0.0)
@@ -172,6 +172,8 @@ def test_an_outage_of_the_server_is_waited_out(
             self.looks += 1
             if self.looks == 1:
                 raise TimeoutError("the server does not answer")
+            if self.looks == 2:
+                raise ValueError("the server refuses it")
             super().look()
             raise KeyboardInterrupt
 

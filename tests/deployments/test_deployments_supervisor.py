@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.neuron import supervisor as supervisor_module
 from deployments.neuron.supervisor import Pauses, Service, Supervisor
-from deployments.processes import ProcessRecord, end_of
+from deployments.processes import Child, ProcessRecord, end_of, start_child
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
 
@@ -85,6 +86,28 @@ def test_a_process_that_keeps_ending_is_named_with_its_last_words(tmp_path: Path
     ends = [line for line in heard.lines if "ended" in line]
     assert [line.split("again in ")[1].split(";")[0] for line in ends] == ["0.05 s", "0.1 s", "0.2 s", "0.2 s"]
     assert all("with exit code 1" in line and line.endswith("no luck") for line in ends)
+
+
+def test_a_process_that_cannot_be_started_for_a_moment_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine may have no memory, or no room for the log: the neuron's other processes go on."""
+    heard, refusals = Listener(lambda lines: any("runs again" in line for line in lines)), [1, 2]
+
+    def reluctant(*arguments: object, **options: object) -> Child:
+        if heard.lines and refusals:
+            refusals.pop()
+            raise PermanentError(Reason.PROCESS_DIED, "clock cannot be started: no room")
+        return start_child(*arguments, **options)
+
+    monkeypatch.setattr(supervisor_module, "start_child", reluctant)
+    watched = supervisor(tmp_path, heard)
+    with watched.stopping():
+        watched.start(service("clock", ENDING))
+        with pytest.raises(KeyboardInterrupt):
+            watched.watch()
+    told = [line for line in heard.lines if "no room" in line]
+    assert [line.split("again in ")[1] for line in told] == ["0.1 s", "0.2 s"]
 
 
 def test_a_process_that_others_need_and_that_ends_at_once_is_refused(tmp_path: Path) -> None:
