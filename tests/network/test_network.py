@@ -96,7 +96,7 @@ def network(
         if postgresql is not None:
             patch.setenv(DATABASE_URL, postgresql.url)
         with (
-            LiveNetwork(folder, housekeeping=True, data=SHARDS, settings=settings) as network,
+            LiveNetwork(folder, data=SHARDS, settings=settings) as network,
             logs_on_failure(network),
         ):
             yield network
@@ -238,6 +238,15 @@ class TestADayOfANetwork:
         assert sum(weights.values()) == pytest.approx(1.0)
         evidence = [{uid: weight for uid, weight in row.weights.items() if weight} for row in rows]
         assert any(weights == pytest.approx(each, abs=1e-3) for each in evidence), (weights, evidence)
+
+    def test_checkpoints_come_and_are_measured_by_themselves(self, network: LiveNetwork) -> None:
+        """With PostgreSQL, if it is there; `test_network_up.py` has all of the scheduled work with SQLite."""
+        for deployment in ("checkpoint/validator", "evaluate-checkpoint/validator"):
+            network.wait(
+                lambda deployment=deployment: network.scheduled_runs(deployment),
+                f"a scheduled {deployment} has completed",
+                poll_seconds=1.0,
+            )
 
     def test_windows_go_on_after_the_server_was_killed(
         self, network: LiveNetwork, postgresql: PostgreSQL | None

@@ -5,14 +5,17 @@ What an operator does by hand takes the time of the windows that the last test b
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
+from prefect.client.schemas.objects import FlowRun
 
-from deployments.local.command import SCHEDULED
+from deployments.local.command import scheduled_deployments
 from deployments.local.plan import DEFAULT_NEURON
 from deployments.processes import require_free_port
 from tests.support.live_network import LiveNetwork, logs_on_failure
@@ -26,6 +29,7 @@ def local(network: LiveNetwork, what: str, *more: str) -> "subprocess.CompletedP
     plan = network.plan
     options = ["--folder", plan.folder, "--preset", plan.preset, "--hparams", plan.hparams_path, "--store", "directory"]
     options += ["--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]
+    options += ["--hour-seconds", plan.hour.total_seconds()]
     command = [sys.executable, "-m", "deployments", what, *map(str, options), *more]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
@@ -42,14 +46,10 @@ def previewed(network: LiveNetwork, window: int, uid: int) -> "subprocess.Comple
     )
 
 
-BY_HAND = {
-    "bucket-cleanup/default": " 0 objects expired, 0 deleted",
-    "checkpoint/validator": " outer steps, root ",
-    "shard-rotation/default": "[no_shards]",
-    "local-cleanup/default": " removed, ",
-    "private-backup/default": "window ",
-}
-"""Scheduled work, and what the message of a run of it says."""
+SHARDS = {"layout": "shards", "samples_per_page": 4, "pages_per_window": 2, "outer_steps_per_shard": 2}
+STORAGE = {"checkpoint_frequency": 5, "private_backup_windows": 5, "retention_windows": 6}
+HOUR = timedelta(seconds=180)
+"""Of scheduled work: what runs every hour runs twice in the life of this network."""
 
 printed: list[str] = []
 """The commands that `up` prints."""
@@ -59,7 +59,8 @@ pages: list[str] = []
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNetwork]:
-    network = LiveNetwork(tmp_path_factory.mktemp("up"), directory_store=True)
+    folder = tmp_path_factory.mktemp("up")
+    network = LiveNetwork(folder, directory_store=True, data=SHARDS, storage=STORAGE, hour=HOUR)
     try:
         with logs_on_failure(network):
             answer = local(network, "up")
@@ -102,7 +103,7 @@ class TestUp:
                 check=False,
             )
             assert shown.returncode == 0, shown.stderr
-        assert len(schedules) == len(SCHEDULED)
+        assert len(schedules) == len(scheduled_deployments(network.plan))
 
     def test_a_second_network_is_refused_and_the_first_is_left_alone(self, network: LiveNetwork) -> None:
         before = {entry.identity for entry in network.record.running()}
@@ -141,13 +142,39 @@ class TestUp:
         holder = network.process(f"worker of {DEFAULT_NEURON}").pid
         assert f"process {holder} already runs this neuron" in str(state.message)
 
-    def test_scheduled_work_can_be_run_by_hand(self, network: LiveNetwork) -> None:
-        """All of it at once: most of the time of each run is the start of its process."""
-        runs = {deployment: network.start_run(deployment) for deployment in BY_HAND}
-        for deployment, run in runs.items():
-            state = network.end_of(run)
-            assert state.is_completed(), (deployment, state.message)
-            assert BY_HAND[deployment] in str(state.message)
+    def test_scheduled_work_happens_by_itself_and_in_order(self, network: LiveNetwork) -> None:
+        """Nobody starts any of it: each run is one that a schedule made."""
+
+        def first(deployment: str, message: str) -> FlowRun:
+            """The first scheduled run of a deployment that says so, once there is one."""
+            found: list[FlowRun] = []
+
+            def is_there() -> bool:
+                runs = network.scheduled_runs(deployment)
+                found[:] = [run for run in runs if re.search(message, str(run.state.message))]
+                return bool(found)
+
+            network.wait(is_there, f"a scheduled {deployment} says {message!r}", poll_seconds=1.0)
+            return found[0]
+
+        published = first("checkpoint/validator", r"^window \d+, [1-9]\d* outer steps, root ")
+        measured = first("evaluate-checkpoint/validator", r"^1 of \d+ checkpoints were measured now; window [1-9]")
+        stored = first(f"private-backup/{DEFAULT_NEURON}", r"^window \d+, \d+ bytes, encrypted$")
+        rotated = first(f"shard-rotation/{DEFAULT_NEURON}", r"^trains on \[")
+        cleaned = first(f"bucket-cleanup/{DEFAULT_NEURON}", r" objects expired.* [1-9]\d* deleted, ")
+        assert published.end_time < measured.start_time, "a checkpoint is measured once it is there"
+        assert published.start_time < cleaned.start_time, "what has expired goes after what replaces it has come"
+        assert all(run.auto_scheduled for run in (published, measured, stored, rotated, cleaned))
+
+    def test_the_model_of_a_scheduled_checkpoint_goes_on_with_a_text(self, network: LiveNetwork) -> None:
+        words = ["model", "generate", "--env-file", str(network.plan.network_env), "--prompt", "def "]
+        command = [sys.executable, "-m", "deployments", *words, "--tokens", "4"]
+        answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert answer.returncode == 0, answer.stderr
+        assert answer.stdout.startswith("def ")
+        (window,) = re.findall(r"model of window (\d+), [1-9]\d* outer steps", answer.stderr)
+        runs = [run for name in ("aggregator", "validator") for run in network.scheduled_runs(f"checkpoint/{name}")]
+        assert window in {re.findall(r"^window (\d+)", str(run.state.message))[0] for run in runs}
 
     def test_the_network_has_gone_on(self, network: LiveNetwork) -> None:
         window, root = network.complete_window(network.next_window())
@@ -177,6 +204,7 @@ class TestUp:
         network_page, *_ = shown
         assert "| loss, nats per token | " in network_page["data"]
         assert "| default | " in network_page["data"]  # a neuron of this host
+        assert "| held-out text | " in network_page["data"]  # the scheduled evaluations
 
     def test_down_leaves_nothing(self, network: LiveNetwork) -> None:
         entries = network.record.running()

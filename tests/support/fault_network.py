@@ -3,12 +3,18 @@
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 from unittest import mock
 
 import psutil
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 
 from deployments.local import bringup
@@ -64,14 +70,12 @@ class FaultNetwork(LiveNetwork):
         return any(run.state is not None and run.state.is_final() for run in self.runs(neuron, window))
 
     def open_runs(self) -> list[str]:
-        """The flow runs that have no final state, each with its state; those that a schedule made for later are not."""
+        """The flow runs that have no final state, each with its state; those that are not due yet are none of them."""
         types = FlowRunFilterStateType(any_=[each for each in StateType if each not in TERMINAL_STATES])
-        runs = self.client.read_flow_runs(flow_run_filter=FlowRunFilter(state=FlowRunFilterState(type=types)))
-        return [
-            f"{run.name}: {run.state_name}"
-            for run in runs
-            if not (run.auto_scheduled and run.state_name == "Scheduled")
-        ]
+        due = FlowRunFilterExpectedStartTime.model_validate({"before_": datetime.now(UTC)})
+        due_or_begun = FlowRunFilter(state=FlowRunFilterState(type=types), expected_start_time=due)
+        runs = self.client.read_flow_runs(flow_run_filter=due_or_begun)
+        return [f"{run.name}: {run.state_name}" for run in runs]
 
     def stop_clock(self) -> None:
         """Let no window begin any more, and wait until all runs have ended."""

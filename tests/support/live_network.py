@@ -1,6 +1,7 @@
 """A local network of processes, as `make up` starts it, watched through its chain, its buckets and the server's API."""
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -19,12 +21,10 @@ from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterFlowRunId,
     FlowRunFilter,
-    FlowRunFilterDeploymentId,
     FlowRunFilterId,
     FlowRunFilterName,
 )
 from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
-from prefect.client.schemas.sorting import FlowRunSort
 
 from deployments.local import bringup
 from deployments.local.bringup import STORAGE, LocalNetwork
@@ -33,6 +33,7 @@ from deployments.local.plan import LocalNeuron, LocalPlan
 from deployments.local.view import NetworkView
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
+from deployments.schedules import HOUR, runs_until
 from templar.agreement.genesis import find_birth
 from templar.errors import PermanentError, RejectedError, TransientError
 from templar.exchange.buckets import Buckets
@@ -69,7 +70,7 @@ class LiveNetwork:
     """A network that is up as long as its context lasts, or that something else brings up and `attach` finds.
 
     `data`, `windows`, `training` and `storage` change the preset's sections of those names; `settings` are variables of
-    neurons.
+    neurons; `hour` is how long an hour takes for scheduled work.
     """
 
     def __init__(
@@ -77,14 +78,13 @@ class LiveNetwork:
         folder: Path,
         *,
         directory_store: bool = False,
-        housekeeping: bool = False,
         data: dict[str, Any] | None = None,
         windows: dict[str, Any] | None = None,
         training: dict[str, Any] | None = None,
         storage: dict[str, Any] | None = None,
         settings: Mapping[str, Mapping[str, str]] | None = None,
+        hour: timedelta = HOUR,
     ) -> None:
-        self._housekeeping = housekeeping
         sections = {
             "windows": WINDOWS | (windows or {}),
             "training": {"inner_steps": 10} | (training or {}),
@@ -101,6 +101,7 @@ class LiveNetwork:
             directory_store=directory_store,
             hparams_path=write_hparams(folder / "hparams.json", **sections),
             settings=settings or {},
+            hour=hour,
         )
         self.plan = replace(self.plan, pace=measure_pace(len(self.plan.running)))
         self._network = LocalNetwork(self.plan, print)
@@ -109,7 +110,7 @@ class LiveNetwork:
         self.client: Any = None
 
     def __enter__(self) -> Self:
-        self._network.up(housekeeping=self._housekeeping)
+        self._network.up()
         self.attach()
         return self
 
@@ -156,8 +157,10 @@ class LiveNetwork:
         return answer.stdout
 
     def end_of_a_run(self, deployment: str) -> State[Any]:
-        """How a run of a scheduled deployment ends that is started by hand."""
-        return self.end_of(self.start_run(deployment))
+        """How a run of a scheduled deployment ends that is started by hand, while none that is planned is under way."""
+        while "[already_running]" in str((state := self.end_of(self.start_run(deployment))).message):
+            continue
+        return state
 
     def start_run(self, deployment: str) -> UUID:
         """Start a run of a deployment with the API that the UI has for it; which one it is."""
@@ -165,10 +168,14 @@ class LiveNetwork:
 
     def typed_run(self, deployment: str) -> UUID:
         """Start a run as a user types it; which one it is."""
-        before = {run.id for run in self._runs_by_hand(deployment)}
-        self.prefect("deployment", "run", deployment)
-        (run,) = [run.id for run in self._runs_by_hand(deployment) if run.id not in before]
-        return run
+        (run,) = re.findall(r"UUID: ([0-9a-f-]{36})", self.prefect("deployment", "run", deployment))
+        return UUID(run)
+
+    def scheduled_runs(self, deployment: str) -> list[FlowRun]:
+        """The runs that a deployment's schedule has made and that have completed, the first one first."""
+        of = self._deployment(deployment)
+        runs = [run for run in runs_until(self.client, datetime.now(UTC)) if run.deployment_id == of]
+        return [run for run in runs if run.auto_scheduled and run.state_name == "Completed"]
 
     def end_of(self, run: UUID) -> State[Any]:
         """The final state of a run, once it has one."""
@@ -183,14 +190,6 @@ class LiveNetwork:
 
     def _deployment(self, name: str) -> UUID:
         return self.client.read_deployment_by_name(name).id
-
-    def _runs_by_hand(self, deployment: str) -> list[FlowRun]:
-        """The newest page of a deployment's runs, without those that its schedule made."""
-        of_deployment = FlowRunFilterDeploymentId(any_=[self._deployment(deployment)])
-        runs: list[FlowRun] = self.client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(deployment_id=of_deployment), sort=FlowRunSort.EXPECTED_START_TIME_DESC
-        )
-        return [run for run in runs if not run.auto_scheduled]
 
     def wait(self, condition: Callable[[], Any], what: str, *, poll_seconds: float = POLL_SECONDS) -> None:
         """Wait until something holds; a store or a chain that fails for a moment is asked again."""

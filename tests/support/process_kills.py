@@ -128,9 +128,7 @@ class ProcessKills:
             "time_window_delta_seconds": 2 * blocks // 15,
             "roster_slot_seconds": blocks // 15,
         }
-        self.network = FaultNetwork(
-            folder, housekeeping=True, windows=windows, training=TRAINING, storage=STORAGE_RULES
-        )
+        self.network = FaultNetwork(folder, windows=windows, training=TRAINING, storage=STORAGE_RULES)
         self.random, self.found = random.Random(seed), Findings()
         self.kills: list[Kill] = []
         self._deck: list[str] = []
