@@ -1,0 +1,224 @@
+"""A day of the local network in fast time: what its schedules make by themselves, and what a day leaves behind.
+
+    python -m benchmarks.day [--quick] [--hour-seconds 180]
+
+The network of `make up`, with windows of their usual length and hours of three minutes: what runs every hour runs every
+three minutes, and what runs every day once in 72. Nothing is done by hand. The last line is JSON: `scheduled_runs` that
+completed; `missed_runs` that were due and have neither run nor a reason; `bucket_bytes_growth`, how much more the
+buckets hold in the last quarter of the day than in the quarter before it; `locked_errors`, lines of the server's log
+that say that the database is locked; `repeated_errors`, errors that this log has again and again.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import fmean
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from deployments.clock import WINDOW_FLOWS
+from deployments.local.bringup import LocalNetwork
+from deployments.local.pace import measure_pace
+from deployments.local.plan import LocalPlan
+from deployments.prefect_server import repeated_errors
+from deployments.processes import free_port
+from deployments.schedules import HOUR, due_times, runs_until
+from templar.errors import Reason, TransientError
+
+HOURS = 24
+HOUR_SECONDS = 180.0
+QUICK_HOUR_SECONDS, QUICK_SECONDS = 10.0, 13.0
+SAMPLES = 96
+"""How often in a day the buckets are looked at."""
+PLANNING_SECONDS, PATIENCE_SECONDS = 60.0, 120.0
+"""Runs count that are due so long after the beginning, when all is planned, and so long before the end."""
+QUICK_PLANNING_SECONDS, QUICK_PATIENCE_SECONDS = 1.0, 9.0
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Due:
+    """The planned runs of a day, by what became of them."""
+
+    ends: Counter[tuple[str, str]]  # flow and how its run ended, with the reason -> number
+    missed: tuple[str, ...]  # a line for each that was due and has neither run nor a reason
+
+    @property
+    def num_run(self) -> int:
+        """How many have run to their end."""
+        return sum(number for (_, how), number in self.ends.items() if Reason.SUPERSEDED not in how)
+
+
+@dataclass(frozen=True)
+class Day:
+    """What a day came to."""
+
+    due: Due
+    windows: Counter[str]  # how windows ended -> number
+    bucket_bytes: tuple[int, ...]  # of all buckets, one per sample
+    server_bytes: int  # of the server's folder
+    home_bytes: int  # of all neurons' folders
+    locked_errors: int
+    repeated_errors: tuple[str, ...]
+
+    @property
+    def growth(self) -> float:
+        """How much more the buckets hold in the last quarter than in the one before; 0.1 is a tenth."""
+        quarter = max(1, len(self.bucket_bytes) // 4)
+        before, last = self.bucket_bytes[-2 * quarter : -quarter], self.bucket_bytes[-quarter:]
+        return fmean(last) / fmean(before or last) - 1 if last else 0.0
+
+
+def live(plan: LocalPlan, seconds: float, *, planning_seconds: float, patience_seconds: float) -> Day:
+    """Bring a network up, leave it alone for some time, and look at what became of it."""
+    network = LocalNetwork(plan, lambda text: console.print(f"[dim]{text}[/dim]"))
+    network.up()
+    try:
+        begun, sizes = datetime.now(UTC) + timedelta(seconds=planning_seconds), []
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(min(seconds / SAMPLES, max(0.0, end - time.monotonic())))
+            with suppress(TransientError):
+                sizes.append(bucket_bytes(network))
+        with (
+            temporary_settings({PREFECT_API_URL: plan.server.api_url, PREFECT_HOME: plan.server.home}),
+            get_client(sync_client=True) as client,
+        ):
+            due = due_of(client, begun, datetime.now(UTC) - timedelta(seconds=patience_seconds))
+            windows = windows_of(client)
+        log = plan.server.log
+        return Day(
+            due,
+            windows,
+            tuple(sizes),
+            folder_bytes(plan.server.home),
+            folder_bytes(plan.folder / "neurons"),
+            log.read_text(errors="replace").count("OperationalError) database is locked"),
+            tuple(repeated_errors(log, span=timedelta(days=1))),
+        )
+    finally:
+        network.down()
+
+
+def due_of(client: SyncPrefectClient, begun: datetime, end: datetime) -> Due:
+    """What became of all runs that were due between two moments, also of those that the server never planned."""
+    ends, planned = Counter[tuple[str, str]](), set[tuple[UUID | None, int]]()
+    missed = []
+    flows = {flow.id: flow.name for flow in client.read_flows()}
+    for run in runs_until(client, end):
+        due, state = run.expected_start_time, run.state
+        if not run.auto_scheduled or due is None or due < begun or state is None:
+            continue
+        planned.add((run.deployment_id, round(due.timestamp())))
+        code = "".join(re.findall(r"\[[a-z_]+\]", state.message or "")[:1])
+        if state.is_completed() or (state.is_final() and code):
+            ends[flows[run.flow_id], f"{state.name} {code}".strip()] += 1
+        else:
+            missed.append(f"{run.name}, due at {due:%H:%M:%S}: {state.name} {state.message}")
+    missed += [
+        f"{flows[deployment.flow_id]}/{deployment.name}, due at {at:%H:%M:%S}: never planned"
+        for deployment in client.read_deployments()
+        for at in due_times(deployment, begun, end)
+        if (deployment.id, round(at.timestamp())) not in planned
+    ]
+    return Due(ends, tuple(missed))
+
+
+def windows_of(client: SyncPrefectClient) -> Counter[str]:
+    """How the runs of all neurons' windows ended."""
+    flows = {flow.id for flow in client.read_flows() if flow.name in WINDOW_FLOWS}
+    runs = [run for run in runs_until(client, datetime.now(UTC)) if run.flow_id in flows]
+    return Counter(str(run.state.name) for run in runs if run.state is not None and run.state.is_final())
+
+
+def bucket_bytes(network: LocalNetwork) -> int:
+    """Bytes of all objects in the buckets of a network's neurons."""
+    stores = [network.neuron_block(neuron).bucket.open().store for neuron in network.plan.running]
+    return sum(info.size for store in stores for info in store.list())
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def figures(day: Day) -> dict[str, object]:
+    """The line of JSON."""
+    return {
+        "scheduled_runs": day.due.num_run,
+        "missed_runs": len(day.due.missed),
+        "bucket_bytes_growth": round(day.growth, 3),
+        "locked_errors": day.locked_errors,
+        "repeated_errors": len(day.repeated_errors),
+        "windows": dict(day.windows),
+        "server_bytes": day.server_bytes,
+        "home_bytes": day.home_bytes,
+        "holds": not (day.due.missed or day.repeated_errors),
+    }
+
+
+def show(day: Day) -> None:
+    """Print the table."""
+    table = Table("what", "number", title="A day of the local network")
+    for (flow, how), number in sorted(day.due.ends.items()):
+        table.add_row(Text(f"{flow}, {how}"), str(number))
+    for name, number in sorted(day.windows.items()):
+        table.add_row(f"windows of all neurons: {name}", str(number))
+    table.add_row("buckets at the end, MB", f"{day.bucket_bytes[-1] / 1e6 if day.bucket_bytes else 0:.1f}")
+    table.add_row("the server's folder, MB", f"{day.server_bytes / 1e6:.1f}")
+    table.add_row("the neurons' folders, MB", f"{day.home_bytes / 1e6:.1f}")
+    Console().print(table)
+    for line in (*day.due.missed[:20], *day.repeated_errors):
+        print(line)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run from the command line; 0 if nothing was missed and no error repeats."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="one miner and little more than an hour, of ten seconds")
+    parser.add_argument("--hour-seconds", type=float, default=HOUR_SECONDS, help="how long an hour takes (180)")
+    arguments = parser.parse_args(words)
+    hour = QUICK_HOUR_SECONDS if arguments.quick else arguments.hour_seconds
+    with tempfile.TemporaryDirectory() as folder:
+        plan = LocalPlan(
+            Path(folder) / "network",
+            num_honest=1 if arguments.quick else 2,
+            bad_actors=() if arguments.quick else ("lazy",),
+            prefect_port=free_port(),
+            storage_port=free_port(),
+            directory_store=arguments.quick,
+            hour=hour / HOUR.total_seconds() * HOUR,
+        )
+        plan = replace(plan, pace=measure_pace(len(plan.running)))
+        if arguments.quick:
+            planning, patience = QUICK_PLANNING_SECONDS, QUICK_PATIENCE_SECONDS
+            day = live(plan, QUICK_SECONDS, planning_seconds=planning, patience_seconds=patience)
+        else:
+            planning, patience = PLANNING_SECONDS, PATIENCE_SECONDS
+            day = live(plan, HOURS * hour, planning_seconds=planning, patience_seconds=patience)
+    show(day)
+    found = figures(day)
+    print(json.dumps(found))
+    return 0 if found["holds"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
