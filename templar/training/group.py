@@ -17,9 +17,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, distributed, nn
 from torch._C._distributed_c10d import Store
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from templar.hparams import Model
 from templar.tensorfile import StoredTensors, TensorWriter, own_tensor
@@ -145,20 +142,22 @@ class ShardedGroup(ReplicatedGroup):
 
     def build(self, model: Model, device: Device) -> nn.Module:
         """As in `Alone`, sharded. Its forward pass calls a function within FSDP's hooks; so does that of each layer."""
+        from torch.distributed import device_mesh, fsdp  # noqa: PLC0415 - takes a second, only for sharded ranks
+
         net: Any = meta_model(model)
         place, copies = device.place.type, self.size // self.shards
         if copies == 1:
-            mesh = init_device_mesh(place, (self.shards,))
+            mesh = device_mesh.init_device_mesh(place, (self.shards,))
         else:
-            mesh = init_device_mesh(place, (copies, self.shards), mesh_dim_names=("hosts", "ranks"))
-        policy = MixedPrecisionPolicy(
+            mesh = device_mesh.init_device_mesh(place, (copies, self.shards), mesh_dim_names=("hosts", "ranks"))
+        policy = fsdp.MixedPrecisionPolicy(
             param_dtype=None if device.dtype is torch.float32 else device.dtype, reduce_dtype=torch.float32
         )
         for layer in net.model.layers:
             layer.forward = partial(device.layer_step, layer)
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
+            fsdp.fully_shard(layer, mesh=mesh, mp_policy=policy)
         net.forward = _call
-        fully_shard(net, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+        fsdp.fully_shard(net, mesh=mesh, mp_policy=fsdp.MixedPrecisionPolicy(reduce_dtype=torch.float32))
         net.to_empty(device=device.place)
         use_rotary(net)
         return cast("nn.Module", net)
@@ -180,6 +179,8 @@ class ShardedGroup(ReplicatedGroup):
 
     def whole(self, tensor: Tensor) -> Tensor:
         """As in `Alone`; all ranks gather it."""
+        from torch.distributed.tensor import DTensor  # noqa: PLC0415 - as above
+
         return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor.cpu()
 
     def layer_step(self, step: LayerStep) -> LayerStep:
@@ -225,6 +226,8 @@ def _call(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - as above
+
     if not isinstance(tensor, DTensor):
         raise TypeError("FSDP has not sharded this tensor")
     return tensor.to_local()
