@@ -24,6 +24,7 @@ from prefect import Flow
 from prefect.blocks.abstract import NotificationBlock
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.types.entrypoint import EntrypointType
 from prefect.workers.base import BaseWorker
@@ -34,7 +35,7 @@ from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
 from deployments.automations import Watched, alert_block, definitions, deploy_automations
 from deployments.processes import program
-from deployments.schedules import HOUR, HOUSEKEEPING_POOL, deployments_of, scheduled_work
+from deployments.schedules import HOUR, HOUSEKEEPING_POOL, SLUG, deployments_of, scheduled_work
 from deployments.work_pool import require_server_address
 from deployments.worker import ResidentWorker
 from tasks.sinks.attached import SinkSettings
@@ -177,7 +178,7 @@ def deploy_window(neuron: str, role: str, pool: str, *, name: str | None = None)
 def deploy_scheduled(neuron: str, block: Neuron, *, hour: timedelta = HOUR) -> None:
     """Deploy the scheduled flows of a neuron; doing it again changes what differs.
 
-    Parameters that an operator has set on a deployment stay, and a schedule that was paused stays paused.
+    Parameters and schedules that an operator has added stay, and a schedule that was paused stays paused.
 
     Args:
         neuron: Name of the neuron.
@@ -200,6 +201,16 @@ def deploy_scheduled(neuron: str, block: Neuron, *, hour: timedelta = HOUR) -> N
             schedules=[work.schedule(neuron, hour, active=not is_paused)],
             work_pool_name=HOUSEKEEPING_POOL,
         )
+        if there is not None:
+            _drop_former(there, work.slug)
+
+
+def _drop_former(deployment: DeploymentResponse, slug: str) -> None:
+    """Delete the schedules that an earlier release, or other numbers of the network, gave a deployment."""
+    with get_client(sync_client=True) as client:
+        for schedule in deployment.schedules:
+            if schedule.slug != slug and SLUG.fullmatch(schedule.slug or ""):
+                client.delete_deployment_schedule(deployment.id, schedule.id)
 
 
 def _deploy(

@@ -7,6 +7,7 @@ from the neuron's name, so that the neurons of one machine, or of one store, do 
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from templar.hparams import HParams
 
 HOUSEKEEPING_POOL = "housekeeping"
 """The process pool of the scheduled flows, shared by the neurons of a server."""
+SLUG = re.compile(r"hourly|half-hourly|daily|every-10m|every-[0-9]+-windows")
+"""The names of our schedules; an operator's own has another one, or none."""
 HOUR = timedelta(hours=1)
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 """A midnight from which all intervals are counted."""

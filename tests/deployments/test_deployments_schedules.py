@@ -11,12 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentUpdate
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
 
 from deployments import clock, register, schedules
 from deployments.clock import ServiceWatch
+from deployments.neuron import doctor, status
+from deployments.neuron.folder import Address
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import start_child
 from deployments.register import deploy_scheduled, worker_command
@@ -33,8 +36,9 @@ from deployments.schedules import (
     stalled,
 )
 from tasks.alerts import Alert, Raised
-from templar.errors import Reason
+from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
+from tests.support.errors import raising
 from tests.support.operator import wait_until
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
@@ -187,11 +191,17 @@ class TestDeployed:
             client.update_deployment(evaluation.id, DeploymentUpdate(parameters=parameters))
             (schedule,) = evaluation.schedules
             client.update_deployment_schedule(evaluation.id, schedule.id, active=False)
+            added = [CronSchedule(cron="1 1 1 1 *"), CronSchedule(cron="37 * * * *")]
+            checkpoint = by_flow(client, neuron)["checkpoint"]
+            for each, slug in zip(added, ("my-own", "hourly"), strict=True):
+                made = DeploymentScheduleCreate(schedule=each, slug=slug)
+                client.create_deployment_schedules(checkpoint.id, [made])
             deployed("validator", neuron)
             again = by_flow(client, neuron)
         assert again["evaluate-checkpoint"].parameters == parameters
         assert [each.active for each in again["evaluate-checkpoint"].schedules] == [False]
-        assert [each.active for each in again["checkpoint"].schedules] == [True]
+        assert [each.active for each in again["checkpoint"].schedules] == [True, True]
+        assert {each.slug for each in again["checkpoint"].schedules} == {checkpoint.schedules[0].slug, "my-own"}
 
     def test_a_schedule_without_a_planned_run_is_told_and_one_that_no_worker_takes(
         self, deployed: Any, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
@@ -213,6 +223,12 @@ class TestDeployed:
             (found,) = unplan()
             assert (found.neuron, found.deployment) == (neuron, f"leaderboard/{neuron}")
             assert "has an active schedule and no planned run" in found.line
+            server = Address(prefect_server.server.api_url)
+            unplan()
+            assert not status.is_green({"runs": True, "services": status._read_server([neuron], server).services})
+            unplan()
+            with raising(PermanentError, Reason.SCHEDULE_STALLED, f"leaderboard/{neuron} has an active schedule"):
+                doctor._scheduled(neuron, server)
             # What nobody takes: checkpoints are due every few seconds here, and no worker serves the pool.
             monkeypatch.setattr(schedules, "LATEST", timedelta(seconds=-7200))
             lines = [each.line for each in stalled([neuron])]
