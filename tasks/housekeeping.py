@@ -30,10 +30,11 @@ from templar.neuron.backup import BackupReport, store_backup
 
 @task(task_run_name="publish checkpoint", **HOUSEKEEPING)
 def publish_checkpoint(neuron: str) -> StateMark | None:
-    """Publish the newest snapshot as a checkpoint in the Hugging Face layout, with a progress artifact.
+    """Publish the newest snapshot, if there is one, in the Hugging Face layout, with a progress artifact."""
+    return _published(neuron)
 
-    None before the neuron's first snapshot.
-    """
+
+def _published(neuron: str) -> StateMark | None:
     block, bar = load_block(neuron), f"checkpoint-{neuron}"
     show = progress(bar, "The checkpoint's files in the bucket.")
     try:
