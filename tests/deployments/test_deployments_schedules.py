@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -91,6 +92,7 @@ class TestRuns:
             patch.setattr(register, "scheduled_work", shortly)
             for role, name in names.items():
                 block = network.block(MEMBERS[role])
+                Path(block.home).mkdir(parents=True, exist_ok=True)  # as the neuron's first start has made it
                 register_neuron(name, block)
                 deploy_scheduled(name, block, hour=timedelta(seconds=1))
             command, env = worker_command(HOUSEKEEPING_POOL, "process"), prefect_server.environment
