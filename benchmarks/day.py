@@ -11,12 +11,13 @@ that say that the database is locked; `repeated_errors`, errors that this log ha
 
 import argparse
 import json
+import math
 import re
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -25,6 +26,8 @@ from statistics import fmean
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from rich.console import Console
 from rich.table import Table
@@ -36,7 +39,7 @@ from deployments.local.pace import measure_pace
 from deployments.local.plan import LocalPlan
 from deployments.prefect_server import repeated_errors
 from deployments.processes import free_port
-from deployments.schedules import HOUR, due_times, runs_until
+from deployments.schedules import HOUR, runs_until
 from templar.errors import Reason, TransientError
 
 HOURS = 24
@@ -73,7 +76,7 @@ class Day:
     server_bytes: int  # of the server's folder
     home_bytes: int  # of all neurons' folders
     locked_errors: int
-    repeated_errors: tuple[str, ...]
+    repeated_errors: Mapping[str, int]  # error -> number
 
     @property
     def growth(self) -> float:
@@ -108,7 +111,7 @@ def live(plan: LocalPlan, seconds: float, *, planning_seconds: float, patience_s
             folder_bytes(plan.server.home),
             folder_bytes(plan.folder / "neurons"),
             log.read_text(errors="replace").count("OperationalError) database is locked"),
-            tuple(repeated_errors(log, span=timedelta(days=1))),
+            repeated_errors(log, span=timedelta(days=1)),
         )
     finally:
         network.down()
@@ -136,6 +139,15 @@ def due_of(client: SyncPrefectClient, begun: datetime, end: datetime) -> Due:
         if (deployment.id, round(at.timestamp())) not in planned
     ]
     return Due(ends, tuple(missed))
+
+
+def due_times(deployment: DeploymentResponse, begin: datetime, end: datetime) -> Iterator[datetime]:
+    """Yield the times between two moments at which a deployment's schedules plan a run."""
+    for schedule in (each.schedule for each in deployment.schedules if each.active):
+        if isinstance(schedule, IntervalSchedule):
+            every, anchor = schedule.interval.total_seconds(), schedule.anchor_date
+            first, last = (math.ceil((each - anchor).total_seconds() / every) for each in (begin, end))
+            yield from (anchor + timedelta(seconds=number * every) for number in range(first, last))
 
 
 def windows_of(client: SyncPrefectClient) -> Counter[str]:

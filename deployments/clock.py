@@ -233,7 +233,7 @@ class ServiceWatch:
         }
         if errors := repeated_errors(self._log):
             # Without its number of times, which grows: it is one alert.
-            text = f"{self._log} repeats an error: {errors[0].rpartition(' (')[0]}"
+            text = f"{self._log} repeats an error: {next(iter(errors))}"
             now |= {(neuron, Raised(Alert.SERVER_ERRORS, Reason.SERVER_ERRORS, text)) for neuron in self._neurons}
         for neuron, raised in sorted(now & self._seen - self._told):
             log.warning("%s: %s", neuron, raised.text)

@@ -85,16 +85,16 @@ def passed_over(due: Sequence[FlowRun], under_way: Sequence[FlowRun]) -> dict[UU
     A planned run gives way to a later one of its deployment that is due as well, and every run to a planned one of its
     deployment that is under way.
     """
-    busy = {
-        is_planned: {run.deployment_id for run in under_way if is_planned or run.auto_scheduled}
-        for is_planned in (True, False)
-    }
+    busy = {run.deployment_id for run in under_way}
+    busy_as_planned = {run.deployment_id for run in under_way if run.auto_scheduled}
     newest: dict[UUID | None, datetime] = {}
     planned = [(run, run.expected_start_time) for run in due if run.auto_scheduled]
     for run, at in planned:
         if at is not None:
             newest[run.deployment_id] = max(at, newest.get(run.deployment_id, at))
-    passed = {run.id: ALREADY_RUNNING for run in due if run.deployment_id in busy[run.auto_scheduled]}
+    passed = {
+        run.id: ALREADY_RUNNING for run in due if run.deployment_id in (busy if run.auto_scheduled else busy_as_planned)
+    }
     return passed | {run.id: SUPERSEDED for run, at in planned if at is not None and at < newest[run.deployment_id]}
 
 

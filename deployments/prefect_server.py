@@ -133,8 +133,8 @@ class PrefectServer:
         return http_serves(f"{self.api_url}/health")
 
 
-def repeated_errors(log: Path, *, span: timedelta = LOG_SPAN) -> list[str]:
-    """Return the errors that a server's log has again and again, each as one line with its number of times.
+def repeated_errors(log: Path, *, span: timedelta = LOG_SPAN) -> dict[str, int]:
+    """Return the errors that a server's log has again and again, each with its number, the most frequent first.
 
     A background service of the server that fails in every pass logs the same error each time, with other numbers and
     ids. A log that is not there has none.
@@ -147,7 +147,7 @@ def repeated_errors(log: Path, *, span: timedelta = LOG_SPAN) -> list[str]:
     errors = _ERROR.findall(end_of(log, LOG_TAIL_BYTES))
     recent = [what for at, what in errors if datetime.strptime(at, LOG_DATE) >= since]
     counts = Counter(_CHANGING.sub("…", what) for what in recent)
-    return [f"{what[:200]} ({count} times)" for what, count in counts.most_common() if count >= REPEATED]
+    return {what[:200]: count for what, count in counts.most_common() if count >= REPEATED}
 
 
 def exposes_keys(api_url: str) -> str | None:

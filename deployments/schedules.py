@@ -6,7 +6,6 @@ from the neuron's name, so that the neurons of one machine, or of one store, do 
 """
 
 import hashlib
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,6 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.responses import DeploymentResponse
-from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.schedules import Interval, Schedule
 
@@ -220,15 +218,6 @@ def runs_until(client: SyncPrefectClient, end: datetime) -> Iterator[FlowRun]:
     ):
         yield from page
         offset += len(page)
-
-
-def due_times(deployment: DeploymentResponse, begin: datetime, end: datetime) -> Iterator[datetime]:
-    """Yield the times between two moments at which a deployment's schedules plan a run."""
-    for schedule in (each.schedule for each in deployment.schedules if each.active):
-        if isinstance(schedule, IntervalSchedule):
-            every, anchor = schedule.interval.total_seconds(), schedule.anchor_date
-            first, last = (math.ceil((each - anchor).total_seconds() / every) for each in (begin, end))
-            yield from (anchor + timedelta(seconds=number * every) for number in range(first, last))
 
 
 def next_run(client: SyncPrefectClient, deployment: DeploymentResponse) -> FlowRun | None:

@@ -32,8 +32,8 @@ def collect_garbage_aside() -> None:
 
     A statement that SQLite refuses leaves an open cursor in the traceback of its error. Where the garbage collection
     of the event loop's thread frees that cursor, it waits for the cursor's connection. The connection may be waiting
-    for the database, for up to a minute, and whoever has the database needs the event loop to go on: the server would
-    stand still for that minute. Another thread may wait for as long as it takes.
+    for the database, for up to a minute, and the transaction that has it needs the event loop to go on: the server
+    would stand still for that minute. Another thread may wait for as long as it takes.
     """
     gc.disable()
     Thread(target=_collect_garbage, name="garbage", daemon=True).start()
@@ -50,7 +50,7 @@ def _collect_garbage() -> None:
 def serialise_transactions() -> None:
     """Let the server's transactions on SQLite wait for one another in the event loop, and begin as writers.
 
-    Prefect begins a transaction as a reader, and SQLite refuses at once, whatever the time-out, to make it a writer if
+    Prefect begins a transaction as a reader, and SQLite refuses at once, with any time-out, to make it a writer if
     another one has written meanwhile. With several workers on one server that happens many times a minute: clients ask
     again, but what the server does by itself fails, and each time a traceback is logged. PostgreSQL is not concerned.
     """

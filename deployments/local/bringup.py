@@ -252,10 +252,7 @@ class LocalNetwork:
 
     def scheduled(self) -> Ran:
         """What its schedules have made of the runs that are due."""
-        with (
-            temporary_settings({PREFECT_API_URL: self.plan.server.api_url, PREFECT_HOME: self.plan.server.home}),
-            get_client(sync_client=True) as client,
-        ):
+        with temporary_settings(self.address.settings), get_client(sync_client=True) as client:
             return scheduled_runs(client)
 
     def _start_server(self) -> None:

@@ -20,7 +20,6 @@ from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 
-from prefect.settings import temporary_settings
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -29,16 +28,10 @@ from blocks.environment import neuron_from_environment
 from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
-from deployments.prefect_server import (
-    PROJECT_ROOT,
-    exposes_keys,
-    repeated_errors,
-    require_database,
-    require_guarded,
-)
+from deployments.neuron.status import service_problems
+from deployments.prefect_server import PROJECT_ROOT, exposes_keys, require_database, require_guarded
 from deployments.processes import holder_of, http_serves
 from deployments.register import add_neuron_options, environment_of
-from deployments.schedules import stalled
 from deployments.work_pool import is_outage
 from templar.chain.base import Chain, NeuronInfo
 from templar.chain.remote import public_address
@@ -438,14 +431,11 @@ def _processes(patient: Patient) -> str:
 def _scheduled(name: str, server: Address) -> str:
     """Whether the schedules of a neuron that runs fire, and whether the log of its Prefect server repeats an error."""
     try:
-        with temporary_settings(server.settings):
-            problems = [each.line for each in stalled([name])]
+        problems = service_problems([name], server)
     except Exception as error:
         if not is_outage(error):
             raise
         raise DoubtError(f"{server.api_url} does not answer: {type(error).__name__}") from None
-    if server.log is not None:
-        problems += [f"{server.log} repeats an error: {each}" for each in repeated_errors(server.log)]
     if problems:
         raise PermanentError(Reason.SCHEDULE_STALLED, "; ".join(problems))
     return "every active schedule has a planned run"

@@ -85,6 +85,18 @@ def is_green(found: Mapping[str, Any]) -> bool:
     return bool(found["runs"]) and not found["services"]
 
 
+def service_problems(neurons: Sequence[str], address: Address) -> list[str]:
+    """Return a line for each thing that the Prefect server of some neurons should do by itself and does not.
+
+    Raises:
+        Exception: What Prefect's client raises, such as an outage of the server.
+    """
+    with temporary_settings(address.settings):
+        problems = [each.line for each in stalled(neurons)]
+    errors = {} if address.log is None else repeated_errors(address.log)
+    return problems + [f"{address.log} repeats an error: {what} ({count} times)" for what, count in errors.items()]
+
+
 def show_network_status(found: Mapping[str, Any], console: Console) -> None:
     """Print what `status_of_network` found."""
     if not found["processes"]:
@@ -127,17 +139,16 @@ def _read_server(neurons: Sequence[str], address: Address | None) -> _Server:
     try:
         with temporary_settings(address.settings):
             runs = {name: newest_windows(name, MOST_READ) for name in neurons}
-            schedules = [each.line for each in stalled(neurons)]
+        services = service_problems(neurons, address)
     except Exception as error:
         if not is_outage(error):
             raise
         return _Server(nothing, problem=f"{address.api_url} does not answer: {type(error).__name__}")
     streaks = [streak_of(name, each) for name, each in runs.items()]
-    errors = repeated_errors(address.log) if address.log is not None else []
     return _Server(
         {name: [_row(run) for run in each[:NUM_WINDOWS]] for name, each in runs.items()},
         [streak.line for streak in streaks if streak is not None],
-        [*schedules, *(f"the Prefect server's log repeats an error ({address.log}): {each}" for each in errors)],
+        services,
     )
 
 

@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 
+from benchmarks.day import due_times
 from deployments import clock, register, schedules
 from deployments.clock import ServiceWatch
 from deployments.neuron import doctor, status
@@ -31,7 +32,6 @@ from deployments.schedules import (
     HOUSEKEEPING_POOL,
     Stalled,
     deployments_of,
-    due_times,
     next_run,
     scheduled_work,
     stalled,
