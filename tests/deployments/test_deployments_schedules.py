@@ -55,8 +55,9 @@ FLOWS = {
 }
 SHARDS = {"layout": "shards", "samples_per_page": 4, "pages_per_window": 2}
 MEMBERS = {"miner": "lazy", "validator": "validator", "aggregator": "aggregator"}
-BETWEEN = timedelta(seconds=2)
-"""Between the first runs of two schedules, each of which is a process."""
+BETWEEN, AGAIN = timedelta(seconds=2), timedelta(minutes=3)
+"""Between the first runs of two schedules, each of which is a process, and until the second run of each: a server that
+looks at new schedules later than their first run is due plans the second one."""
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +79,14 @@ class TestRuns:
         self, network: PreparedNetwork, prefect_server: RunningPrefectServer, tmp_path_factory: pytest.TempPathFactory
     ) -> Iterator[dict[str, str]]:
         """The name of a neuron of each role, whose schedules have their first run one after the other, soon."""
-        names, work_of, soon = {role: f"soon-{role}" for role in FLOWS}, scheduled_work, timedelta(seconds=5)
+        names, work_of, soon = {role: f"soon-{role}" for role in FLOWS}, scheduled_work, timedelta(seconds=15)
 
         def shortly(role: str, hparams: Any, *, hour: timedelta) -> Iterator[schedules.Work]:
             nonlocal soon
             for work in work_of(role, hparams, hour=hour):
-                after = (datetime.now(UTC) - EPOCH + soon) % HOUR
+                after = (datetime.now(UTC) - EPOCH + soon) % AGAIN
                 soon += BETWEEN
-                yield replace(work, every=HOUR, after=after)
+                yield replace(work, every=AGAIN, after=after)
 
         log = tmp_path_factory.mktemp("worker") / "worker.log"
         with prefect_server.configured(), pytest.MonkeyPatch.context() as patch:
@@ -119,8 +120,9 @@ class TestRuns:
                 ours = [run for run in runs if run.deployment_id == deployment.id and run.auto_scheduled]
                 return [run for run in ours if run.state is not None and run.state.is_final()]
 
-            wait_until(lambda: made() != [], f"a planned run of {flow} of the {role} has ended", poll_seconds=0.5)
-            (run,) = made()
+            what = f"a planned run of {flow} of the {role} has ended"
+            wait_until(lambda: made() != [], what, patience_seconds=300, poll_seconds=0.5)
+            run = made()[0]
         assert run.start_time is not None
         assert run.state.is_completed() or f"[{Reason.OBJECT_MISSING}]" in run.state.message, run.state.message
 
