@@ -37,6 +37,7 @@ from templar import window as story
 from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark
 from templar.audit.roster_audit import AuditReport
+from templar.errors import Reason
 from templar.exchange.gather import GatherReport
 from templar.exchange.publish import TimedReport
 from templar.housekeeping.metrics import Metrics, condition_of, metrics_of, publish_metrics
@@ -239,6 +240,8 @@ def set_weights(neuron: str, evidence: Evidence | None) -> WeightsReport | None:
     """Set the weights if they are due and read them back. Refused weights end as the state `WeightsRefused`."""
     report = hosted(neuron, Validator).set_weights(evidence)
     if report is None or not report.refused:
+        if report is not None and report.reason is None and report.detail:  # weights of an earlier window were dropped
+            send_of_weights(neuron, Reason.WEIGHTS_DIFFER, report.detail)
         return report
     tries = f"sent {report.tries} times; the next window tries again"
     message = f"window {report.window} [{report.reason}] {report.detail} ({tries})"

@@ -73,6 +73,7 @@ class Reason(StrEnum):
     CHAIN_REFUSED = "chain_refused"
     CHAIN_RATE_LIMITED = "chain_rate_limited"
     CHAIN_FATE_UNKNOWN = "chain_fate_unknown"
+    CHAIN_NOT_NOW = "chain_not_now"
     NO_VALIDATOR_PERMIT = "no_validator_permit"
     NOT_ENOUGH_STAKE = "not_enough_stake"
     CANNOT_PAY_FEES = "cannot_pay_fees"

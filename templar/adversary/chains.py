@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from templar.canonical import keyed_seed
-from templar.chain.base import Chain, Clock, Metagraph, Role
+from templar.chain.base import Chain, Clock, Metagraph, Role, SubnetRules, WeightsSchedule
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TransientError
 
@@ -254,9 +254,17 @@ class ChainView:
         self.before("weights")
         return self._inner.weights()
 
-    def weights_delay_blocks(self) -> int:
+    def weights_schedule(self) -> WeightsSchedule:
         """As the inner chain."""
-        return self._inner.weights_delay_blocks()
+        return self._inner.weights_schedule()
+
+    def check_weights(self, weights: Mapping[int, float], *, sent: int | None = None) -> None:
+        """As the inner chain."""
+        self._inner.check_weights(weights, sent=sent)
+
+    def rules(self) -> SubnetRules | None:
+        """As the inner chain."""
+        return self._inner.rules()
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights."""

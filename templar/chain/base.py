@@ -5,7 +5,7 @@ Consensus reads come from finalized blocks (docs/protocol.md 1); `head` is only 
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
@@ -35,6 +35,7 @@ class NeuronInfo:
     incentive: float  # share of the miners' emission, in 0..1
     commitment: str | None  # what the hotkey had committed by the metagraph's block; None for nothing of our length
     role: Role | None  # what it had announced by then
+    registered_at: int = 0  # block in which the uid was registered; a swap of the hotkey leaves it as it is
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,34 @@ class Metagraph:
         return tuple(neuron for neuron in self.neurons if neuron.role is Role.MINER)
 
 
+@dataclass(frozen=True)
+class WeightsSchedule:
+    """When set weights take effect and are shown, as of one finalized block.
+
+    Epochs are state: the owner may change their length, or start one at any time.
+    """
+
+    next_epoch: int | None = None  # block in which the weights set by then take effect; None where they do at once
+    epoch_blocks: int = 0  # blocks from one epoch to the next, as long as the owner changes nothing
+    reveal_epochs: int = 0  # epochs for which the chain hides weights (commit-reveal); 0 where it shows them at once
+    hidden: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Hotkey -> blocks in which it set weights that are still hidden, in rising order."""
+
+
+@dataclass(frozen=True)
+class SubnetRules:
+    """What the subnet's owner and the chain's root have set, and the version of the chain's runtime."""
+
+    spec_version: int
+    consensus: str  # "Yuma", or another way from weights to pay
+    started: bool  # whether the owner has started it: nobody can stake before
+    emission: bool  # whether root lets it earn
+    commit_reveal: bool  # whether weights are hidden at first
+    weights_rate_limit: int  # blocks from a hotkey's weights to its next ones
+    serving_rate_limit: int  # blocks from an announcement of a role to the next one
+    largest_weight: int  # largest share of one uid, in 65535ths
+
+
 class Clock(Protocol):
     """Local time in seconds since the epoch: used to decide when to act, never for an agreed decision."""
 
@@ -84,7 +113,7 @@ class Chain(Protocol):
     """A subnet on a chain, seen by one hotkey (or by none: then it is read-only).
 
     Raises:
-        TransientError: `chain_unreachable`, `chain_rate_limited`, `chain_fate_unknown`.
+        TransientError: `chain_unreachable`, `chain_rate_limited`, `chain_fate_unknown`, `chain_not_now`.
         PermanentError: `chain_refused` (the extrinsic failed and will fail again; the message quotes the chain),
             `block_unknown` (a block in the future, or pruned).
     """
@@ -134,14 +163,31 @@ class Chain(Protocol):
     def weights(self) -> dict[int, dict[int, float]]:
         """For each validator uid that set weights: miner uid -> weight, summing to 1."""
 
-    def weights_delay_blocks(self) -> int:
-        """Blocks until set weights are shown, at the latest; 0 unless the subnet encrypts them (commit-reveal)."""
+    def weights_schedule(self) -> WeightsSchedule:
+        """When set weights take effect, and which ones are hidden."""
+
+    def check_weights(self, weights: Mapping[int, float], *, sent: int | None = None) -> None:
+        """Check the own weights by all rules that the chain has now, without setting them.
+
+        A chain that hides weights looks at most of its rules when it reveals them, and drops those that break one.
+        Whether they come too soon is not checked.
+
+        Args:
+            weights: As in `set_weights`.
+            sent: The block before they were sent, if they were.
+
+        Raises:
+            PermanentError: `chain_refused`, with its cause.
+        """
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
-        """Set the own weights, normalised to a sum of 1; returns once that is final.
+        """Check the own weights and set them, normalised to a sum of 1; returns once that is final.
 
         Zero weights may be left out. Chains store them in 16 bits, so what is read back is rounded.
         """
+
+    def rules(self) -> SubnetRules | None:
+        """What owner and root have set for the subnet; None for a chain without such settings."""
 
 
 class NumberCache(Generic[T]):

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import bittensor as bt
 from bittensor import settings as bt_settings
 
-from templar.chain.base import Clock, Metagraph, NeuronInfo, Role
+from templar.chain.base import Clock, Metagraph, NeuronInfo, Role, SubnetRules, WeightsSchedule
 from templar.chain.clock import SystemClock
 from templar.chain.extrinsics import (
     ExtrinsicLimitedError,
@@ -28,7 +28,10 @@ from templar.chain.extrinsics import (
     commitment_text,
     inherent_time,
     quantise_weights,
+    read_rules,
+    read_schedule,
     refusal,
+    require_accepted,
     role_record,
 )
 from templar.chain.hotkey import Hotkey, Password, load_hotkey
@@ -45,19 +48,6 @@ from templar.errors import PermanentError, Reason, TransientError
 
 log = logging.getLogger(__name__)
 
-# Storage items, as (pallet, name).
-_NOW = ("Timestamp", "Now")
-_COMMITMENT_OF = ("Commitments", "CommitmentOf")
-_ACCOUNT = ("System", "Account")
-_NETWORKS_ADDED = ("SubtensorModule", "NetworksAdded")
-_OWNER = ("SubtensorModule", "Owner")
-_VERSION_KEY = ("SubtensorModule", "WeightsVersionKey")
-_UIDS = ("SubtensorModule", "Uids")
-_LAST_UPDATE = ("SubtensorModule", "LastUpdate")
-_RATE_LIMIT = ("SubtensorModule", "WeightsSetRateLimit")
-_COMMIT_REVEAL = ("SubtensorModule", "CommitRevealWeightsEnabled")
-_REVEAL_EPOCHS = ("SubtensorModule", "RevealPeriodEpochs")
-_TEMPO = ("SubtensorModule", "Tempo")
 # Words of the SDK's errors.
 _PRUNED = "State discarded"
 _NO_BLOCK = "no block at height"
@@ -67,6 +57,14 @@ T = TypeVar("T")
 
 class _Substrate(bt.RpcSubstrate):
     """Chain access through one endpoint, with the blocks as they are stored."""
+
+    async def block_time(self) -> float:
+        """Seconds per block: of Aura, or of a runtime without it twice the least time between two blocks."""
+        if self._block_time is None:
+            slot = await self.constant("Aura", "SlotDuration")
+            period = 2 * int(await self.constant("Timestamp", "MinimumPeriod")) if slot is None else int(slot)
+            self._block_time = period / 1000
+        return self._block_time
 
     async def stored_block(self, block_hash: str) -> dict[str, Any] | None:
         """A block's header and its extrinsics in hex, which needs none of its state; None if it is not there."""
@@ -168,7 +166,7 @@ class BittensorChain(FinalizedChain):
             # A block outlives its state, and its first extrinsic sets the time.
             block = await link.substrate.stored_block(await link.substrate.block_hash(number))
             time = None if block is None else inherent_time(block["extrinsics"])
-            return int(await link.client.query(_NOW, block=number)) / 1000 if time is None else time
+            return int(await link.client.query(("Timestamp", "Now"), block=number)) / 1000 if time is None else time
 
         return self._read(f"the time of block {number}", read, _read_error if finalized else _head_error)
 
@@ -192,6 +190,7 @@ class BittensorChain(FinalizedChain):
                 neuron.incentive,
                 commitments.get(neuron.hotkey),
                 announced_role(graph.raw["axons"][neuron.uid]),
+                int(graph.raw["block_at_registration"][neuron.uid]),
             )
             for neuron in graph.neurons
         )
@@ -203,7 +202,7 @@ class BittensorChain(FinalizedChain):
         return self._read("the commitments", lambda link: self._commitments_at(link, number))
 
     async def _commitments_at(self, link: _Link, number: int) -> dict[str, str]:
-        rows = await link.client.query_map(_COMMITMENT_OF, [self._netuid], block=number)
+        rows = await link.client.query_map(("Commitments", "CommitmentOf"), [self._netuid], block=number)
         found = {str(hotkey): commitment_text(record) for hotkey, record in rows}
         return {hotkey: text for hotkey, text in found.items() if text is not None}
 
@@ -237,24 +236,48 @@ class BittensorChain(FinalizedChain):
 
         return self._read("the weights", read)
 
-    def weights_delay_blocks(self) -> int:
-        """On a subnet with commit-reveal: blocks from a commit to the end of the epoch in which it is revealed."""
+    def weights_schedule(self) -> WeightsSchedule:
+        """When set weights take effect, and which ones are hidden."""
+        number = self.block()
 
-        async def read(link: _Link) -> int:
-            if not await link.client.query(_COMMIT_REVEAL, [self._netuid]):
-                return 0
-            epochs = int(await link.client.query(_REVEAL_EPOCHS, [self._netuid])) + 1
-            return epochs * (int(await link.client.query(_TEMPO, [self._netuid])) + 1)
+        async def read(link: _Link) -> WeightsSchedule:
+            return await read_schedule(await link.client.at(number), self._netuid)
 
         return self._read("when weights are shown", read)
 
-    def set_weights(self, weights: Mapping[int, float]) -> None:
-        """Set the own weights; returns once that is final.
+    def rules(self) -> SubnetRules:
+        """What owner and root have set for the subnet."""
+        number = self.block()
 
-        A subnet with commit-reveal encrypts them, and `weights` shows them after the chain has revealed them.
+        async def read(link: _Link) -> SubnetRules:
+            return await read_rules(await link.client.at(number), self._netuid, await link.client.spec_version())
+
+        return self._read("the subnet's settings", read)
+
+    def check_weights(self, weights: Mapping[int, float], *, sent: int | None = None) -> None:
+        """Check the own weights by the rules of the newest finalized block; raises with the cause."""
+        values, hotkey, graph = quantise_weights(weights), self._own_wallet().hotkey.ss58_address, self.metagraph()
+
+        async def check(link: _Link) -> None:
+            version = (
+                None
+                if sent is None
+                else int(await link.client.query(("SubtensorModule", "WeightsVersionKey"), [self._netuid], block=sent))
+            )
+            await require_accepted(
+                await link.client.at(graph.block), hotkey, graph, values, netuid=self._netuid, version=version
+            )
+
+        self._read("the rules for weights", check)
+
+    def set_weights(self, weights: Mapping[int, float]) -> None:
+        """Check the own weights and set them; returns once that is final.
+
+        The SDK would change weights that exceed the largest one, and a subnet with commit-reveal encrypts them and
+        looks at most of its rules when it reveals them: what breaks one would be lost without a word.
         """
-        values = quantise_weights(weights)
-        wallet = self._own_wallet()
+        values, wallet = quantise_weights(weights), self._own_wallet()
+        self.check_weights(weights)
         started_at: list[int] = []  # head block at each attempt
 
         async def submit(link: _Link) -> bt.ExtrinsicResult | None:
@@ -265,7 +288,7 @@ class BittensorChain(FinalizedChain):
             intent = bt.SetWeights(
                 netuid=self._netuid,
                 weights={uid: float(value) for uid, value in values.items()},
-                version_key=int(await link.client.query(_VERSION_KEY, [self._netuid]) or 0),
+                version_key=int(await link.client.query(("SubtensorModule", "WeightsVersionKey"), [self._netuid]) or 0),
             )
             return await link.client.execute(intent, wallet)
 
@@ -285,8 +308,8 @@ class BittensorChain(FinalizedChain):
         async def read(link: _Link) -> tuple[str, int, int]:
             composed = await link.substrate.compose(call)  # type: ignore[no-untyped-call]
             fee = await link.substrate.estimate_fee(composed, wallet.hotkey)
-            owner = str(await link.client.query(_OWNER, [wallet.hotkey.ss58_address]))
-            account = await link.client.query(_ACCOUNT, [owner])
+            owner = str(await link.client.query(("SubtensorModule", "Owner"), [wallet.hotkey.ss58_address]))
+            account = await link.client.query(("System", "Account"), [owner])
             return owner, int(account["data"]["free"]), int(fee.rao)
 
         coldkey, free, fee = self._read("the balance of the coldkey", read)
@@ -328,11 +351,11 @@ class BittensorChain(FinalizedChain):
         self._genesis = self._genesis or genesis
         if genesis != self._genesis:
             raise ConnectionLostError(f"it serves another chain: its genesis is {genesis}, not {self._genesis}")
-        if not await link.client.query(_NETWORKS_ADDED, [self._netuid]):
+        if not await link.client.query(("SubtensorModule", "NetworksAdded"), [self._netuid]):
             raise PermanentError(
                 Reason.BAD_ENVIRONMENT, f"netuid: {public_address(endpoint)} has no subnet {self._netuid}; correct it"
             )
-        age = self._clock.now() - int(await link.client.query(_NOW)) / 1000
+        age = self._clock.now() - int(await link.client.query(("Timestamp", "Now"))) / 1000
         if age <= STANDSTILL_BLOCKS * await link.client.block_time():
             self._behind.clear()
             return
@@ -366,12 +389,14 @@ class BittensorChain(FinalizedChain):
     async def _limit(self, link: _Link, wallet: bt.KeyedWallet) -> tuple[int, int]:
         """The block of the own last weights, and the first block in which the chain accepts others."""
         last = await self._last_update(link, wallet)
-        return last, last + int(await link.client.query(_RATE_LIMIT, [self._netuid]) or 0)
+        return last, last + int(
+            await link.client.query(("SubtensorModule", "WeightsSetRateLimit"), [self._netuid]) or 0
+        )
 
     async def _last_update(self, link: _Link, wallet: bt.KeyedWallet) -> int:
         """The block of the own last weights; -1 for never."""
-        uid = await link.client.query(_UIDS, [self._netuid, wallet.hotkey.ss58_address])
-        updates = await link.client.query(_LAST_UPDATE, [self._netuid])
+        uid = await link.client.query(("SubtensorModule", "Uids"), [self._netuid, wallet.hotkey.ss58_address])
+        updates = await link.client.query(("SubtensorModule", "LastUpdate"), [self._netuid])
         return -1 if uid is None or int(uid) >= len(updates) else int(updates[int(uid)])
 
     def _own_wallet(self) -> bt.KeyedWallet:

@@ -1,14 +1,16 @@
 """Extrinsics of every chain: the form of commitments, roles and weights, and the errors for refused extrinsics.
 
 Weights have 16 bits each, and only their proportions count. They are checked here before anything is sent, so a mistake
-costs no extrinsic and has the same message on every chain, and compared here with what a chain shows afterwards.
+costs no extrinsic and has the same message on every chain, and compared here with what a chain shows afterwards. The
+settings of a subnet that decide about them are read here, through a snapshot of Bittensor's SDK.
 """
 
+import asyncio
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from templar.chain.base import COMMITMENT_CHARACTERS, Role
+from templar.chain.base import COMMITMENT_CHARACTERS, Metagraph, Role, SubnetRules, WeightsSchedule
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 
 LARGEST_U16 = 65535
@@ -19,8 +21,35 @@ ROLE_MARK = 84
 _ROLE_CODES = {Role.MINER: 1, Role.VALIDATOR: 2}
 _NO_ENDPOINT = {"version": 0, "ip": 0, "port": 1, "ip_type": 4, "protocol": 4}  # as the SDK's `reset_axon` writes it
 _FIELD = f"Raw{COMMITMENT_CHARACTERS}"
+_SUBTENSOR = "SubtensorModule"
+_COMMIT_REVEAL = (_SUBTENSOR, "CommitRevealWeightsEnabled")
+_RULES = (
+    (_SUBTENSOR, "SubnetEpochConsensus"),
+    (_SUBTENSOR, "SubtokenEnabled"),
+    (_SUBTENSOR, "SubnetEmissionEnabled"),
+    _COMMIT_REVEAL,
+    (_SUBTENSOR, "WeightsSetRateLimit"),
+    (_SUBTENSOR, "ServingRateLimit"),
+    (_SUBTENSOR, "MaxWeightsLimit"),
+)
+"""Storage items of the fields of `SubnetRules` after the first one, in their order."""
 _RETRY_LATER = {"SpaceLimitExceeded", "TooManyUnrevealedCommits", "CommitQueueFull"}
 """Chain errors that end with the epoch, though the SDK classifies them as hard limits."""
+_NOT_NOW = {
+    "BadProof": "its signature does not fit the runtime, which may just have been upgraded: it is signed anew",
+    "CallFiltered": "the chain is in safe mode, and takes it again afterwards",
+    "ColdkeySwapAnnounced": "the coldkey has announced a swap: finish it with `btcli wallet swap-coldkey`, or withdraw "
+    "it with `btcli tx clear-coldkey-swap-announcement`",
+    "ColdkeySwapDisputed": "the announced swap of the coldkey is disputed, and the chain's root has to decide: see "
+    "`btcli wallet swap-check`",
+    "CommitRevealDisabled": "the owner has switched commit-reveal off meanwhile: it is sent in the other form",
+    "CommitRevealEnabled": "the owner has switched commit-reveal on meanwhile: it is sent in the other form",
+    "DisabledTemporarily": "the runtime has switched it off for a while",
+    "InvalidRevealRound": "the round of its encryption has passed already: it is encrypted for a later one",
+}
+"""Chain errors that pass, or that another try avoids, and what each means."""
+_NOT_NOW_CODES = {"subtoken_disabled", "too_early"}
+"""The same by the SDK's code, whose own words say what to wait for."""
 _FATE_UNKNOWN = {
     "AlreadyImported", "AncientBirthBlock", "Dropped", "ExhaustsResources", "FinalityTimeout", "Future", "Invalid",
     "Retracted", "Stale", "Usurped",
@@ -80,19 +109,27 @@ class ExtrinsicRefusedError(PermanentError):
         self.cause = cause
 
 
+def cause_of(error: TemplarError) -> Reason:
+    """The most specific reason of an error."""
+    return error.cause if isinstance(error, ExtrinsicRefusedError) else error.reason
+
+
 def refusal(what: str, *, name: str | None, code: str, message: str, remedy: str) -> TemplarError:
     """The error for an extrinsic that a Bittensor chain, or the SDK before it, refused.
 
     `what` is the attempted action; name and message are the chain's, code and remedy the SDK's.
 
     Returns:
-        `chain_rate_limited` or `chain_fate_unknown` if a retry may help, else `chain_refused` with its cause.
+        `chain_rate_limited`, `chain_not_now` or `chain_fate_unknown` if a retry may help, else `chain_refused` with its
+        cause.
     """
     text = f"{what}: the chain says: {message}"
     if code == "rate_limited" or name in _RETRY_LATER:
         return ExtrinsicLimitedError(Reason.CHAIN_RATE_LIMITED, text)
     if name in _FATE_UNKNOWN or (name is None and code == "unknown"):
         return TransientError(Reason.CHAIN_FATE_UNKNOWN, f"{text} (its fate is unknown)")
+    if name in _NOT_NOW or code in _NOT_NOW_CODES:
+        return TransientError(Reason.CHAIN_NOT_NOW, f"{text}; {_NOT_NOW.get(name or '', remedy)}")
     cause = _CAUSES.get(name or "") or _CAUSES_BY_CODE.get(code, Reason.CHAIN_REFUSED)
     if name is None and code == "invalid_argument" and _TOO_FEW in message:
         cause = Reason.WEIGHTS_MALFORMED
@@ -198,5 +235,66 @@ def differing_uids(wanted: Mapping[int, float], shown: Mapping[int, float]) -> l
     return [uid for uid in sorted({*ours, *theirs}) if abs(ours.get(uid, 0) - theirs.get(uid, 0)) > ROUNDING]
 
 
+async def read_schedule(view: Any, netuid: int) -> WeightsSchedule:
+    """A subnet's epochs and hidden weights in the block of a snapshot."""
+    status, commits, hides, epochs = await asyncio.gather(
+        view.read("epoch_status", netuid=netuid),
+        view.read("timelocked_weight_commits", netuid=netuid),
+        view.query(_COMMIT_REVEAL, [netuid]),
+        view.query((_SUBTENSOR, "RevealPeriodEpochs"), [netuid]),
+    )
+    hidden: dict[str, tuple[int, ...]] = {}
+    for commit in (commit for _, epoch in sorted(commits.items()) for commit in epoch):
+        hidden[commit["hotkey"]] = (*hidden.get(commit["hotkey"], ()), commit["commit_block"])
+    return WeightsSchedule(status["next_epoch_start_block"], status["tempo"], int(epochs) if hides else 0, hidden)
+
+
+async def read_rules(view: Any, netuid: int, spec_version: int) -> SubnetRules:
+    """A subnet's settings in the block of a snapshot."""
+    consensus, *values = await asyncio.gather(*(view.query(item, [netuid]) for item in _RULES))
+    return SubnetRules(spec_version, next(iter(consensus)) if isinstance(consensus, dict) else consensus, *values)
+
+
+async def require_accepted(
+    view: Any, hotkey: str, graph: Metagraph, values: Mapping[int, int], *, netuid: int, version: int | None
+) -> None:
+    """Check 16-bit weights of a hotkey by the rules in the block of a snapshot, whose neurons are `graph`.
+
+    `version` is the one that they were sent with, if they were. Raises `chain_refused`, with its cause.
+    """
+    names = ("SubnetOwnerHotkey", "MinAllowedWeights", "WeightsVersionKey", "MaxWeightsLimit")
+    threshold, owner, least, wanted, limit = await asyncio.gather(
+        view.query((_SUBTENSOR, "StakeThreshold")), *(view.query((_SUBTENSOR, name), [netuid]) for name in names)
+    )
+    # 1. Who may set weights. The owner's hotkey needs neither stake nor a permit, and nobody needs one for itself.
+    own, needed = graph.by_hotkey(hotkey), int(threshold or 0) / 1e9
+    if own is None:
+        raise _refused(f"hotkey {hotkey} is not registered on subnet {netuid}", Reason.NOT_REGISTERED)
+    alone = list(values) == [own.uid]
+    if hotkey != owner and own.stake < needed:
+        raise _refused(f"uid {own.uid} has {own.stake:g} of stake and needs {needed:g}", Reason.NOT_ENOUGH_STAKE)
+    if hotkey != owner and not alone and not own.validator_permit:
+        raise _refused(f"uid {own.uid} has no validator permit: add stake to it", Reason.NO_VALIDATOR_PERMIT)
+    # 2. The weights themselves.
+    if unknown := sorted(values.keys() - {neuron.uid for neuron in graph.neurons}):
+        raise _malformed(f"nobody is registered with uids {unknown}")
+    if not alone and len(values) < min(int(least or 0), len(graph.neurons)):
+        raise _malformed(
+            f"the subnet wants at least {least} weights (min_allowed_weights), and these are {len(values)}"
+        )
+    largest, total = max(values, key=lambda uid: values[uid]), sum(values.values())
+    if not alone and limit is not None and values[largest] * LARGEST_U16 > int(limit) * total:
+        share, allowed = values[largest] / total, int(limit) / LARGEST_U16
+        raise _malformed(
+            f"uid {largest} has {share:.4f} of all, and the subnet allows {allowed:.4f} (max_weight_limit)"
+        )
+    if version is not None and version < int(wanted or 0):
+        raise _refused(f"the owner has raised their version from {version} to {wanted}", Reason.WEIGHTS_VERSION)
+
+
+def _refused(problem: str, cause: Reason) -> ExtrinsicRefusedError:
+    return ExtrinsicRefusedError(Reason.CHAIN_REFUSED, f"weights: {problem}", cause=cause)
+
+
 def _malformed(problem: str) -> ExtrinsicRefusedError:
-    return ExtrinsicRefusedError(Reason.CHAIN_REFUSED, f"weights: {problem}", cause=Reason.WEIGHTS_MALFORMED)
+    return _refused(problem, Reason.WEIGHTS_MALFORMED)

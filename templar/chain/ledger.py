@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from templar.chain.base import Clock, Metagraph, NumberCache, Role
+from templar.chain.base import Clock, Metagraph, NumberCache, Role, WeightsSchedule
 from templar.chain.clock import SystemClock
 from templar.chain.extrinsics import check_commitment, quantise_weights
 from templar.chain.hotkey import Signer
@@ -189,9 +189,17 @@ class Ledger:
         address = self._own_address()
         self._write(ChangeKind.ROLE, address, lambda state, _: state.accept_role(address, role))
 
-    def weights_delay_blocks(self) -> int:
-        """None: the ledger shows weights at once."""
-        return 0
+    def weights_schedule(self) -> WeightsSchedule:
+        """The ledger applies and shows weights at once."""
+        return WeightsSchedule()
+
+    def check_weights(self, weights: Mapping[int, float], *, sent: int | None = None) -> None:
+        """Check the own weights by the newest state."""
+        del sent
+        self._newest_state().check_weights(self._own_address(), quantise_weights(weights))
+
+    def rules(self) -> None:
+        """None: nobody can set anything."""
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights, in 16 bits each, and wait for the block that includes them."""

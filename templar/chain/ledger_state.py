@@ -8,7 +8,7 @@ the fold of the first changes of an append-only list and is never altered, so th
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -101,13 +101,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Registration:
-    """A hotkey's place in the subnet; `since` is the change that gave it."""
+    """A hotkey's place in the subnet; `since` is the change that gave it, and `block` that change's."""
 
     uid: int
     hotkey: str
     stake: float
     validator_permit: bool
     since: int
+    block: int
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class State:
             match change.kind:
                 case ChangeKind.REGISTER:
                     registered[hotkey] = Registration(
-                        value["uid"], hotkey, value["stake"], value["validator_permit"], since=change.id
+                        value["uid"], hotkey, value["stake"], value["validator_permit"], change.id, change.block
                     )
                 case ChangeKind.DEREGISTER:
                     del registered[hotkey]
@@ -147,7 +148,7 @@ class State:
                     old = registered[hotkey]
                     permit = value.get("validator_permit")
                     permit = old.validator_permit if permit is None else permit
-                    registered[hotkey] = Registration(old.uid, hotkey, value["stake"], permit, since=old.since)
+                    registered[hotkey] = replace(old, stake=value["stake"], validator_permit=permit)
                 case ChangeKind.COMMIT:
                     commitments[hotkey] = value["data"]
                 case ChangeKind.ROLE:
@@ -191,13 +192,10 @@ class State:
         self.place_of(hotkey)
         return {"role": role.value}
 
-    def accept_weights(
-        self, hotkey: str, values: Mapping[int, int], block: int, rate_limit_blocks: int
-    ) -> dict[str, Any]:
-        """The value of a `WEIGHTS`.
+    def check_weights(self, hotkey: str, values: Mapping[int, int]) -> None:
+        """Check 16-bit weights of a hotkey.
 
         Raises:
-            TransientError: `chain_rate_limited`.
             PermanentError: `chain_refused`; not registered, no permit, or an unknown uid.
         """
         if not self.place_of(hotkey).validator_permit:
@@ -213,6 +211,12 @@ class State:
                 f"weights: nobody is registered with uids {unknown}",
                 cause=Reason.WEIGHTS_MALFORMED,
             )
+
+    def accept_weights(
+        self, hotkey: str, values: Mapping[int, int], block: int, rate_limit_blocks: int
+    ) -> dict[str, Any]:
+        """The value of a `WEIGHTS`; raises as `check_weights`, and `chain_rate_limited`."""
+        self.check_weights(hotkey, values)
         last = self.weights.get(hotkey)
         if last is not None and block - last.block < rate_limit_blocks:
             following = last.block + rate_limit_blocks
@@ -254,6 +258,7 @@ class State:
                 incentive.get(place.uid, 0.0),
                 self.commitments.get(place.hotkey),
                 self.roles.get(place.hotkey),
+                place.block,
             )
             for place in places
         )

@@ -93,6 +93,10 @@ class Journal:
         rows = self._file.execute("SELECT result FROM steps WHERE window = ? AND step = ?", (window, step))
         return rows[0][0] if rows else None
 
+    def results(self, step: str) -> dict[int, str]:
+        """The results of a step by window, in order."""
+        return dict(self._file.execute("SELECT window, result FROM steps WHERE step = ? ORDER BY window", (step,)))
+
     def enter_applied(self, applied: Applied, settlement: str | None = None) -> None:
         """Enter that a window was applied, and its settlement; an entry of a state that was left is replaced.
 

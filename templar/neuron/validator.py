@@ -6,7 +6,6 @@ the weights. All that a restart needs is in the journal.
 """
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,8 +13,8 @@ from pydantic import TypeAdapter
 from torch import nn
 
 from templar.agreement.slots import Settlement
-from templar.chain.base import NeuronInfo
-from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError, differing_uids
+from templar.chain.base import NeuronInfo, WeightsSchedule
+from templar.chain.extrinsics import ExtrinsicLimitedError, cause_of, differing_uids
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.buckets import bucket_digest
 from templar.exchange.gather import GatherReport
@@ -23,6 +22,7 @@ from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.peers import Selection, publish_peers, select_peers
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import unseal
+from templar.hparams import HParams
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.evaluate import evaluate
 from templar.neuron.join import Context
@@ -40,21 +40,21 @@ log = logging.getLogger(__name__)
 
 PAUSES = (1, 2, 4)
 """Blocks from one try to set weights to the next; after the last of them the window gives up."""
-REVEALS_COMPARED = 2
-"""Weights that the chain revealed are looked for among those of so many earlier windows with due weights."""
 ROOM = 4
 """One part in this many of the running window is left to the steps that follow."""
 STEP = "weights"
 """The journal's step for the weights' report."""
 BEGUN = "weights_begun"
 """The journal's step for the newest block before the weights were sent for the first time."""
+HIDDEN = "weights_hidden"
+"""The journal's step for the same block if the chain took the weights and hides them; empty once it does not."""
 
 
 @dataclass(frozen=True)
 class WeightsReport:
     """Result of setting a window's weights; the reason, with its detail, says why none were set.
 
-    Without a reason, a detail says that the chain has revealed other weights than earlier windows sent.
+    Without a reason, a detail says that the chain has dropped what an earlier window sent, and why.
     """
 
     window: int
@@ -73,7 +73,7 @@ class WeightsReport:
     def summary(self) -> str:
         """The result in a few words, for the middle of a message."""
         if self.reason is None:
-            return "weights set"
+            return "weights set, earlier ones were dropped" if self.detail else "weights set"
         return f"{'weights refused' if self.refused else 'no weights'} [{self.reason}]"
 
 
@@ -222,25 +222,86 @@ def weigh(node: Node, evidence: Evidence) -> WeightsReport | None:
     """Set a window's weights on chain if they are due, once; wait for inclusion, read them back and compare.
 
     Tries again while the chain refuses, up to shortly before the next window closes. A subnet with commit-reveal hides
-    the weights, so there is nothing to compare with.
+    the weights at first: later windows look whether it has revealed them, and set weights at once if it has not.
 
     Returns:
-        The report, also if the chain refused; None if no weights are due.
+        The report, also if the chain refused; None if no weights are due, or later ones are due before the epoch ends.
 
     Raises:
         StoppedError: A stop was asked for; a later call goes on.
     """
-    window = evidence.window
+    window, every = evidence.window, node.hparams.weights.windows_per_weights
     if (known := node.journal.result(window, STEP)) is not None:
         return _REPORT.validate_json(known)
-    if not are_due(node.journal, window, every=node.hparams.weights.windows_per_weights):
+    due = are_due(node.journal, window, every=every)
+    if not due and not _hidden(node.journal):
+        return None
+    dropped, begun = "", node.journal.result(window, BEGUN) is not None
+    try:
+        schedule = node.chain.weights_schedule()
+        dropped = _find_dropped(node, evidence, schedule)
+    except TemplarError as error:
+        log.warning("window %d: whether the chain has revealed the weights cannot be seen: %s", window, error)
+        schedule = WeightsSchedule()
+    if not dropped and not begun and (not due or _may_wait(node.journal, node.hparams, window, schedule)):
         return None
     wanted = {record.uid: record.weight for record in evidence.weights}
     if not wanted:
         return WeightsReport(window, {}, Reason.NOBODY_EARNED, "no positive score, and no uid to burn with", 0)
-    report = _Tries(node, window, evidence.uid, wanted).run()
+    report = _Tries(node, evidence, wanted, dropped).run()
     node.journal.enter(window, STEP, _REPORT.dump_json(report).decode())
     return report
+
+
+def _may_wait(journal: Journal, hparams: HParams, window: int, schedule: WeightsSchedule) -> bool:
+    """Whether due weights need not be sent: only the last ones before the end of an epoch take effect.
+
+    Either the next due ones can be sent with a window to spare before it ends, or those of a window just before were.
+    """
+    every, blocks = hparams.weights.windows_per_weights, hparams.windows.blocks_per_window
+    if schedule.next_epoch is None or window % every:  # in other windows a refusal made them due
+        return False
+    if closing_block(window + every + 2, hparams.windows) <= schedule.next_epoch:
+        return True
+    last_stretch = schedule.next_epoch - min(schedule.epoch_blocks, (every + 2) * blocks)
+    for before in range(max(0, window - every - 2), window):
+        known, begun = journal.result(before, STEP), journal.result(before, BEGUN)
+        if known and int(begun or 0) >= last_stretch and _REPORT.validate_json(known).reason is None:
+            return True
+    return False
+
+
+def _hidden(journal: Journal) -> dict[int, int]:
+    """The windows whose weights the chain hid when they were last looked at, and the block before they were sent."""
+    return {window: int(block) for window, block in journal.results(HIDDEN).items() if block}
+
+
+def _find_dropped(node: Node, evidence: Evidence, schedule: WeightsSchedule) -> str:
+    """What the chain has dropped of the hidden weights, and why; empty if it shows or still hides them.
+
+    The newest weights that it does not hide any more must be those that it shows.
+    """
+    # 1. Each block with hidden weights belongs to the last window that was sent before it.
+    sent, journal = _hidden(node.journal), node.journal
+    blocks = schedule.hidden.get(evidence.hotkey, ())
+    pending = {max((each for each in sent if sent[each] < block), default=None) for block in blocks}
+    if not (gone := sorted(sent.keys() - pending)):
+        return ""
+    # 2. The newest of the others is shown, or was dropped by one of the rules that hold now.
+    newest, dropped = gone[-1], ""
+    known = journal.result(newest, STEP)  # None if the process died, and never took the window up again
+    weights = None if known is None else _REPORT.validate_json(known).weights
+    if weights and differing_uids(weights, node.chain.weights().get(evidence.uid, {})):
+        try:
+            node.chain.check_weights(weights, sent=sent[newest])
+            cause, why = Reason.WEIGHTS_DIFFER, "they break no rule now: the epoch may have ended before their round"
+        except PermanentError as error:
+            cause, why = cause_of(error), error.message
+        dropped = f"the chain has dropped the weights of window {newest} [{cause}]: {why}"
+        log.error("%s: window %d: %s", node.name, evidence.window, dropped)
+    for window in gone:
+        journal.enter(window, HIDDEN, "")
+    return dropped
 
 
 def are_due(journal: Journal, window: int, *, every: int) -> bool:
@@ -259,16 +320,16 @@ def are_due(journal: Journal, window: int, *, every: int) -> bool:
 class _Tries:
     """The tries to set one window's weights."""
 
-    def __init__(self, node: Node, window: int, uid: int, wanted: dict[int, float]) -> None:
-        rules = node.hparams.windows
+    def __init__(self, node: Node, evidence: Evidence, wanted: dict[int, float], detail: str) -> None:
+        rules, window = node.hparams.windows, evidence.window
         self._node, self._chain, self._block_seconds = node, node.chain, rules.block_seconds
-        self._window, self._uid, self._wanted = window, uid, wanted
+        self._window, self._uid, self._hotkey, self._wanted = window, evidence.uid, evidence.hotkey, wanted
         self._last_block = closing_block(window + 1, rules) - rules.blocks_per_window // ROOM
         begun = node.journal.result(window, BEGUN)
         self._begun = None if begun is None else int(begun)
         self._head, self._head_seen = 0, 0.0
         self._not_before = 0
-        self._detail = ""
+        self._detail = detail
         self._taken = False
         self._sent = 0
 
@@ -288,15 +349,13 @@ class _Tries:
         if self._not_before:
             self._chain.wait_for_block(self._not_before, finalized=False)
         self._head, self._head_seen = self._chain.head(), self._chain.clock.now()
-        delay = self._chain.weights_delay_blocks()
-        hidden = delay > 0
         if self._begun is None:
             self._begun = self._head
             self._node.journal.enter(self._window, BEGUN, str(self._head))
-            if hidden:
-                self._compare_revealed(delay)
-        elif not hidden and not differing_uids(self._wanted, shown := self._shown()):
-            return shown  # an earlier try succeeded without an answer, or the process died before it was entered
+        elif self._are_hidden(schedule := self._chain.weights_schedule()):
+            return self._wanted  # an earlier try succeeded without an answer, or the process died before it was entered
+        elif not schedule.reveal_epochs and not differing_uids(self._wanted, shown := self._shown()):
+            return shown
 
         # 2. Send them. A transient refusal is kept, since they may be on chain all the same.
         self._sent += 1
@@ -305,10 +364,11 @@ class _Tries:
             self._chain.set_weights(self._wanted)
         except TransientError as error:
             refusal = error
-        if hidden:
-            if refusal is None or self._was_taken(refusal):
-                log.info("window %d: the chain reveals the weights later; they are not read back", self._window)
-                return self._wanted
+        schedule = self._chain.weights_schedule()  # the owner may have switched commit-reveal meanwhile
+        if self._are_hidden(schedule):
+            log.info("window %d: the chain hides the weights; a later window looks for them", self._window)
+            return self._wanted
+        if refusal is not None and schedule.reveal_epochs:
             raise refusal
 
         # 3. Read them back. Once the chain took a try, its limit on weights only follows from that.
@@ -325,25 +385,13 @@ class _Tries:
     def _shown(self) -> dict[int, float]:
         return self._chain.weights().get(self._uid, {})
 
-    def _compare_revealed(self, delay: int) -> None:
-        """Compare what the chain has revealed with what earlier windows sent, once the first of them must be shown.
-
-        A difference is an error in the log and in the report; this window's weights are set all the same.
-        """
-        windows = math.ceil(delay / self._node.hparams.windows.blocks_per_window)
-        earliest = self._window - windows - REVEALS_COMPARED * self._node.hparams.weights.windows_per_weights
-        known = {each: self._node.journal.result(each, STEP) for each in range(max(0, earliest), self._window)}
-        reports = {each: _REPORT.validate_json(text) for each, text in known.items() if text is not None}
-        sent = {each: report.weights for each, report in reports.items() if report.reason is None and report.weights}
-        due = [each for each in sent if each + windows <= self._window]
-        if due and all(differing_uids(weights, self._shown()) for weights in sent.values()):
-            self._detail = f"the weights of window {max(due)} must be revealed by now, and the chain shows others"
-            log.error("%s: window %d: [%s] %s", self._node.name, self._window, Reason.WEIGHTS_DIFFER, self._detail)
-
-    def _was_taken(self, refusal: TransientError) -> bool:
-        """Whether the chain's limit counts from an earlier try of this window."""
-        last = refusal.last_block if isinstance(refusal, ExtrinsicLimitedError) else None
-        return last is not None and self._begun is not None and last > self._begun
+    def _are_hidden(self, schedule: WeightsSchedule) -> bool:
+        """Whether the chain hides weights of this window; the journal has it then."""
+        begun = self._begun or 0
+        if not any(block > begun for block in schedule.hidden.get(self._hotkey, ())):
+            return False
+        self._node.journal.enter(self._window, HIDDEN, str(begun))
+        return True
 
     def _wait(self, error: TemplarError, pause: int | None) -> bool:
         """Wait as long as the error asks for, else `pause` blocks; False if no further try can help or is in time."""
@@ -362,7 +410,7 @@ class _Tries:
         return True
 
     def _refused(self, error: TemplarError) -> WeightsReport:
-        reason = error.cause if isinstance(error, ExtrinsicRefusedError) else error.reason
+        reason = cause_of(error)
         log.error(
             "%s: window %d: the weights are NOT set [%s], the next window tries again: %s",
             self._node.name,
@@ -370,4 +418,5 @@ class _Tries:
             reason,
             error.message,
         )
-        return WeightsReport(self._window, {}, reason, error.message, self._sent)
+        detail = f"{error.message}; {self._detail}" if self._detail else error.message
+        return WeightsReport(self._window, {}, reason, detail, self._sent)

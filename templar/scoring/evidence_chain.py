@@ -209,26 +209,28 @@ def compare_weights(exchange: Exchange, evidence: Evidence) -> tuple[tuple[Diffe
     Raises:
         TransientError: Chain or store failed.
     """
-    chain, every = exchange.chain, exchange.hparams.weights.windows_per_weights
-    validator = chain.metagraph().by_hotkey(evidence.hotkey)
-    current = window_of(chain.block(), exchange.hparams.windows)
-    delay = math.ceil(chain.weights_delay_blocks() / exchange.hparams.windows.blocks_per_window)
-    if validator is None or evidence.window < current - delay - RECENT_WINDOWS:
+    chain, every, rules = exchange.chain, exchange.hparams.weights.windows_per_weights, exchange.hparams.windows
+    validator, schedule = chain.metagraph().by_hotkey(evidence.hotkey), chain.weights_schedule()
+    current, last_due = window_of(chain.block(), rules), evidence.window - evidence.window % every
+    # Weights are set once per epoch, and hidden for some: those that are shown may be so many windows older.
+    lag = math.ceil((1 + schedule.reveal_epochs) * schedule.epoch_blocks / rules.blocks_per_window)
+    if validator is None or evidence.window < current - lag - RECENT_WINDOWS:
         return (), ()
-    if current < evidence.window + delay:
-        return (), (f"the chain hides these weights until window {evidence.window + delay}",)
-    # The validator sends again what the chain refused, so weights of the last few windows may stand there, and no
-    # other ones.
-    on_chain = chain.weights().get(validator.uid, {})
-    last_due = evidence.window - evidence.window % every
-    windows = [
-        each for each in evidence_windows(exchange, validator) if last_due - every * DUE_WINDOWS < each <= current
-    ]
-    known = [found for window in reversed(windows) if (found := _legal(exchange, window, evidence)) is not None]
-    for found in known:
-        if _matches(found, on_chain):
-            return (), () if found.window >= last_due else (f"the weights on chain are those of window {found.window}",)
-    was_due = any(each.window % every == 0 and each.window < known[0].window for each in known)
+    hidden = schedule.hidden.get(evidence.hotkey, ())
+    last = window_of(hidden[0], rules) - 1 if hidden else current
+    if hidden and evidence.window >= last:
+        return (), (f"the chain hides the weights that were set since block {hidden[0]}",)
+    # The validator sends again what the chain refused, so weights of earlier windows may stand there, and no other
+    # ones. How long an epoch was is not known afterwards, so with epochs all windows are looked at.
+    first = 0 if lag else last_due - every * DUE_WINDOWS + 1
+    windows = [each for each in evidence_windows(exchange, validator) if first <= each <= last]
+    on_chain, known = chain.weights().get(validator.uid, {}), list[int]()
+    for found in (_legal(exchange, window, evidence) for window in reversed(windows)):
+        if found is not None and _matches(found, on_chain):
+            is_recent = found.window >= last_due
+            return (), () if is_recent else (f"the weights on chain are those of window {found.window}",)
+        known += [] if found is None else [found.window]
+    was_due = any(each % every == 0 and each < known[0] - lag for each in known)
     if not on_chain or not was_due:
         return (), ("the chain shows no weights of these windows",)
     wanted = {record.uid: record.weight for record in evidence.weights}

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from templar.audit.evidence_audit import Auditor, EvidenceAudit, Subject
+from templar.chain.base import WeightsSchedule
+from templar.chain.extrinsics import differing_uids
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import Kind, window_key
@@ -509,17 +511,17 @@ def test_the_evidence_before_must_be_shown(network: Network, auditor: Auditor) -
 def test_weights_on_chain_without_evidence_are_found(
     network: Network, auditor: Auditor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once, and on a chain that reveals them later from then on."""
+    """At once, and on a chain that hides them for a while from then on."""
     validator, blocks = network.validator, network.hparams.windows.blocks_per_window
-    true = network.world.chain.weights()[2]
+    true, hotkey = network.world.chain.weights()[2], network.validator.exchange.own_signer.address
     newest = WINDOW + 1
     assert of_evidence(auditor, newest).verified
     validator.chain.set_weights({GARBAGE: 1.0})
     try:
-        passed = network.world.chain.block() // blocks - newest
         audits = []
-        for delay in (0, passed * blocks, (passed + 1) * blocks):
-            monkeypatch.setattr(Ledger, "weights_delay_blocks", lambda _, delay=delay: delay)
+        for block in (None, (newest + 2) * blocks, (newest + 1) * blocks):
+            hidden = {} if block is None else {hotkey: (block,)}
+            monkeypatch.setattr(Ledger, "weights_schedule", lambda _, hidden=hidden: WeightsSchedule(hidden=hidden))
             audits.append(of_evidence(auditor, newest))
     finally:
         validator.chain.set_weights(true)
@@ -527,7 +529,29 @@ def test_weights_on_chain_without_evidence_are_found(
         assert [each.where for each in audit.differences] == ["weights on chain"]
         assert audit.differences[0].recomputed == "{6: 1.0}"
     assert audits[2].verified
-    assert f"the chain hides these weights until window {newest + passed + 1}" in audits[2].notes
+    assert f"the chain hides the weights that were set since block {(newest + 1) * blocks}" in audits[2].notes
+
+
+def test_an_honest_validator_is_not_accused_where_epochs_change(
+    network: Network, auditor: Auditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner has lowered the tempo: the weights that are shown are older than any formula over it says."""
+    validator, head, true = network.validator, network.world.chain.block(), network.world.chain.weights()[2]
+    earlier = {record.uid: record.weight for record in network.evidence(2).weights}
+    assert differing_uids(earlier, true)
+    monkeypatch.setattr("templar.scoring.evidence_chain.DUE_WINDOWS", 1)
+    validator.chain.set_weights(earlier)
+    try:
+        audits = []
+        for schedule in (WeightsSchedule(), WeightsSchedule(head + 1, 2), WeightsSchedule(head + 1, 2, 1)):
+            monkeypatch.setattr(Ledger, "weights_schedule", lambda _, schedule=schedule: schedule)
+            audits.append(of_evidence(auditor, WINDOW + 1))
+    finally:
+        validator.chain.set_weights(true)
+    assert [each.where for each in audits[0].differences] == ["weights on chain"], "without epochs nothing is so old"
+    for audit in audits[1:]:
+        assert audit.verified
+        assert "the weights on chain are those of window 2" in audit.notes
 
 
 def test_an_audit_needs_published_evidence_of_a_closed_window(network: Network, auditor: Auditor) -> None:

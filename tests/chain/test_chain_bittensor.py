@@ -1,5 +1,6 @@
 """What only a chain across a network does: refuse in many ways, lose connections, finalize late."""
 
+import asyncio
 import pickle
 import threading
 import traceback
@@ -11,8 +12,8 @@ import pytest
 from websockets.sync.server import serve
 
 from deployments.local.wallets import create_wallet
-from templar.chain.base import Chain
-from templar.chain.bittensor import BittensorChain, open_wallet
+from templar.chain.base import Chain, SubnetRules
+from templar.chain.bittensor import BittensorChain, open_substrate, open_wallet
 from templar.chain.clock import SimulatedClock
 from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError
 from templar.chain.hotkey import hotkey_from_seed
@@ -84,16 +85,104 @@ def test_weights_are_one_call_in_sixteen_bits_signed_by_the_hotkey(chain, substr
 
 
 def test_on_a_subnet_with_commit_reveal_weights_are_encrypted_and_hidden(chain, substrate):
-    assert chain.weights_delay_blocks() == 0
+    assert (chain.weights_schedule().reveal_epochs, chain.weights_schedule().hidden) == (0, {})
     substrate.commit_reveal = True
     substrate.weights_rate_limit = 100
     chain.set_weights({1: 0.25, 0: 0.5})
-    assert chain.weights_delay_blocks() == 2 * 101  # two epochs
+    assert chain.weights_schedule().reveal_epochs == 1
+    assert chain.weights_schedule().hidden == {ADDRESS: (substrate.versions[-1][0],)}
     assert chain.weights() == {}
     (sent,) = substrate.submissions
     assert (sent.function, sent.signer) == ("commit_timelocked_mechanism_weights", ADDRESS)
     assert sent.params.keys() == {"netuid", "mecid", "commit", "reveal_round", "commit_reveal_version"}
     refusal(lambda: chain.set_weights({0: 1.0}), TransientError, Reason.CHAIN_RATE_LIMITED, "Retry in ~")
+    substrate.reveal({0: 65535, 1: 32768})
+    assert chain.weights_schedule().hidden == {}
+
+
+def test_epochs_are_what_the_chain_says(chain, substrate):
+    """The owner lowers the tempo, or starts an epoch: no formula over the block's number knows of it."""
+    substrate.finalize()
+    substrate.tempo, substrate.last_epoch = 720, 3
+    assert (chain.weights_schedule().next_epoch, chain.weights_schedule().epoch_blocks) == (723, 720)
+    substrate.pending_epoch = 400
+    assert chain.weights_schedule().next_epoch == 400
+    substrate.tempo = 50
+    assert (chain.weights_schedule().next_epoch, chain.weights_schedule().epoch_blocks) == (53, 50)
+
+
+REFUSED = [
+    ("no permit", {}, {0: 1.0, 1: 1.0}, Reason.NO_VALIDATOR_PERMIT, "permit"),
+    ("uids", {}, {0: 1.0, 5: 1.0, 9: 1.0}, Reason.WEIGHTS_MALFORMED, "uids [5, 9]"),
+    ("count", {"MinAllowedWeights": 2}, {1: 1.0}, Reason.WEIGHTS_MALFORMED, "at least 2 weights"),
+    ("largest", {"MaxWeightsLimit": 32768}, {0: 1.0, 1: 9.0}, Reason.WEIGHTS_MALFORMED, "uid 1 has 0.9000"),
+    ("stake", {"StakeThreshold": 101 * 10**9}, {0: 1.0}, Reason.NOT_ENOUGH_STAKE, "needs 101"),
+    ("registration", {}, {0: 1.0}, Reason.NOT_REGISTERED, "not registered"),
+]
+
+
+@pytest.mark.parametrize("hides", [True, False], ids=["commit-reveal", "plain"])
+@pytest.mark.parametrize(("name", "rules", "weights", "cause", "words"), REFUSED, ids=[each[0] for each in REFUSED])
+def test_weights_that_the_chain_would_drop_at_the_reveal_are_not_committed(
+    chain, substrate, *, hides, name, rules, weights, cause, words
+):
+    """With commit-reveal the chain takes them, and says nothing when it drops them."""
+    substrate.commit_reveal = hides
+    substrate.settings |= rules
+    if name == "no permit":
+        substrate.set_stake(ADDRESS, 100.0, validator_permit=False)
+    elif name == "registration":
+        substrate.deregister(ADDRESS)
+    with pytest.raises(ExtrinsicRefusedError) as caught:
+        chain.set_weights(weights)
+    assert (caught.value.cause, substrate.submissions) == (cause, [])
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("exempt", ["itself", "the owner"])
+def test_weights_that_the_chain_takes_by_an_exception_are_committed(chain, substrate, exempt):
+    substrate.commit_reveal = True
+    substrate.settings["MaxWeightsLimit"] = 32768 if exempt == "itself" else 65535
+    if exempt == "the owner":
+        substrate.settings |= {"SubnetOwnerHotkey": ADDRESS, "StakeThreshold": 10**15}
+    substrate.set_stake(ADDRESS, 100.0, validator_permit=False)
+    chain.set_weights({0: 1.0} if exempt == "itself" else {0: 1.0, 1: 2.0})
+    assert len(substrate.submissions) == 1
+
+
+def test_a_version_that_was_raised_after_the_commit_is_a_cause(chain, substrate, monkeypatch):
+    sent, query = chain.block(), substrate.query
+
+    async def versioned(module, name, params=None, block_hash=None):
+        if name == "WeightsVersionKey":
+            return 7 if substrate._number(block_hash) <= sent else 8
+        return await query(module, name, params, block_hash)
+
+    monkeypatch.setattr(substrate, "query", versioned)
+    chain.wait_for_block(sent + 1)
+    chain.check_weights({0: 1.0})
+    with pytest.raises(ExtrinsicRefusedError, match="from 7 to 8") as caught:
+        chain.check_weights({0: 1.0}, sent=sent)
+    assert caught.value.cause is Reason.WEIGHTS_VERSION
+
+
+def test_the_rules_of_the_subnet_are_those_that_owner_and_root_have_set(chain, substrate):
+    assert chain.rules() == SubnetRules(435, "Yuma", True, True, False, 0, 50, 65535)
+    substrate.commit_reveal, substrate.weights_rate_limit = True, 100
+    substrate.settings |= {"SubnetEpochConsensus": {"Null": None}, "SubnetEmissionEnabled": False}
+    assert chain.rules() == SubnetRules(435, "Null", True, False, True, 100, 50, 65535)
+
+
+@pytest.mark.parametrize(("slot", "period", "seconds"), [(12_000, 6_000, 12.0), (None, 6_000, 12.0), (250, 125, 0.25)])
+def test_the_block_time_has_a_second_source(slot, period, seconds, monkeypatch):
+    """A runtime without Aura has no slot duration, and the SDK knows no other source."""
+    substrate = open_substrate("ws://127.0.0.1:1", [])
+
+    async def constant(module, name):
+        return {("Aura", "SlotDuration"): slot, ("Timestamp", "MinimumPeriod"): period}[module, name]
+
+    monkeypatch.setattr(substrate, "constant", constant)
+    assert asyncio.run(substrate.block_time()) == seconds
 
 
 def test_nothing_is_sent_that_the_chain_would_refuse_anyway(chain, substrate):
@@ -123,6 +212,9 @@ def test_one_hotkey_submits_one_extrinsic_at_a_time(chain, substrate):
 TRANSIENT = {
     Reason.CHAIN_RATE_LIMITED: "SettingWeightsTooFast CommittingWeightsTooFast RateLimitExceeded "
     "CommitmentSetRateLimitExceeded SpaceLimitExceeded CommitQueueFull TooManyUnrevealedCommits PriorityTooLow",
+    Reason.CHAIN_NOT_NOW: "CallFiltered ColdkeySwapAnnounced ColdkeySwapDisputed CommitRevealDisabled "
+    "CommitRevealEnabled DisabledTemporarily InvalidRevealRound BadProof SubtokenDisabled "
+    "MultiBlockMigrationsOngoing",
     Reason.CHAIN_FATE_UNKNOWN: "Stale Usurped Dropped FinalityTimeout AlreadyImported AncientBirthBlock "
     "ExhaustsResources Future Invalid Retracted",
 }
@@ -194,8 +286,9 @@ def test_the_subnets_version_of_weights_is_sent(chain, substrate):
     assert substrate.submissions[0].params["version_key"] == 1017
 
 
-def test_too_few_weights_are_malformed(chain, substrate, monkeypatch):
-    monkeypatch.setitem(SHAPES["metagraph_raw"], "min_allowed_weights", 8)
+def test_too_few_weights_are_malformed(chain, substrate):
+    """The SDK asks for as many as there are uids; the chain itself for no more than these."""
+    substrate.settings["MinAllowedWeights"] = 8
     with pytest.raises(ExtrinsicRefusedError, match="at least 8 weights") as caught:
         chain.set_weights({0: 1.0, 1: 1.0})
     assert caught.value.cause is Reason.WEIGHTS_MALFORMED

@@ -1,8 +1,10 @@
 """Weights on chain: set once when they are due; a refusal costs no window."""
 
+import itertools
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from templar import interrupt
 from templar.adversary.chains import ChainView
-from templar.chain.base import Chain
+from templar.chain.base import Chain, WeightsSchedule
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock
 from templar.chain.extrinsics import ExtrinsicRefusedError, quantise_weights
@@ -25,7 +27,7 @@ from templar.chain.remote import CallLimits
 from templar.errors import Reason, TransientError
 from templar.interrupt import StoppedError
 from templar.neuron.journal import Journal, Status
-from templar.neuron.validator import BEGUN, PAUSES, STEP, are_due, weigh
+from templar.neuron.validator import BEGUN, HIDDEN, PAUSES, STEP, WeightsReport, _may_wait, are_due, weigh
 from templar.scoring.evidence import Evidence
 from templar.window import Action, drive_window
 from tests.support.network import Network, tiny
@@ -81,7 +83,8 @@ class Scene:
     def weigh(self, window: int = WINDOW, wanted: Mapping[int, float] = WANTED) -> Any:
         """The step, in a window whose evidence has these weights."""
         weights = [SimpleNamespace(uid=uid, weight=weight) for uid, weight in wanted.items()]
-        return weigh(self, SimpleNamespace(window=window, uid=0, weights=weights))  # type: ignore[arg-type]
+        evidence = SimpleNamespace(window=window, uid=0, hotkey=KEY.address, weights=weights)
+        return weigh(self, evidence)  # type: ignore[arg-type]
 
     def shown(self) -> dict[int, float]:
         return self.chain.weights().get(0, {})
@@ -112,12 +115,13 @@ def local(tmp_path: Path, clock: SimulatedClock) -> Iterator[Callable[..., Scene
 
 @pytest.fixture
 def real(tmp_path: Path, clock: SimulatedClock) -> Iterator[Scene]:
-    """A scene on Bittensor's SDK over a subnet in memory."""
+    """A scene on Bittensor's SDK over a subnet in memory, whose epochs are too short to wait for their end."""
     substrate = MemorySubstrate(clock, netuid=1, block_seconds=1.0)
     wallet = KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEED))
     limits = CallLimits(attempts=2, read_seconds=60)
     chain = BittensorChain("local", 1, wallet=wallet, substrates=lambda *_: substrate, clock=clock, limits=limits)
     scene = Scene(chain, tmp_path / "journal.sqlite", substrate, substrate)
+    substrate.tempo = 2 * scene.hparams.windows.blocks_per_window
     yield scene
     scene.journal.close()
     chain.close()
@@ -424,34 +428,153 @@ def test_hidden_weights_are_not_read_back(real: Scene) -> None:
     assert len(substrate.submissions) == 1
 
 
-@pytest.mark.parametrize("revealed", [WANTED, OTHER], ids=["as sent", "others"])
-def test_hidden_weights_are_compared_when_they_must_be_revealed(
-    real: Scene, revealed: dict[int, float], caplog: pytest.LogCaptureFixture
+@pytest.fixture
+def hiding(real: Scene) -> Scene:
+    """A scene whose subnet hides weights."""
+    assert real.substrate is not None
+    real.substrate.commit_reveal = True
+    return real
+
+
+@pytest.mark.parametrize("revealed", [WANTED, OTHER, None], ids=["as sent", "others", "dropped"])
+def test_hidden_weights_are_followed_until_the_chain_reveals_or_drops_them(
+    hiding: Scene, revealed: dict[int, float] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene, substrate = real, real.substrate
-    substrate.commit_reveal = True
+    scene, substrate = hiding, hiding.substrate
     assert scene.weigh().reason is None
-    state = substrate.next_state()
-    state.weights = {0: [list(pair) for pair in quantise_weights(revealed).items()]}
-    substrate.finalize()
-    due = WINDOW + 2 * 101 // scene.hparams.windows.blocks_per_window + 1
-    for window in (due - 2, due + due % 2):
+    for window in (WINDOW + 1, WINDOW + 3):
         scene.sleep_into(window + 1)
-        report = scene.weigh(window, {1: 1.0})
-        differs = window >= due and revealed == OTHER
-        assert report.reason is None, "a difference is said, and the weights are set all the same"
-        assert report.detail.startswith(f"the weights of window {WINDOW} must be revealed" if differs else "")
-        assert bool(report.detail) == differs == (Reason.WEIGHTS_DIFFER in caplog.text)
+        assert scene.weigh(window, OTHER) is None, "they are hidden, and none are due"
+    substrate.reveal(None if revealed is None else quantise_weights(revealed))
+    scene.sleep_into(WINDOW + 6)
+    report = scene.weigh(WINDOW + 5, {1: 1.0})
+    if revealed == WANTED:
+        assert (report, scene.journal.results(HIDDEN)) == (None, {WINDOW: ""})
+        assert "dropped" not in caplog.text
+        return
+    assert report.reason is None, "weights are set again at once, although none are due"
+    assert report.summary == "weights set, earlier ones were dropped"
+    assert report.detail.startswith(f"the chain has dropped the weights of window {WINDOW} [weights_differ]")
+    assert report.detail in caplog.text
+    scene.sleep_into(WINDOW + 8)
+    assert scene.weigh(WINDOW + 7) is None, "it is said once"
 
 
-def test_hidden_weights_of_unknown_fate_are_recognised_by_the_chains_limit(real: Scene) -> None:
-    scene, substrate = real, real.substrate
-    substrate.commit_reveal, substrate.weights_rate_limit = True, LIMIT
+DROPS = {
+    Reason.NO_VALIDATOR_PERMIT: lambda scene: scene.operator.set_stake(KEY.address, 10.0, validator_permit=False),
+    Reason.NOT_ENOUGH_STAKE: lambda scene: scene.substrate.settings.update(StakeThreshold=10**12),
+    Reason.WEIGHTS_MALFORMED: lambda scene: scene.substrate.settings.update(MaxWeightsLimit=30_000),
+    Reason.NOT_REGISTERED: lambda scene: scene.operator.deregister(KEY.address),
+}
 
+
+@pytest.mark.parametrize("cause", list(DROPS))
+def test_the_cause_of_dropped_weights_is_named(hiding: Scene, cause: Reason) -> None:
+    """The chain says nothing: the rules that they break now say it."""
+    scene, substrate = hiding, hiding.substrate
+    assert scene.weigh().reason is None
+    DROPS[cause](scene)
+    substrate.reveal()
+    scene.sleep_into(WINDOW + 4)
+    report = scene.weigh(WINDOW + 3)
+    assert f"the chain has dropped the weights of window {WINDOW} [{cause}]" in report.detail
+    assert (report.reason, report.refused) == (cause, True), "and those of this window break the same rule"
+    assert len(substrate.submissions) == 1
+
+
+def test_hidden_weights_that_follow_each_other_are_told_apart(hiding: Scene) -> None:
+    """The older commit is looked for while the newer one is hidden."""
+    scene, substrate = hiding, hiding.substrate
+    for window in (WINDOW, WINDOW + 2):
+        scene.sleep_into(window + 1)
+        assert scene.weigh(window, WANTED if window == WINDOW else OTHER).reason is None
+    first, second = (block for _, block, _, _ in substrate.versions[-1][1].hidden)
+    substrate.reveal(quantise_weights(WANTED), before=second)
+    scene.sleep_into(WINDOW + 4)
+    assert scene.weigh(WINDOW + 3) is None
+    assert [window for window, block in scene.journal.results(HIDDEN).items() if block] == [WINDOW + 2]
+    substrate.reveal(quantise_weights(WANTED))
+    scene.sleep_into(WINDOW + 6)
+    assert f"dropped the weights of window {WINDOW + 2}" in scene.weigh(WINDOW + 5).detail
+    assert first < second
+
+
+def test_hidden_weights_of_unknown_fate_are_recognised_among_those_that_the_chain_hides(hiding: Scene) -> None:
+    scene, substrate = hiding, hiding.substrate
+    substrate.weights_rate_limit = LIMIT
     scripted(scene, lost)
     report = scene.weigh()
-    assert (report.reason, report.weights, report.tries) == (None, WANTED, 2)
+    assert (report.reason, report.weights, report.tries) == (None, WANTED, 1)
     assert len(substrate.submissions) == 1
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["switched on", "switched off"])
+def test_commit_reveal_may_be_switched_while_weights_are_set(real: Scene, before: bool) -> None:
+    """The other form is taken for what it is: hidden weights are not read back, and others are."""
+    scene, substrate = real, real.substrate
+    substrate.commit_reveal = before
+
+    def switch(chain: Any, weights: Mapping[int, float]) -> None:
+        substrate.commit_reveal = not before
+        chain.set_weights(weights)
+
+    scripted(scene, switch)
+    report = scene.weigh()
+    assert (report.reason, report.tries, report.weights) == (None, 1, pytest.approx(WANTED, abs=1e-4))
+    assert scene.shown() == ({} if before is False else pytest.approx(WANTED, abs=1e-4))
+
+
+# Epochs.
+
+
+EVERY = {every: tiny(weights={"windows_per_weights": every}) for every in (1, 2, 3, 4)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(every=st.sampled_from(list(EVERY)), tempo=st.integers(10, 700), offset=st.integers(0, 700))
+def test_weights_are_sent_once_per_epoch_and_in_time_for_its_end(every: int, tempo: int, offset: int) -> None:
+    """Of the windows whose weights are sent within an epoch with a window to spare, the last one is; one more may be
+    sent where the epoch has none with a window to spare."""
+    hparams, results = EVERY[every], dict[tuple[int, str], str]()
+    journal: Any = SimpleNamespace(result=lambda window, step: results.get((window, step)))
+    blocks, sent = hparams.windows.blocks_per_window, list[int]()
+    starts = [offset % tempo + tempo * number for number in range(-1, 1 + 80 * blocks // tempo)]
+    for window in range(0, 80, every):
+        head = (window + 1) * blocks + 2
+        end = next((start for start in starts if start > head), None)
+        if end is not None and not _may_wait(journal, hparams, window, WeightsSchedule(end, tempo)):
+            sent.append(window)
+            report = WeightsReport(window, {}, None)
+            results |= {(window, BEGUN): str(head), (window, STEP): json.dumps(asdict(report))}
+    for start, end in itertools.pairwise([each for each in starts[1:] if each < 78 * blocks]):
+        due = [window for window in range(0, 80, every) if start <= (window + 1) * blocks + 2 < end]
+        in_time = [window for window in due if (window + 3) * blocks <= end]
+        within = [window for window in due if window in sent]
+        assert not in_time or in_time[-1] in within
+        assert len(within) <= 1, "once"
+        assert within or not due
+    assert not _may_wait(journal, hparams, 0, WeightsSchedule())
+
+
+def test_weights_wait_for_the_last_due_window_of_a_long_epoch(real: Scene) -> None:
+    scene, substrate = real, real.substrate
+    substrate.tempo = 8 * scene.hparams.windows.blocks_per_window
+    chain = scripted(scene)
+    reports = {}
+    for window in range(WINDOW, WINDOW + 12):
+        scene.sleep_into(window + 1)
+        reports[window] = scene.weigh(window)
+    assert [window for window, report in reports.items() if report is not None] == [4, 12], "windows 8 and 16 begin one"
+    assert len(chain.sent) == 2
+
+
+def test_a_refusal_is_tried_again_before_the_epoch_ends(real: Scene) -> None:
+    scene, substrate = real, real.substrate
+    scripted(scene, permanent(Reason.NOT_ENOUGH_STAKE))
+    assert scene.weigh().reason is Reason.NOT_ENOUGH_STAKE
+    substrate.tempo = 8 * scene.hparams.windows.blocks_per_window
+    scene.sleep_into(WINDOW + 2)
+    assert scene.weigh(WINDOW + 1).reason is None, "also where the next due ones would be in time"
 
 
 # Processes that die.

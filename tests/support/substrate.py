@@ -55,6 +55,8 @@ class State:
     neurons: list[Neuron | None] = field(default_factory=list)
     commitments: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights: dict[int, list[list[int]]] = field(default_factory=dict)
+    hidden: list[tuple[str, int, str, int]] = field(default_factory=list)
+    """Hotkey, block, ciphertext and round of each commit that is not revealed."""
 
     def uid(self, hotkey: str) -> int | None:
         return next((uid for uid, neuron in enumerate(self.neurons) if neuron and neuron.hotkey == hotkey), None)
@@ -100,6 +102,21 @@ class MemorySubstrate:
         self.finality_lag = finality_lag
         self.weights_rate_limit = weights_rate_limit
         self.commit_reveal = False
+        self.tempo: int = SHAPES["metagraph_raw"]["tempo"]
+        self.last_epoch: int | None = None
+        """Block of the last epoch; by default they come every `tempo` blocks."""
+        self.pending_epoch = 0
+        self.settings: dict[str, Any] = {
+            "StakeThreshold": 0,
+            "SubnetOwnerHotkey": COLUMNS["coldkeys"],
+            "SubnetEpochConsensus": "Yuma",
+            "SubtokenEnabled": True,
+            "SubnetEmissionEnabled": True,
+            "ServingRateLimit": 50,
+            "MinAllowedWeights": SHAPES["metagraph_raw"]["min_allowed_weights"],
+            "MaxWeightsLimit": SHAPES["metagraph_raw"]["max_weights_limit"],
+        }
+        """What owner and root have set, by the storage item in the pallet SubtensorModule."""
         self.weights_version = 0
         self.free_rao, self.fee_rao = 10**9, 0
         self.seed = "memory substrate"
@@ -162,6 +179,14 @@ class MemorySubstrate:
         state = copy.deepcopy(self.versions[-1][1])
         self.versions.append((number, state))
         return state
+
+    def reveal(self, weights: dict[int, int] | None = None, *, uid: int = 0, before: int | None = None) -> None:
+        """Reveal all commits, or those before a block: the last one set these 16-bit weights; None drops them."""
+        state = self.next_state()
+        state.hidden = [commit for commit in state.hidden if before is not None and commit[1] >= before]
+        if weights is not None:
+            state.weights[uid] = [list(pair) for pair in weights.items()]
+        self.finalize()
 
     def finalize(self) -> None:
         """Let the clock run until the newest change is final."""
@@ -264,16 +289,19 @@ class MemorySubstrate:
             "SubtensorModule.WeightsSetRateLimit": lambda: self.weights_rate_limit,
             "SubtensorModule.CommitRevealWeightsEnabled": lambda: self.commit_reveal,
             "SubtensorModule.RevealPeriodEpochs": lambda: SHAPES["metagraph_raw"]["commit_reveal_period"],
-            "SubtensorModule.Tempo": lambda: SHAPES["metagraph_raw"]["tempo"],
-            "SubtensorModule.LastEpochBlock": lambda: 0,
-            "SubtensorModule.PendingEpochAt": lambda: 0,
-            "SubtensorModule.SubnetEpochIndex": lambda: 0,
-            "SubtensorModule.BlocksSinceLastStep": lambda: 0,
-            "SubtensorModule.MinAllowedWeights": lambda: SHAPES["metagraph_raw"]["min_allowed_weights"],
-            "SubtensorModule.MaxWeightsLimit": lambda: SHAPES["metagraph_raw"]["max_weights_limit"],
-            "SubtensorModule.SubnetEpochConsensus": lambda: "Yuma",
+            "SubtensorModule.Tempo": lambda: self.tempo,
+            "SubtensorModule.LastEpochBlock": lambda: self._last_epoch(number),
+            "SubtensorModule.PendingEpochAt": lambda: self.pending_epoch,
+            "SubtensorModule.SubnetEpochIndex": lambda: number // self.tempo,
+            "SubtensorModule.BlocksSinceLastStep": lambda: number - self._last_epoch(number),
+            "SubtensorModule.ValidatorPermit": lambda: [bool(each and each.permit) for each in state.neurons],
         }
+        if module == "SubtensorModule" and storage_function in self.settings:
+            return self.settings[storage_function]
         return values[f"{module}.{storage_function}"]()
+
+    def _last_epoch(self, number: int) -> int:
+        return number // self.tempo * self.tempo if self.last_epoch is None else self.last_epoch
 
     async def query_map(
         self, module: str, storage_function: str, params: list[Any] | None = None, block_hash: str | None = None
@@ -285,6 +313,11 @@ class MemorySubstrate:
                 return [(self.netuid, "0x" + SHAPES["metagraph_raw"]["symbol"].encode().hex())]
             case "Commitments.CommitmentOf":
                 return list(copy.deepcopy(state.commitments).items())
+            case "SubtensorModule.TimelockedWeightCommits":
+                epochs = {block // self.tempo: [] for _, block, _, _ in state.hidden}  # type: dict[int, list[Any]]
+                for commit in state.hidden:
+                    epochs[commit[1] // self.tempo].append(commit)
+                return list(epochs.items())
             case "SubtensorModule.Weights":
                 return list(copy.deepcopy(state.weights).items())
         raise AssertionError(f"nobody taught this chain {module}.{storage_function}")
@@ -296,8 +329,11 @@ class MemorySubstrate:
 
     async def runtime_call(self, api: str, method: str, params: list[Any], block_hash: str | None = None) -> Any:
         await self._request(f"runtime_call {api}.{method}")
-        assert (api, method) == ("SubnetInfoRuntimeApi", "get_metagraph")
         number = self._number(block_hash)
+        if method == "get_next_epoch_start_block":
+            following = self._last_epoch(number) + self.tempo
+            return min(following, self.pending_epoch) if self.pending_epoch else following
+        assert (api, method) == ("SubnetInfoRuntimeApi", "get_metagraph")
         if params[0] != self.netuid:
             return None
         neurons = [neuron or Neuron("5C4hrfjw9DjXZTzV3MwzrrAr9P1MJhSrvWGWqi1eSuyUpnhM", 0, False, 0)
@@ -387,7 +423,7 @@ class MemorySubstrate:
         neuron = None if uid is None else newest.neurons[uid]
         if neuron is None:
             return bt.ChainError("The hotkey is not registered.", "HotKeyNotRegisteredInSubNet")
-        if not neuron.permit:
+        if not neuron.permit and not self.commit_reveal:  # a commit is looked at when it is revealed
             return bt.ChainError("The caller lacks a permit.", "NeuronNoValidatorPermit")
         if params.get("version_key", self.weights_version) < self.weights_version:
             return bt.ChainError("Weights of an older version.", "IncorrectWeightVersionKey")
@@ -396,7 +432,11 @@ class MemorySubstrate:
             return bt.ChainError("A uid is not there.", "UidVecContainInvalidOne")
         state = self.next_state()
         assert uid is not None
-        if not self.commit_reveal:  # else they stay hidden
+        if self.commit_reveal:
+            commit = params["commit"]
+            text = commit if isinstance(commit, str) else "0x" + bytes(commit).hex()
+            state.hidden.append((signer, self.versions[-1][0], text, params["reveal_round"]))
+        else:
             state.weights[uid] = [list(pair) for pair in zip(dests, params["weights"], strict=True)]
         changed = self._neuron(state, signer)
         assert changed is not None
