@@ -187,14 +187,15 @@ def _most_fail_and_one_is_back() -> tuple[MinerFacts, ...]:
 def _some_predict_large_gains() -> tuple[MinerFacts, ...]:
     """Uid 7 reaches half of it; 2 has reached more of about as much before, 6 predicts more than was ever measured.
 
-    Uid 4 does little. Uid 3 still shows nothing, for all its penalties, and its payload is like that of uid 2.
+    Uid 6 has swapped its hotkey. Uid 4 does little. Uid 3 still shows nothing, for all its penalties, and its payload
+    is like that of uid 2.
     """
     exact = Measurement(own_before=4.0, own_after=3.0, random_before=4.0, random_after=3.5, random_gain=1.0)
     return (
         _measured(2, 0.5, 0.25),
         _measured(3, 0.5, 0.125, overlap=_like(2, 0.5)),
         _measured(4, 0.5, 0.03125),
-        _measured(6, 3.0, 2.0),
+        _measured(6, 3.0, 2.0, key=8, registered_at=60, bucket=_bucket(6)),
         _measured(7, 2.0, 0.125, key=5, measurement=exact),
     )
 
@@ -223,6 +224,7 @@ def _measured(
 def _absent(uid: int, reason: Reason | None, *, key: int | None = None, **fields: Any) -> MinerFacts:
     usual = {
         "hotkey": hotkey(key or uid).address,
+        "registered_at": 10 * (key or uid),
         "bucket": _bucket(key or uid),
         "tier": "gather",
         "assigned": True,

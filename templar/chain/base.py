@@ -54,6 +54,11 @@ class Metagraph:
         """The neuron with this hotkey, if it is registered."""
         return next((neuron for neuron in self.neurons if neuron.hotkey == hotkey), None)
 
+    def before_swap(self, neuron: NeuronInfo) -> NeuronInfo | None:
+        """Who had the place of another block's neuron, by uid and block of registration, if its hotkey was swapped."""
+        found = self.by_uid(neuron.uid)
+        return found if found is not None and found.registered_at == neuron.registered_at else None
+
     def validators(self) -> tuple[NeuronInfo, ...]:
         """Validators with a permit and the least stake, by falling stake, ties by uid (docs/protocol.md 2)."""
         found = (
@@ -167,17 +172,10 @@ class Chain(Protocol):
         """When set weights take effect, and which ones are hidden."""
 
     def check_weights(self, weights: Mapping[int, float], *, sent: int | None = None) -> None:
-        """Check the own weights by all rules that the chain has now, without setting them.
+        """Check the own weights by the rules that the chain has now, but for their rate; raises with the cause.
 
-        A chain that hides weights looks at most of its rules when it reveals them, and drops those that break one.
-        Whether they come too soon is not checked.
-
-        Args:
-            weights: As in `set_weights`.
-            sent: The block before they were sent, if they were.
-
-        Raises:
-            PermanentError: `chain_refused`, with its cause.
+        A chain that hides weights looks at most rules when it reveals them, and drops what breaks one. `sent` is the
+        block before they were sent, if they were.
         """
 
     def set_weights(self, weights: Mapping[int, float]) -> None:

@@ -79,8 +79,6 @@ _CAUSES_BY_CODE = {
     "subnet_not_exists": Reason.BAD_ENVIRONMENT,
 }
 """Cause of a refusal, by the SDK's error code: the chain has several names, the SDK's own checks have none."""
-_TOO_FEW = "requires at least"
-"""Words of the SDK's own check that there are as many weights as the subnet asks for; that error has no name."""
 
 
 class ExtrinsicLimitedError(TransientError):
@@ -131,8 +129,6 @@ def refusal(what: str, *, name: str | None, code: str, message: str, remedy: str
     if name in _NOT_NOW or code in _NOT_NOW_CODES:
         return TransientError(Reason.CHAIN_NOT_NOW, f"{text}; {_NOT_NOW.get(name or '', remedy)}")
     cause = _CAUSES.get(name or "") or _CAUSES_BY_CODE.get(code, Reason.CHAIN_REFUSED)
-    if name is None and code == "invalid_argument" and _TOO_FEW in message:
-        cause = Reason.WEIGHTS_MALFORMED
     return ExtrinsicRefusedError(Reason.CHAIN_REFUSED, f"{text}; {remedy}", cause=cause)
 
 
@@ -278,7 +274,7 @@ async def require_accepted(
     # 2. The weights themselves.
     if unknown := sorted(values.keys() - {neuron.uid for neuron in graph.neurons}):
         raise _malformed(f"nobody is registered with uids {unknown}")
-    if not alone and len(values) < min(int(least or 0), len(graph.neurons)):
+    if not alone and len(values) < int(least or 0):
         raise _malformed(
             f"the subnet wants at least {least} weights (min_allowed_weights), and these are {len(values)}"
         )

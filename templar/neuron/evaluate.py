@@ -235,6 +235,7 @@ def _facts(
     return MinerFacts(
         uid=uid,
         hotkey=neuron.hotkey,
+        registered_at=neuron.registered_at,
         bucket=bucket,
         tier=outcome.tier if outcome is not None else Tier.OTHER,
         assigned=assigned,

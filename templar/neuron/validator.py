@@ -33,6 +33,7 @@ from templar.scoring.conclude import check_weights, conclude
 from templar.scoring.evidence import Evidence, WindowFacts
 from templar.scoring.evidence_chain import ScoreBook, evidence_keys
 from templar.scoring.meter import Meter
+from templar.scoring.standing import Standing
 from templar.timeline import closing_block, first_block
 from templar.training.model import build_model
 
@@ -113,7 +114,7 @@ class Validator(RosterNode):
         return None if tiers is None else publish_peers(self.exchange, window, *tiers)
 
     def _select_peers(self, window: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        settings, standing = self.hparams.peers, self.book.standing
+        settings, standing = self.hparams.peers, self._standing(window)
         miners = {
             neuron.hotkey: neuron.uid
             for neuron in self.exchange.miners(window)
@@ -128,6 +129,11 @@ class Validator(RosterNode):
         weights = {miners[hotkey]: max(0.0, card.final) for hotkey, card in cards.items()}
         seed = self.chain.block_hash(first_block(window, self.hparams.windows))
         return select_peers(active, weights, settings, seed=seed)
+
+    def _standing(self, window: int) -> Standing:
+        """The memory, under the hotkeys that the miners have in a window."""
+        miners = self.exchange.miners(window)
+        return self.book.standing.following((each.uid, each.registered_at, each.hotkey) for each in miners)
 
     @spends("exchanging")
     def update_peers(self, window: int) -> Selection:
@@ -158,7 +164,7 @@ class Validator(RosterNode):
             return None
         settling = self.exchange.settling_block(self.exchange.times(window))
         self.chain.wait_for_block(settling + self.hparams.scoring.validator_offset)
-        return evaluate(self, self.model, self.book.standing, report, settlement, meter=self.meter)
+        return evaluate(self, self.model, self._standing(window), report, settlement, meter=self.meter)
 
     @spends("evaluating")
     def rate(self, window: int, facts: WindowFacts | None) -> Evidence | None:

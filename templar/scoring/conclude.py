@@ -59,13 +59,15 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
     """Return the evidence of a window: facts, cards after it, and weights; `author` has the fields of its author."""
     scoring, window = hparams.scoring, facts.window
     miners = {miner.uid: miner for miner in facts.miners}
+    standing = standing.following((miner.uid, miner.registered_at, miner.hotkey) for miner in facts.miners)
     before = {uid: standing.card(miner.hotkey) for uid, miner in miners.items()}
     # 1. Penalties that follow from the past.
     slashes = {}
     for uid, miner in miners.items():
         banned = standing.is_banned(window, miner.hotkey, miner.bucket)
         slashes[uid] = early_slashes(before[uid], miner, facts, banned=banned, hparams=hparams)
-    early = {uid: _slashed(before[uid], slashes[uid], scoring).model_copy(update={"uid": uid}) for uid in miners}
+    seats = {uid: {"uid": uid, "registered_at": miner.registered_at} for uid, miner in miners.items()}
+    early = {uid: _slashed(before[uid], slashes[uid], scoring).model_copy(update=seats[uid]) for uid in miners}
     # 2. Scores and ratings of the measured miners.
     discounts = find_discounts(miners, early, scoring)
     scores = _scores(miners, early, discounts, scoring)

@@ -95,6 +95,7 @@ class MinerFacts(Record):
 
     uid: Uid
     hotkey: Hotkey
+    registered_at: Count  # block in which the uid was registered
     bucket: Hex64 | None  # digest of its bucket's address; None if the chain named none
     tier: Tier  # why its payload was fetched
     assigned: bool  # whether it had data to train on; one that waits for a slot has nothing to publish

@@ -183,7 +183,8 @@ def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | No
             problems.append(Difference("previous", shown(evidence.previous), "nothing"))
         return Standing(), tuple(problems)
     # 2. Read it.
-    author = exchange.metagraph(earlier).by_hotkey(evidence.hotkey)
+    then = exchange.metagraph(earlier)
+    author = then.by_hotkey(evidence.hotkey) or then.before_swap(validator)
     if author is None:
         return None, (*problems, Difference("previous", shown(evidence.previous), "nothing: it was not registered"))
     try:
@@ -191,7 +192,8 @@ def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | No
     except RejectedError as error:
         return None, (*problems, Difference("previous", shown(evidence.previous), str(error)))
     if found is not None:
-        return found.standing, tuple(problems)
+        seats = ((each.uid, each.registered_at, each.hotkey) for each in exchange.miners(window))
+        return found.standing.following(seats), tuple(problems)
     if may_have_expired(exchange, author, earlier):
         raise PermanentError(
             Reason.EVIDENCE_MISSING,

@@ -5,8 +5,8 @@ The rating library `openskill` is pinned: 6.1.3 ranks a score of exactly 0.0 bel
 ties by position. A test holds the pinned version to the reference's published numbers.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated
@@ -90,6 +90,7 @@ class ScoreCard(Record):
     """A validator's memory of one hotkey."""
 
     uid: Uid | None = None  # under which it was registered; None before its first window
+    registered_at: Count | None = None  # block of that registration
     mu: Finite = MU
     sigma: Finite = SIGMA
     binary_average: Finite = 0.0  # moving average of the indicator, -1..1
@@ -136,6 +137,26 @@ class Standing:
     def card(self, hotkey: str) -> ScoreCard:
         """Return the card of a hotkey, registered or departed; a fresh one if it is unknown."""
         return self.cards.get(hotkey) or self.departed.get(hotkey) or FRESH
+
+    def following(self, seats: Iterable[tuple[int, int, str]]) -> "Standing":
+        """Return the memory with card and ban of each swapped hotkey under the new one.
+
+        A swap leaves uid and block of registration as they are, and nothing else does: it is the same miner.
+
+        Args:
+            seats: Uid, block of registration and hotkey of each miner now.
+        """
+        known = {**self.departed, **self.cards}
+        owners = {(card.uid, card.registered_at): hotkey for hotkey, card in known.items()}
+        moves = ((owners.get((uid, block), hotkey), hotkey) for uid, block, hotkey in seats)
+        swapped = {old: new for old, new in moves if old != new}
+        kept, departed = (
+            {hotkey: card for hotkey, card in each.items() if hotkey not in swapped}
+            for each in (self.cards, self.departed)
+        )
+        bans = {new: max(self.bans[old], self.bans.get(new, 0)) for old, new in swapped.items() if old in self.bans}
+        cards = kept | {new: known[old] for old, new in swapped.items()}
+        return replace(self, cards=cards, departed=departed, bans={**self.bans, **bans})
 
     def is_banned(self, window: int, hotkey: str, bucket: str | None) -> bool:
         """Return whether a hotkey or the bucket that it uses is banned in a window."""

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from templar.audit.evidence_audit import Auditor, EvidenceAudit, Subject
-from templar.chain.base import WeightsSchedule
+from templar.chain.base import Metagraph, WeightsSchedule
 from templar.chain.extrinsics import differing_uids
+from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
+from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import seal
 from templar.hparams import TrainerSettings
@@ -30,6 +32,7 @@ from templar.scoring.evidence import (
     WeightRecord,
     WindowFacts,
 )
+from templar.scoring.evidence_chain import find_standing
 from templar.scoring.standing import FRESH, Event, ScoreCard, Standing
 from tests.support.errors import raising
 from tests.support.facts import record_of
@@ -552,6 +555,28 @@ def test_an_honest_validator_is_not_accused_where_epochs_change(
     for audit in audits[1:]:
         assert audit.verified
         assert "the weights on chain are those of window 2" in audit.notes
+
+
+def test_a_validator_keeps_its_past_when_its_hotkey_is_swapped(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its evidence before is signed with the old hotkey, under the same uid and block of registration."""
+    exchange, evidence = network.validator.exchange, network.evidence(WINDOW)
+    standing, differences = find_standing(exchange, evidence)
+    stranger, metagraph = hotkey_from_seed(bytes(32)).address, exchange.metagraph
+    now = metagraph(WINDOW)
+
+    def swapped(registered_at: int) -> Metagraph:
+        change = {"hotkey": stranger, "registered_at": registered_at}
+        return replace(now, neurons=tuple(replace(each, **change) if each.uid == 2 else each for each in now.neurons))
+
+    own = now.by_uid(2)
+    assert (own.hotkey, differences) == (evidence.hotkey, ())
+    for registered_at, known in ((own.registered_at, standing), (own.registered_at + 1, None)):
+        graph = swapped(registered_at)
+        monkeypatch.setattr(Exchange, "metagraph", lambda _, w, graph=graph: graph if w == WINDOW else metagraph(w))
+        found, _ = find_standing(exchange, evidence.model_copy(update={"hotkey": stranger}))
+        assert found == known
 
 
 def test_an_audit_needs_published_evidence_of_a_closed_window(network: Network, auditor: Auditor) -> None:

@@ -157,6 +157,11 @@ def test_the_metagraph_of_a_past_block_stays_what_it_was(world):
     assert [graph.neurons[0].stake for graph in graphs] == [1.0, 7.0, 7.0, 7.0]
     assert [graph.by_hotkey(ADDRESSES[1]) is not None for graph in graphs] == [True, True, False, False]
     assert graphs[-1].by_uid(1).hotkey == ADDRESSES[2]  # the freed uid was used again
+    assert {graph.by_uid(0).registered_at for graph in graphs} == {graphs[0].by_uid(0).registered_at}
+    first, again = graphs[0].by_uid(1), graphs[-1].by_uid(1)
+    assert first.registered_at < again.registered_at <= graphs[-1].block, "it is another registration"
+    assert graphs[0].before_swap(again) is None
+    assert graphs[0].before_swap(replace(first, hotkey=ADDRESSES[4])) == first
 
 
 def test_the_newest_commitment_of_each_hotkey_counts(world):

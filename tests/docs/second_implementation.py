@@ -440,7 +440,15 @@ class Judge:
 
     @staticmethod
     def fresh() -> dict[str, Any]:
-        card = {"uid": None, "mu": 25.0, "sigma": 25 / 3, "binary_average": 0.0, "sync": 0.0, "final": 0.0}
+        card = {
+            "uid": None,
+            "registered_at": None,
+            "mu": 25.0,
+            "sigma": 25 / 3,
+            "binary_average": 0.0,
+            "sync": 0.0,
+            "final": 0.0,
+        }
         card |= {"advantage": 0.0, "own_excess": 0.0}
         return card | {
             "last_reveal": None,
@@ -854,12 +862,16 @@ class Judge:
         known = {each["hotkey"]: each["card"] for each in before["departed"]}
         known |= {each["facts"]["hotkey"]: each["after"] for each in before["miners"]}
         bans = {each["subject"]: each["last_window"] for each in before["bans"]}
+        known, bans = Judge.swapped(known, bans, list(facts.values()))
         first = {uid: known.get(each["hotkey"], Judge.fresh()) for uid, each in facts.items()}
         cards, slashes = {}, {}
         for uid, each in facts.items():
             banned = any(bans.get(subject, -1) >= window for subject in (each["hotkey"], each["bucket"]))
             slashes[uid] = Judge.early(each, first[uid], body, banned, settings)
-            cards[uid] = Judge.punished(first[uid], slashes[uid], scoring) | {"uid": uid}
+            cards[uid] = Judge.punished(first[uid], slashes[uid], scoring) | {
+                "uid": uid,
+                "registered_at": each["registered_at"],
+            }
         early, scores = dict(cards), Judge.scores(facts, cards, scoring)
         parts = Judge.parts({uid: facts[uid] for uid in scores}, cards, scoring)
         players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _, _) in scores.items()}
@@ -906,6 +918,22 @@ class Judge:
             "bans": Judge.bans_after(body, bans, slashes, penalties),
             "weights": [{"uid": uid, "weight": weight} for uid, weight in weights.items()],
         }
+
+    @staticmethod
+    def swapped(
+        known: dict[str, Any], bans: dict[str, int], everybody: list[dict[str, Any]]
+    ) -> tuple[dict[str, Any], dict[str, int]]:
+        """Cards and bans, with those of a swapped hotkey under the new one."""
+        new = {(each["uid"], each["registered_at"]): each["hotkey"] for each in everybody}
+        cards, held = {}, dict(bans)
+        for renamed in (False, True):  # what comes to a hotkey with its place replaces what it had before
+            for old, card in known.items():
+                now = new.get((card["uid"], card["registered_at"]), old)
+                if (now != old) is renamed:
+                    cards[now] = card
+                    if renamed and old in bans:
+                        held[now] = max(bans[old], bans.get(now, 0))
+        return cards, held
 
     @staticmethod
     def departed(known: dict[str, Any], present: set[str]) -> list[dict[str, Any]]:

@@ -66,6 +66,25 @@ def test_a_restart_after_any_step_scores_the_window_once(undisturbed: Network, b
     assert network.world.chain.weights() == undisturbed.world.chain.weights()
 
 
+def test_a_ban_follows_a_swapped_hotkey_into_peer_lists_and_measurements(
+    undisturbed: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validator, window = undisturbed.validator, 3
+    miners, standing = validator.exchange.miners(window), validator.book.standing
+    old, stranger = miners[0], validator.exchange.own_signer.address
+    swapped = replace(old, hotkey=stranger)
+    banned = replace(standing, bans={old.hotkey: 99})
+    monkeypatch.setattr(type(validator.book), "standing", banned)
+    monkeypatch.setattr(Exchange, "miners", lambda *_: (swapped, *miners[1:]))
+    followed = validator._standing(window)
+    assert followed.card(stranger) == standing.card(old.hotkey) != ScoreCard()
+    assert followed.is_banned(window, stranger, None)
+    assert old.uid not in {uid for tier in validator._select_peers(window) or () for uid in tier}
+    again = replace(swapped, registered_at=swapped.registered_at + 1)
+    monkeypatch.setattr(Exchange, "miners", lambda *_: (again, *miners[1:]))
+    assert validator._standing(window).card(stranger) == ScoreCard(), "a new registration is another miner"
+
+
 def test_a_window_that_was_only_replayed_is_never_measured(network: Network) -> None:
     validator = network.validator
     network.run([1, 2], but=[validator])

@@ -212,7 +212,7 @@ def test_a_miner_that_stays_away_loses_a_quarter_each_time_and_then_everything()
     assert events == [["missing"]] * 5 + [["inactivity"]] * 20 + [["inactivity_reset"], ["missing"]]
     assert finals == pytest.approx([20 * 0.75**n for n in range(1, 26)] + [0.0, 0.0])
     last = record_of(evidence, 2).after
-    assert last == FRESH.model_copy(update={"uid": 2, "sync": 1.0, "idle": 2})
+    assert last == FRESH.model_copy(update={"uid": 2, "registered_at": 12, "sync": 1.0, "idle": 2})
     back = conclude(window_of(revealed(2), revealed(3), window=WINDOW + 27), standing, V0, AUTHOR)
     assert (events_of(back, 2), record_of(back, 2).before.rating) == ([], Rating())
 
@@ -300,6 +300,70 @@ def test_a_hotkey_that_leaves_and_returns_keeps_its_past() -> None:
     assert [each.hotkey for each in again.departed] == [hotkey(3)]
     quiet = conclude(window_of(revealed(5, hotkey=hotkey(2)), window=WINDOW + 52), again.standing, V2, AUTHOR)
     assert events_of(quiet, 5) == [], "once"
+
+
+def swapped(uid: int, new: int, **changes: Any) -> MinerFacts:
+    """A miner after its hotkey was swapped: the chain leaves uid and block of registration as they are."""
+    return revealed(uid, hotkey=hotkey(new), registered_at=uid + 10, **changes)
+
+
+def test_a_swapped_hotkey_keeps_card_and_ban() -> None:
+    before = concluded(revealed(2, norm_ratio=11.0), revealed(3), after=standing_of([veteran(2)]), hparams=BANNING)
+    assert hotkey(2) in before.standing.bans
+    card = before.standing.card(hotkey(2))
+    after = conclude(
+        window_of(swapped(2, 77, bucket=bucket(77)), revealed(3), window=WINDOW + 1), before.standing, BANNING, AUTHOR
+    )
+    record = record_of(after, 2)
+    assert record.before == card, "the standing follows"
+    assert ("banned", "banned") in events_of(after, 2), "and so does the ban, without the bucket's help"
+    assert after.standing.bans[hotkey(77)] == before.standing.bans[hotkey(2)]
+    assert after.departed == (), "nobody has left"
+    back = conclude(
+        window_of(swapped(2, 2, bucket=bucket(78)), revealed(3), window=WINDOW + 2), after.standing, BANNING, AUTHOR
+    )
+    assert record_of(back, 2).before == record.after, "also back"
+
+
+def test_a_swap_to_a_hotkey_with_a_past_sheds_nothing() -> None:
+    """The card of the place counts, not the better one that the new hotkey left when it departed."""
+    bad, good = veteran(2, registered_at=12, final=-3.0), veteran(5, final=30.0)
+    standing = standing_of([bad, veteran(3)], departed={hotkey(5): good})
+    after = concluded(swapped(2, 5), revealed(3), after=standing)
+    assert record_of(after, 2).before == bad
+    assert after.departed == ()
+
+
+def test_a_swap_is_found_after_windows_without_the_miner() -> None:
+    """A hotkey that has announced no role yet is no miner for a while."""
+    first = concluded(revealed(2), revealed(3))
+    gone = conclude(window_of(revealed(3), window=WINDOW + 1), first.standing, V2, AUTHOR)
+    assert [each.hotkey for each in gone.departed] == [hotkey(2)]
+    after = conclude(window_of(swapped(2, 77), revealed(3), window=WINDOW + 2), gone.standing, V2, AUTHOR)
+    assert record_of(after, 2).before == record_of(first, 2).after
+    assert after.departed == ()
+
+
+@given(
+    seats=st.dictionaries(st.integers(2, 9), st.tuples(st.integers(20, 29), st.integers(0, 2)), min_size=1),
+    later=st.dictionaries(st.integers(2, 9), st.tuples(st.integers(20, 29), st.integers(0, 2)), min_size=1),
+)
+def test_a_card_goes_where_its_place_is(seats: dict[int, tuple[int, int]], later: dict[int, tuple[int, int]]) -> None:
+    """Whoever swaps and registers what: each place that is still there has its card, and no card is there twice."""
+    seats, later = ({uid: seat for uid, seat in each.items() if [k for k, _ in each.values()].count(seat[0]) == 1}
+                    for each in (seats, later))  # fmt: skip
+    cards = {hotkey(key): veteran(uid, registered_at=block, final=float(uid)) for uid, (key, block) in seats.items()}
+    bans = {hotkey(key): 50 + uid for uid, (key, _) in seats.items() if uid % 2}
+    before = Standing(cards=cards, bans=bans)
+    after = before.following((uid, block, hotkey(key)) for uid, (key, block) in later.items())
+    for uid, (key, block) in later.items():
+        owner = seats.get(uid)
+        if owner is not None and owner[1] == block:
+            assert after.card(hotkey(key)) == before.card(hotkey(owner[0]))
+            assert after.bans.get(hotkey(key), 0) >= bans.get(hotkey(owner[0]), 0)
+    everybody = [*after.cards.values(), *after.departed.values()]
+    assert len(everybody) == len({card.uid for card in everybody})
+    assert all(after.bans[subject] >= last for subject, last in bans.items()), "nobody is freed"
 
 
 def test_of_too_many_departed_cards_those_that_revealed_last_are_kept() -> None:

@@ -56,6 +56,7 @@ def revealed(uid: int, gain: float | None = 0.1, **changes: Any) -> MinerFacts:
     values: dict[str, Any] = {
         "uid": uid,
         "hotkey": hotkey(uid),
+        "registered_at": uid + (500 if "hotkey" in changes else 10),  # another hotkey is another registration
         "bucket": bucket(uid),
         "tier": "gather",
         "assigned": True,
