@@ -1,14 +1,17 @@
 """The tokenizer of a network: text to ids, one end-of-sequence id, and a digest that two nodes can compare.
 
 A `Tokenizer` turns a text into the same ids on every node: nothing is added, truncated or padded, and the name of a
-special token inside a text is ordinary text, so that no document can forge a document border. Packing
-(`templar.data.sampling`) marks the end of a document, or `encode_all` where tokens are packed into the samples of a
-shard (`packed`).
+special token inside a text is ordinary text. The end token never stands inside a text, so that no document can forge a
+document border. Packing (`templar.data.sampling`) marks the end of a document, or `encode_all` where tokens are packed
+into the samples of a shard (`packed`).
 """
 
 import json
 import re
+import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -20,6 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from templar.canonical import canonical_json, keyed_seed, sha256_hex
 from templar.errors import PermanentError, Reason
+from templar.interrupt import check_stop
 from templar.store.files import local_file, sync
 
 EMBEDDED = "embedded"
@@ -38,6 +42,15 @@ TokenType = Literal["uint16", "uint32"]
 
 # Bytes that no UTF-8 text contains. The alphabet is lossless without them, and a small vocabulary has room for pairs.
 _NEVER_IN_UTF8 = {chr(byte) for byte in (0xC0, 0xC1, *range(0xF5, 0x100))}
+
+MOST_RUN_CHARS = 2**10
+"""Most characters of a word that an embedded tokenizer is trained on: the cost grows with the square of the length."""
+
+_SPACES = re.compile(rf"\s{{{MOST_RUN_CHARS}}}")
+_RUN = re.compile("|".join(rf"(?:{kind}){{{MOST_RUN_CHARS}}}" for kind in (r"[^\W\d_]", r"\d", r"[^\w\s]|_", r"\s")))
+
+# Every byte that stands in a UTF-8 text.
+_PROBE = "".join(map(chr, range(0x800))) + "\u0fff\uffff\U0010ffff"
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -66,6 +79,7 @@ class Tokenizer:
                 f"name its end token as eos_token in {TOKENIZER_CONFIG_FILE}, or choose another tokenizer",
             )
         self.eos_id: int = eos_id
+        self._knows: dict[str, bool] = {}  # by character
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
@@ -86,7 +100,45 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of each text, in order, without any special token."""
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        found = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        # A model may know the end token's name as a word, and a token that is not marked as special is looked for in
+        # texts. So its name is cut behind the first character. What is still the end token, such as an unknown word
+        # where both are one, is left out.
+        first, rest = self.eos_token[:1], self.eos_token[1:]
+        for index in [index for index, tokens in enumerate(found) if (tokens == self.eos_id).any()]:
+            parts = texts[index].split(self.eos_token)
+            cut = [rest * (place > 0) + part + first * (place < len(parts) - 1) for place, part in enumerate(parts)]
+            encodings = self._backend.encode_batch_fast(cut, add_special_tokens=False)
+            tokens = np.array([token for encoding in encodings for token in encoding.ids], dtype=np.int32)
+            found[index] = tokens[tokens != self.eos_id]
+        return found
+
+    def count_dropped(self, text: str) -> int:
+        """Characters of a text, white space aside, that no token stands for, or only the one of unknown words."""
+        return self._count_dropped(text) if self._drops else 0
+
+    @cached_property
+    def _drops(self) -> bool:
+        """Whether it drops characters of any text; with all bytes in its vocabulary, it does not."""
+        return self._count_dropped(_PROBE) > 0
+
+    @cached_property
+    def _unknown(self) -> tuple[int | None, ...]:
+        model = json.loads(self._backend.to_str())["model"]
+        return self.eos_id, model.get("unk_id"), self.vocabulary.get(model.get("unk_token"))
+
+    def _count_dropped(self, text: str) -> int:
+        # 1. A model of words says which ones it does not know.
+        if isinstance(self._backend.model, models.WordLevel | models.WordPiece):
+            words = self._backend.encode(text, add_special_tokens=False)
+            spans = zip(words.ids, words.offsets, strict=True)
+            return sum(stop - start for token, (start, stop) in spans if token in self._unknown)
+        # 2. Others know a character or not. One that is dropped is dropped twice as well.
+        counts = Counter("".join(text.split()))
+        for char in counts.keys() - self._knows.keys():
+            once, twice = (self._backend.encode(char * times, add_special_tokens=False).ids for times in (1, 2))
+            self._knows[char] = once != twice and not any(token in self._unknown for token in once)
+        return sum(count for char, count in counts.items() if not self._knows[char])
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids; special tokens are left out."""
@@ -149,11 +201,11 @@ def _local_eos_token(config_file: Path) -> str:
     if not config_file.exists():
         return EOS_TOKEN
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = json.loads(config_file.read_text(encoding="utf-8-sig"))
         token = config["eos_token"]
         # transformers writes either the token or a description of it.
         text = token["content"] if isinstance(token, dict) else token
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _missing(str(config_file), f"no eos_token in it: {error!r}", "name the end token as eos_token") from None
     if not isinstance(text, str):
         raise _missing(str(config_file), f"eos_token is {text!r}, not a string", "name the end token as eos_token")
@@ -162,7 +214,7 @@ def _local_eos_token(config_file: Path) -> str:
 
 def _parse(data: bytes, origin: str) -> Backend:
     try:
-        return Backend.from_str(data.decode())
+        return Backend.from_str(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise _missing(origin, f"{TOKENIZER_FILE} is not UTF-8: {error}", "restore the file") from None
     except Exception as error:  # noqa: BLE001 - the Rust library raises bare Exception
@@ -207,8 +259,35 @@ def train_embedded_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[EOS_TOKEN], initial_alphabet=alphabet, show_progress=False
     )
-    backend.train_from_iterator(texts, trainer)
+    _train(backend, (piece for text in texts for piece in _bounded(text)), trainer)
     return Tokenizer(backend)
+
+
+def _bounded(text: str) -> Iterator[str]:
+    """A text, cut within runs of more than `MOST_RUN_CHARS` characters of one kind and nowhere else."""
+    start = 0
+    if max(map(len, text.split()), default=0) >= MOST_RUN_CHARS or _SPACES.search(text):
+        for run in _RUN.finditer(text):
+            yield text[start : run.end()]
+            start = run.end()
+    yield text[start:]
+
+
+def _train(backend: Backend, texts: Iterator[str], trainer: trainers.BpeTrainer) -> None:
+    """Train in a thread that ends with the process: within the library, a process neither hears signals nor stops."""
+    done: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            backend.train_from_iterator(texts, trainer)
+            done.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - the thread that waits must get it
+            done.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    while wait([done], 0.1).not_done:
+        check_stop()
+    done.result()
 
 
 def check_fits(tokenizer: Tokenizer, model_vocab_size: int) -> None:
@@ -258,14 +337,8 @@ def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[NDArray[n
 
 def encode(texts: Sequence[str], tokenizer: Tokenizer) -> list[NDArray[np.integer]]:
     """The tokens of each text and exactly one end token; an empty array if it has no other token."""
-    return [_with_one_end(tokens, tokenizer.eos_id) for tokens in tokenizer.encode_batch(texts)]
-
-
-def _with_one_end(tokens: NDArray[np.integer], eos_id: int) -> NDArray[np.integer]:
-    length = len(tokens)
-    while length and tokens[length - 1] == eos_id:
-        length -= 1
-    return np.append(tokens[:length], np.array([eos_id], tokens.dtype)) if length else tokens[:0]
+    end = np.array([tokenizer.eos_id], dtype=np.int32)
+    return [np.append(tokens, end) if len(tokens) else tokens for tokens in tokenizer.encode_batch(texts)]
 
 
 def packed(token_lists: Iterable[NDArray[np.integer]], sequence_length: int) -> Iterator[NDArray[np.integer]]:

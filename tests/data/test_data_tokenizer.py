@@ -1,17 +1,29 @@
 import json
 import os
+import random
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import models
 
-from templar.data.tokenizer import EOS_TOKEN, Tokenizer, check_fits, load_tokenizer, train_embedded_tokenizer
+from templar import interrupt
+from templar.data.tokenizer import (
+    EOS_TOKEN,
+    MOST_RUN_CHARS,
+    Tokenizer,
+    check_fits,
+    encode,
+    load_tokenizer,
+    train_embedded_tokenizer,
+)
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
 
@@ -52,6 +64,118 @@ def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.eos_id not in tokens
 
 
+LETTERS = [*map(chr, range(97, 123))]
+END = "</s>"
+
+
+def _backend(model: models.Model, splitter: object = None, **end: bool) -> Backend:
+    backend = Backend(model)
+    if splitter is not None:
+        backend.pre_tokenizer = splitter
+    if end:
+        backend.add_tokens([AddedToken(END, **end)])
+    return backend
+
+
+def _vocabulary(*tokens: str) -> dict[str, int]:
+    return {token: number for number, token in enumerate((*LETTERS, *tokens))}
+
+
+WORDS = pre_tokenizers.WhitespaceSplit()
+KINDS = {
+    "Unigram": lambda: _backend(
+        models.Unigram([("<unk>", 0.0), (END, 0.0), *((c, -3.0) for c in (*LETTERS, *"▁<>/"))], unk_id=0),
+        pre_tokenizers.Metaspace(),
+        special=True,
+    ),
+    "WordLevel": lambda: _backend(models.WordLevel({"<unk>": 0, END: 1, "the": 2}, unk_token="<unk>"), WORDS),
+    "WordPiece": lambda: _backend(models.WordPiece({"<unk>": 0, END: 1, "a": 2, "##b": 3}, unk_token="<unk>"), WORDS),
+    "unknown word is the end": lambda: _backend(models.WordLevel({END: 0, "the": 1}, unk_token=END), WORDS),
+    "ignore_merges": lambda: _backend(models.BPE(vocab=_vocabulary(*"</>", END), merges=[], ignore_merges=True), WORDS),
+    "not special": lambda: _backend(models.BPE(vocab=_vocabulary(*"</> "), merges=[]), special=False),
+    "takes spaces": lambda: _backend(models.BPE(vocab=_vocabulary(*"</> "), merges=[]), special=False, lstrip=True),
+    "merged": lambda: _backend(
+        models.BPE(
+            vocab=_vocabulary(*"</>", "</", "s>", END), merges=[("<", "/"), ("s", ">"), ("</", "s>")], unk_token=None
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=30)
+@given(
+    texts=st.lists(
+        st.lists(st.sampled_from([END, "the", "ab", " ", "</S>", "＜/s＞", "é", "s>", "</", "zz"])).map("".join),  # noqa: RUF001
+        min_size=1,
+        max_size=4,
+    )
+)
+@example(texts=["the cat </s> sat", "a</s></s>b"])
+def test_a_document_has_exactly_one_end_token_with_every_kind_of_tokenizer(kind: str, texts: list[str]) -> None:
+    backend = KINDS[kind]()
+    backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer = Tokenizer(backend, END)
+    for tokens in tokenizer.encode_batch(texts):
+        assert tokenizer.eos_id not in tokens
+    for tokens in encode(texts, tokenizer):
+        assert np.count_nonzero(tokens == tokenizer.eos_id) == min(1, len(tokens))
+
+
+def test_the_name_of_the_end_token_in_a_text_stays_ordinary_text() -> None:
+    for kind in ("ignore_merges", "not special", "merged"):
+        tokenizer = Tokenizer(KINDS[kind](), END)
+        names = {number: token for token, number in tokenizer.vocabulary.items()}
+        (tokens,) = tokenizer.encode_batch([f"ab{END}c"])
+        assert "".join(names[token] for token in tokens.tolist()) == f"ab{END}c", kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "dropped"),
+    [
+        ("not special", "ab é 42", 3),
+        ("not special", f"ab{END}c", 0),
+        ("WordLevel", "the cat", 3),
+        ("unknown word is the end", "the cat", 3),
+        ("Unigram", "ab 42", 2),
+    ],
+)
+def test_characters_that_a_tokenizer_drops_are_counted(kind: str, text: str, dropped: int) -> None:
+    assert Tokenizer(KINDS[kind](), END).count_dropped(text) == dropped
+
+
+@settings(max_examples=20)
+@given(text=st.text())
+def test_a_tokenizer_of_bytes_drops_nothing(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.count_dropped(text) == 0
+
+
+@pytest.mark.parametrize("alphabet", ["ACGT", "0123456789", "+-*/", " \t\n"])
+def test_training_takes_a_long_run_of_one_kind_in_pieces(alphabet: str) -> None:
+    run = "".join(random.Random(1).choices(alphabet, k=3 * MOST_RUN_CHARS + 100))
+    pieces = [run[start : start + MOST_RUN_CHARS] for start in range(0, len(run), MOST_RUN_CHARS)]
+    border = "x" if alphabet == "+-*/" else "+"
+    cut = [border + pieces[0], *pieces[1:-1], pieces[-1] + border]
+    whole = train_embedded_tokenizer([border + run + border], 400)
+    assert whole.to_bytes() == train_embedded_tokenizer(cut, 400).to_bytes()
+
+
+def test_a_stop_ends_the_training() -> None:
+    ended = threading.Event()
+
+    def texts() -> Iterator[str]:
+        yield TEXTS[0]
+        interrupt.request_stop()
+        ended.wait(60)
+
+    try:
+        with pytest.raises(interrupt.StoppedError):
+            train_embedded_tokenizer(texts(), 300)
+    finally:
+        ended.set()
+        interrupt.clear_stop()
+
+
 def test_the_smallest_vocabulary_holds_every_byte_of_utf8() -> None:
     smallest = train_embedded_tokenizer(TEXTS, 244)
     text = "".join(map(chr, range(0x800))) + "\u0fff\uffff\U0010ffff"
@@ -86,10 +210,17 @@ def test_the_end_token_of_a_folder_is_read_from_its_configuration(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
     loaded = load_tokenizer(str(tmp_path))
     assert loaded.decode([loaded.eos_id]) == "a"
-    for broken in ("{", '{"eos_token": {"text": "a"}}'):
+    for broken in ("{", "[" * 100_000, '{"eos_token": {"text": "a"}}'):
         (tmp_path / "tokenizer_config.json").write_text(broken)
         with raising(PermanentError, Reason.TOKENIZER_MISSING, "eos_token"):
             load_tokenizer(str(tmp_path))
+
+
+def test_a_mark_of_byte_order_is_no_part_of_a_tokenizers_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path)
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_tokenizer(str(tmp_path)).digest == tokenizer.digest
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def make_parts(plan: Plan, *, workers: int | None = None, on_progress: Progress 
         if shards:
             make_token_part(plan, unit, tokenizer)
         else:
-            make_page_part(plan, unit, masks[unit])
+            make_page_part(plan, unit, masks[unit], tokenizer)
 
     with alone(plan.request.work):
         in_threads(work, plan.units, workers, on_progress, size=lambda unit: unit.num_bytes)

@@ -4,6 +4,7 @@ The same input and settings give the same card: it contains no time, no machine 
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from templar.data.corpus import SPLITS
 from templar.data.tokenizer import EMBEDDED, Tokenizer
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, replacing
+
+log = logging.getLogger(__name__)
 
 CARD_FILE = "card.json"
 README_FILE = "README.md"
@@ -30,10 +33,12 @@ class Counts:
     documents: int
     characters: int
     tokens: int | None = None  # with one end token per document; None where the dataset is not tokenised
+    dropped: int = 0  # characters that the tokenizer does not know, white space aside
 
     def __add__(self, other: "Counts") -> "Counts":
         tokens = None if self.tokens is None or other.tokens is None else self.tokens + other.tokens
-        return Counts(self.documents + other.documents, self.characters + other.characters, tokens)
+        dropped = self.dropped + other.dropped
+        return Counts(self.documents + other.documents, self.characters + other.characters, tokens, dropped)
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,18 @@ def make_card(
         units = [unit for unit in plan.units if unit.source == name]
         splits = {split: counts[name, split] for split in SPLITS}
         sources.append(SourceCard(name, units[0].files[0].column, files_of(units), splits))
+    warn_of_dropped(tokenizer, sum(each.dropped for each in counts.values()))
     return Card(settings.layout, digest, described, settings.described(), tuple(sources), sample_tokens)
+
+
+def warn_of_dropped(tokenizer: Tokenizer, num_chars: int) -> None:
+    """Log that a tokenizer does not know some characters of a dataset."""
+    if num_chars:
+        log.warning(
+            "tokenizer %s does not know %d characters of the text: it drops them, or gives them its token for unknown "
+            "words; choose a tokenizer with bytes to keep them",
+            *(tokenizer.digest[:12], num_chars),
+        )
 
 
 def files_of(units: Iterable[Unit]) -> tuple[tuple[str, int, str], ...]:
@@ -158,7 +174,7 @@ def read_card(root: Path) -> Card:
             sources,
             content["sample_tokens"],
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PermanentError(
             Reason.DATASET_MALFORMED, f"{path}: not the card of a dataset: {error!r}; build the dataset again"
         ) from None

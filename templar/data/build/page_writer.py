@@ -42,7 +42,7 @@ from templar.data.pages.metadata import (
 from templar.data.pages.parquet import TEXT_COLUMN
 from templar.data.shards.manifest import INDEX_FILE
 from templar.data.shards.shard_writer import require_absent
-from templar.data.tokenizer import TOKENIZER_FILE, save_tokenizer, train_embedded_tokenizer
+from templar.data.tokenizer import TOKENIZER_FILE, Tokenizer, save_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
 from templar.store.files import local_file, replacing, sync
@@ -214,10 +214,10 @@ def _files(root: Path) -> list[Path]:
     return sorted(file for file in root.rglob("*") if file.is_file())
 
 
-def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
+def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_], tokenizer: Tokenizer) -> None:
     """Write the rows of a unit, unless that was done before: `parts/{key}/{split}/*.parquet`, and then their list.
 
-    `held_out` has shape (n,) and says which of its n documents are held out.
+    `held_out` has shape (n,) and says which of its n documents are held out. The tokenizer counts what it will drop.
 
     Raises:
         TransientError, PermanentError: As in `checked_texts`; `local_file`.
@@ -228,7 +228,8 @@ def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
     with local_file(folder):
         shutil.rmtree(folder, ignore_errors=True)
         contents = {
-            split: _write_split(plan, unit, folder / split, held_out != (split == TRAIN_SPLIT)) for split in SPLITS
+            split: _write_split(plan, unit, folder / split, held_out != (split == TRAIN_SPLIT), tokenizer)
+            for split in SPLITS
         }
     with replacing(folder / _CONTENTS, durable=True) as file:
         file.write(canonical_json(contents))
@@ -259,7 +260,7 @@ def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: 
             key = unit.source, split
             shards = files.setdefault(key, [])
             shards += _link(part / split, contents[split]["files"], partial, f"{unit.source}/{split}", len(shards))
-            counts[key] = counts.get(key, Counts(0, 0)) + Counts(*contents[split]["counts"])
+            counts[key] = counts.get(key, Counts(0, 0)) + Counts(**contents[split]["counts"])
         on_progress(100 * number / len(plan.units))
     # 2. Write the tokenizer and the files that describe the dataset.
     sizes = {
@@ -277,26 +278,31 @@ def _contents(folder: Path) -> dict[str, Any] | None:
     """The list of a part's files; None if it is not written or cannot be read, so that the part is not finished."""
     try:
         content = json.loads((folder / _CONTENTS).read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return content if isinstance(content, dict) and content.keys() == {*SPLITS} else None
 
 
-def _write_split(plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_]) -> dict[str, Any]:
+def _write_split(
+    plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_], tokenizer: Tokenizer
+) -> dict[str, Any]:
     """Write the files of one split; their entry in the list."""
     settings = plan.request.settings
     folder.mkdir(parents=True)
     texts = (text for text, take in zip(checked_texts(unit, plan.census(unit)), chosen, strict=True) if take)
     files: list[dict[str, Any]] = []
+    dropped = 0
     for rows in _batches(_rows(texts, settings.row_chars), settings.shard_rows):
         file = folder / f"{len(files):06d}.parquet"
         write_rows(file, rows, settings.rows_per_group)
+        dropped += sum(map(tokenizer.count_dropped, rows))
         with local_file(file):
             sync(file)
         size = file.stat().st_size
         files.append({"path": file.name, "num_rows": len(rows), "size_bytes": size, "sha256": file_sha256(file)})
     num_chars = int(plan.census(unit).num_chars[chosen].sum())
-    return {"files": files, "counts": [int(chosen.sum()), num_chars]}
+    counts = {"documents": int(chosen.sum()), "characters": num_chars, "dropped": dropped}
+    return {"files": files, "counts": counts}
 
 
 def _rows(texts: Iterable[str], row_chars: int) -> Iterator[str]:
@@ -321,5 +327,5 @@ def _link(part: Path, files: list[dict[str, Any]], root: Path, folder: str, firs
 def _part_folder(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> Path:
     settings = plan.request.settings
     numbers = [settings.row_chars, settings.rows_per_group, settings.shard_rows]
-    key = part_key("pages", unit.key, sha256_hex(np.packbits(held_out).tobytes()), numbers)
+    key = part_key("pages", unit.key, sha256_hex(np.packbits(held_out).tobytes()), numbers, plan.tokenizer_digest)
     return plan.request.work / "parts" / key

@@ -37,7 +37,7 @@ from templar.store.files import local_file
 LEAST_VOCAB_SIZE = 244
 """The bytes of UTF-8 and the end token."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the results of a build; those of another version are made again."""
 
 _EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")

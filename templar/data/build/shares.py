@@ -65,7 +65,7 @@ class SharedUnit(_Described):
 class ShareDescription(_Described):
     """`share.json`."""
 
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     index: int = Field(ge=0)
     count: int = Field(ge=1)
     settings: dict[str, Any]  # those that the bytes follow from

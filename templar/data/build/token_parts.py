@@ -1,7 +1,7 @@
 """Tokens of a plan's units, and their assembly into shards on little more disk than the shards take.
 
     parts/{key}/{run:06d}.tokens     tokens of documents that follow each other in the unit, by their order keys
-    parts/{key}/documents.npy        number of tokens and run of every document; last, so a part that has it is whole
+    parts/{key}/documents.npy        tokens, run, dropped characters of every document; last, so a part with it is whole
 
 It is an external sort. A unit is cut into runs that are sorted in memory, and the assembly merges the runs from the
 last document to the first: the tokens that it takes always stand at the end of a run, so the run is cut off there when
@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def make_token_part(plan: Plan, unit: Unit, tokenizer: Tokenizer) -> None:
         folder.mkdir(parents=True)
     stored = stored_type(token_type(tokenizer))
     taker = CensusTaker(unit)
-    lengths, runs = array("q"), array("q")
+    lengths, runs, dropped = array("q"), array("q"), array("q")
     waiting: list[NDArray[Any]] = []
     num_waiting = 0
 
@@ -85,7 +85,12 @@ def make_token_part(plan: Plan, unit: Unit, tokenizer: Tokenizer) -> None:
             for index in order:
                 file.write(waiting[index])
 
-    for tokens in encode_all(taker.texts(), tokenizer):
+    def texts() -> Iterator[str]:
+        for text in taker.texts():
+            dropped.append(tokenizer.count_dropped(text))
+            yield text
+
+    for tokens in encode_all(texts(), tokenizer):
         runs.append(runs[-1] + (not waiting) if runs else 0)
         lengths.append(len(tokens))
         waiting.append(tokens.astype(stored))
@@ -97,13 +102,13 @@ def make_token_part(plan: Plan, unit: Unit, tokenizer: Tokenizer) -> None:
         end_run()
     taker.store(plan.folder(unit))
     with replacing(folder / _DOCUMENTS_FILE, durable=True) as file:
-        np.save(file, np.array([lengths, runs], dtype="<i8").reshape(2, -1))
+        np.save(file, np.array([lengths, runs, dropped], dtype="<i8").reshape(3, -1))
 
 
 def _is_whole(plan: Plan, unit: Unit, folder: Path) -> bool:
     """Whether a part has every token that this plan still needs; the merge of another plan may have taken some."""
     try:
-        lengths, runs = load_array(folder / _DOCUMENTS_FILE)
+        lengths, runs, _ = load_array(folder / _DOCUMENTS_FILE)
         census = plan.census(unit)
         left = census.order_keys < bound if (bound := _placed_from(plan)) is not None else np.ones(len(runs), np.bool_)
         itemsize = stored_type(token_type(plan.tokenizer())).itemsize
@@ -152,7 +157,7 @@ def _load_documents(plan: Plan) -> tuple[_Documents, dict[tuple[str, str], Count
     for unit, mask in zip(plan.units, plan.held_out(), strict=True):
         folder, census = part_folder(plan, unit), plan.census(unit)
         with local_file(folder):
-            lengths, runs = load_array(folder / _DOCUMENTS_FILE)
+            lengths, runs, dropped = load_array(folder / _DOCUMENTS_FILE)
         # 1. Within a run, documents stand in the order of their keys.
         by_run = np.lexsort((census.order_keys, runs))
         ends = np.cumsum(lengths[by_run])
@@ -168,7 +173,8 @@ def _load_documents(plan: Plan) -> tuple[_Documents, dict[tuple[str, str], Count
         # 2. Count.
         for split in SPLITS:
             chosen = mask != (split == TRAIN_SPLIT)
-            more = Counts(int(chosen.sum()), int(census.num_chars[chosen].sum()), int(lengths[chosen].sum()))
+            figures = (int(column[chosen].sum()) for column in (census.num_chars, lengths, dropped))
+            more = Counts(int(chosen.sum()), *figures)
             counts[unit.source, split] = counts.get((unit.source, split), Counts(0, 0, 0)) + more
     # 3. Order the documents of all units.
     order = np.argsort(np.concatenate(columns["keys"]), kind="stable")
