@@ -54,6 +54,21 @@ class TestFolders:
         assert documents(source) == [(name, name) for name in ("a.txt", "a/y.rst", "a/z.md", "b.txt")]
         assert names(TextSource("source", tmp_path, suffixes=(".html",))) == ["c.html"]
 
+    def test_what_a_failed_job_has_left_is_passed_over(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        for name in (
+            "a.parquet",
+            "_temporary/0/task/a.parquet",
+            "b/_c/a.parquet",
+            "b/.d/a.parquet",
+            "_e.parquet",
+            ".a.parquet",
+        ):
+            write(tmp_path / name, "parquet", ROWS)
+        (tmp_path / "_SUCCESS").touch()
+        assert names(TextSource("source", tmp_path)) == ["a.parquet"]
+        assert "_e.parquet" in caplog.text
+        assert names(source_from_text(f"x={tmp_path / '_e.parquet'}")) == ["_e.parquet"]  # it is named
+
     def test_rows_before_texts(self, tmp_path: Path) -> None:
         (tmp_path / "README.md").write_text("about the rows")
         write(tmp_path / "data" / "b.parquet", "parquet", ROWS)
@@ -141,6 +156,34 @@ class TestRows:
         with pytest.raises(PermanentError, match="not UTF-8"):
             documents(TextSource("source", path))
 
+    @pytest.mark.parametrize("kind", ["parquet", "stream", "file"])
+    def test_two_columns_of_one_name(self, tmp_path: Path, kind: str) -> None:
+        path = tmp_path / f"x.{ending(kind)}"
+        table = pa.Table.from_arrays([pa.array(ROWS), pa.array(ROWS)], ["text", "text"])
+        if kind == "parquet":
+            pq.write_table(table, path)
+        else:
+            opened = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+            with path.open("wb") as file, opened(file, table.schema) as writer:
+                writer.write_table(table)
+        with raising(PermanentError, Reason.DATASET_MALFORMED, path, "2 columns have the name 'text'"):
+            documents(TextSource("source", path))
+
+    @pytest.mark.parametrize("column", [pa.array([], pa.string()), pa.array([], pa.null())])
+    @pytest.mark.parametrize("kind", ["parquet", "stream"])
+    def test_a_file_without_rows_is_said(
+        self, tmp_path: Path, kind: str, column: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        path = write(tmp_path / f"x.{ending(kind)}", kind, column)
+        assert documents(TextSource("source", path)) == []
+        assert f"{path}: has no documents" in caplog.text
+
+    def test_a_line_that_is_nested_too_deeply(self, tmp_path: Path) -> None:
+        path = tmp_path / "x.jsonl"
+        path.write_text('{"text": "a"}\n{"text": "b", "meta": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+        with raising(PermanentError, Reason.DATASET_MALFORMED, f"{path}: line 2 is JSON that is nested too deeply"):
+            documents(TextSource("source", path))
+
     def test_half_a_surrogate_pair(self, tmp_path: Path) -> None:
         (tmp_path / "x.jsonl").write_text('{"text": "\\ud800"}\n')
         with pytest.raises(PermanentError, match="line 1"):
@@ -206,6 +249,23 @@ class TestCompressedLines:
             path.write_bytes(damaged)
             with raising(PermanentError, Reason.DATASET_MALFORMED, path.name):
                 documents(TextSource("source", path))
+
+    def test_an_empty_file(self, tmp_path: Path, end: str) -> None:
+        path = tmp_path / f"x.jsonl.{end}"
+        path.touch()
+        with raising(PermanentError, Reason.DATASET_MALFORMED, path, "has 0 bytes"):
+            documents(TextSource("source", path))
+        compressed(path, [[]])
+        assert documents(TextSource("source", path)) == []
+
+
+def test_a_long_window_is_named_with_its_remedy(tmp_path: Path) -> None:
+    line = b'{"text": "a"}\n'
+    path = tmp_path / "x.jsonl.zst"
+    # One frame with a window of 2 GiB (exponent 21 above 1 KiB) and one raw block, the last.
+    path.write_bytes(b"\x28\xb5\x2f\xfd\x00" + bytes([21 << 3]) + (len(line) << 3 | 1).to_bytes(3, "little") + line)
+    with raising(PermanentError, Reason.DATASET_MALFORMED, path, "window is too long: compress the file again"):
+        documents(TextSource("source", path))
 
 
 def test_an_unknown_format(tmp_path: Path) -> None:

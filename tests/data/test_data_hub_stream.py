@@ -117,18 +117,18 @@ class TestBuilding:
     ) -> None:
         """The error says which shard and row; the same command completes the build, with the same bytes."""
         whole = build(request(repository, tmp_path / "whole"))
-        columns = hub_stream._columns
+        batches = hub_stream._batches
 
         def dying(shard: Any, column: str) -> Iterator[Any]:
-            for batch in columns(shard, column):
+            for batch in batches(shard, column):
                 yield batch.slice(0, 10)
                 raise ConnectionError("the endpoint closed the connection")
 
-        monkeypatch.setattr(hub_stream, "_columns", dying)
+        monkeypatch.setattr(hub_stream, "_batches", dying)
         with raising(TransientError, Reason.STORE_UNREACHABLE, match=r"train-0000\d-of-00002, row 10: cannot be read"):
             build(request(repository, tmp_path / "built"))
         assert not (tmp_path / "built").exists()
-        monkeypatch.setattr(hub_stream, "_columns", columns)
+        monkeypatch.setattr(hub_stream, "_batches", batches)
         assert build(request(repository, tmp_path / "built")).card == whole.card
         assert contents(tmp_path / "built") == contents(whole.root)
 

@@ -1,5 +1,6 @@
 """The reference's layouts become datasets that this network's readers accept, with links instead of copies."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from templar.data.build.importing import import_dataset
 from templar.data.pages.page_dataset import PageDataset
@@ -16,6 +19,7 @@ from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.tokenizer import Tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.store.directory import DirectoryStore
+from tests.support.commands import contents
 from tests.support.errors import raising
 
 LENGTH = 8
@@ -110,8 +114,15 @@ class TestShards:
                 Reason.DATASET_TOO_SMALL,
                 "must leave one",
             ),
+            (
+                lambda folder: (folder / "train_000001.npy").write_bytes(
+                    (folder / "train_000001.npy").read_bytes()[: -4 * LENGTH]
+                ),
+                Reason.DATASET_MALFORMED,
+                f"train_000001.npy: its header says {40 * LENGTH} tokens of 4 bytes, and {4 * 39 * LENGTH} bytes",
+            ),
         ],
-        ids=["missing", "cut off", "signed", "other ids", "other tokenizer", "too small"],
+        ids=["missing", "cut off", "signed", "other ids", "other tokenizer", "too small", "header"],
     )
     def test_mistakes(self, tokens: Path, tokenizer: Tokenizer, change: Any, reason: Reason, words: str) -> None:
         tmp_path = tokens.parent
@@ -119,6 +130,22 @@ class TestShards:
         with raising(PermanentError, reason, words):
             import_dataset(tokens, tmp_path / "dataset", tokenizer=tokenizer, sequence_length=LENGTH)
         assert not (tmp_path / "dataset").exists()
+
+    @pytest.mark.parametrize("vocab_size", [260, 70_000])
+    def test_raw_tokens_of_the_other_type_are_refused(
+        self, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, vocab_size: int
+    ) -> None:
+        """Read as uint16, tokens of uint32 would be twice the samples, every second token of them 0 or 1."""
+        monkeypatch.setattr(tokenizer, "vocab_size", vocab_size)
+        for type_, other in (("uint32", "uint16"), ("uint16", "uint32")):
+            folder = tmp_path / f"raw-{type_}"
+            folder.mkdir()
+            for index in range(2):
+                found = np.random.default_rng(index).integers(0, min(vocab_size, 2**16), 40 * LENGTH, np.uint32)
+                found.astype(type_).tofile(folder / f"train_{index:06d}.npy")
+            with raising(PermanentError, Reason.DATASET_MALFORMED, "train_00000", "--dtype"):
+                import_dataset(folder, tmp_path / "x", tokenizer=tokenizer, dtype=other, sequence_length=LENGTH)  # type: ignore[arg-type]
+            import_dataset(folder, tmp_path / type_, tokenizer=tokenizer, dtype=type_, sequence_length=LENGTH)  # type: ignore[arg-type]
 
     def test_they_need_a_tokenizer(self, tokens: Path, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="need the tokenizer"):
@@ -174,7 +201,7 @@ class TestPages:
             (
                 lambda folder: pq.write_table(pa.table({"body": ["x"]}), folder / "CC-MAIN-2" / "000_00001.parquet"),
                 Reason.DATASET_MALFORMED,
-                "no column 'text' of strings; there are body",
+                "no column 'text'; there are body",
             ),
             (
                 lambda folder: (folder / "CC-MAIN-2" / "000_00001.parquet").write_bytes(b"PAR1"),
@@ -194,6 +221,83 @@ class TestPages:
         with raising(PermanentError, reason, words):
             import_dataset(tables, tmp_path / "dataset", tokenizer=None)
         assert not (tmp_path / "dataset").exists()
+
+    @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
+    def test_every_type_of_text_is_imported_and_read(self, tmp_path: Path, kind: Any) -> None:
+        folder = tmp_path / "in" / "config"
+        folder.mkdir(parents=True)
+        for number in range(2):
+            texts = pa.array([f"{number} {row}" for row in range(8)])
+            column = texts.dictionary_encode() if pa.types.is_dictionary(kind) else texts.cast(kind)
+            pq.write_table(pa.table({"text": column}), folder / f"{number}.parquet")
+        import_dataset(tmp_path / "in", tmp_path / "out", tokenizer=None)
+        pages = PageDataset([DirectoryStore(tmp_path / "out", writable=False)], "", rows_per_page=4)
+        assert pages.read_page(1).texts == ("0 4", "0 5", "0 6", "0 7")
+
+    def test_files_without_rows_and_leftovers_are_passed_over(
+        self, tables: Path, tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tables / "_shard_sizes.json").unlink()
+        import_dataset(tables, tmp_path / "one", tokenizer=tokenizer)
+        config = tables / "CC-MAIN-1"
+        for name in ("000_00000a.parquet", "000_00009.parquet"):
+            pq.write_table(pa.table({"text": pa.array([], pa.null())}), config / name)
+        for leftover in (config / "_temporary.parquet", config / ".crc.parquet", tables / "_temporary" / "a.parquet"):
+            leftover.parent.mkdir(exist_ok=True)
+            pq.write_table(pa.table({"text": ["twice"]}), leftover)
+        import_dataset(tables, tmp_path / "two", tokenizer=tokenizer)
+        assert contents(tmp_path / "one") == contents(tmp_path / "two")
+        assert "2 files of config 'CC-MAIN-1' have no rows" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("column", "words"),
+        [
+            (pa.array([*"abcdefgh", None, *"ij"]), "row 8 of column 'text' is null"),
+            (
+                pa.array([*[b"a"] * 9, b"caf\xe9", b"b"], pa.binary()).view(pa.string()),
+                "row 9 of column 'text' is not UTF-8",
+            ),
+        ],
+        ids=["null", "not UTF-8"],
+    )
+    def test_rows_that_no_node_could_read_are_named(
+        self, tables: Path, tmp_path: Path, column: Any, words: str
+    ) -> None:
+        (tables / "_shard_sizes.json").unlink()
+        path = tables / "CC-MAIN-2" / "000_00001.parquet"
+        pq.write_table(pa.table({"text": column}), path, row_group_size=4)
+        with raising(PermanentError, Reason.DATASET_MALFORMED, path, words):
+            import_dataset(tables, tmp_path / "dataset", tokenizer=None)
+        assert not (tmp_path / "dataset").exists()
+
+    @pytest.mark.parametrize("name", ["lang=en", "my config", "default"])
+    def test_a_config_that_no_node_could_read_is_named(self, tables: Path, tmp_path: Path, name: str) -> None:
+        (tables / "_shard_sizes.json").unlink()
+        (tables / "CC-MAIN-2").rename(tables / name)
+        with raising(PermanentError, Reason.DATASET_MALFORMED, f"config '{name}'", "rename its folder"):
+            import_dataset(tables, tmp_path / "dataset", tokenizer=None)
+
+    def test_two_columns_of_one_name_and_a_config_without_rows(self, tables: Path, tmp_path: Path) -> None:
+        (tables / "_shard_sizes.json").unlink()
+        path = tables / "CC-MAIN-2" / "000_00001.parquet"
+        pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, ["text"] * 2), path)
+        with raising(PermanentError, Reason.DATASET_MALFORMED, path, "2 columns have the name 'text'"):
+            import_dataset(tables, tmp_path / "dataset", tokenizer=None)
+        for path in (tables / "CC-MAIN-2").iterdir():
+            pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
+        with raising(PermanentError, Reason.DATASET_TOO_SMALL, "'CC-MAIN-2' has 0 files with rows"):
+            import_dataset(tables, tmp_path / "dataset", tokenizer=None)
+
+    def test_a_huge_row_group_and_dropped_characters_are_said(
+        self, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr("templar.data.build.importing.MOST_GROUP_BYTES", 50)
+        words = Tokenizer(Backend(models.BPE(vocab={"1": 0, "<eos>": 1}, merges=[])))
+        import_dataset(tables, tmp_path / "dataset", tokenizer=words)
+        assert caplog.text.count("a node fetches a whole row group") == 6
+        numbers = itertools.product((1, 2), range(3), range(20))
+        rows = "".join(f"CC-MAIN-{config}{number}{row}" for config, number, row in numbers)
+        assert f"does not know {len(rows.replace('1', ''))} characters" in caplog.text
 
     def test_neither_layout(self, tmp_path: Path) -> None:
         (tmp_path / "empty").mkdir()

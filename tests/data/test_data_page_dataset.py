@@ -41,13 +41,18 @@ def change_shard_sizes(store: MemoryStore, change: Callable[[dict], None]) -> No
 
 
 def replace_first_shard(store: MemoryStore, table: pa.Table) -> None:
-    """Replace the first file, and remove its listed size and hash."""
+    replace_shard(store, 0, table)
+
+
+def replace_shard(store: MemoryStore, number: int, table: pa.Table) -> None:
+    """Replace a file of the first config, and remove its listed size and hash."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
-    store.put(FIRST_SHARD, buffer.getvalue())
+    store.put(FIRST_SHARD.replace("00000", f"{number:05d}"), buffer.getvalue())
 
     def forget(sizes: dict) -> None:
-        del sizes["alpha"]["shards"][0]["size_bytes"], sizes["alpha"]["shards"][0]["sha256"]
+        for name in ("size_bytes", "sha256"):
+            sizes["alpha"]["shards"][number].pop(name, None)
 
     change_shard_sizes(store, forget)
 
@@ -102,6 +107,37 @@ def test_a_page_fetches_only_its_row_groups(tmp_path: Path) -> None:
     store.reads.clear()
     assert dataset.read_page(dataset.num_pages // 2) == page
     assert store.reads == []
+
+
+def test_a_row_group_beyond_the_bound_is_fetched_once(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the pages of a window come from several such groups by turns."""
+    monkeypatch.setattr("templar.data.pages.parquet.MAX_CACHED_BYTES", 100)
+    texts = ["x" * 99 + str(row) for row in range(100)]
+    for number in range(2):
+        replace_shard(store, number, pa.table({"text": texts[:25]}))
+    dataset = open_pages(store)
+    dataset.read_page(0)
+    size = store.bytes_read(FIRST_SHARD)
+    for index in (1, 2, 3, 0):
+        assert dataset.read_page(index).texts == tuple(texts[index * 4 : index * 4 + 4])
+    assert store.bytes_read(FIRST_SHARD) == size
+    fresh, before = open_pages(store), len(store.reads)
+    pages = fresh.read_pages([0, 8, 1, 9, 2, 10], concurrency=1)
+    assert [page.index for page in pages] == [0, 8, 1, 9, 2, 10]
+    read = [each for each in store.reads[before:] if each.key == FIRST_SHARD]
+    assert sum(each.length for each in read) == size
+
+
+def test_a_row_that_is_no_text_is_named(store: MemoryStore) -> None:
+    latin = pa.array([*[b"a"] * 20, b"caf\xe9", *[b"b"] * 4], pa.binary()).view(pa.string())
+    for column, words in ((latin, "row 20 of column 'text' is not UTF-8"), (latin.dictionary_encode(), "row 20")):
+        replace_first_shard(store, pa.table({"text": column}))
+        with raising(PermanentError, Reason.DATASET_MALFORMED, FIRST_SHARD, words):
+            open_pages(store).read_page(5)
+    twice = pa.Table.from_arrays([pa.array(["a"] * 25)] * 2, ["text"] * 2)
+    replace_first_shard(store, twice)
+    with raising(PermanentError, Reason.DATASET_MALFORMED, "2 columns have the name 'text'"):
+        open_pages(store).read_page(0)
 
 
 def test_the_digest_follows_the_files_and_the_pages(store: MemoryStore) -> None:

@@ -8,14 +8,16 @@ A source is a file or a folder:
 
 or a split of a Hugging Face dataset that is streamed (`hub_stream`).
 
-In a folder with files of rows, text files (a README) are left alone. Hidden files and folders are passed over; a link
-to a file is followed, one to a folder is refused. The order of files and of documents depends on names alone. A text is
-not changed, and an empty one is left out. Files are read piece by piece. A row without a text is an error that names
-file and row: only the owner of the file knows the intention.
+In a folder with files of rows, text files (a README) are left alone. Names that begin with a dot or an underscore are
+passed over, for such files are hidden, or a job that failed has left them (`_temporary`); a link to a file is followed,
+one to a folder is refused. The order of files and of documents depends on names alone. A text is not changed, and an
+empty one is left out. Files are read piece by piece. A row without a text is an error that names file and row: only
+the owner of the file knows the intention.
 """
 
 import io
 import json
+import logging
 import os
 import re
 from collections.abc import Generator, Iterator, Sequence
@@ -38,18 +40,23 @@ from templar.data.build.hub_stream import (
     read_shard,
 )
 from templar.data.pages.metadata import DEFAULT_CONFIG
+from templar.data.text_column import TextColumnError, require_texts, texts_of
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file
+
+log = logging.getLogger(__name__)
 
 JSON_LINES = {".jsonl": None, ".jsonl.gz": "gzip", ".jsonl.zst": "zstd"}
 """Ends of the names of JSON lines, with their compression."""
 ROW_SUFFIXES = (".parquet", ".arrow", *JSON_LINES)
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
+UNREAD = (".", "_")
+"""Beginnings of the names of files and folders that are passed over, as in Spark, Hive and Arrow."""
 
 _COMPRESSED_BYTES = 2**20
 _STATE_FILE = "state.json"
 _SPLITS_FILE = "dataset_dict.json"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ class TextSource:
     stream: HubSplit | None = None  # `root` is its path
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name) or self.name == DEFAULT_CONFIG:
+        if not NAME.fullmatch(self.name) or self.name == DEFAULT_CONFIG:
             raise ValueError(
                 f"source name {self.name!r} must be letters, digits, dots, dashes and underscores, and not "
                 f"{DEFAULT_CONFIG!r}; write NAME=PATH"
@@ -157,9 +164,11 @@ def _input(source: TextSource, name: str, path: Path) -> InputFile:
 
 
 def _walk(root: Path, suffixes: Sequence[str]) -> Iterator[str]:
-    """Files by the ends of their names; nothing hidden, nothing in hidden folders."""
+    """Files by the ends of their names; none whose name, or whose folder's, begins as in `UNREAD`."""
     for folder, folders, files in os.walk(root, onerror=_unreadable):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        if unread := [name for name in files if name.startswith("_") and name.endswith(tuple(suffixes))]:
+            log.warning("%s: names with an underscore in front are passed over, such as %s", folder, min(unread))
+        folders[:] = [name for name in folders if not name.startswith(UNREAD)]
         links = sorted(str(path) for name in folders if (path := Path(folder) / name).is_symlink())
         if links:
             raise PermanentError(
@@ -167,7 +176,7 @@ def _walk(root: Path, suffixes: Sequence[str]) -> Iterator[str]:
                 f"{links[0]!r}: links to folders are not followed; name that folder as a source, or take the link out",
             )
         for file in files:
-            if file.endswith(tuple(suffixes)) and not file.startswith("."):
+            if file.endswith(tuple(suffixes)) and not file.startswith(UNREAD):
                 yield (Path(folder) / file).relative_to(root).as_posix()
 
 
@@ -203,7 +212,7 @@ def _saved(root: Path) -> list[str]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         content = error
     if not isinstance(content, dict):
         raise PermanentError(Reason.DATASET_MALFORMED, f"{path}: not a JSON object: {content}; save the dataset again")
@@ -221,9 +230,14 @@ def read_texts(file: InputFile) -> Iterator[tuple[str, str]]:
         TransientError: `local_file`; of a stream, as in `read_shard`.
     """
     if file.column is not None:
-        for row, text in _stream_rows(file) if file.shard else enumerate(read_rows(file.path, file.column)):
-            if text:
-                yield f"{file.name}#{row}", text
+        rows = read_shard(file.shard, file.column) if file.shard else read_rows(file.path, file.column)
+        documents = ((f"{file.name}#{row}", text) for row, text in enumerate(rows) if text)
+        first = next(documents, None)
+        if first is None:
+            log.warning("%s: has no documents and is passed over", file.path if file.shard is None else file.name)
+            return
+        yield first
+        yield from documents
         return
     with local_file(file.path):
         data = file.path.read_bytes()
@@ -235,17 +249,6 @@ def read_texts(file: InputFile) -> Iterator[tuple[str, str]]:
         ) from None
     if text:
         yield file.name, text
-
-
-def _stream_rows(file: InputFile) -> Iterator[tuple[int, str]]:
-    assert file.shard is not None and file.column is not None  # noqa: S101, PT018 - the caller looked
-    for row, text in read_shard(file.shard, file.column):
-        if text is None:
-            raise PermanentError(
-                Reason.DATASET_MALFORMED,
-                f"{file.shard.of}, {file.name}: row {row} of column {file.column!r} is null; drop such rows",
-            )
-        yield row, text
 
 
 def read_rows(path: Path, column: str) -> Iterator[str]:
@@ -263,22 +266,19 @@ def read_rows(path: Path, column: str) -> Iterator[str]:
         return
     batches = _parquet(path, column) if path.suffix == ".parquet" else _arrow(path, column)
     row = 0
-    for batch in batches:
-        if batch.null_count:
-            missing = row + batch.is_null().index(True).as_py()
-            raise _malformed(path, f"row {missing} of column {column!r} is null; drop such rows")
-        try:
-            yield from batch.to_pylist()
-        except UnicodeDecodeError as error:
-            raise _malformed(path, f"rows {row} and later, column {column!r}: not UTF-8 ({error}); repair it") from None
-        row += len(batch)
+    try:
+        for batch in batches:
+            yield from texts_of(batch, column, row).to_pylist()
+            row += len(batch)
+    except TextColumnError as error:
+        raise _malformed(path, str(error)) from None
 
 
 def _parquet(path: Path, column: str) -> Iterator[Any]:
     with _decoding(path), pq.ParquetFile(path, **SMALL_READS) as file:
-        _require_texts(path, file.schema_arrow, column)
-        for batch in file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False):
-            yield batch.column(0)
+        if file.metadata.num_rows:
+            require_texts(file.schema_arrow, column)
+            yield from file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False)
 
 
 def _arrow(path: Path, column: str) -> Iterator[Any]:
@@ -286,12 +286,10 @@ def _arrow(path: Path, column: str) -> Iterator[Any]:
         stream = file.read(6) != b"ARROW1"
         file.seek(0)
         reader = pa.ipc.open_stream(file) if stream else pa.ipc.open_file(file)
-        _require_texts(path, reader.schema, column)
         batches = reader if stream else map(reader.get_batch, range(reader.num_record_batches))
         for batch in batches:
-            texts = batch.column(column)
-            for start in range(0, len(texts), BATCH_ROWS):
-                yield texts.slice(start, BATCH_ROWS)
+            for start in range(0, len(batch), BATCH_ROWS):
+                yield batch.slice(start, BATCH_ROWS)
 
 
 def _lines(path: Path, compression: str | None) -> Generator[bytes]:
@@ -300,6 +298,9 @@ def _lines(path: Path, compression: str | None) -> Generator[bytes]:
         with local_file(path), path.open("rb") as file:
             yield from file
         return
+    with local_file(path):
+        if not path.stat().st_size:
+            raise _malformed(path, f"has 0 bytes, which are no {compression} archive: restore the file or take it out")
     with _decoding(path), pa.input_stream(str(path), compression=compression, buffer_size=_COMPRESSED_BYTES) as stream:
         yield from io.BufferedReader(stream, _COMPRESSED_BYTES)
 
@@ -311,6 +312,8 @@ def _json_lines(path: Path, column: str, compression: str | None) -> Iterator[st
                 continue
             try:
                 row = json.loads(line)
+            except RecursionError:
+                raise _malformed(path, f"line {number} is JSON that is nested too deeply; drop the line") from None
             except ValueError as error:
                 raise _malformed(path, f"line {number} is not JSON in UTF-8 ({error}); repair it") from None
             text = row.get(column) if isinstance(row, dict) else None
@@ -319,14 +322,6 @@ def _json_lines(path: Path, column: str, compression: str | None) -> Iterator[st
             if not text.isascii() and _has_surrogates(text):
                 raise _malformed(path, f"line {number}, {column!r}: half a surrogate pair is no text; repair it")
             yield text
-
-
-def _require_texts(path: Path, schema: Any, column: str) -> None:
-    if column not in schema.names:
-        raise _malformed(path, f"no column {column!r}; there are {', '.join(schema.names) or 'none'}: name one of them")
-    kind = schema.field(column).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
-        raise _malformed(path, f"column {column!r} holds {kind}, not strings: name another column")
 
 
 def _has_surrogates(text: str) -> bool:
@@ -345,7 +340,10 @@ def _decoding(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise _malformed(path, f"cannot be decoded: {error}; restore the file") from error
+        remedy = "restore the file"
+        if "too much memory" in str(error):  # Arrow's zstd reads windows of 128 MiB at most
+            remedy = "its window is too long: compress the file again (zstd -dc --long=31 OLD | zstd -o NEW)"
+        raise _malformed(path, f"cannot be decoded: {error}; {remedy}") from error
 
 
 def _malformed(path: Path, problem: str) -> PermanentError:

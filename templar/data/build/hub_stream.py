@@ -9,7 +9,7 @@ commit, which is resolved when the split is opened.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from templar.canonical import canonical_json, file_sha256, sha256_hex
+from templar.data.text_column import TextColumnError, require_texts, texts_of
 from templar.errors import PermanentError, Reason, TransientError
 
 SCHEME = "hf:"
@@ -101,8 +101,8 @@ def find_shards(split: HubSplit) -> list[HubShard]:
     return [HubShard(split, index, count, *contents[index]) for index in range(count)]
 
 
-def read_shard(shard: HubShard, column: str) -> Iterator[tuple[int, Any]]:
-    """The row number and the text of every row of a shard, in order; a text that is missing is None.
+def read_shard(shard: HubShard, column: str) -> Iterator[str]:
+    """The text of every row of a shard, in order.
 
     Raises:
         TransientError: `store_unreachable`; reading failed at some row.
@@ -110,16 +110,17 @@ def read_shard(shard: HubShard, column: str) -> Iterator[tuple[int, Any]]:
     """
     split, row = shard.of, 0
     with _translated(split, lambda: f"{shard.name}, row {row}"):
-        for texts in _columns(shard, column):
-            if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type) or texts.type == pa.null()):
-                raise _malformed(split, f"column {column!r} holds {texts.type}, not strings: name another column")
-            for text in texts.to_pylist():
-                yield row, text
-                row += 1
+        try:
+            for batch in _batches(shard, column):
+                for text in texts_of(batch, column, row).to_pylist():
+                    yield text
+                    row += 1
+        except TextColumnError as error:
+            raise _malformed(split, f"{shard.name}: {error}") from None
 
 
-def _columns(shard: HubShard, column: str) -> Iterator[Any]:
-    """The column of a shard in batches.
+def _batches(shard: HubShard, column: str) -> Iterator[Any]:
+    """The rows of a shard in batches, with the column and perhaps others.
 
     Parquet files are opened here: the library's scanner reads all columns, and far ahead of a reader that tokenises.
     """
@@ -128,19 +129,12 @@ def _columns(shard: HubShard, column: str) -> Iterator[Any]:
         import fsspec  # noqa: PLC0415 - `datasets` brings it
 
         with fsspec.open(shard.url, "rb") as opened, pq.ParquetFile(opened, **SMALL_READS) as file:
-            _require_column(shard.of, file.schema_arrow.names, column)
-            for batch in file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False):
-                yield batch.column(0)
+            if file.metadata.num_rows:
+                require_texts(file.schema_arrow, column)
+                yield from file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False)
         return
     part = stream.shard(num_shards=shard.count, index=shard.index).with_format("arrow")
-    for table in part.iter(batch_size=BATCH_ROWS):
-        _require_column(shard.of, table.column_names, column)
-        yield table.column(column)
-
-
-def _require_column(split: HubSplit, names: Sequence[str], column: str) -> None:
-    if column not in names:
-        raise _malformed(split, f"no column {column!r}; there are {', '.join(names) or 'none'}: name one of them")
+    yield from part.iter(batch_size=BATCH_ROWS)
 
 
 @lru_cache(maxsize=8)

@@ -12,6 +12,7 @@ is a second name of the same file: a change of the original changes the dataset,
 """
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,9 @@ from numpy.typing import NDArray
 
 from templar.canonical import file_sha256
 from templar.data.build.build_dataset import alone, remove_work
+from templar.data.build.card import warn_of_dropped
+from templar.data.build.documents import NAME, UNREAD
+from templar.data.build.hub_stream import BATCH_ROWS, SMALL_READS
 from templar.data.build.page_writer import write_metadata
 from templar.data.build.token_parts import finished_shard
 from templar.data.build.units import check_ended, in_threads
@@ -50,13 +54,20 @@ from templar.data.shards.shard_writer import (
     require_absent,
     require_index_fits,
 )
+from templar.data.text_column import TextColumnError, require_texts, texts_of
 from templar.data.tokenizer import Tokenizer, TokenType, save_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.store.files import link_or_copy, local_file, sync
 
+log = logging.getLogger(__name__)
+
 MOST_HELD_OUT_SAMPLES = 2**16
 _TOKENS = re.compile(r"train_(\d{6})\.npy")
+MOST_GROUP_BYTES = 2**24
+"""Bytes of text in a row group beyond which an import warns."""
+
 _MAGIC = b"\x93NUMPY"
+_PROBE_BYTES = 2**20
 _IDS_HEADER_BYTES = 128
 
 Progress = Callable[[float], None]
@@ -142,7 +153,7 @@ class _Shards:
                     Reason.DATASET_MISSING, f"{folder} has no {tokens_file(TRAIN_SPLIT, index)}: fetch it, too"
                 )
         # 1. Types and headers.
-        found = [_header(path, dtype) for path in paths]
+        found = [_header(path, dtype, tokenizer) for path in paths]
         types = {kind for kind, _ in found}
         if len(types) > 1:
             raise PermanentError(Reason.DATASET_MALFORMED, f"{folder}: shards have several types of tokens: {types}")
@@ -249,10 +260,17 @@ class _Shards:
             )
 
 
-def _header(path: Path, dtype: TokenType) -> tuple[TokenType, int]:
+def _header(path: Path, dtype: TokenType, tokenizer: Tokenizer) -> tuple[TokenType, int]:
     """The type of the tokens in a file, and where the first one stands."""
     with local_file(path), path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
+        start = file.read(_PROBE_BYTES)
+        if not start.startswith(_MAGIC):
+            # Tokens of 32 bits pass for twice as many of 16, but pairs of real ones are beyond any tokenizer.
+            wide = np.frombuffer(start[: len(start) // 4 * 4], "<u4")
+            if dtype == "uint16" and len(wide) and wide.max() < tokenizer.vocab_size:
+                raise PermanentError(
+                    Reason.DATASET_MALFORMED, f"{path}: its tokens are uint32, not uint16: name --dtype uint32"
+                )
             return dtype, 0
         file.seek(0)
         try:
@@ -268,6 +286,12 @@ def _header(path: Path, dtype: TokenType) -> tuple[TokenType, int]:
                 Reason.DATASET_MALFORMED,
                 f"{path}: holds {found} of shape {shape}, not flat little-endian uint16 or uint32: convert it",
             )
+        if (there := path.stat().st_size - file.tell()) != shape[0] * found.itemsize:
+            raise PermanentError(
+                Reason.DATASET_MALFORMED,
+                f"{path}: its header says {shape[0]} tokens of {found.itemsize} bytes, and {there} bytes follow: fetch "
+                "the file again",
+            )
         return ("uint16" if found.itemsize == 2 else "uint32"), file.tell()
 
 
@@ -278,20 +302,34 @@ def _import_pages(
     shutil.rmtree(partial)
     partial.mkdir()
     configs = _configs_of(folder)
-    places: list[tuple[str, str, int, Path, int | None]] = []
-    for config, files in configs.items():
+    # 1. Read every file.
+    listed = [(config, *file) for config, files in configs.items() for file in files]
+    read = in_threads(
+        lambda file: _read_file(*file[1:], tokenizer), listed, workers, lambda done: on_progress(done / 2)
+    )
+    # 2. Place those with rows, the last one of each config in the split to hold out.
+    places: list[tuple[str, str, int, Path, int]] = []
+    for config in configs:
+        if not NAME.fullmatch(config) or config == DEFAULT_CONFIG:
+            problem = (
+                f"config {config!r} must be letters, digits, dots, dashes and underscores, and not {DEFAULT_CONFIG!r}"
+            )
+            raise PermanentError(Reason.DATASET_MALFORMED, f"{folder}: {problem}: rename its folder")
+        files = [(path, rows) for (of, path, _), (rows, _) in zip(listed, read, strict=True) if of == config and rows]
+        if empty := len(configs[config]) - len(files):
+            log.warning("%s: %d files of config %r have no rows and are passed over", folder, empty, config)
         if len(files) < 2:
             raise PermanentError(
                 Reason.DATASET_TOO_SMALL,
-                f"{folder}: config {config!r} has {len(files)} files; it needs one to train on and one to hold out: "
-                "cut it in two",
+                f"{folder}: config {config!r} has {len(files)} files with rows; it needs one to train on and one to "
+                "hold out: cut it in two",
             )
         for number, (path, num_rows) in enumerate(files):
             is_last = number == len(files) - 1
             split, index = (HELD_OUT_SPLIT, 0) if is_last else (TRAIN_SPLIT, number)
             places.append((config, split, index, path, num_rows))
 
-    def work(place: tuple[str, str, int, Path, int | None]) -> tuple[str, PageShard, bool]:
+    def work(place: tuple[str, str, int, Path, int]) -> tuple[str, PageShard, bool]:
         check_ended()
         config, split, index, path, num_rows = place
         target = partial / config / split / f"000_{index:05d}.parquet"
@@ -301,13 +339,13 @@ def _import_pages(
             size, sha256 = target.stat().st_size, file_sha256(target)
         shard = PageShard(
             path=target.relative_to(partial).as_posix(),
-            num_rows=_rows_of(path, num_rows),
+            num_rows=num_rows,
             size_bytes=size,
             sha256=sha256,
         )
         return sizes_key(config, split), shard, target.samefile(path)
 
-    found = in_threads(work, places, workers, on_progress)
+    found = in_threads(work, places, workers, lambda done: on_progress(50 + done / 2))
     sizes: dict[str, SplitSizes] = {}
     for (config, split, *_), (key, _, _) in zip(places, found, strict=True):
         shards = [shard for other, shard, _ in found if other == key]
@@ -316,6 +354,7 @@ def _import_pages(
         )
     if tokenizer is not None:
         save_tokenizer(tokenizer, partial)
+        warn_of_dropped(tokenizer, sum(dropped for _, dropped in read))
     write_metadata(partial, sizes, sorted(configs))
     return "pages", len(places), sum(not linked for _, _, linked in found)
 
@@ -332,16 +371,16 @@ def _configs_of(folder: Path) -> Mapping[str, list[tuple[Path, int | None]]]:
                 for config, sizes in json.loads(data).items()
                 if config != DEFAULT_CONFIG
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise PermanentError(
                 Reason.DATASET_MALFORMED,
                 f"{listing}: lists no configs with shards, path and num_rows: {error!r}; fetch it again, or remove it "
                 "to have it written",
             ) from None
     found: dict[str, list[tuple[Path, int | None]]] = {
-        config.name: [(path, None) for path in sorted(config.glob("*.parquet"))]
+        config.name: [(path, None) for path in sorted(config.glob("*.parquet")) if not path.name.startswith(UNREAD)]
         for config in sorted(folder.iterdir())
-        if config.is_dir() and not config.name.startswith(".")
+        if config.is_dir() and not config.name.startswith(UNREAD)
     }
     configs = {config: files for config, files in found.items() if files}
     if not configs:
@@ -364,23 +403,38 @@ def _find(folder: Path, listed: str) -> Path:
     )
 
 
-def _rows_of(path: Path, listed: int | None) -> int:
-    """The rows of a Parquet file, whose column of texts is checked."""
+def _read_file(path: Path, num_listed: int | None, tokenizer: Tokenizer | None) -> tuple[int, int]:
+    """Read a Parquet file as a node does; its rows, and the characters of them that the tokenizer, if any, drops."""
+    row = dropped = largest = 0
     try:
-        with pq.ParquetFile(path) as file:
-            schema, num_rows = file.schema_arrow, int(file.metadata.num_rows)
+        with pq.ParquetFile(path, page_checksum_verification=True, **SMALL_READS) as file:
+            num_rows = int(file.metadata.num_rows)
+            if num_rows:
+                require_texts(file.schema_arrow, TEXT_COLUMN)
+            if num_listed not in (None, num_rows):
+                raise PermanentError(
+                    Reason.DATASET_MALFORMED,
+                    f"{path}: has {num_rows} rows, {SHARD_SIZES_FILE} says {num_listed}: fetch both again",
+                )
+            for group in range(file.num_row_groups):
+                size = 0
+                for batch in file.iter_batches(BATCH_ROWS, [group], columns=[TEXT_COLUMN], use_threads=False):
+                    check_ended()
+                    texts = texts_of(batch, TEXT_COLUMN, row)
+                    row, size = row + len(batch), size + texts.nbytes
+                    dropped += 0 if tokenizer is None else sum(map(tokenizer.count_dropped, texts.to_pylist()))
+                largest = max(largest, size)
+    except TextColumnError as error:
+        remedy = "or build a dataset of these files instead (dataset build --column)"
+        raise PermanentError(Reason.DATASET_MALFORMED, f"{path}: {error}, {remedy}") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise PermanentError(
-            Reason.DATASET_MALFORMED, f"{path}: no Parquet footer: {error}; fetch the file again"
+            Reason.DATASET_MALFORMED, f"{path}: cannot be read as Parquet: {error}; fetch the file again"
         ) from None
-    if TEXT_COLUMN not in schema.names or not pa.types.is_string(schema.field(TEXT_COLUMN).type):
-        raise PermanentError(
-            Reason.DATASET_MALFORMED,
-            f"{path}: no column {TEXT_COLUMN!r} of strings; there are {', '.join(schema.names) or 'none'}: build a "
-            "dataset of these files instead (dataset build --column)",
+    if largest > MOST_GROUP_BYTES:
+        log.warning(
+            "%s: a node fetches a whole row group for a page, and one has %d bytes of text; write the file again with "
+            "smaller groups (row_group_size=1000) and import that",
+            *(path, largest),
         )
-    if listed not in (None, num_rows):
-        raise PermanentError(
-            Reason.DATASET_MALFORMED, f"{path}: has {num_rows} rows, {SHARD_SIZES_FILE} says {listed}: fetch both again"
-        )
-    return num_rows
+    return num_rows, dropped

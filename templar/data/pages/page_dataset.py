@@ -122,6 +122,7 @@ class PageDataset:
     def read_pages(self, indices: Sequence[int], *, concurrency: int = 8) -> list[Page]:
         """Fetch several pages, `concurrency` at a time; the result has the order of `indices`.
 
+        They are fetched in rising order, so that a row group that several of them need is fetched once.
         The first error ends the read: pages that have not begun are not fetched.
 
         Raises:
@@ -135,7 +136,8 @@ class PageDataset:
 
         pool = ThreadPoolExecutor(concurrency, thread_name_prefix="pages")
         try:
-            return list(pool.map(read, indices))
+            pages = {page.index: page for page in pool.map(read, sorted(set(indices)))}
+            return [pages[index] for index in indices]
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -20,6 +20,7 @@ from cachetools import LRUCache
 
 from templar.data.pages.metadata import PageShard
 from templar.data.replicas import Replicas
+from templar.data.text_column import TextColumnError, texts_of
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
 
@@ -29,7 +30,7 @@ MAX_FOOTER_BYTES = 2**26
 """Most bytes of footers that are cached, by their length in the files."""
 
 MAX_CACHED_BYTES = 2**26
-"""Most bytes of decoded row groups that are cached."""
+"""Most bytes of decoded row groups that are cached; a larger group is cached alone."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -57,7 +58,9 @@ class ParquetShards:
         self._footers: BoundedCache[str, _Footer] = BoundedCache(
             MAX_FOOTER_BYTES, lambda footer: footer.metadata.serialized_size
         )
-        self._groups: BoundedCache[tuple[str, int], Any] = BoundedCache(MAX_CACHED_BYTES, lambda column: column.nbytes)
+        self._groups: BoundedCache[tuple[str, int], Any] = BoundedCache(
+            MAX_CACHED_BYTES, lambda column: min(column.nbytes, MAX_CACHED_BYTES)
+        )
 
     def read_rows(self, shard: PageShard, first: int, count: int) -> list[str]:
         """The texts of `count` rows of one file, which has them all; rows count from 0 in the file.
@@ -119,18 +122,16 @@ def _read_footer(store: ObjectStore, key: str, shard: PageShard) -> tuple[_Foote
 
 
 def _read_group(store: ObjectStore, key: str, footer: _Footer, group: int) -> tuple[Any, int]:
-    """The text column of a row group in one store, and the bytes that were read for it."""
+    """The text column of a row group in one store as plain strings, and the bytes that were read for it."""
     file = RangeFile(store, key, footer.size_bytes)
     try:
         parquet = pq.ParquetFile(file, metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True)
         table = parquet.read_row_group(group, columns=[TEXT_COLUMN], use_threads=False)
+        column = texts_of(table, TEXT_COLUMN, footer.group_starts[group])
+    except TextColumnError as error:
+        raise _malformed(key, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _malformed(key, f"row group {group} cannot be decoded: {error}") from error
-    if TEXT_COLUMN not in table.column_names:
-        raise _malformed(key, f"it has no column {TEXT_COLUMN!r}")
-    column = table.column(TEXT_COLUMN)
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)) or column.null_count:
-        raise _malformed(key, f"column {TEXT_COLUMN!r} of row group {group} must hold strings without nulls")
     if len(column) != footer.metadata.row_group(group).num_rows:
         raise _malformed(key, f"row group {group} has {len(column)} rows, not as many as the footer says")
     return column, file.num_bytes
