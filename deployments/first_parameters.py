@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from templar.agreement.model_folder import CONFIG_FILE, WEIGHTS_PATTERN, read_tensor_files
+from templar.agreement.model_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_PATTERN, read_tensor_files
 from templar.data.tokenizer import Tokenizer, load_tokenizer
 from templar.errors import PermanentError, Reason, one_line
 from templar.hparams import Model
-from templar.training.model import genesis_parameters, model_config, parameter_shapes
+from templar.training.model import WEIGHTS_FILE, genesis_parameters, model_config, parameter_shapes, read_tensors
 
 STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Types whose numbers float32 holds exactly."""
@@ -118,7 +118,7 @@ def _check_tokenizer(folder: Path, source: str, tokenizer: Tokenizer) -> None:
 
 def _parameters(folder: Path, source: str, model: Model) -> dict[str, Tensor]:
     """The model's tensors in float32, checked one by one; they are converted one at a time."""
-    found, shapes = read_tensor_files(folder), parameter_shapes(model)
+    found, shapes = _tensors(folder, source), parameter_shapes(model)
     if not found:
         raise _broken(source, f"there is no {WEIGHTS_PATTERN}; convert the weights to safetensors")
     for name in _spare(found, shapes):
@@ -140,6 +140,28 @@ def _parameters(folder: Path, source: str, model: Model) -> dict[str, Tensor]:
             raise _broken(source, f"tensor {name} has numbers that are not finite; name another checkpoint")
         found[name] = tensor.to(torch.float32)
     return found
+
+
+def _tensors(folder: Path, source: str) -> dict[str, Tensor]:
+    """The tensors as they are stored: those that the index names, or those of the single file, or of all files.
+
+    A repository may have leftovers of an earlier upload, or weights of something else, beside what counts.
+    """
+    if not (folder / INDEX_FILE).exists():
+        single = folder / WEIGHTS_FILE
+        return read_tensors(single) if single.exists() else read_tensor_files(folder)
+    try:
+        places = dict(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8-sig"))["weight_map"])
+        files = sorted({str(file) for file in places.values()})
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _broken(source, f"{INDEX_FILE} cannot be read: {one_line(repr(error))}; restore the file") from None
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        if Path(file).name != file or not file.endswith(".safetensors") or not (folder / file).is_file():
+            problem = f"{INDEX_FILE} names {one_line(file)!r}, and the folder has no such safetensors file"
+            raise _broken(source, f"{problem}; restore the file")
+        tensors |= {name: each for name, each in read_tensors(folder / file).items() if places.get(name) == file}
+    return tensors
 
 
 def _spare(found: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:

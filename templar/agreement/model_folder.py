@@ -26,6 +26,7 @@ CARD_FILE = "README.md"
 FILE_BYTES = 4 << 30
 """Most bytes of parameters in one file of weights, unless a single tensor has more."""
 WEIGHTS_PATTERN = "model*.safetensors"
+ONE_UPLOAD = f"keep the files of one upload, or restore the {INDEX_FILE} that names them"
 
 
 def write_model(
@@ -85,7 +86,9 @@ def read_tensor_files(folder: Path) -> dict[str, Tensor]:
     for path in sorted(folder.glob(WEIGHTS_PATTERN)):
         tensors = read_tensors(path)
         if twice := params.keys() & tensors.keys():
-            raise PermanentError(Reason.CHECKPOINT_BROKEN, f"{path}: tensor {min(twice)!r} is in another file as well")
+            raise PermanentError(
+                Reason.CHECKPOINT_BROKEN, f"{path}: tensor {min(twice)!r} is in another file as well; {ONE_UPLOAD}"
+            )
         params |= tensors
     return params
 
