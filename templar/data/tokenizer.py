@@ -9,7 +9,6 @@ into the samples of a shard (`packed`).
 import json
 import re
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import cached_property
@@ -49,9 +48,6 @@ MOST_RUN_CHARS = 2**10
 _SPACES = re.compile(rf"\s{{{MOST_RUN_CHARS}}}")
 _RUN = re.compile("|".join(rf"(?:{kind}){{{MOST_RUN_CHARS}}}" for kind in (r"[^\W\d_]", r"\d", r"[^\w\s]|_", r"\s")))
 
-# Every byte that stands in a UTF-8 text.
-_PROBE = "".join(map(chr, range(0x800))) + "\u0fff\uffff\U0010ffff"
-
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -79,7 +75,7 @@ class Tokenizer:
                 f"name its end token as eos_token in {TOKENIZER_CONFIG_FILE}, or choose another tokenizer",
             )
         self.eos_id: int = eos_id
-        self._knows: dict[str, bool] = {}  # by character
+        self._keeps: dict[str, bool] = {}  # whether a character becomes a token, or is white space
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
@@ -113,32 +109,25 @@ class Tokenizer:
             found[index] = tokens[tokens != self.eos_id]
         return found
 
-    def count_dropped(self, text: str) -> int:
-        """Characters of a text, white space aside, that no token stands for, or only the one of unknown words."""
-        return self._count_dropped(text) if self._drops else 0
-
-    @cached_property
-    def _drops(self) -> bool:
-        """Whether it drops characters of any text; with all bytes in its vocabulary, it does not."""
-        return self._count_dropped(_PROBE) > 0
-
     @cached_property
     def _unknown(self) -> tuple[int | None, ...]:
         model = json.loads(self._backend.to_str())["model"]
         return self.eos_id, model.get("unk_id"), self.vocabulary.get(model.get("unk_token"))
 
-    def _count_dropped(self, text: str) -> int:
+    def count_dropped(self, text: str) -> int:
+        """Characters of a text, white space aside, that no token stands for, or only the one of unknown words."""
         # 1. A model of words says which ones it does not know.
         if isinstance(self._backend.model, models.WordLevel | models.WordPiece):
             words = self._backend.encode(text, add_special_tokens=False)
             spans = zip(words.ids, words.offsets, strict=True)
             return sum(stop - start for token, (start, stop) in spans if token in self._unknown)
         # 2. Others know a character or not. One that is dropped is dropped twice as well.
-        counts = Counter("".join(text.split()))
-        for char in counts.keys() - self._knows.keys():
+        chars = set(text)
+        for char in chars - self._keeps.keys():
             once, twice = (self._backend.encode(char * times, add_special_tokens=False).ids for times in (1, 2))
-            self._knows[char] = once != twice and not any(token in self._unknown for token in once)
-        return sum(count for char, count in counts.items() if not self._knows[char])
+            known = once != twice and not any(token in self._unknown for token in once)
+            self._keeps[char] = known or char.isspace()
+        return sum(text.count(char) for char in chars if not self._keeps[char])
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of some ids; special tokens are left out."""

@@ -90,6 +90,14 @@ class TestReading:
         after = find_shards(HubSplit(str(repository), "tables"))
         assert [one.sha256 == two.sha256 for one, two in zip(before, after, strict=True)] == [True, False]
 
+    def test_what_a_failed_job_has_left_is_passed_over(self, tmp_path: Path) -> None:
+        for name in ("a.parquet", "_temporary/0/a.parquet", "b/_c.parquet", ".d.parquet"):
+            (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table({"text": [name]}), tmp_path / "data" / name)
+        (tmp_path / "_link").symlink_to(tmp_path / "data")
+        for folder in ("data", "_link"):
+            assert [text for _, text in documents(source(tmp_path / folder, "split=train"))] == ["a.parquet"]
+
     def test_how_a_split_is_written(self) -> None:
         split = parse_hub_split("hf:org/name?config=c&split=s&revision=r")
         assert split == HubSplit("org/name", "c", "s", "r")

@@ -40,7 +40,7 @@ from templar.data.build.hub_stream import (
     read_shard,
 )
 from templar.data.pages.metadata import DEFAULT_CONFIG
-from templar.data.text_column import TextColumnError, require_texts, texts_of
+from templar.data.pages.parquet import TextColumnError, require_texts, texts_of
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file
 

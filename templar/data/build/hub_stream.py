@@ -8,6 +8,7 @@ it calls one, mostly a data file; it is read from its beginning, also after a fa
 commit, which is resolved when the split is opened.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from urllib.parse import parse_qsl
 import pyarrow.parquet as pq
 
 from templar.canonical import canonical_json, file_sha256, sha256_hex
-from templar.data.text_column import TextColumnError, require_texts, texts_of
+from templar.data.pages.parquet import TextColumnError, require_texts, texts_of
 from templar.errors import PermanentError, Reason, TransientError
 
 SCHEME = "hf:"
@@ -98,7 +99,16 @@ def find_shards(split: HubSplit) -> list[HubShard]:
         contents = [_content(split, *file) for file in files]
     if len(contents) != count:  # shards are not data files: each follows from all of them
         contents = [(0, sha256_hex(canonical_json([sha256 for _, sha256, _ in contents])), "")] * count
-    return [HubShard(split, index, count, *contents[index]) for index in range(count)]
+    shards = [HubShard(split, index, count, *contents[index]) for index in range(count)]
+    return [shard for shard in shards if not _is_unread(shard)]
+
+
+def _is_unread(shard: HubShard) -> bool:
+    """Whether a data file has a name that sources pass over; the library passes over hidden ones alone."""
+    inside = _COMMIT.split(shard.url)[-1] if _COMMIT.search(shard.url) else ""
+    if shard.file is not None:
+        inside = os.path.relpath(shard.file.resolve(), Path(shard.of.path).resolve())
+    return not inside.startswith("..") and any(part.startswith("_") for part in Path(inside).parts)
 
 
 def read_shard(shard: HubShard, column: str) -> Iterator[str]:

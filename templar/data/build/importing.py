@@ -43,7 +43,7 @@ from templar.data.pages.metadata import (
     SplitSizes,
     sizes_key,
 )
-from templar.data.pages.parquet import TEXT_COLUMN
+from templar.data.pages.parquet import TEXT_COLUMN, TextColumnError, require_texts, texts_of
 from templar.data.shards.manifest import ShardEntry, manifest_file, sample_ids_file, tokens_file
 from templar.data.shards.shard_writer import (
     ShardLayout,
@@ -54,7 +54,6 @@ from templar.data.shards.shard_writer import (
     require_absent,
     require_index_fits,
 )
-from templar.data.text_column import TextColumnError, require_texts, texts_of
 from templar.data.tokenizer import Tokenizer, TokenType, save_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.store.files import link_or_copy, local_file, sync
@@ -126,6 +125,8 @@ def import_dataset(
             layout = _Shards(folder, partial, tokenizer, shards, dtype=dtype, sequence_length=sequence_length)
             imported = layout.make(held_out_samples, workers, on_progress)
         else:
+            shutil.rmtree(partial)
+            partial.mkdir()
             imported = _import_pages(folder, partial, tokenizer, workers, on_progress)
         partial.rename(root)
         sync(root.parent)
@@ -299,8 +300,6 @@ def _import_pages(
     folder: Path, partial: Path, tokenizer: Tokenizer | None, workers: int | None, on_progress: Progress
 ) -> tuple[str, int, int]:
     """Link the files of every config, and write the two files that describe them."""
-    shutil.rmtree(partial)
-    partial.mkdir()
     configs = _configs_of(folder)
     # 1. Read every file.
     listed = [(config, *file) for config, files in configs.items() for file in files]
