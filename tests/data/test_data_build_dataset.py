@@ -11,9 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from templar import interrupt
 from templar.canonical import canonical_json, file_sha256, sha256_hex
@@ -28,7 +31,7 @@ from templar.data.corpus import Document
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards import shard_writer
 from templar.data.shards.shard_writer import build_shards
-from templar.data.tokenizer import load_tokenizer, train_embedded_tokenizer
+from templar.data.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.datasets import contents, numbered_documents
 from tests.support.errors import raising
@@ -380,6 +383,28 @@ class TestTheResult:
         assert all(words in readme for words in (card["digest"], "a.parquet", "| `<eos>` |"))
         assert built.num_bytes == sum(map(len, contents(built.root).values()))
         assert read_card(built.root) == built.card
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_dropped_characters_are_counted_and_said(
+        self, source_folder: Path, tmp_path: Path, layout: DatasetLayout, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Also the name of the end token, which becomes letters, and one end token stands after each document."""
+        (source_folder / "texts" / "more.txt").write_text("e</s>e é\n" * 9)
+        vocabulary = {char: number for number, char in enumerate([*"abcdefghijklmnopqrstuvwxyz</>", "</s>"])}
+        backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
+        backend.add_tokens(["</s>"])
+        Tokenizer(backend, "</s>").save(tmp_path / "tokenizer")
+        settings = {"tokenizer": str(tmp_path / "tokenizer"), "sequence_length": 1}
+        built = build(request(source_folder, tmp_path / "built", layout, **settings))
+        documents = [*texts(source_folder), *rows(source_folder), Document("", "", "e</s>e é\n" * 9)]
+        unknown = {*"".join(each.text for each in documents)} - vocabulary.keys()
+        dropped = sum(each.text.count(char) for each in documents for char in unknown if not char.isspace())
+        total = built.card.total("train") + built.card.total("held_out")
+        assert total.dropped == dropped > 9
+        assert f"does not know {dropped} characters" in caplog.text
+        if layout is DatasetLayout.SHARDS:
+            ends = [np.load(path) == vocabulary["</s>"] for path in built.root.glob("*.npy")]
+            assert sum(map(np.count_nonzero, ends)) == total.documents
 
 
 def test_an_error_ends_running_calls() -> None:

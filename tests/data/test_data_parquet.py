@@ -102,11 +102,12 @@ def test_every_type_of_text_gives_the_same(kind: str, texts: list[str | None]) -
 
 @pytest.mark.parametrize("large", [False, True])
 def test_a_row_that_is_not_utf8_is_named(large: bool) -> None:
-    raw = pa.array([b"good", b"caf\xe9"], pa.large_binary() if large else pa.binary())
-    texts = raw.view(pa.large_string() if large else pa.string())
-    for column in (texts, texts.dictionary_encode()):
-        with pytest.raises(TextColumnError, match="row 3 of column 'text' is not UTF-8"):
-            texts_of(pa.record_batch([column], ["text"]), "text", 2)
+    for wrong in (b"caf\xe9", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80"):
+        raw = pa.array([b"good", wrong], pa.large_binary() if large else pa.binary())
+        texts = raw.view(pa.large_string() if large else pa.string())
+        for column in (texts, texts.dictionary_encode()):
+            with pytest.raises(TextColumnError, match="row 3 of column 'text' is not UTF-8"):
+                texts_of(pa.record_batch([column], ["text"]), "text", 2)
 
 
 @pytest.mark.parametrize(
