@@ -22,6 +22,7 @@ from typing import Any
 
 from blocks.neuron import Neuron
 from deployments.first_parameters import first_parameters
+from deployments.neuron.subnet import require_yuma
 from deployments.register import add_neuron_options, checked_neuron, environment_of
 from templar.agreement.checkpoint import FILES_AT_ONCE
 from templar.agreement.genesis import Birth, draft_birth, publish_genesis, read_start, validators_now
@@ -74,7 +75,8 @@ def start_network(
         dry_run: Write nothing.
 
     Raises:
-        PermanentError: `not_registered`; the hotkey lacks permit or stake. `object_differs`; it has started a network
+        PermanentError: `bad_environment`; the subnet has room for one validator. `not_registered`; the hotkey lacks
+            permit or stake. `object_differs`; it has started a network
             with other numbers, text, tokenizer or parameters, or another validator has started one. And as in
             `first_parameters`.
         TransientError: Chain, bucket, dataset or the Hub failed; a later call goes on.
@@ -83,6 +85,7 @@ def start_network(
     hparams, hotkey = block.hparams(), block.wallet.open()
     chain = block.subnet.open(block.wallet)
     buckets = Buckets(chain, block.bucket.endpoint.open_reader, own=block.bucket.open(), hotkey=hotkey.address)
+    require_yuma(chain)
     publisher = _publisher(chain, hparams, hotkey.address)
     _require_no_other(chain, buckets, hparams, hotkey.address)
 

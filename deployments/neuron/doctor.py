@@ -29,6 +29,7 @@ from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
 from deployments.neuron.status import service_problems
+from deployments.neuron.subnet import DoubtError, backups, looks_at_subnet
 from deployments.prefect_server import PROJECT_ROOT, exposes_keys, require_database, require_guarded
 from deployments.processes import holder_of, http_serves
 from deployments.register import add_neuron_options, environment_of
@@ -75,10 +76,6 @@ class Line:
     topic: str
     verdict: Verdict
     text: str
-
-
-class DoubtError(Exception):
-    """Something that is doubtful."""
 
 
 @dataclass(frozen=True)
@@ -131,8 +128,12 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
     head = _line("chain", lambda: _chain(patient, block.subnet.open(block.wallet)))
     yield head
     if head.verdict is not Verdict.BAD:
+        yield from _subnet(patient, block.subnet.open(block.wallet))
         yield from _registration(patient, block.subnet.open(block.wallet))
-        yield _line("network", lambda: _network(patient))
+        network = _line("network", lambda: _network(patient))
+        yield network
+        if block.role == "miner" and network.verdict is Verdict.GOOD:
+            yield _line("backups", lambda: _backups(patient))
 
     # 5. The dataset, and Prefect.
     yield _line("dataset", lambda: _dataset(patient))
@@ -322,6 +323,14 @@ def _chain(patient: Patient, chain: Chain) -> str:
     return text
 
 
+def _subnet(patient: Patient, chain: Chain) -> Iterator[Line]:
+    try:
+        for topic, look in looks_at_subnet(chain, patient.hparams):
+            yield _line(topic, look)
+    except TemplarError as error:
+        yield Line("subnet", Verdict.BAD, str(error))
+
+
 def _registration(patient: Patient, chain: Chain) -> Iterator[Line]:
     found: list[NeuronInfo] = []
 
@@ -392,6 +401,11 @@ def _network(patient: Patient) -> str:
     birth = patient.block.context(patient.name).birth()
     genesis, first = birth.network.genesis, birth.start.start_window
     return f"genesis {genesis[:12]}, published by uid {birth.publisher.uid}, first window {first}"
+
+
+def _backups(patient: Patient) -> str:
+    network = patient.block.context(patient.name).birth().network
+    return backups(patient.store, patient.block.wallet.open(), netuid=network.netuid, genesis=network.genesis)
 
 
 def _dataset(patient: Patient) -> str:

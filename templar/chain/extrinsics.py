@@ -282,7 +282,7 @@ async def require_accepted(
     if not alone and limit is not None and values[largest] * LARGEST_U16 > int(limit) * total:
         share, allowed = values[largest] / total, int(limit) / LARGEST_U16
         raise _malformed(
-            f"uid {largest} has {share:.4f} of all, and the subnet allows {allowed:.4f} (max_weight_limit)"
+            f"uid {largest} has {share:.4f} of all, and the subnet allows {allowed:.4f} (max_weights_limit)"
         )
     if version is not None and version < int(wanted or 0):
         raise _refused(f"the owner has raised their version from {version} to {wanted}", Reason.WEIGHTS_VERSION)

@@ -20,8 +20,9 @@ from deployments.neuron import doctor
 from deployments.neuron.folder import HOME_LOCK
 from deployments.processes import free_port, sole_process
 from deployments.s3_endpoint import create_bucket_with_keys
-from templar.chain.base import Role
+from templar.chain.base import Role, SubnetRules
 from templar.chain.clock import SystemClock
+from templar.chain.ledger import Ledger
 from templar.exchange.lease import Claimant, NeuronLease, Terms
 from templar.neuron.join import GENESIS_FILE
 from templar.store.directory import DirectoryStore
@@ -68,6 +69,15 @@ def test_a_sound_neuron_has_only_what_its_first_start_mends(examine: Examine, ne
     assert doubtful == {"Prefect server", "processes"}
     looked_at = {"settings", "disk", "device", "bucket keys", "bandwidth", "clock", "chain", "registration", "lease"}
     assert looked_at | {"network", "dataset"} <= set(found)
+
+
+def test_the_settings_of_the_subnet_are_looked_at(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "rules", lambda _: SubnetRules(435, "Null", True, True, False, 0, 50, 65535))
+    found = examine()
+    assert found["consensus"][0] == "bad"
+    assert "epoch_consensus" in found["consensus"][1]
+    assert found["largest weight"] == ("good", "one uid may get everything")
+    assert found["backups"] == ("good", "none in the bucket yet")
 
 
 def shifted(seconds: float) -> SimpleNamespace:

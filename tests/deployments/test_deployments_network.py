@@ -11,6 +11,8 @@ import pytest
 from deployments import network as command
 from templar.agreement import genesis
 from templar.agreement.genesis import find_birth
+from templar.chain.base import SubnetRules
+from templar.chain.ledger import Ledger
 from templar.errors import Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.object_keys import START_WINDOW_KEY
@@ -47,6 +49,15 @@ def test_a_dry_run_says_what_would_start_and_writes_nothing(network: PreparedNet
     assert "uid 1 would start a network on subnet 1: first window " in out
     assert out.endswith("nothing was written\n")
     assert keys(network) == []
+
+
+def test_a_subnet_with_room_for_one_validator_is_refused(
+    network: PreparedNetwork, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ledger, "rules", lambda _: SubnetRules(435, "Null", True, True, False, 0, 50, 65535))
+    status, out, err = call("--dry-run")
+    assert (status, out) == (1, "")
+    assert "pays by Null consensus" in err
 
 
 def test_a_failure_on_the_way_is_gone_on_with(
