@@ -151,3 +151,11 @@ def test_every_section_that_code_cites_is_there() -> None:
             for cited in re.findall(r"docs/architecture\.md,? ?(D\d+)", text):
                 assert cited in decisions, f"{path.name} cites docs/architecture.md {cited}"
             assert not re.search(r"\bPROTOCOL \d|\bDESIGN [D\d]", text), f"{path.name} cites a page that is not here"
+
+
+def test_no_page_points_at_a_subnet_of_somebody_else() -> None:
+    """There is no public network: a number that is copied from a page is a stranger's subnet."""
+    for path in (*PAGES, ROOT / ".env.example"):
+        found = re.findall(r"NETUID=\d+|--netuid[ =]\d+", path.read_text(encoding="utf-8"))
+        assert found == [], f"{path.name}: {found}"
+    assert "There is no public network yet" in (DOCS / "miner.md").read_text(encoding="utf-8")
