@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from templar.canonical import canonical_json, keyed_seed, sha256_hex
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, one_line
 from templar.interrupt import check_stop
 from templar.store.files import local_file, sync
 
@@ -75,7 +75,7 @@ class Tokenizer:
                 f"name its end token as eos_token in {TOKENIZER_CONFIG_FILE}, or choose another tokenizer",
             )
         self.eos_id: int = eos_id
-        self._keeps: dict[str, bool] = {}  # whether a character becomes a token, or is white space
+        self._keeps: dict[str, bool] = {}  # by character
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
@@ -94,9 +94,12 @@ class Tokenizer:
         return sha256_hex(canonical_json(content))
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """The ids of each text, in order, without any special token."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        found = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        """The ids of each text, in order, without any special token.
+
+        Raises:
+            PermanentError: `tokenizer_missing`; the tokenizer fails on a text.
+        """
+        found = [np.array(encoding.ids, dtype=np.int32) for encoding in self._encode(texts)]
         # A model may know the end token's name as a word, and a token that is not marked as special is looked for in
         # texts. So its name is cut behind the first character. What is still the end token, such as an unknown word
         # where both are one, is left out.
@@ -104,10 +107,19 @@ class Tokenizer:
         for index in [index for index, tokens in enumerate(found) if (tokens == self.eos_id).any()]:
             parts = texts[index].split(self.eos_token)
             cut = [rest * (place > 0) + part + first * (place < len(parts) - 1) for place, part in enumerate(parts)]
-            encodings = self._backend.encode_batch_fast(cut, add_special_tokens=False)
-            tokens = np.array([token for encoding in encodings for token in encoding.ids], dtype=np.int32)
+            tokens = np.array([token for encoding in self._encode(cut) for token in encoding.ids], dtype=np.int32)
             found[index] = tokens[tokens != self.eos_id]
         return found
+
+    def _encode(self, texts: Sequence[str], *, with_offsets: bool = False) -> list[Any]:
+        work = self._backend.encode_batch if with_offsets else self._backend.encode_batch_fast
+        try:
+            return work(list(texts), add_special_tokens=False)
+        except Exception as error:  # noqa: BLE001 - the Rust library raises bare Exception
+            problem = f"a text cannot be encoded: {one_line(str(error))}"
+            raise _missing(
+                self.digest[:12], problem, "choose one with a token for unknown words, or repair it"
+            ) from None
 
     @cached_property
     def _unknown(self) -> tuple[int | None, ...]:
@@ -116,17 +128,16 @@ class Tokenizer:
 
     def count_dropped(self, text: str) -> int:
         """Characters of a text, white space aside, that no token stands for, or only the one of unknown words."""
-        # 1. A model of words says which ones it does not know.
-        if isinstance(self._backend.model, models.WordLevel | models.WordPiece):
-            words = self._backend.encode(text, add_special_tokens=False)
-            spans = zip(words.ids, words.offsets, strict=True)
+        # 1. Most models say which words or pieces they do not know.
+        if not isinstance(self._backend.model, models.BPE):
+            (encoding,) = self._encode([text], with_offsets=True)
+            spans = zip(encoding.ids, encoding.offsets, strict=True)
             return sum(stop - start for token, (start, stop) in spans if token in self._unknown)
-        # 2. Others know a character or not. One that is dropped is dropped twice as well.
-        chars = set(text)
+        # 2. BPE knows a character or not. One that is dropped is dropped twice as well.
+        chars = set("".join(text.split()))
         for char in chars - self._keeps.keys():
-            once, twice = (self._backend.encode(char * times, add_special_tokens=False).ids for times in (1, 2))
-            known = once != twice and not any(token in self._unknown for token in once)
-            self._keeps[char] = known or char.isspace()
+            once, twice = (encoding.ids for encoding in self._encode([char, char * 2]))
+            self._keeps[char] = once != twice and not any(token in self._unknown for token in once)
         return sum(text.count(char) for char in chars if not self._keeps[char])
 
     def decode(self, ids: Iterable[int]) -> str:

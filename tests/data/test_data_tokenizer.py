@@ -144,6 +144,23 @@ def test_characters_that_a_tokenizer_drops_are_counted(kind: str, text: str, dro
     assert Tokenizer(KINDS[kind](), END).count_dropped(text) == dropped
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"a": 0, END: 1}),
+        models.WordPiece({"a": 0, END: 1}),
+        models.Unigram([("a", -1.0), (END, -2.0)], unk_id=None),
+        models.BPE(vocab={"a": 0, END: 1}, merges=[], unk_token="<unk>"),
+    ],
+)
+def test_a_tokenizer_that_fails_on_a_text_is_named(model: models.Model) -> None:
+    tokenizer = Tokenizer(_backend(model, WORDS), END)
+    assert [tokens.tolist() for tokens in tokenizer.encode_batch(["a"])] == [[0]]
+    for work in (tokenizer.encode_batch, lambda texts: tokenizer.count_dropped(texts[0])):
+        with raising(PermanentError, Reason.TOKENIZER_MISSING, tokenizer.digest[:12], "token for unknown words"):
+            work(["a é"])
+
+
 @settings(max_examples=20)
 @given(text=st.text())
 def test_a_tokenizer_of_bytes_drops_nothing(tokenizer: Tokenizer, text: str) -> None:

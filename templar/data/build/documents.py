@@ -50,8 +50,7 @@ JSON_LINES = {".jsonl": None, ".jsonl.gz": "gzip", ".jsonl.zst": "zstd"}
 """Ends of the names of JSON lines, with their compression."""
 ROW_SUFFIXES = (".parquet", ".arrow", *JSON_LINES)
 TEXT_SUFFIXES = (".txt", ".md", ".rst")
-UNREAD = (".", "_")
-"""Beginnings of the names of files and folders that are passed over, as in Spark, Hive and Arrow."""
+UNREAD = (".", "_")  # beginnings of names that are passed over, as in Spark, Hive and Arrow
 
 _COMPRESSED_BYTES = 2**20
 _STATE_FILE = "state.json"

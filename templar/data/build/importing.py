@@ -62,9 +62,7 @@ log = logging.getLogger(__name__)
 
 MOST_HELD_OUT_SAMPLES = 2**16
 _TOKENS = re.compile(r"train_(\d{6})\.npy")
-MOST_GROUP_BYTES = 2**24
-"""Bytes of text in a row group beyond which an import warns."""
-
+MOST_GROUP_BYTES = 2**24  # of text in a row group, beyond which an import warns
 _MAGIC = b"\x93NUMPY"
 _PROBE_BYTES = 2**20
 _IDS_HEADER_BYTES = 128
