@@ -134,7 +134,7 @@ class Tokenizer:
             spans = zip(encoding.ids, encoding.offsets, strict=True)
             return sum(stop - start for token, (start, stop) in spans if token in self._unknown)
         # 2. BPE knows a character or not. One that is dropped is dropped twice as well.
-        chars = set("".join(text.split()))
+        chars = {char for char in set(text) if not char.isspace() or char == self.eos_token}
         for char in chars - self._keeps.keys():
             once, twice = (encoding.ids for encoding in self._encode([char, char * 2]))
             self._keeps[char] = once != twice and not any(token in self._unknown for token in once)

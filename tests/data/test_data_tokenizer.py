@@ -144,6 +144,13 @@ def test_characters_that_a_tokenizer_drops_are_counted(kind: str, text: str, dro
     assert Tokenizer(KINDS[kind](), END).count_dropped(text) == dropped
 
 
+def test_an_end_token_that_is_a_character_is_left_out_and_counted() -> None:
+    for end in ("\n", "a"):
+        tokenizer = Tokenizer(Backend(models.BPE(vocab={"a": 0, "\n": 1, "b": 2}, merges=[])), end)
+        (tokens,) = tokenizer.encode_batch([f"b{end}b{end}"])
+        assert (tokens.tolist(), tokenizer.count_dropped(f"b{end}b{end}")) == ([2, 2], 2)
+
+
 @pytest.mark.parametrize(
     "model",
     [
