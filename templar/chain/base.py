@@ -55,9 +55,9 @@ class Metagraph:
         return next((neuron for neuron in self.neurons if neuron.hotkey == hotkey), None)
 
     def before_swap(self, neuron: NeuronInfo) -> NeuronInfo | None:
-        """Who had the place of another block's neuron, by uid and block of registration, if its hotkey was swapped."""
-        found = self.by_uid(neuron.uid)
-        return found if found is not None and found.registered_at == neuron.registered_at else None
+        """Who had the place of another block's neuron, whatever its hotkey was then."""
+        place = (neuron.uid, neuron.registered_at)
+        return next((each for each in self.neurons if (each.uid, each.registered_at) == place), None)
 
     def validators(self) -> tuple[NeuronInfo, ...]:
         """Validators with a permit and the least stake, by falling stake, ties by uid (docs/protocol.md 2)."""
@@ -75,10 +75,7 @@ class Metagraph:
 
 @dataclass(frozen=True)
 class WeightsSchedule:
-    """When set weights take effect and are shown, as of one finalized block.
-
-    Epochs are state: the owner may change their length, or start one at any time.
-    """
+    """When set weights take effect and are shown, as of one finalized block: the owner may change it at any time."""
 
     next_epoch: int | None = None  # block in which the weights set by then take effect; None where they do at once
     epoch_blocks: int = 0  # blocks from one epoch to the next, as long as the owner changes nothing

@@ -48,6 +48,7 @@ from templar.errors import PermanentError, Reason, TransientError
 
 log = logging.getLogger(__name__)
 
+_SUBTENSOR = "SubtensorModule"
 # Words of the SDK's errors.
 _PRUNED = "State discarded"
 _NO_BLOCK = "no block at height"
@@ -259,14 +260,10 @@ class BittensorChain(FinalizedChain):
         values, hotkey, graph = quantise_weights(weights), self._own_wallet().hotkey.ss58_address, self.metagraph()
 
         async def check(link: _Link) -> None:
-            version = (
-                None
-                if sent is None
-                else int(await link.client.query(("SubtensorModule", "WeightsVersionKey"), [self._netuid], block=sent))
-            )
-            await require_accepted(
-                await link.client.at(graph.block), hotkey, graph, values, netuid=self._netuid, version=version
-            )
+            key = (_SUBTENSOR, "WeightsVersionKey")
+            version = None if sent is None else int(await link.client.query(key, [self._netuid], block=sent) or 0)
+            view = await link.client.at(graph.block)
+            await require_accepted(view, hotkey, graph, values, netuid=self._netuid, version=version)
 
         self._read("the rules for weights", check)
 
@@ -288,7 +285,7 @@ class BittensorChain(FinalizedChain):
             intent = bt.SetWeights(
                 netuid=self._netuid,
                 weights={uid: float(value) for uid, value in values.items()},
-                version_key=int(await link.client.query(("SubtensorModule", "WeightsVersionKey"), [self._netuid]) or 0),
+                version_key=int(await link.client.query((_SUBTENSOR, "WeightsVersionKey"), [self._netuid]) or 0),
             )
             return await link.client.execute(intent, wallet)
 
@@ -308,7 +305,7 @@ class BittensorChain(FinalizedChain):
         async def read(link: _Link) -> tuple[str, int, int]:
             composed = await link.substrate.compose(call)  # type: ignore[no-untyped-call]
             fee = await link.substrate.estimate_fee(composed, wallet.hotkey)
-            owner = str(await link.client.query(("SubtensorModule", "Owner"), [wallet.hotkey.ss58_address]))
+            owner = str(await link.client.query((_SUBTENSOR, "Owner"), [wallet.hotkey.ss58_address]))
             account = await link.client.query(("System", "Account"), [owner])
             return owner, int(account["data"]["free"]), int(fee.rao)
 
@@ -351,7 +348,7 @@ class BittensorChain(FinalizedChain):
         self._genesis = self._genesis or genesis
         if genesis != self._genesis:
             raise ConnectionLostError(f"it serves another chain: its genesis is {genesis}, not {self._genesis}")
-        if not await link.client.query(("SubtensorModule", "NetworksAdded"), [self._netuid]):
+        if not await link.client.query((_SUBTENSOR, "NetworksAdded"), [self._netuid]):
             raise PermanentError(
                 Reason.BAD_ENVIRONMENT, f"netuid: {public_address(endpoint)} has no subnet {self._netuid}; correct it"
             )
@@ -389,14 +386,12 @@ class BittensorChain(FinalizedChain):
     async def _limit(self, link: _Link, wallet: bt.KeyedWallet) -> tuple[int, int]:
         """The block of the own last weights, and the first block in which the chain accepts others."""
         last = await self._last_update(link, wallet)
-        return last, last + int(
-            await link.client.query(("SubtensorModule", "WeightsSetRateLimit"), [self._netuid]) or 0
-        )
+        return last, last + int(await link.client.query((_SUBTENSOR, "WeightsSetRateLimit"), [self._netuid]) or 0)
 
     async def _last_update(self, link: _Link, wallet: bt.KeyedWallet) -> int:
         """The block of the own last weights; -1 for never."""
-        uid = await link.client.query(("SubtensorModule", "Uids"), [self._netuid, wallet.hotkey.ss58_address])
-        updates = await link.client.query(("SubtensorModule", "LastUpdate"), [self._netuid])
+        uid = await link.client.query((_SUBTENSOR, "Uids"), [self._netuid, wallet.hotkey.ss58_address])
+        updates = await link.client.query((_SUBTENSOR, "LastUpdate"), [self._netuid])
         return -1 if uid is None or int(uid) >= len(updates) else int(updates[int(uid)])
 
     def _own_wallet(self) -> bt.KeyedWallet:

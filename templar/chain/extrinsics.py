@@ -38,18 +38,16 @@ _RETRY_LATER = {"SpaceLimitExceeded", "TooManyUnrevealedCommits", "CommitQueueFu
 _NOT_NOW = {
     "BadProof": "its signature does not fit the runtime, which may just have been upgraded: it is signed anew",
     "CallFiltered": "the chain is in safe mode, and takes it again afterwards",
-    "ColdkeySwapAnnounced": "the coldkey has announced a swap: finish it with `btcli wallet swap-coldkey`, or withdraw "
-    "it with `btcli tx clear-coldkey-swap-announcement`",
-    "ColdkeySwapDisputed": "the announced swap of the coldkey is disputed, and the chain's root has to decide: see "
-    "`btcli wallet swap-check`",
+    "ColdkeySwapAnnounced": "",
+    "ColdkeySwapDisputed": "",
     "CommitRevealDisabled": "the owner has switched commit-reveal off meanwhile: it is sent in the other form",
     "CommitRevealEnabled": "the owner has switched commit-reveal on meanwhile: it is sent in the other form",
-    "DisabledTemporarily": "the runtime has switched it off for a while",
+    "DisabledTemporarily": "",
     "InvalidRevealRound": "the round of its encryption has passed already: it is encrypted for a later one",
 }
-"""Chain errors that pass, or that another try avoids, and what each means."""
+"""Chain errors that pass, or that another try avoids, and what each means if the SDK's own words do not say it."""
 _NOT_NOW_CODES = {"subtoken_disabled", "too_early"}
-"""The same by the SDK's code, whose own words say what to wait for."""
+"""The same by the SDK's code."""
 _FATE_UNKNOWN = {
     "AlreadyImported", "AncientBirthBlock", "Dropped", "ExhaustsResources", "FinalityTimeout", "Future", "Invalid",
     "Retracted", "Stale", "Usurped",
@@ -127,7 +125,7 @@ def refusal(what: str, *, name: str | None, code: str, message: str, remedy: str
     if name in _FATE_UNKNOWN or (name is None and code == "unknown"):
         return TransientError(Reason.CHAIN_FATE_UNKNOWN, f"{text} (its fate is unknown)")
     if name in _NOT_NOW or code in _NOT_NOW_CODES:
-        return TransientError(Reason.CHAIN_NOT_NOW, f"{text}; {_NOT_NOW.get(name or '', remedy)}")
+        return TransientError(Reason.CHAIN_NOT_NOW, f"{text}; {_NOT_NOW.get(name or '') or remedy}")
     cause = _CAUSES.get(name or "") or _CAUSES_BY_CODE.get(code, Reason.CHAIN_REFUSED)
     return ExtrinsicRefusedError(Reason.CHAIN_REFUSED, f"{text}; {remedy}", cause=cause)
 

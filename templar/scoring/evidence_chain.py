@@ -229,8 +229,7 @@ def compare_weights(exchange: Exchange, evidence: Evidence) -> tuple[tuple[Diffe
     on_chain, known = chain.weights().get(validator.uid, {}), list[int]()
     for found in (_legal(exchange, window, evidence) for window in reversed(windows)):
         if found is not None and _matches(found, on_chain):
-            is_recent = found.window >= last_due
-            return (), () if is_recent else (f"the weights on chain are those of window {found.window}",)
+            return (), () if found.window >= last_due else (f"the weights on chain are those of window {found.window}",)
         known += [] if found is None else [found.window]
     was_due = any(each % every == 0 and each < known[0] - lag for each in known)
     if not on_chain or not was_due:

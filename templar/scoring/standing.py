@@ -141,10 +141,8 @@ class Standing:
     def following(self, seats: Iterable[tuple[int, int, str]]) -> "Standing":
         """Return the memory with card and ban of each swapped hotkey under the new one.
 
-        A swap leaves uid and block of registration as they are, and nothing else does: it is the same miner.
-
-        Args:
-            seats: Uid, block of registration and hotkey of each miner now.
+        A swap leaves uid and block of registration as they are, and nothing else does: it is the same miner. `seats`
+        are both and the hotkey of each miner now.
         """
         known = {**self.departed, **self.cards}
         owners = {(card.uid, card.registered_at): hotkey for hotkey, card in known.items()}

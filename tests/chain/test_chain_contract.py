@@ -237,6 +237,9 @@ def test_writes_need_a_hotkey_its_registration_and_weights_a_permit(world):
                 write()
     with raising(PermanentError, Reason.CHAIN_REFUSED, "permit"):
         world.chain(2).set_weights({0: 1.0})
+    with raising(PermanentError, Reason.CHAIN_REFUSED, "permit"):
+        world.chain(2).check_weights({0: 1.0})
+    world.chain(0).check_weights({0: 1.0})
     assert chain.commitments() == chain.weights() == {}
 
 
@@ -245,6 +248,7 @@ def test_weights_are_read_back_as_shares(world):
         world.operator.register(address, stake=10.0, validator_permit=address == ADDRESSES[0])
     chain = world.chain(0)
     assert chain.weights() == {}
+    assert (chain.weights_schedule().reveal_epochs, chain.weights_schedule().hidden) == (0, {})
     chain.set_weights({3: 3.0, 1: 1.0, 2: 0.0})
     weights = world.chain().weights()
     assert list(weights) == [0]
@@ -258,9 +262,10 @@ def test_weights_that_mean_nothing_are_refused(world):
     world.operator.register(ADDRESSES[1])
     chain = world.chain(0)
     for weights in ({}, {0: 0.0}, {0: -1.0, 1: 2.0}, {0: math.nan}, {0: math.inf}, {7: 1.0}, {-1: 1.0}, {70_000: 1.0}):
-        with pytest.raises(PermanentError) as caught:
-            chain.set_weights(weights)
-        assert caught.value.reason is Reason.CHAIN_REFUSED, weights
+        for call in (chain.set_weights, chain.check_weights):
+            with pytest.raises(PermanentError) as caught:
+                call(weights)
+            assert caught.value.reason is Reason.CHAIN_REFUSED, weights
     assert chain.weights() == {}
 
 
