@@ -42,6 +42,7 @@ ROOT = "0123456789ab" + 52 * "0"
 IN_TIME, LATE = TimedReport((), None), TimedReport((), Reason.NO_TIME_LEFT)
 EVIDENCE = conclude(window_of(revealed(3), absent(4)), standing_of(), load_hparams("local"), AUTHOR)
 EMPTY = {"loss": None, "miners": tuple(each for each in EVIDENCE.miners if each.uid == 4)}
+DROPPED = WeightsReport(WINDOW, {3: 1.0}, None, "the chain has dropped the weights of window 2")
 REFUSED = WeightsReport(WINDOW, {}, Reason.NOT_ENOUGH_STAKE, "stake more", 3)
 ANSWERS: dict[str, Any] = {
     "update_peers": Selection((), (), None),
@@ -140,6 +141,12 @@ BRANCHES = {
         MEASURE,
         f"window 7: loss 4.0000, applied (), weights set, {END}",
         {"set_weights": WeightsReport(WINDOW, {3: 1.0}, None)},
+    ),
+    "earlier weights dropped": Branch(
+        Validator,
+        MEASURE,
+        f"window 7: loss 4.0000, applied (), weights set, earlier ones were dropped, {END}",
+        {"set_weights": DROPPED},
     ),
     "nobody earned": Branch(
         Validator,
@@ -244,6 +251,8 @@ def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
     assert [*spans(trace)] == ["open_window", *branch.steps.replace("finish", "close_window").split()]
     if branch.missed:
         assert f"[{trace.reason}]" in branch.message
+    if branch.answers.get("set_weights") is DROPPED:
+        assert sent == [Raised(Alert.WEIGHTS_REFUSED, Reason.WEIGHTS_DIFFER, DROPPED.detail)]
     if branch.answers.get("set_weights") is not REFUSED:
         return
     with prefect_api.client() as client:
