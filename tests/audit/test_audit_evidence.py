@@ -417,7 +417,7 @@ DERIVED: dict[str, tuple[Lie, str]] = {  # with * for the uid of the last weight
     "its window": (with_field(previous_window=lambda known: known - 1), "previous_window"),
     "a later one": (with_field(previous_window=lambda _: WINDOW), "previous_window"),
     "no evidence before": (from_nothing, "previous_window"),
-    "other cards before": (from_long_ago, "miners[uid 3].before.mu"),
+    "other cards before": (from_long_ago, "miners[uid 3].before.registered_at"),
     "the order": (with_field(miners=lambda known: known[::-1]), "miners in order"),
 }
 QUICK_DERIVED = {"a score", "a rating before", "an average", "a final score", "a weight", "the baseline", "a ban"}
