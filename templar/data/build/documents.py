@@ -230,13 +230,7 @@ def read_texts(file: InputFile) -> Iterator[tuple[str, str]]:
     """
     if file.column is not None:
         rows = read_shard(file.shard, file.column) if file.shard else read_rows(file.path, file.column)
-        documents = ((f"{file.name}#{row}", text) for row, text in enumerate(rows) if text)
-        first = next(documents, None)
-        if first is None:
-            log.warning("%s: has no documents and is passed over", file.path if file.shard is None else file.name)
-            return
-        yield first
-        yield from documents
+        yield from ((f"{file.name}#{row}", text) for row, text in enumerate(rows) if text)
         return
     with local_file(file.path):
         data = file.path.read_bytes()

@@ -422,8 +422,12 @@ def _read_file(path: Path, num_listed: int | None, tokenizer: Tokenizer | None) 
                     dropped += 0 if tokenizer is None else sum(map(tokenizer.count_dropped, texts.to_pylist()))
                 largest = max(largest, size)
     except TextColumnError as error:
-        remedy = "or build a dataset of these files instead (dataset build --column)"
-        raise PermanentError(Reason.DATASET_MALFORMED, f"{path}: {error}, {remedy}") from None
+        other = (
+            ""
+            if str(error).startswith("row ")
+            else ", or build a dataset of these files instead (dataset build --column)"
+        )
+        raise PermanentError(Reason.DATASET_MALFORMED, f"{path}: {error}{other}") from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise PermanentError(
             Reason.DATASET_MALFORMED, f"{path}: cannot be read as Parquet: {error}; fetch the file again"
