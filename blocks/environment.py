@@ -76,12 +76,27 @@ class EnvironmentReader:
         self._problems: dict[str, str] = {}
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A variable; an empty one counts as missing. A missing one without a default is a problem."""
-        value = self._environment.get(name, "").strip() or default
-        if value is None:
+        """A variable without spaces around it. An empty one counts as missing, which is a problem without a default."""
+        return self.exact(name, default).strip()
+
+    def exact(self, name: str, default: str | None = None) -> str:
+        """As `text`, as it stands: names and paths may begin or end with a space."""
+        value = self._environment.get(name, "")
+        if value.strip():
+            return value
+        if default is None:
             self.problem(name, "is missing")
-            return ""
-        return value
+        return default or ""
+
+    def path(self, name: str, default: str | None = None) -> str:
+        """A variable with a path, which becomes absolute."""
+        return str(Path(self.exact(name, default)).expanduser().absolute())
+
+    def network(self) -> str:
+        """The chain that `NETWORK` names; `finney` only if there is no such variable, for an empty one is a mistake."""
+        if not self._environment.get("NETWORK", "finney").strip():
+            self.problem("NETWORK", "is empty: name the network, or leave the variable out for finney")
+        return self.text("NETWORK", "finney")
 
     def number(self, name: str, default: float) -> float:
         """A variable that must be a number."""
@@ -159,14 +174,14 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
         {"role": "TEMPLAR_ROLE", "genesis": "TEMPLAR_GENESIS"},
         role=role,
         actor=_actor(reader),
-        home=str(Path(reader.text("TEMPLAR_HOME", "~/.templar")).expanduser().absolute()),
+        home=reader.path("TEMPLAR_HOME", "~/.templar"),
         preset=reader.text("TEMPLAR_PRESET", DEFAULT_PRESET),
-        hparams_path=str(Path(reader.text("TEMPLAR_HPARAMS", "hparams.json")).expanduser().absolute()),
+        hparams_path=reader.path("TEMPLAR_HPARAMS", "hparams.json"),
         genesis=reader.text("TEMPLAR_GENESIS", ""),
         subnet=reader.build(
             Subnet,
             {"network": "NETWORK", "archives": "NETWORK_ARCHIVES", "netuid": "NETUID"},
-            network=reader.text("NETWORK", "finney"),
+            network=reader.network(),
             archives=reader.text("NETWORK_ARCHIVES", ""),
             netuid=reader.whole_number("NETUID"),
         ),
@@ -210,12 +225,11 @@ def bucket_variables(role: str) -> str:
 
 
 def _wallet(reader: EnvironmentReader, environment: Mapping[str, str]) -> Wallet:
-    file = reader.text(PASSWORD_FILE, "")
     wallet = Wallet(
-        path=str(Path(reader.text("WALLET_PATH", "~/.bittensor/wallets")).expanduser().absolute()),
-        name=reader.text("WALLET_NAME"),
-        hotkey=reader.text("WALLET_HOTKEY"),
-        password_file=str(Path(file).expanduser().absolute()) if file else "",
+        path=reader.path("WALLET_PATH", "~/.bittensor/wallets"),
+        name=reader.exact("WALLET_NAME"),
+        hotkey=reader.exact("WALLET_HOTKEY"),
+        password_file=reader.path(PASSWORD_FILE) if reader.text(PASSWORD_FILE, "") else "",
     )
     if password := environment.get(PASSWORD):  # as it stands: it may begin or end with a space
         wallet.know_password(password)

@@ -75,16 +75,16 @@ def network_from_environment(environment: Mapping[str, str], folder: str) -> Pub
     subnet = reader.build(
         Subnet,
         {"network": "NETWORK", "netuid": "NETUID"},
-        network=reader.text("NETWORK", "finney"),
+        network=reader.network(),
         netuid=reader.whole_number("NETUID"),
     )
     dataset = dataset_block(reader, endpoint)
-    preset, file = reader.text("TEMPLAR_PRESET", DEFAULT_PRESET), reader.text("TEMPLAR_HPARAMS", "hparams.json")
-    home = Path(reader.text("TEMPLAR_HOME", "~/.templar")).expanduser().absolute()
+    preset, file = reader.text("TEMPLAR_PRESET", DEFAULT_PRESET), reader.path("TEMPLAR_HPARAMS", "hparams.json")
+    home = Path(reader.path("TEMPLAR_HOME", "~/.templar"))
     genesis = reader.text("TEMPLAR_GENESIS", "") or None
     trainer = trainer_settings(reader)
     reader.raise_problems()
-    hparams = load_hparams(preset, path=Path(file).expanduser())
+    hparams = load_hparams(preset, path=Path(file))
     return _network(
         subnet, endpoint, dataset, hparams=hparams, home=home, folder=folder, genesis=genesis, trainer=trainer
     )

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dotenv import dotenv_values
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
+from blocks.env_file import read_env_file
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron, actors
 from deployments.local.pace import slowed_windows, write_slowed
@@ -286,5 +286,4 @@ class LocalNetwork:
 
 
 def _block_of(env_file: Path) -> Neuron:
-    values = dotenv_values(env_file)
-    return neuron_from_environment({name: value for name, value in values.items() if value is not None})
+    return neuron_from_environment(read_env_file(env_file))

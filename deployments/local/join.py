@@ -6,8 +6,7 @@ machine both are done here. The neuron itself is set up and started as any other
 
 from pathlib import Path
 
-from dotenv import dotenv_values
-
+from blocks.env_file import read_env_file
 from deployments.local.plan import WALLET_NAME, LocalNeuron, LocalPlan
 from deployments.local.prepare import LOCAL_KEYS, make_bucket, own_environment
 from deployments.local.wallets import create_wallet
@@ -39,7 +38,7 @@ def join_local(folder: Path, role: str, hotkey: str) -> dict[str, str]:
     plan = LocalPlan(folder.absolute())
     if not plan.network_env.exists() or not ProcessRecord(plan.processes).running():
         raise PermanentError(Reason.BAD_ENVIRONMENT, f"--local {folder}: no network runs there; `make up` starts one")
-    public = {name: value for name, value in dotenv_values(plan.network_env).items() if value is not None}
+    public = read_env_file(plan.network_env)
     # 2. The hotkey, registered with its stake.
     neuron = LocalNeuron(hotkey, role, stake=0.0 if role == "miner" else STAKE)
     address = create_wallet(plan.wallets, WALLET_NAME, hotkey).address

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from dotenv import dotenv_values
-
+from blocks.env_file import env_lines, read_env_file
 from blocks.environment import bucket_variables
 from blocks.neuron import Neuron
 from deployments.local.plan import DATASET_PREFIX, NETUID, WALLET_NAME, LocalNeuron, LocalPlan
@@ -149,15 +148,14 @@ def keep_buckets(plan: LocalPlan, blocks: Sequence[Neuron]) -> None:
         source.close()
     (plan.buckets / DATASET_ACCOUNT).mkdir(exist_ok=True)
     upload_dataset(plan.dataset, DirectoryStore(plan.buckets / DATASET_ACCOUNT), DATASET_PREFIX)
-    values = {name: value for name, value in dotenv_values(plan.network_env).items() if value is not None}
-    _write_env(plan.network_env, {**values, "TEMPLAR_STORAGE": plan.buckets.as_uri()})
+    _write_env(plan.network_env, {**read_env_file(plan.network_env), "TEMPLAR_STORAGE": plan.buckets.as_uri()})
 
 
 def _write_env(path: Path, values: Mapping[str, str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.writelines(f"{name}={value}\n" for name, value in values.items())
+    with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+        file.writelines(env_lines(values))
 
 
 def announce_bucket(block: Neuron) -> None:

@@ -20,6 +20,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from blocks.env_file import env_lines, env_value
 from deployments.local.join import join_local
 from deployments.local.plan import LOCAL_FOLDER
 from deployments.neuron.folder import NeuronFolder, known_neurons
@@ -80,7 +81,9 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
 def _new_private_file(path: Path) -> Iterator[TextIO]:
     """Make a file for this user alone; it is removed if it cannot be filled."""
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8", newline=""
+        ) as file:
             try:
                 yield file
             except BaseException:
@@ -190,8 +193,8 @@ def _filled(text: str, values: Mapping[str, str | None]) -> str:
             lines.append(line)
         else:
             _, mark, comment = rest.partition("#")
-            lines.append(f"{variable}={value}" + (f"  {mark}{comment}" if mark else ""))
-    return "\n".join([*lines, *(f"{name}={value}" for name, value in left.items())]) + "\n"
+            lines.append(f"{variable}={env_value(variable, value)}" + (f"  {mark}{comment}" if mark else ""))
+    return "\n".join([*lines, *env_lines(left)])
 
 
 def _parser() -> argparse.ArgumentParser:

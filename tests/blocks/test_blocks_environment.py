@@ -101,6 +101,18 @@ def test_optional_variables_have_defaults(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert neuron.dataset.buckets.get_secret_value()[0].bucket == "data-account"
 
 
+def test_an_empty_network_is_never_the_main_network() -> None:
+    for empty in ("", "  "):
+        assert "NETWORK is empty: name the network" in problems(NETWORK=empty)
+
+
+def test_names_and_paths_are_taken_as_they_stand() -> None:
+    odd = {"WALLET_NAME": "tail ", "WALLET_HOTKEY": " head", "WALLET_PATH": "/srv/a #1 ", "TEMPLAR_HOME": "/srv/b "}
+    neuron = neuron_from_environment(GOOD | odd)
+    assert (neuron.wallet.name, neuron.wallet.hotkey) == ("tail ", " head")
+    assert (neuron.wallet.path, neuron.home) == ("/srv/a #1 ", "/srv/b ")
+
+
 def test_numbers_and_paths_of_a_host() -> None:
     host = {"TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": "2.5", "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1"}
     neuron = neuron_from_environment(

@@ -22,6 +22,7 @@ from deployments.neuron import manage, start
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import Child, end_of, free_port, sole_process, start_child
+from deployments.register import read_environment
 from tests.support.commands import Call, write_env
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
@@ -211,6 +212,20 @@ def test_a_new_env_has_what_is_given_is_private_and_is_never_overwritten(tmp_pat
     text = path.read_text()
     assert run_main(manage.main, "init", *options)[0] == 1
     assert path.read_text() == text
+
+
+def test_what_init_writes_is_read_back_and_an_empty_variable_of_the_shell_hides_nothing(
+    tmp_path: Path, run_main: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, odd = tmp_path / ".env", 'it\'s "${USER}" #1\\ '
+    options = ["--wallet.name", odd, "--wallet.path", f"/{odd}", "--subtensor.network", "test"]
+    assert run_main(manage.main, "init", "--env-file", path, *options)[0] == 0
+    for name in ("NETWORK", "WALLET_NAME", "WALLET_PATH"):
+        monkeypatch.setenv(name, " ")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # means that there is none
+    values = read_environment(path)
+    assert (values["WALLET_NAME"], values["WALLET_PATH"], values["NETWORK"]) == (odd, f"/{odd}", "test")
+    assert not values["CUDA_VISIBLE_DEVICES"]
 
 
 @pytest.mark.parametrize(
