@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deployments.register import read_environment, require_server
+from deployments.register import read_environment
+from deployments.work_pool import require_server
 from tasks.host import load_block
 from tasks.observing import auditing, context_from_environment, context_of
 from templar.arguments import whole_number

@@ -33,7 +33,7 @@ from prefect.settings import PREFECT_HOME
 from blocks.neuron import Neuron
 from deployments.prefect_server import SERVER_LOG, repeated_errors
 from deployments.schedules import stalled
-from deployments.work_pool import API_PATIENCE_SECONDS, is_outage, require_server_address
+from deployments.work_pool import API_PATIENCE_SECONDS, is_outage, require_server
 from tasks.alerts import Alert, Raised, send
 from tasks.glance import network_key, show_network
 from tasks.host import load_block
@@ -255,9 +255,8 @@ async def serve() -> None:
     """Find what to start, and follow the network of each neuron; usually all are of one.
 
     Raises:
-        PermanentError: `bad_environment`; there is no window deployment.
+        PermanentError: `bad_environment`; there is no window deployment, or PREFECT_API_URL names no Prefect server.
     """
-    require_server_address()
     deployments, neurons = await _patiently(_find)
     if not deployments:
         raise PermanentError(
@@ -294,6 +293,7 @@ async def _follow(block: Neuron, deployments: Sequence[WindowDeployment]) -> Non
 
 
 async def _find() -> tuple[list[WindowDeployment], dict[str, Neuron]]:
+    await asyncio.to_thread(require_server)
     async with get_client() as client:
         return await find_deployments(client)
 
@@ -304,7 +304,7 @@ async def _patiently(attempt: Callable[[], Awaitable[T]]) -> T:
         try:
             return await attempt()
         except Exception as error:
-            if not isinstance(error, TransientError) and not is_outage(error):
+            if not isinstance(error, TransientError) and not is_outage(error) and not is_outage(error.__cause__):
                 raise
             log.warning("not there yet, trying again: %s", error)
         await asyncio.sleep(RETRY_SECONDS)

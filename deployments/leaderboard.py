@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.register import require_server
+from deployments.work_pool import require_server
 from tasks.evidence import evaluations_of
 from tasks.host import load_block
 from templar.arguments import whole_number

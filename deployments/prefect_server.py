@@ -20,8 +20,10 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from blocks.proxies import exempting_loopback
 from deployments.processes import Child, end_of, http_serves, require_free_port, start_child, wait_until_ready
 from templar.errors import PermanentError, Reason
+from templar.store.s3_protocol import is_loopback
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 """Where pyproject.toml lies: Prefect reads its `[tool.prefect]` only when started in this folder."""
@@ -37,13 +39,11 @@ LOG_TAIL_BYTES = 2**20
 DATABASE_URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """The variable that names the server's database; without it, that is a SQLite file in the server's folder."""
 DATABASE_PATIENCE_SECONDS = 10.0
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LOG_DATE = "%Y-%m-%d %H:%M:%S"
 """How the lines of logs begin; Prefect's own format has no date."""
 _ERROR = re.compile(r"^([0-9-]{10} [0-9:]{8})\.\d+ \| (?:ERROR|CRITICAL)\s*\| (.+)$", re.MULTILINE)
 _CHANGING = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}|\d+(?:\.\d+)?")
 _POSTGRESQL, _SQLITE = "postgresql+asyncpg", "sqlite+aiosqlite"
-_NO_PROXY = "127.0.0.1,localhost"
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,12 @@ class PrefectServer:
 
         It extends `base`, by default this process's environment, whose Prefect settings stay in force except for the
         server's address and folder. Where clients have PREFECT_API_AUTH_STRING, the server asks for it.
+
+        Raises:
+            PermanentError: `bad_environment`; a proxy that cannot be used.
         """
         inherited = dict(os.environ if base is None else base)
         inherited.pop("PREFECT_PROFILE", None)  # it names a profile of the user's own folder
-        proxies = inherited.get("NO_PROXY") or inherited.get("no_proxy")
-        no_proxy = f"{proxies},{_NO_PROXY}" if proxies else _NO_PROXY
         if password := inherited.get("PREFECT_API_AUTH_STRING"):
             inherited["PREFECT_SERVER_API_AUTH_STRING"] = password
         return {
@@ -98,8 +99,7 @@ class PrefectServer:
             "PREFECT_LOGGING_FORMATTERS_STANDARD_DATEFMT": LOG_DATE,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
-            "NO_PROXY": no_proxy,
-            "no_proxy": no_proxy,
+            **exempting_loopback(inherited, self.host),
         }
 
     def start(self, *, base: Mapping[str, str] | None = None, timeout_seconds: float = 180.0) -> Child:
@@ -165,7 +165,7 @@ def require_guarded(api_url: str) -> None:
     Raises:
         PermanentError: `bad_environment`.
     """
-    if urlsplit(api_url).hostname not in LOOPBACK and (problem := exposes_keys(api_url)):
+    if not is_loopback(urlsplit(api_url).hostname) and (problem := exposes_keys(api_url)):
         raise PermanentError(
             Reason.BAD_ENVIRONMENT, f"{problem} for it and here, or let the server listen on loopback alone"
         )

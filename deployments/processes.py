@@ -24,11 +24,13 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.files import private_folder
+from templar.store.s3_protocol import is_loopback
 
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2_000
@@ -314,8 +316,13 @@ class ProcessRecord:
 
 
 def http_serves(url: str) -> bool:
-    """Whether a GET of a plain-HTTP address answers 200; never through a proxy."""
+    """Whether a GET answers 200; through the environment's proxies, which the loopback interface is never behind."""
     parts = urlsplit(url)
+    if parts.scheme == "https" or not is_loopback(parts.hostname):
+        try:
+            return httpx.get(url, timeout=2.0).status_code == HTTPStatus.OK
+        except httpx.HTTPError:
+            return False
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2.0)
     try:
         connection.request("GET", parts.path or "/")

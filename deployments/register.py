@@ -19,7 +19,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dotenv import dotenv_values
 from prefect import Flow
 from prefect.blocks.abstract import NotificationBlock
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -30,13 +29,14 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
+from blocks.env_file import read_env_file
 from blocks.environment import bucket_variables, neuron_from_environment
 from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
 from deployments.automations import Watched, alert_block, definitions, deploy_automations
 from deployments.processes import program
 from deployments.schedules import HOUR, HOUSEKEEPING_POOL, SLUG, deployments_of, scheduled_work
-from deployments.work_pool import require_server_address
+from deployments.work_pool import require_server
 from deployments.worker import ResidentWorker
 from tasks.sinks.attached import SinkSettings
 from templar.chain.remote import public_address
@@ -64,22 +64,14 @@ POOL_KINDS: dict[str, type[BaseWorker[Any, Any, Any]]] = {"resident": ResidentWo
 
 
 def read_environment(env_file: Path | None) -> dict[str, str]:
-    """This process's environment over that of a file.
+    """This process's environment over that of a file; what is empty in the environment is read from the file.
 
     Raises:
-        PermanentError: `bad_environment`; the file is not there, or cannot be read.
+        PermanentError: `bad_environment`; as in `read_env_file`.
     """
-    values: Mapping[str, str | None] = {}
-    if env_file is not None:
-        if not env_file.is_file():
-            raise PermanentError(
-                Reason.BAD_ENVIRONMENT, f"{env_file}: no such file; copy .env.example to it and fill it in"
-            )
-        try:
-            values = dotenv_values(env_file)
-        except (OSError, UnicodeDecodeError) as error:
-            raise PermanentError(Reason.BAD_ENVIRONMENT, f"{env_file}: cannot be read: {error}") from None
-    return {name: value for name, value in values.items() if value is not None} | dict(os.environ)
+    values = {} if env_file is None else read_env_file(env_file)
+    # An empty variable is no value. It stays if the file has none: an empty CUDA_VISIBLE_DEVICES means no device.
+    return values | {name: value for name, value in os.environ.items() if value.strip() or name not in values}
 
 
 def require_reachable(block: Neuron) -> None:
@@ -121,21 +113,6 @@ def require_reachable(block: Neuron) -> None:
     with _named("TEMPLAR_HOME"), local_file(Path(block.home)):
         make_private(Path(block.home))
         tempfile.TemporaryFile(dir=block.home).close()
-
-
-def require_server() -> None:
-    """Refuse to go on without a Prefect server that answers.
-
-    Raises:
-        PermanentError: `bad_environment`.
-    """
-    address = require_server_address()
-    with get_client(sync_client=True) as client:
-        if (problem := client.api_healthcheck()) is not None:
-            raise PermanentError(
-                Reason.BAD_ENVIRONMENT,
-                f"PREFECT_API_URL is {address}, which does not answer ({problem}): start the server, or correct it",
-            )
 
 
 def ensure_pool(client: SyncPrefectClient, name: str, kind: str, **variables: float) -> None:

@@ -7,15 +7,19 @@ its process, and closes it.
 
 import hashlib
 import logging
+import os
+import re
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import anyio
 import httpx
-from prefect.client.orchestration import PrefectClient
+from prefect.client.base import ServerType
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterState,
@@ -28,8 +32,9 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
 from prefect.states import AwaitingRetry, Cancelled, Crashed
 
+from blocks.proxies import exempting_loopback
 from deployments.processes import sole_process, state_folder
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, one_line
 
 API_PATIENCE_SECONDS = 10.0
 """Time limit of a call of the API, before it is repeated."""
@@ -41,15 +46,64 @@ _UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 def require_server_address() -> str:
     """The address of the Prefect server; without one Prefect would start a server in this process.
 
+    From then on, the clients of this process reach loopback addresses without a proxy.
+
     Raises:
-        PermanentError: `bad_environment`.
+        PermanentError: `bad_environment`; it is not set, or no address, or a proxy cannot be used.
     """
     address = get_current_settings().api.url
     if address is None:
         raise PermanentError(
             Reason.BAD_ENVIRONMENT, "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"
         )
+    try:
+        parts = urlsplit(address)
+        is_address = re.fullmatch(r"https?://[!-~]+", address) is not None and parts.hostname and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT,
+            f"PREFECT_API_URL is {address!a}, which is no address: set http://HOST:PORT/api, without spaces",
+        )
+    os.environ.update(exempting_loopback(os.environ, parts.hostname))
     return address
+
+
+def require_server() -> None:
+    """Refuse to go on without a Prefect server that answers.
+
+    Raises:
+        PermanentError: `bad_environment`; the cause says whether it may answer later (see `is_outage`).
+    """
+    address = require_server_address()
+    if (problem := _ask_server()) is not None:
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT, f"PREFECT_API_URL is {address}, {_server_problem(problem)}"
+        ) from problem
+
+
+def _ask_server() -> BaseException | None:
+    """What a call of the Prefect API met; None if the server has answered it."""
+    try:
+        with get_client(sync_client=True) as client:
+            if (problem := client.api_healthcheck()) is None and client.server_type is not ServerType.CLOUD:
+                client.api_version()  # also another program may say that it is healthy
+            return problem
+    except Exception as error:  # noqa: BLE001 - of Prefect, HTTP, TLS or JSON: the caller says it
+        return error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
+
+
+def _server_problem(error: BaseException) -> str:
+    """What a call of the Prefect API met, and what to do."""
+    what = one_line(str(error).splitlines()[0] if str(error) else type(error).__name__)
+    if isinstance(error, httpx.HTTPStatusError):
+        what = f"status {error.response.status_code}"
+    if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+        return f"which refuses this client ({what}): set PREFECT_API_AUTH_STRING to the server's"
+    if is_outage(error):
+        return f"which does not answer ({what}): start the server, or correct it"
+    return f"which is no Prefect API ({what}): correct it, most end with /api"
 
 
 def is_outage(error: BaseException | None) -> bool:

@@ -26,11 +26,13 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from rich.console import Console
 from rich.table import Table
 
+from blocks.proxies import exempting_loopback
 from deployments.gauntlet.flow import TABLE, gauntlet
 from deployments.gauntlet.order import SUBSET, EndpointName, Where
 from deployments.gauntlet.subset import AVAILABLE
 from deployments.prefect_server import PrefectServer
 from deployments.processes import free_port
+from deployments.work_pool import require_server
 from templar.adversary.catalogue import SCENARIOS
 from templar.arguments import whole_number
 from templar.errors import TemplarError
@@ -86,12 +88,12 @@ def _parser() -> argparse.ArgumentParser:
 def _server() -> Iterator[None]:
     """Use the operator's server, or one of this command's own as long as the context lasts."""
     if PREFECT_API_URL.value():
+        require_server()
         yield
         return
     with tempfile.TemporaryDirectory(prefix="templar-gauntlet-server-") as folder:
         server = PrefectServer(Path(folder), free_port())
-        own = server.environment()
-        os.environ.update({name: own[name] for name in ("NO_PROXY", "no_proxy")})
+        os.environ.update(exempting_loopback(os.environ))
         child = server.start()
         try:
             with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_HOME: server.home}):

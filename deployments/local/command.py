@@ -24,6 +24,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from blocks.proxies import exempting_loopback
 from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import measure_pace, pace_of
 from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
@@ -64,10 +65,9 @@ def main(words: Sequence[str] | None = None) -> int:
         "down": lambda: down(network_of(plan)),
         "status": lambda: status(network_of(plan), as_json=arguments.json),
     }
-    own = plan.server.environment()
-    os.environ.update({name: own[name] for name in ("NO_PROXY", "no_proxy")})  # nothing here is behind a proxy
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is ended takes its network down as well
     try:
+        os.environ.update(exempting_loopback(os.environ))
         return commands[arguments.command]()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

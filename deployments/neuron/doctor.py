@@ -20,6 +20,7 @@ from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 
+from prefect.settings import temporary_settings
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -31,13 +32,14 @@ from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_
 from deployments.neuron.status import service_problems
 from deployments.neuron.subnet import DoubtError, backups, looks_at_subnet
 from deployments.prefect_server import PROJECT_ROOT, exposes_keys, require_database, require_guarded
-from deployments.processes import holder_of, http_serves
+from deployments.processes import holder_of
 from deployments.register import add_neuron_options, environment_of
-from deployments.work_pool import is_outage
+from deployments.work_pool import is_outage, require_server
 from templar.chain.base import Chain, NeuronInfo
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.lease import Claimant, Terms, foreign_holder
+from templar.gradient.kernels.machine import cache_folder
 from templar.gradient.layout import Layout
 from templar.housekeeping.access import check_access
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
@@ -116,6 +118,7 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
     yield _line("wallet", lambda: _wallet(block))
     yield _line("versions", _versions)
     yield _line("disk", lambda: _disk(patient))
+    yield _line("kernels", _kernels)
     if block.role != "aggregator":
         yield _line("device", lambda: _device(patient))
 
@@ -199,6 +202,16 @@ def _disk(patient: Patient) -> str:
     if home.exists() and home.stat().st_mode & 0o077:
         raise DoubtError(f"{home} can be read by others on this machine: chmod 700 {home}")
     return text
+
+
+def _kernels() -> str:
+    folder = cache_folder()
+    if folder is None:
+        raise DoubtError(
+            "no folder for compiled kernels can be written, so each process compiles them anew before its first "
+            "window: let NUMBA_CACHE_DIR name one that only this user can write to"
+        )
+    return f"compiled once, into {folder}"
 
 
 def _device(patient: Patient) -> str:
@@ -418,14 +431,14 @@ def _prefect(patient: Patient) -> str:
     url = patient.environment.get("PREFECT_API_URL") or (address.api_url if address else None)
     if url is None:
         raise DoubtError("none is known: `templar neuron start` starts one, or set PREFECT_API_URL")
-    if not url.startswith("http://"):
-        raise DoubtError(f"{url} is not looked at: only plain HTTP is")
-    if not http_serves(f"{url.rstrip('/')}/health"):
-        if patient.environment.get("PREFECT_API_URL"):
-            raise PermanentError(
-                Reason.BAD_ENVIRONMENT, f"PREFECT_API_URL is {url}, which does not answer: start that server"
-            )
-        raise DoubtError(f"{url} does not answer: `templar neuron start` starts it")
+    password = patient.environment.get("PREFECT_API_AUTH_STRING") or (address.password if address else None)
+    with temporary_settings(Address(url, password=password).settings):
+        try:
+            require_server()  # as `templar neuron start` and the clock do
+        except PermanentError as error:
+            if patient.environment.get("PREFECT_API_URL") or not is_outage(error.__cause__):
+                raise
+            raise DoubtError(f"{url} does not answer: `templar neuron start` starts it") from None
     require_guarded(url)
     if problem := exposes_keys(url):
         raise DoubtError(problem)

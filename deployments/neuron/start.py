@@ -8,7 +8,6 @@ Ctrl-C ends all of them: a window under way has the grace of its work pool.
 """
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from prefect.settings import temporary_settings
 
 from blocks.chain import PASSWORD
 from blocks.neuron import Neuron
+from blocks.proxies import exempting_loopback
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
 from deployments.neuron.streaks import tell_of_streaks
 from deployments.neuron.supervisor import Service, Supervisor
@@ -33,10 +33,10 @@ from deployments.register import (
     deployment_variables,
     enrol,
     environment_of,
-    require_server,
     worker_command,
 )
 from deployments.schedules import HOUSEKEEPING_POOL
+from deployments.work_pool import require_server
 from tasks.glance import neuron_key, open_page
 from templar.arguments import port
 from templar.errors import PermanentError, Reason, TemplarError
@@ -97,7 +97,7 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
     known = environment.get("PREFECT_API_URL")
     server = None if known else PrefectServer(folder.server_home, prefect_port)
     password = environment.get("PREFECT_API_AUTH_STRING") or None
-    own = dict(environment) if server is None else server.environment(environment)
+    own = {**environment, **exempting_loopback(environment)} if server is None else server.environment(environment)
     if password is None:
         own.pop("PREFECT_API_AUTH_STRING", None)  # an empty one is not the same to Prefect
     address = Address(own["PREFECT_API_URL"], None if server is None else str(server.home), password)
@@ -116,7 +116,6 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
             supervisor.start(Service(SERVER_NAME, server.command, is_ready=server.healthy, log=server.log))
 
         # 2. The neuron's block, pools and deployments.
-        os.environ.update({key: own[key] for key in ("NO_PROXY", "no_proxy") if key in own})
         with temporary_settings(address.settings):
             require_server()
             enrol(name, block, environment)

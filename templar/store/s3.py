@@ -5,6 +5,7 @@ Only this module and `s3_client` import boto3. A server that answers 500 to a fo
 retry is right.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -54,7 +55,7 @@ class _S3Bucket:
         settings: S3Settings = S3Settings(),  # noqa: B008 - frozen
     ) -> None:
         parts = urlsplit(endpoint_url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.path not in {"", "/"}:
             raise ValueError(f"endpoint_url of bucket {bucket} must be http(s)://host[:port]")
         self._bucket = bucket
         self._endpoint_url = endpoint_url
@@ -84,6 +85,9 @@ class _S3Bucket:
 class S3Store(_S3Bucket):
     """One bucket seen with one key; implements `templar.store.base.ObjectStore`. Arguments as for `_S3Bucket`."""
 
+    _takes_conditions = True
+    """Whether the server was not seen to refuse one."""
+
     def __repr__(self) -> str:
         return f"S3Store({self._bucket!r}, endpoint_url={self._endpoint_url!r})"
 
@@ -100,22 +104,35 @@ class S3Store(_S3Bucket):
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Store an object unless the key is taken.
 
-        Two answers may mislead: True from a server that ignores the condition, and False if the answer to a successful
-        request was lost and its repetition found the object of the first. Read the object back and compare.
+        If the server refuses the condition, the key is read, and the object is stored without one if nothing is there.
+        Two answers may mislead: True from a server that ignores or refuses the condition, and False if the answer to a
+        successful request was lost and its repetition found the object of the first. Read the object back and compare.
         """
         check_key(key)
-        conditions = {"IfNoneMatch": "*"}
+        is_damaged = False
 
-        def put(client: Any) -> bool:
+        def send(client: Any, **conditions: str) -> None:
+            nonlocal is_damaged
             try:
                 s3_transfer.put_object(client, self._bucket, key, data, **conditions)
             except s3_transfer.DamagedUploadError:
-                conditions.clear()  # the object there now is this one, and damaged: overwrite it
+                is_damaged = True  # the object there now is this one: overwrite it
                 raise
-            except ClientError as error:
-                if s3_protocol.http_status(error.response) != 412:
-                    raise
+
+        def put(client: Any) -> bool:
+            refused = None
+            if self._takes_conditions and not is_damaged:
+                try:
+                    send(client, IfNoneMatch="*")
+                    return True
+                except ClientError as error:
+                    if not s3_protocol.refuses_condition(error.response):
+                        raise
+                    refused = s3_protocol.http_status(error.response)
+            if not is_damaged and self._head_or_none(key, client) is not None:
                 return False
+            send(client)
+            self._takes_conditions = refused in (None, 412) and self._takes_conditions
             return True
 
         return self._call(key, put)
@@ -191,13 +208,16 @@ class S3Store(_S3Bucket):
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Every object whose key starts with `prefix`, in key order, across pages."""
         where, position = self._where(f"{prefix}*"), s3_protocol.FIRST_PAGE
+        limit = s3_protocol.ListingLimit(where)
         while position is not None:
+            began = time.monotonic()
             request = {"Bucket": self._bucket, "Prefix": prefix, **position}
 
             def page(client: Any, request: dict[str, str] = request) -> s3_protocol.Page:
                 return s3_protocol.page(client.list_objects_v2(**request), where, request)
 
             found, position = self._call(f"{prefix}*", page)
+            limit.add(len(found), time.monotonic() - began)
             yield from found
 
     def delete(self, keys: Iterable[str]) -> DeleteReport:
@@ -316,7 +336,9 @@ class S3Uploads(_S3Bucket):
         with our_errors(self._where("uploads"), access_key_id=self._access_key_id):
             client = self._client.get()
             with suppress(client.exceptions.NoSuchUpload):  # rclone's answer if there are none
+                limit = s3_protocol.ListingLimit(self._where("uploads"))
                 for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket):
+                    limit.add(len(page.get("Uploads", ())))
                     now = _server_time(page)
                     for entry in page.get("Uploads", ()):
                         upload = self._read_upload(client, entry, now)
@@ -349,8 +371,10 @@ class S3Uploads(_S3Bucket):
         """An upload with the time and the bytes of its parts; None if it was completed or ended meanwhile."""
         key, upload_id, latest, num_bytes = entry["Key"], entry["UploadId"], entry["Initiated"], 0
         pages = client.get_paginator("list_parts").paginate(Bucket=self._bucket, Key=key, UploadId=upload_id)
+        limit = s3_protocol.ListingLimit(self._where(f"parts of {key}"))
         try:
             for page in pages:
+                limit.add(len(page.get("Parts", ())))
                 for part in page.get("Parts", ()):
                     latest = max(latest, part["LastModified"])
                     num_bytes += int(part["Size"])

@@ -7,6 +7,7 @@ time and memory: boto3 itself reads headers as long as each byte is in time, and
 import http.client
 import io
 import math
+import os
 import re
 import socket
 import threading
@@ -17,14 +18,16 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import boto3
+import botocore.session
 from botocore.awsrequest import AWSHTTPConnection, AWSHTTPConnectionPool, AWSHTTPSConnection, AWSHTTPSConnectionPool
 from botocore.config import Config
+from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, ConfigValueStore, ConstantProvider
 from botocore.exceptions import BotoCoreError, ClientError, EndpointProviderError
 from urllib3.exceptions import HTTPError
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
 from templar.store.deadline import LEAST_SECONDS, check_deadline, current, interruptible
-from templar.store.s3_protocol import S3Settings, http_status, refusal
+from templar.store.s3_protocol import S3Settings, http_status, proxies_of, refusal
 from templar.traffic import TRAFFIC
 
 MAX_ERROR_BYTES = 1 << 16  # longest body of an error that is read; of a longer one only the status counts
@@ -183,13 +186,26 @@ _session_lock = threading.Lock()
 _session: Any = None
 
 
+def _make_session() -> Any:
+    """A session for which the machine's AWS settings do not count, neither variables nor files: they are for AWS.
+
+    Keys, endpoint and all that matters here are given; a profile or a broken file would fail every request.
+    """
+    core = botocore.session.Session()
+    defaults = {name: default for name, (_, _, default, _) in BOTOCORE_DEFAUT_SESSION_VARIABLES.items()}
+    defaults |= {"config_file": os.devnull, "credentials_file": os.devnull}
+    store = ConfigValueStore({name: ConstantProvider(default) for name, default in defaults.items()})
+    core.register_component("config_store", store)
+    return boto3.session.Session(botocore_session=core)
+
+
 def make_client(
     service: str, *, endpoint_url: str, access_key_id: str, secret_access_key: str, settings: S3Settings
 ) -> Any:
     """A boto3 client with the given timeouts and retries. It opens no connection; it is safe under threads.
 
     Raises:
-        PermanentError: `store_refused`; boto3 rejects the endpoint's address.
+        PermanentError: `store_refused`; boto3 rejects the endpoint's address. `bad_environment`; a proxy is of no use.
     """
     global _session  # noqa: PLW0603 - one session keeps the parsed service models for every client of the process
     config = Config(
@@ -199,12 +215,13 @@ def make_client(
         max_pool_connections=settings.pool_size,
         tcp_keepalive=True,
         s3={"addressing_style": "path"},
+        proxies=proxies_of(endpoint_url),
         # boto3's default checksums are more than servers other than AWS understand.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
     with _session_lock:  # using clients is thread-safe, making them is not
-        _session = _session or boto3.session.Session()
+        _session = _session or _make_session()
         try:
             client = _session.client(
                 service,
@@ -212,6 +229,7 @@ def make_client(
                 region_name=settings.region,
                 aws_access_key_id=access_key_id,
                 aws_secret_access_key=secret_access_key,
+                verify=os.environ.get("SSL_CERT_FILE") or None,  # as the other HTTP clients
                 config=config,
             )
         except ValueError as error:

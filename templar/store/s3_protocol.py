@@ -1,13 +1,17 @@
 """The S3 protocol: settings of a store, R2's endpoint, error codes as reason codes, and checks of answers.
 
-An answer is boto3's dictionary of a response; nothing here talks to a server.
+An answer is boto3's dictionary of a response; nothing here talks to a server. The last part is about the environment's
+proxies: each HTTP client fails in its own way on one that it cannot use, and the loopback interface is behind none.
 """
 
+import ipaddress
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
 from templar.store.address import is_account_id
@@ -21,9 +25,13 @@ _TRANSIENT_CODES = frozenset(
 )
 """Codes with a 4xx status that a retry may survive: damage in transit and colliding requests."""
 MAX_CODE = 64  # characters of a server's error code that are shown
+MAX_LISTED = 10_000_000  # entries of a listing
+FREE_PAGES, FREE_SECONDS, LEAST_ENTRIES = 100, 300.0, 10
+"""A listing may have so many pages, and take so long; each further page and second must bring so many entries."""
 Page = tuple[tuple[ObjectInfo, ...], dict[str, str] | None]
 FIRST_PAGE: dict[str, str] | None = {}
 """Where a listing begins, as part of its request."""
+_PROXIES = [form(f"{each}_PROXY") for each in ("HTTP", "HTTPS", "ALL") for form in (str.upper, str.lower)]
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,31 @@ def refusal(  # noqa: PLR0911 - a row of the table each
     if status == 416:
         return PermanentError(Reason.OBJECT_TRUNCATED, f"{answer}; the object ends before the range")
     return PermanentError(Reason.STORE_REFUSED, f"{answer}; the server does not accept such a request")
+
+
+def refuses_condition(answer: Mapping[str, Any]) -> bool:
+    """Whether a request that was refused may be taken without its `If-None-Match`.
+
+    S3 answers 412 if an object is there. Servers that know no condition answer 501, 400 and others.
+    """
+    code = str(answer.get("Error", {}).get("Code", ""))
+    error = refusal(http_status(answer), code, operation="", where="", access_key_id="")
+    return error.reason in (Reason.STORE_REFUSED, Reason.OBJECT_DIFFERS)
+
+
+class ListingLimit:
+    """Ends a listing that goes on without end; `where` is its bucket and prefix."""
+
+    def __init__(self, where: str) -> None:
+        self._where, self._pages, self._entries, self._seconds = where, 0, 0, 0.0
+
+    def add(self, entries: int, seconds: float = 0.0) -> None:
+        """Count a page; `store_refused` if there are too many, they have too little, or come too slowly."""
+        self._pages, self._entries, self._seconds = self._pages + 1, self._entries + entries, self._seconds + seconds
+        earned = self._entries / LEAST_ENTRIES
+        if self._entries > MAX_LISTED or self._pages > FREE_PAGES + earned or self._seconds > FREE_SECONDS + earned:
+            text = f"{self._pages} pages with {self._entries} entries took {self._seconds:.0f} s"
+            raise PermanentError(Reason.STORE_REFUSED, f"{self._where}: the listing has no end: {text}")
 
 
 def object_size(answer: Mapping[str, Any], where: str) -> int:
@@ -179,3 +212,41 @@ def undeleted(answer: Mapping[str, Any], keys: Sequence[str], *, where: str, acc
     if len(remaining) == len(keys) and set(remaining.values()) == {"AccessDenied"}:
         raise refusal(403, "AccessDenied", operation="DeleteObjects", where=where, access_key_id=access_key_id)
     return remaining
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether a host is this machine itself, on the loopback interface."""
+    try:
+        return ipaddress.ip_address(host or "").is_loopback
+    except ValueError:
+        return (host or "").rstrip(".").lower() == "localhost"
+
+
+def require_proxies(environment: Mapping[str, str]) -> None:
+    """Refuse proxies that the HTTP clients cannot use.
+
+    Raises:
+        PermanentError: `bad_environment`; it names the variable, and not its value, which may hold a password.
+    """
+    for name in _PROXIES:
+        if value := environment.get(name, "").strip():
+            try:
+                parts = urlsplit(value if "://" in value else f"http://{value}")
+                is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            except ValueError:
+                is_sound = False
+            if not (is_sound and value.isascii() and " " not in value):
+                raise PermanentError(
+                    Reason.BAD_ENVIRONMENT,
+                    f"{name} is no address of an HTTP proxy: set http://HOST:PORT, or remove it from the environment",
+                )
+
+
+def proxies_of(url: str) -> dict[str, str]:
+    """The proxy for an address, by its scheme; empty if there is none; errors as in `require_proxies`."""
+    parts, found = urlsplit(url), getproxies()
+    if is_loopback(parts.hostname) or not found:
+        return {}
+    require_proxies(os.environ)
+    proxy = found.get(parts.scheme) or found.get("all")
+    return {parts.scheme: proxy} if proxy and not proxy_bypass(parts.netloc) else {}

@@ -239,6 +239,8 @@ def _send(request: Callable[..., Mapping[str, Any]], data: bytes, where: str, **
     digest = hashlib.md5(data, usedforsecurity=False)
     TRAFFIC.count_sent(len(data))
     answer = request(Body=data, ContentMD5=base64.b64encode(digest.digest()).decode("ascii"), **arguments)
+    if "ETag" not in answer:
+        raise TransientError(Reason.STORE_BUSY, f"{where}: the answer to an upload has no ETag, it is not a store's")
     etag = str(answer["ETag"])
     plain = etag.strip('"').lower()
     if _MD5.fullmatch(plain) and plain != digest.hexdigest():

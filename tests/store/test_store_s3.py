@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, DEFAULT_S3_CONFIG_VARS
 
 import templar.store.s3_client
 from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
@@ -15,7 +16,16 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import ObjectStore
 from templar.store.s3 import S3Store
 from templar.store.s3_client import Renewable, our_errors
-from templar.store.s3_protocol import S3Settings, object_info, object_size, page, r2_endpoint, refusal, undeleted
+from templar.store.s3_protocol import (
+    ListingLimit,
+    S3Settings,
+    object_info,
+    object_size,
+    page,
+    r2_endpoint,
+    refusal,
+    undeleted,
+)
 from tests.store.conftest import s3_store
 from tests.support.errors import error_of
 from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, scripted_server
@@ -32,6 +42,9 @@ QUICK = S3Settings(
 )
 HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
 LISTING = "<ListBucketResult><IsTruncated>false</IsTruncated>{}</ListBucketResult>"
+
+VARIABLES = [*BOTOCORE_DEFAUT_SESSION_VARIABLES.values(), *DEFAULT_S3_CONFIG_VARS.values()]
+"""All that botocore reads of the machine."""
 
 Script = Callable[[Request], Reply]
 
@@ -92,13 +105,41 @@ class TestTrouble:
         errors = [error_of(call) for call in every_call(store, tmp_path)]
         assert {(type(each), each.reason) for each in errors} == {(TransientError, Reason.STORE_UNREACHABLE)}
 
-    def test_other_environment_settings_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
+    def test_the_machines_aws_settings_do_not_count(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        (tmp_path / "config").write_text("[default\nregion = eu\n")
+        for file in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+            monkeypatch.setenv(file, str(tmp_path / "config"))
+        for name in {
+            each for _, names, *_ in VARIABLES for each in ([names] if isinstance(names, str) else names or ())
+        }:
+            if not name.endswith("_FILE"):
+                monkeypatch.setenv(name, "nonsense")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"):
+            monkeypatch.setenv(name, "another's")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
         monkeypatch.setattr(templar.store.s3_client, "_session", None)
-        with scripted_server(lambda _: Reply()) as server:
-            refused = error_of(lambda: store_at(server).put("key", b""))
-        assert (type(refused), refused.reason) == (TransientError, Reason.STORE_UNREACHABLE)  # no fault of the bucket
-        assert "no-such-profile" in str(refused)
+        with scripted_server(lambda _: Reply(headers=HEADERS)) as server:
+            store_at(server).put("key", b"1")
+            (request,) = server.requests
+        assert f"Credential={KEY.access_key_id}/" in request.headers["Authorization"]
+        assert "/auto/s3/" in request.headers["Authorization"]
+        assert "another's" not in str(request.headers)
+
+    def test_a_store_on_loopback_is_behind_no_proxy_and_another_one_behind_a_sound_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        with scripted_server(lambda _: Reply(headers=HEADERS)) as server:
+            store_at(server).put("key", b"1")
+            monkeypatch.setenv("http_proxy", server.endpoint_url)
+            s3_store("the-bucket", "http://store.invalid:9000", KEY, QUICK).put("key", b"1")
+            assert [request.path for request in server.requests] == [
+                "/the-bucket/key",
+                "http://store.invalid:9000/the-bucket/key",
+            ]
+        monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
+        refused = error_of(lambda: s3_store("the-bucket", "http://store.invalid", KEY, QUICK).put("key", b"1"))
+        assert (refused.reason, refused.message[:9]) == (Reason.BAD_ENVIRONMENT, "ALL_PROXY")
 
     @pytest.mark.parametrize(
         ("answers", "family", "reason"),
@@ -144,6 +185,60 @@ class TestAbsence:
             info = store_at(server).head("key")
         assert info is not None
         assert info.size == 5
+
+
+class Bucket:
+    """A server with objects; `refusal` is its answer to a condition, however the key is."""
+
+    def __init__(self, refusal: Reply) -> None:
+        self.objects: dict[str, bytes] = {}
+        self._refusal = refusal
+
+    def __call__(self, request: Request) -> Reply:
+        if "If-None-Match" in request.headers:
+            return self._refusal
+        if request.method == "PUT":
+            self.objects[request.path] = request.body
+            return Reply(headers=HEADERS)
+        if request.path in self.objects:
+            return Reply(200, self.objects[request.path], HEADERS)
+        return s3_error(404, "NoSuchKey")
+
+
+class TestConditions:
+    """A server that cannot take `If-None-Match`: docs/storage.md says that it is never relied upon."""
+
+    @pytest.mark.parametrize(
+        "refused",
+        [
+            s3_error(501, "NotImplemented"),
+            s3_error(400, "InvalidArgument"),
+            Reply(405, b"<html>Method Not Allowed</html>"),
+            Reply(412, b"\xff not XML"),
+            Reply(412),
+            Reply(304),
+            s3_error(417, "ExpectationFailed"),
+        ],
+    )
+    def test_the_key_is_read_and_then_the_object_stored(self, refused: Reply) -> None:
+        bucket = Bucket(refused)
+        with scripted_server(bucket) as server:
+            store = store_at(server)
+            assert store.put_if_absent("key", b"one")
+            assert not store.put_if_absent("key", b"two")
+            assert bucket.objects == {"/the-bucket/key": b"one"}
+            conditional = [request for request in server.requests if "If-None-Match" in request.headers]
+            assert len(conditional) == (2 if refused.status == 412 else 1)
+            assert len(server.requests) <= 7
+
+    @pytest.mark.parametrize(
+        ("answer", "reason"),
+        [(s3_error(403, "AccessDenied"), Reason.ACCESS_DENIED), (s3_error(503, "SlowDown"), Reason.STORE_BUSY)],
+    )
+    def test_other_refusals_are_what_they_are(self, answer: Reply, reason: Reason) -> None:
+        with scripted_server(Bucket(answer)) as server:
+            assert error_of(lambda: store_at(server).put_if_absent("key", b"1")).reason is reason
+            assert len(server.requests) == 1
 
 
 class TestBodies:
@@ -260,6 +355,31 @@ class TestLists:
             infos = list(store_at(server).list("commit-"))
         assert [(info.key, info.last_modified) for info in infos] == [("commit-1", 1795176000)]
 
+    @pytest.mark.parametrize("per_page", [0, 3])
+    def test_a_listing_without_end_is_given_up(self, per_page: int) -> None:
+        entry = "<Contents><Key>{}</Key><Size>1</Size><LastModified>2026-11-20T12:00:00Z</LastModified></Contents>"
+        page = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>{}</NextContinuationToken>{}"
+
+        def endless(request: Request) -> Reply:
+            number = len(server.requests)
+            entries = "".join(entry.format(f"{number:06}-{each}") for each in range(per_page))
+            return Reply(200, (page.format(number, entries) + "</ListBucketResult>").encode())
+
+        with scripted_server(endless) as server:
+            refused = error_of(lambda: list(store_at(server).list()))
+            assert len(server.requests) < 200
+        assert (type(refused), refused.reason) == (PermanentError, Reason.STORE_REFUSED)
+        assert "bucket the-bucket: *: the listing has no end" in refused.message
+
+    def test_a_listing_may_be_long_and_not_slow(self) -> None:
+        for pages, entries, seconds, is_fine in ((99, 0, 3, True), (2000, 1000, 20, True), (40, 9, 20, False)):
+            limit = ListingLimit("here")
+            add = [lambda: limit.add(entries, seconds)] * pages  # noqa: B023 - called here
+            if is_fine:
+                [each() for each in add]
+            else:
+                assert error_of(lambda: [each() for each in add]).reason is Reason.STORE_REFUSED  # noqa: B023
+
     def test_each_undeleted_key_is_reported_and_a_key_that_may_delete_nothing_is_denied(self) -> None:
         left = "<Error><Key>{}</Key><Code>{}</Code></Error>"
         body = left.format("a", "AccessDenied") + left.format("b", "InternalError") + left.format("c", "NoSuchKey")
@@ -341,7 +461,7 @@ def test_endpoints_and_settings_are_checked() -> None:
     for account in ("", "evil.example/", "a@b", "UPPER", "a" * 33, "two\nlines"):
         with pytest.raises(ValueError, match="account id"):
             r2_endpoint(account)
-    for endpoint in ("", "127.0.0.1:9000", "ftp://host", "http://"):
+    for endpoint in ("", "127.0.0.1:9000", "ftp://host", "http://", "http://host/bucket", "http://host//"):
         with pytest.raises(ValueError, match="endpoint_url"):
             s3_store("bucket", endpoint, KEY)
     for name, value in (("max_attempts", 0), ("read_timeout_seconds", -1), ("slowest_bytes_per_second", float("nan"))):
