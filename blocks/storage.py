@@ -61,8 +61,10 @@ class StorageEndpoint(Block):
     @classmethod
     def _is_an_endpoint(cls, url: str) -> str:
         parts = urlsplit(url)
-        is_bare = not (parts.username or parts.password or parts.query)
+        is_bare = not (parts.username or parts.password or parts.query or parts.fragment)
         is_s3 = parts.scheme in ("http", "https") and parts.hostname and is_bare
+        if is_s3 and parts.path not in ("", "/"):
+            raise ValueError("a storage's url has no path: leave the bucket's name out, http(s)://host[:port] is all")
         is_folder = parts.scheme == "file" and not parts.netloc and parts.path.startswith("/")
         if url != R2 and not is_s3 and not is_folder:  # the value stays out of the message: it may hold a secret
             raise ValueError("a storage's url must be r2, http(s)://host[:port] or file:///folder")
