@@ -4,6 +4,7 @@ The token comes from the environment alone (`HF_TOKEN`), and no message has it. 
 stays in the Hub's cache, and the next call goes on.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -23,6 +24,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 from templar.agreement.model_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_PATTERN
 from templar.data.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
+from templar.store.s3_protocol import require_proxies
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the name of the variable
 MODEL_FILES = (CONFIG_FILE, INDEX_FILE, WEIGHTS_PATTERN, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
@@ -101,6 +103,7 @@ def push_model(hub: HfApi, repository: str, folder: Path, what: str) -> str:
 @contextmanager
 def _translated(what: str, token: object, *, rights: str) -> Iterator[None]:
     """Give the errors of the Hub's client the project's families, in one line without the token."""
+    require_proxies(os.environ)
     try:
         yield
     except (OSError, ValueError, HTTPError) as error:

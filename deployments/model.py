@@ -26,16 +26,15 @@ from deployments.hub import TOKEN, open_pusher, push_model
 from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
 from deployments.register import read_environment
 from deployments.work_pool import require_server
-from tasks.evidence import evaluations_of
 from tasks.host import load_block
 from tasks.observing import PublicNetwork, network_from_environment, network_of
-from templar.agreement.model_folder import read_weights
+from templar.agreement.model_folder import CARD_FILE, read_weights
 from templar.agreement.proven_state import KeptModel, fetch_model, newest_proven_window
 from templar.arguments import positive, whole_number
 from templar.audit.replay import begin_at, replay_to
 from templar.data.tokenizer import load_tokenizer
-from templar.errors import PermanentError, Reason, TemplarError
-from templar.housekeeping.model_card import PICTURE_FILE
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.housekeeping.model_card import PICTURE_FILE, TrainingHistory, model_card, read_history
 from templar.housekeeping.text_score import score_texts
 from templar.housekeeping.training_curve import draw_held_out
 from templar.neuron.node import Node
@@ -100,14 +99,25 @@ def fetched(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
 
 
 def illustrated(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
-    """As `fetched`, with the drawing of the model card beside it; the publisher's is not taken."""
-    kept = fetched(arguments, network)
-    picture = kept.folder / PICTURE_FILE
-    if picture.exists():
-        return kept
-    if points := [each for each in evaluations_of(network.context).points if each.window <= kept.window]:
-        with replacing(picture) as file:
-            file.write(draw_held_out(points))
+    """As `fetched`, with a model card and its drawing that are made here from public records.
+
+    Those of the publisher are not taken: `export --push` shows them under the operator's own account.
+    """
+    kept, context = fetched(arguments, network), network.context
+    birth = context.birth()
+    try:
+        history = read_history(context.reading(birth), birth, kept.window)
+    except TransientError as error:
+        print(f"the model card has no history: {error}", file=sys.stderr)
+        history = TrainingHistory(range(kept.window, kept.window + 1), {}, {})
+    made = dict[str, bytes]()
+    if (kept.folder / CARD_FILE).exists():  # the genesis has none
+        made[CARD_FILE] = model_card(context.hparams, network.preset, birth, kept, history).encode()
+    if history.held_out:
+        made[PICTURE_FILE] = draw_held_out(history.held_out)
+    for name, data in made.items():
+        with replacing(kept.folder / name) as file:
+            file.write(data)
     return kept
 
 

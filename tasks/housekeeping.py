@@ -20,10 +20,11 @@ from tasks.policy import HOUSEKEEPING
 from templar.agreement.state import StateMark
 from templar.data.shards.rotation import RotationReport
 from templar.errors import PermanentError, Reason
+from templar.gradient.kernels.machine import cache_folder as kernel_folder
 from templar.housekeeping import access, disk_cleanup, maintenance
 from templar.housekeeping.access import AccessReport
 from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion
-from templar.housekeeping.disk_cleanup import LocalReport, LocalRules, kernel_folder
+from templar.housekeeping.disk_cleanup import LocalReport, LocalRules
 from templar.housekeeping.maintenance import TemporaryReport
 from templar.neuron.backup import BackupReport, store_backup
 

@@ -27,6 +27,8 @@ class PublicNetwork:
 
     context: Context
     dataset: Dataset
+    preset: str
+    """The name of its numbers on this host."""
 
 
 def context_of(block: Neuron) -> Context:
@@ -61,6 +63,7 @@ def network_of(block: Neuron, folder: str) -> PublicNetwork:
         block.bucket.endpoint,
         block.dataset,
         hparams=block.hparams(),
+        preset=block.preset,
         home=Path(block.home),
         folder=folder,
         genesis=block.genesis or None,
@@ -86,7 +89,13 @@ def network_from_environment(environment: Mapping[str, str], folder: str) -> Pub
     reader.raise_problems()
     hparams = load_hparams(preset, path=Path(file))
     return _network(
-        subnet, endpoint, dataset, hparams=hparams, home=home, folder=folder, genesis=genesis, trainer=trainer
+        *(subnet, endpoint, dataset),
+        hparams=hparams,
+        preset=preset,
+        home=home,
+        folder=folder,
+        genesis=genesis,
+        trainer=trainer,
     )
 
 
@@ -96,6 +105,7 @@ def _network(
     dataset: Dataset,
     *,
     hparams: HParams,
+    preset: str,
     home: Path,
     folder: str,
     genesis: str | None,
@@ -113,7 +123,7 @@ def _network(
         pinned_genesis=genesis,
         trainer=trainer,
     )
-    return PublicNetwork(context, dataset)
+    return PublicNetwork(context, dataset, preset)
 
 
 @contextmanager

@@ -241,6 +241,19 @@ def test_a_file_that_holds_no_such_preset_is_refused(tmp_path: Path, presets: An
     assert complaint in message
 
 
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hparams.json"
+    for text in (
+        '{"mine": {}, "mine": {}}',
+        '{"mine": {"training": {"batch_size": 1}, "training": {}}}',
+        '{"mine": {"training": {"adamw": {"beta1": 0.9, "beta1": 0.9}}}}',
+    ):
+        path.write_text(text)
+        assert " stands twice in one object: remove one of them" in refused(lambda: load_hparams("mine", path=path))
+    path.write_text("[" * 100_000)
+    assert "cannot be read as JSON" in refused(lambda: preset_names(path))
+
+
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     gone = tmp_path / "gone.json"
     for call in (lambda: load_hparams("local", path=gone), lambda: preset_names(gone)):

@@ -176,7 +176,8 @@ def _keep(exchange: Exchange, birth: Birth, publisher: NeuronInfo, window: int, 
             f"uid {publisher.uid}: the tokenizer of its checkpoint of window {window} is not the network's",
         )
 
-    # 3. The other files are written here: no proof covers those of the publisher. Its model card is only text.
+    # 3. The other files are written here: no proof covers those of the publisher. Its model card is only text,
+    # which `templar model` replaces by its own.
     card = download / CARD_FILE
     text = card.read_text(encoding="utf-8", errors="replace") if card.exists() else None
     part = home / f"{folder.name}.part"

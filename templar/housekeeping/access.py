@@ -181,7 +181,14 @@ class _Check:
 
     def _put(self, credential: Credential) -> str:
         key = self.key if credential.writes else f"{self.key}-denied"
-        return self._write(key, lambda: credential.store.put(key, PROBE))
+        return self._write(key, lambda: self._publish(credential, key))
+
+    def _publish(self, credential: Credential, key: str) -> None:
+        """Store an object, with a write key as publications do."""
+        if not credential.writes:
+            credential.store.put(key, PROBE)
+        elif not credential.store.put_if_absent(key, PROBE):
+            raise PermanentError(Reason.STORE_REFUSED, f"{key}: the server says that a new object is there already")
 
     def _put_in_parts(self, credential: Credential) -> str:
         key = f"{self.key}-{'parts' if credential.writes else 'deniedparts'}"

@@ -6,6 +6,7 @@ network goes back to its first one.
 
 import logging
 import math
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ CONCURRENCY = 8
 """Evaluations that are read at once."""
 TOLERANCE = 1e-3
 """Two evaluations of one checkpoint agree if their figures are this close, relative to the larger one."""
+_ADDRESS = re.compile(r"[/:]|\.(?!\d)|(?<!\d)\.")
 Results = tuple[tuple[str, str, float], ...]
 """Task, metric and value, of lm-evaluation-harness."""
 RunTasks = Callable[[Path], Sequence[tuple[str, str, float]]]
@@ -136,8 +138,11 @@ def score_of(body: CheckpointEvaluation) -> TextScore:
 
 
 def shown_results(results: Results) -> str:
-    """Results of tasks in one line; empty if there are none."""
-    return ", ".join(f"{task} {metric} {value:.4f}" for task, metric, value in results)
+    """Results of tasks in one line; empty if there are none.
+
+    The names are another validator's: they are shown without what renderers make links of.
+    """
+    return ", ".join(_ADDRESS.sub("_", f"{task} {metric}") + f" {value:.4f}" for task, metric, value in results)
 
 
 def _measure(

@@ -20,11 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numba
-
 from templar.errors import PermanentError, Reason
 from templar.exchange.signed import Network
-from templar.gradient.kernels import machine  # noqa: F401 - it tells numba where to keep them
 from templar.hparams import Storage
 from templar.neuron.snapshot import Snapshots
 
@@ -104,11 +101,6 @@ class LocalRules:
         with suppress(FileNotFoundError):  # it is being worked on
             return all(each.lstat().st_ctime < limit for each in (path, *_everything(path)))
         return False
-
-
-def kernel_folder() -> Path:
-    """The folder of this release's compiled kernels."""
-    return Path(getattr(numba.config, "CACHE_DIR"))  # noqa: B009 - the module makes its attributes at run time
 
 
 def clean_local(home: Path, rules: LocalRules, *, kernels: Path | None, dry_run: bool) -> LocalReport:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from templar.agreement.decisions import decided_roster
 from templar.agreement.genesis import Birth
+from templar.agreement.proven_state import KeptModel
 from templar.agreement.state import StateMark
 from templar.errors import TransientError
 from templar.exchange.context import Exchange
@@ -86,7 +87,9 @@ def _pay(evidences: Sequence[Evidence]) -> dict[str, float]:
     return {hotkey: weight / total for hotkey, weight in weights.items()} if total else {}
 
 
-def model_card(hparams: HParams, preset: str, birth: Birth, mark: StateMark, history: TrainingHistory) -> str:
+def model_card(
+    hparams: HParams, preset: str, birth: Birth, mark: StateMark | KeptModel, history: TrainingHistory
+) -> str:
     """The card in Markdown, with the header that the Hugging Face Hub reads."""
     model, start = hparams.model, birth.start
     facts = [
@@ -214,7 +217,7 @@ def _contributors(history: TrainingHistory) -> list[str]:
     ]
 
 
-def _verify(mark: StateMark) -> list[str]:
+def _verify(mark: StateMark | KeptModel) -> list[str]:
     return [
         "## Verify",
         "",

@@ -105,14 +105,24 @@ def preset_names(path: Path = HPARAMS_FILE) -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        presets = json.loads(path.read_text(encoding="utf-8"))
+        presets = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repetition)
     except FileNotFoundError:
         raise _bad(f"{path}: no such file; run from the project's root or pass its path") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _bad(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(presets, dict):
         raise _bad(f"{path}: must hold an object of presets")
     return presets
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; of a key that stands twice, one value would be dropped."""
+    found = dict[str, Any]()
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} stands twice in one object: remove one of them")
+        found[key] = value
+    return found
 
 
 def _resolve(presets: dict[str, Any], name: str, path: Path, seen: tuple[str, ...]) -> dict[str, Any]:

@@ -106,6 +106,13 @@ def test_an_empty_network_is_never_the_main_network() -> None:
         assert "NETWORK is empty: name the network" in problems(NETWORK=empty)
 
 
+@pytest.mark.parametrize("path", ["/bucket", "/bucket/", "//", "/#bucket", "/?a=b"])
+def test_a_bucket_in_the_endpoint_is_refused_by_the_variable(path: str) -> None:
+    assert "TEMPLAR_STORAGE is refused: a storage's url " in problems(
+        TEMPLAR_STORAGE=f"https://host.example:9000{path}"
+    )
+
+
 def test_names_and_paths_are_taken_as_they_stand() -> None:
     odd = {"WALLET_NAME": "tail ", "WALLET_HOTKEY": " head", "WALLET_PATH": "/srv/a #1 ", "TEMPLAR_HOME": "/srv/b "}
     neuron = neuron_from_environment(GOOD | odd)

@@ -54,6 +54,17 @@ def test_the_files_of_the_model_are_pushed_and_nothing_else_is_kept_of_an_older_
     assert hub.files[REPOSITORY] == contents(tmp_path / "copy") | {"notes.txt": b"mine"}
 
 
+def test_no_text_of_the_publisher_is_pushed(hub: FakeHub, export: Call, tmp_path: Path) -> None:
+    """Only the weights are proven; a card in the operator's name is made on this machine."""
+    assert export("--push", REPOSITORY)[0] == 0
+    (folder,) = {path.parent for path in (tmp_path / "home").rglob("config.json")}
+    (folder / "README.md").write_text("# Buy here: https://publisher.example")
+    assert export("--push", REPOSITORY)[0] == 0
+    pushed = hub.files[REPOSITORY]["README.md"].decode()
+    assert "publisher.example" not in pushed
+    assert "# Model of window " in pushed
+
+
 @pytest.mark.parametrize(
     "case",
     [

@@ -33,6 +33,7 @@ from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_each
 from templar.gradient.kernels import bit_planes, combine, error_feedback
+from templar.gradient.kernels.machine import cache_folder
 from templar.gradient.layout import Layout
 from tests.support.threads import threads
 
@@ -246,6 +247,21 @@ def test_the_definitions_give_the_same_bytes_on_a_gpu(recipe: Recipe, levels: in
         found.append((data, [{name: each[name].cpu() for name in layout.names} for each in tensors]))
     assert found[0][0] == found[1][0]
     assert all(same_bits(one, other) for one, other in zip(found[0][1], found[1][1], strict=True))
+
+
+def test_compiled_code_lies_where_the_operator_says_and_otherwise_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "chosen"))
+    folder = cache_folder()
+    assert folder is not None
+    assert folder.parent == tmp_path / "chosen"
+    assert not list(folder.iterdir())
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))  # a folder that cannot be made, also by root
+    assert cache_folder() is None
+    command = [sys.executable, "-c", "from templar.gradient.kernels.combine import *"]
+    subprocess.run(command, check=True, capture_output=True)  # numba cannot cache, and is not asked to
 
 
 FOLDER = "import numba, templar.gradient.kernels.machine; print(numba.config.CACHE_DIR)"

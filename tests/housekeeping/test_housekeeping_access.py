@@ -181,6 +181,17 @@ def test_a_delete_that_fails_for_another_reason_proves_nothing(
     assert check_access([[read, write]]).unknown == ("read key: delete (the object is still there)",)
 
 
+@pytest.mark.parametrize("answer", [False, PermanentError(Reason.STORE_REFUSED, "501")])
+def test_what_publications_send_is_tried(policies: Policies, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+    def refusing(*_: object) -> object:
+        if isinstance(answer, PermanentError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(S3Store, "put_if_absent", refusing)
+    assert Reason.WRITE_KEY_REFUSED in reasons(policies.check(policies.key(*READ), policies.key(*WRITE)))
+
+
 def test_a_stop_is_no_verdict(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
     read = policies.credential(*READ, writes=False)
 

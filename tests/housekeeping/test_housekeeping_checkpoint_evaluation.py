@@ -6,7 +6,7 @@ from templar.agreement.checkpoint import EVALUATION_FILE, MANIFEST_FILE
 from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import checkpoint_key
-from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints
+from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
 from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkpoint
 from templar.housekeeping.text_score import score_texts
 from templar.training.model import build_model, load_parameters
@@ -69,3 +69,11 @@ def test_an_evaluation_that_is_not_the_publishers_is_refused(network: Network) -
     network.bucket(AGGREGATOR).put(key, b"{}")
     with pytest.raises(PermanentError):
         evaluate(network)
+
+
+def test_names_of_tasks_are_shown_without_what_renderers_make_links_of() -> None:
+    names = [("arc_easy", "acc_norm", 0.5), ("mmlu_1.0", "exact_match,strict", 0.25)]
+    assert shown_results(tuple(names)) == "arc_easy acc_norm 0.5000, mmlu_1.0 exact_match,strict 0.2500"
+    for address in ("http://a.example/x", "www.a.example", "a.example", "//a", "mailto:a", "ftp://1.example", "a1.b"):
+        shown = shown_results(((address, address, 1.0),)).removesuffix(" 1.0000")
+        assert not set("/:.") & set(shown), shown

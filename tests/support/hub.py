@@ -63,6 +63,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(401, {"error": f"Invalid token {token}"})
         elif path == "/api/whoami-v2":
             self._reply(200, {"type": "user", "name": "someone"})
+        elif path == "/api/validate-yaml":
+            self._reply(200, {"warnings": [], "errors": []})
         elif path == "/api/repos/create":
             self._create(json.loads(body), token)
         else:

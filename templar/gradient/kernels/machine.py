@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,25 +20,42 @@ from numba.extending import intrinsic
 from templar.gradient.layout import TensorLayout
 
 
-def _cache_folder() -> Path:
-    """Return the folder of compiled kernels: beside the source, or in the user's cache folder if that is read-only.
+def cache_folder() -> Path | None:
+    """Return the folder of compiled kernels, or None if none can be written: then they are compiled in memory.
 
+    It is in `NUMBA_CACHE_DIR`, or else beside the source, or in the user's cache folder if that is read-only.
     Numba compiles again when the file of a kernel changes. The functions and constants that it calls are in
     other files of `templar.gradient`, so the folder's name is a hash of all of them. The folder holds code that will be
     run: it must not be one that others can write to, such as /tmp.
     """
     source = Path(__file__).parent
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(source.parent.rglob("*.py")))).hexdigest()
-    if os.access(source, os.W_OK):
-        return source / "__pycache__" / digest[:16]
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "templar" / f"kernels-{digest[:16]}"
+    name = f"kernels-{digest[:16]}"
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        folders = [Path(chosen).absolute() / name]
+    else:
+        folders = [source / "__pycache__" / digest[:16]]
+        with suppress(RuntimeError):  # this user has no home
+            caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            folders.append(caches.absolute() / "templar" / name)
+    return next(filter(_is_writable, folders), None)
 
 
-setattr(numba.config, "CACHE_DIR", str(_cache_folder()))  # noqa: B010 - the module makes its attributes at run time
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in a folder, which is made if it is not there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
 
-kernel = njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)
-"""Compiled once per machine and version of the source."""
+
+if (_folder := cache_folder()) is not None:
+    setattr(numba.config, "CACHE_DIR", str(_folder))  # noqa: B010 - the module makes its attributes at run time
+
+kernel = njit(nogil=True, cache=_folder is not None, error_model="numpy", boundscheck=False)
+"""Compiled once per machine and version of the source; in each process if no folder can be written."""
 inlined = njit(nogil=True, error_model="numpy", boundscheck=False, forceinline=True)
 """A part of a kernel."""
 instruction: Any = intrinsic
