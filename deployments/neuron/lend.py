@@ -4,8 +4,9 @@
 
 The miner runs on its own host with TEMPLAR_RENDEZVOUS=10.0.0.1:29500 and TEMPLAR_HOSTS, the number of all hosts; each
 other host has a number from 1 on. This host needs the same installation and devices, and no wallet, bucket or Prefect
-server. It waits for the miner, joins each group of ranks that the miner starts, and ends with a signal. The network
-between the hosts must be private, for nobody is authenticated in it.
+server. It waits for the miner, joins each group of ranks that the miner starts, and ends with a signal. If the miner
+has TEMPLAR_RENDEZVOUS_SECRET, this command needs the same in its environment. The network between the hosts must be
+private.
 """
 
 import argparse

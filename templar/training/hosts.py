@@ -3,13 +3,17 @@
 The first rank listens at the rendezvous that the operator names, on that address alone. A rank of another host says
 where it is, learns what to build and where the store is in which all ranks meet, and is passed each job. When such a
 connection closes, both sides end, so a group lives and ends as one. The messages are those of `jobs.py`: nothing that
-comes from a port is unpickled. Neither they nor gloo and NCCL authenticate anybody, so the network between the hosts
-must be private. Torch's launcher has a rendezvous of its own for several hosts, which unpickles what it finds there, or
-listens on every interface; so each host has a launcher for itself.
+comes from a port is unpickled. With `TEMPLAR_RENDEZVOUS_SECRET`, each side proves that it knows the secret.
+Gloo and NCCL authenticate nobody, so the network between the hosts must be private. Torch's launcher has a rendezvous
+of its own for several hosts, which unpickles what it finds there, or listens on every interface; so each host has a
+launcher for itself.
 """
 
 import hashlib
+import hmac
 import logging
+import os
+import secrets
 import selectors
 import socket
 import threading
@@ -28,11 +32,12 @@ from templar.errors import PermanentError, Reason
 from templar.training import jobs
 from templar.training.device import bad_environment
 from templar.training.group import PATIENCE
-from templar.training.jobs import Done, Failed, Host, Job, Message, Setup, Visit, Welcome
+from templar.training.jobs import Done, Failed, Host, Job, Message, Proof, Setup, Visit, Welcome
 
 log = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).resolve().parents[1]
+SECRET = "TEMPLAR_RENDEZVOUS_SECRET"  # noqa: S105 - the name of the variable
 _VISIT_SECONDS = 2.0
 """How long a connection may take for its first word; nobody else is heard meanwhile."""
 _VISIT_BYTES = 4096
@@ -135,7 +140,7 @@ def meet(
     """
     # 1. On another host the first rank is asked; it may not be there yet.
     if host.setup is None:
-        visit = Visit(host.number, local_rank, host_ranks, program())
+        visit = Visit(host.number, local_rank, host_ranks, program(), secrets.token_hex(16))
         connection, welcome = _visit(host.rendezvous, visit)
         threading.Thread(target=_follow, args=(connection, on_job, on_end), daemon=True).start()
         return Meeting(welcome.setup, visit.rank, _join_store(welcome.address, welcome.port), connection=connection)
@@ -228,7 +233,7 @@ class FirstRank:
             ValueError: It is no rank of this group.
         """
         visit = jobs.receive(connection, seconds=_VISIT_SECONDS, most=_VISIT_BYTES)
-        problem = self._objection(visit)
+        problem = self._objection(visit) or _objection_to_proof(connection, visit)
         if problem or not isinstance(visit, Visit):
             jobs.send(connection, Failed(Reason.BAD_ENVIRONMENT, problem))
             raise ValueError(problem)
@@ -263,6 +268,27 @@ class FirstRank:
             self._on_end(Failed(message.reason, f"rank {number} on another host: {message.message}"))
 
 
+def _prove(side: str, visit: Message, nonce: str) -> Proof:
+    """What only those who know the secret can say of a visit."""
+    key, text = os.environ.get(SECRET, "").encode(), f"{side} {nonce} {visit}"
+    return Proof(hmac.digest(key, text.encode(), "sha256").hex(), nonce)
+
+
+def _objection_to_proof(connection: socket.socket, visit: Message) -> str:
+    """Prove to a visitor that this rank knows the secret, and say why the visitor does not; empty if there is none."""
+    if not os.environ.get(SECRET):
+        return ""
+    own = _prove("first", visit, secrets.token_hex(16))
+    jobs.send(connection, own)
+    answer, expected = (
+        jobs.receive(connection, seconds=_VISIT_SECONDS, most=_VISIT_BYTES),
+        _prove("guest", visit, own.nonce),
+    )
+    if isinstance(answer, Proof) and hmac.compare_digest(answer.proof.encode(), expected.proof.encode()):
+        return ""
+    return f"it does not know this group's secret: set the same {SECRET} on all hosts"
+
+
 def _visit(rendezvous: str, visit: Visit) -> tuple[socket.socket, Welcome]:
     """Wait for the first rank, and join it.
 
@@ -291,6 +317,14 @@ def _ask(address: tuple[str, int], visit: Visit) -> tuple[socket.socket, Welcome
     connection = socket.create_connection(address, timeout=_SEND_SECONDS)
     jobs.send(connection, visit)
     answer = jobs.receive(connection)
+    if (isinstance(answer, Proof) or os.environ.get(SECRET)) and not isinstance(answer, Failed):
+        expected = _prove("first", visit, answer.nonce if isinstance(answer, Proof) else "")
+        if not os.environ.get(SECRET) or answer != expected:
+            raise PermanentError(
+                Reason.BAD_ENVIRONMENT, f"the first rank has another {SECRET}: set the same on all hosts"
+            )
+        jobs.send(connection, _prove("guest", visit, expected.nonce))
+        answer = jobs.receive(connection)
     if isinstance(answer, Failed):
         raise PermanentError(answer.reason, answer.message)
     if not isinstance(answer, Welcome):

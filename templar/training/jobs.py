@@ -100,12 +100,22 @@ class Visit:
     local_rank: int
     host_ranks: int
     program: str  # the same on all hosts
+    nonce: str = ""  # never used again
     kind: Literal["visit"] = "visit"
 
     @property
     def rank(self) -> int:
         """In the group."""
         return self.host * self.host_ranks + self.local_rank
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The answer to a visit, and to that: the side knows the secret of the group."""
+
+    proof: str
+    nonce: str  # of the first rank
+    kind: Literal["proof"] = "proof"
 
 
 @dataclass(frozen=True)
@@ -197,7 +207,7 @@ class JobFolder:
 
 
 _HOST = TypeAdapter(Host)
-Message = Hello | Visit | Welcome | Ready | Job | Stop | Done | Failed
+Message = Hello | Visit | Proof | Welcome | Ready | Job | Stop | Done | Failed
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 

@@ -22,10 +22,11 @@ from deployments.processes import free_port
 from templar.errors import PermanentError, Reason
 from templar.hparams import TrainerSettings, load_hparams
 from templar.training import hosts, jobs
-from templar.training.jobs import Failed, Hello, Message, Setup, Visit, Welcome
+from templar.training.jobs import Failed, Hello, Message, Proof, Setup, Visit, Welcome
 from templar.training.memory import estimated_bytes
 from templar.training.ranks import RankedTrainer
 from templar.training.train import Trainer
+from tests.support.errors import raising
 from tests.support.ranked_training import (
     ENDLESS,
     HPARAMS,
@@ -253,6 +254,51 @@ def test_a_rank_of_another_host_ends_the_group_with_its_reason(farewell: Failed 
         if farewell is not None:
             jobs.send(connection, farewell)
     assert first.ended.get(timeout=60) == expected
+
+
+class TestSecret:
+    """With a secret, neither side trusts another that does not know it."""
+
+    @pytest.fixture(autouse=True)
+    def secret(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(hosts.SECRET, "only these hosts know it")
+
+    def test_a_rank_that_knows_it_is_welcome(self) -> None:
+        first = First()
+        connection, welcome = hosts._ask(("127.0.0.1", first.port), replace(GUEST, nonce="once"))
+        with connection:
+            assert welcome == Welcome(first.setup, "127.0.0.1", first.rank.store.port)
+
+    def test_a_rank_that_does_not_know_it_learns_nothing(self) -> None:
+        first = First()
+        with first.connect() as overheard:
+            known = first.ask(overheard, GUEST)
+            assert isinstance(known, Proof)
+            right = hosts._prove("guest", GUEST, known.nonce)
+        for wrong in (known, right, replace(right, proof=""), replace(right, proof="\u00e9"), GUEST):
+            with first.connect() as connection:
+                assert isinstance(first.ask(connection, GUEST), Proof)
+                answer = first.ask(connection, wrong)
+            assert isinstance(answer, Failed)
+            assert f"set the same {hosts.SECRET} on all hosts" in answer.message
+        assert first.ended.empty()
+
+    @pytest.mark.parametrize("known", ["", "another"])
+    def test_a_first_rank_that_does_not_know_it_is_refused(self, known: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def pretend() -> None:
+                connection, _ = server.accept()
+                with connection:
+                    jobs.receive(connection)
+                    welcome = Welcome(Setup(MODEL, ONE, sharded=False, host_ranks=1), "127.0.0.1", 1)
+                    jobs.send(connection, Proof("0" * 64, "nonce") if known else welcome)
+
+            thread = threading.Thread(target=pretend)
+            thread.start()
+            with raising(PermanentError, Reason.BAD_ENVIRONMENT, f"the first rank has another {hosts.SECRET}"):
+                hosts._ask(server.getsockname(), GUEST)
+            thread.join()
 
 
 def test_a_rendezvous_that_cannot_be_one(tmp_path: Path, rendezvous: str) -> None:
