@@ -20,7 +20,7 @@ from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 
-from prefect.settings import temporary_settings
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -32,9 +32,9 @@ from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_
 from deployments.neuron.status import service_problems
 from deployments.neuron.subnet import DoubtError, backups, looks_at_subnet
 from deployments.prefect_server import PROJECT_ROOT, exposes_keys, require_database, require_guarded
-from deployments.processes import holder_of
+from deployments.processes import holder_of, http_serves
 from deployments.register import add_neuron_options, environment_of
-from deployments.work_pool import is_outage, require_server
+from deployments.work_pool import is_outage, require_server_address
 from templar.chain.base import Chain, NeuronInfo
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
@@ -431,14 +431,14 @@ def _prefect(patient: Patient) -> str:
     url = patient.environment.get("PREFECT_API_URL") or (address.api_url if address else None)
     if url is None:
         raise DoubtError("none is known: `templar neuron start` starts one, or set PREFECT_API_URL")
-    password = patient.environment.get("PREFECT_API_AUTH_STRING") or (address.password if address else None)
-    with temporary_settings(Address(url, password=password).settings):
-        try:
-            require_server()  # as `templar neuron start` and the clock do
-        except PermanentError as error:
-            if patient.environment.get("PREFECT_API_URL") or not is_outage(error.__cause__):
-                raise
-            raise DoubtError(f"{url} does not answer: `templar neuron start` starts it") from None
+    with temporary_settings({PREFECT_API_URL: url}):
+        require_server_address()  # as `templar neuron start` and the clock do, with the proxies that they use
+    if not http_serves(f"{url.rstrip('/')}/health"):
+        if patient.environment.get("PREFECT_API_URL"):
+            raise PermanentError(
+                Reason.BAD_ENVIRONMENT, f"PREFECT_API_URL is {url}, which does not answer: start that server"
+            )
+        raise DoubtError(f"{url} does not answer: `templar neuron start` starts it")
     require_guarded(url)
     if problem := exposes_keys(url):
         raise DoubtError(problem)

@@ -101,6 +101,7 @@ def shifted(seconds: float) -> SimpleNamespace:
         ({"TEMPLAR_GENESIS": "f" * 64}, "network", "ffff"),
         ({"DATASET_BINS_PATH": "elsewhere"}, "dataset", "elsewhere"),
         ({"PREFECT_API_URL": "http://127.0.0.1:{port}/api"}, "Prefect server", "does not answer"),
+        ({"PREFECT_API_URL": "127.0.0.1:1/api"}, "Prefect server", "PREFECT_API_URL is '127.0.0.1:1/api', which is no"),
     ],
 )
 def test_a_wrong_variable_is_found(examine: Examine, changes: Mapping[str, str], topic: str, words: str) -> None:

@@ -177,9 +177,11 @@ def test_a_missing_file_is_named_with_the_remedy(
     ("address", "message"),
     [
         ("http://127.0.0.1:1/api", "PREFECT_API_URL is http://127.0.0.1:1/api, which does not answer"),
+        ("http://127.0.0.1:1/api ", "PREFECT_API_URL is 'http://127.0.0.1:1/api ', which is no address"),
+        ("127.0.0.1:1/api", "PREFECT_API_URL is '127.0.0.1:1/api', which is no address"),
         (None, "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"),
     ],
-    ids=["wrong", "none"],
+    ids=["wrong", "space", "bare", "none"],
 )
 def test_without_a_server_it_says_so(call: Any, env_file: Any, address: str | None, message: str) -> None:
     with temporary_settings({PREFECT_API_URL: address}):
