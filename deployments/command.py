@@ -7,9 +7,13 @@ Each command is the `main` of one module, which is imported when it is called an
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+from templar.errors import PermanentError
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         name = command.words.split()
         if words[: len(name)] == name:
+            from blocks.proxies import exempting_loopback  # noqa: PLC0415 - takes seconds, and a page of help none
+
+            with suppress(PermanentError):  # of a proxy that is of no use: what needs one says so
+                os.environ.update(exempting_loopback(os.environ))
             module = importlib.import_module(command.module)
             return int(module.main([*command.given, *words[len(name) :]]))
     asked = [word for word in words if not word.startswith("-")]

@@ -1,10 +1,12 @@
 """A server that takes items by HTTP POST."""
 
 from collections.abc import Mapping
+from urllib.parse import urlsplit
 
 import httpx
 
 from tasks.sinks.sending import UnacceptableError
+from templar.store.s3_protocol import is_loopback
 
 TIMEOUT_SECONDS = 10.0
 _ITEMS_ARE_WRONG = frozenset({400, 413, 422})
@@ -21,7 +23,10 @@ class HttpTarget:
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], auth: httpx.BasicAuth | None = None) -> None:
-        self._client = httpx.Client(base_url=url, headers=dict(headers), auth=auth, timeout=TIMEOUT_SECONDS)
+        trusts = not is_loopback(urlsplit(url).hostname)  # nothing there is behind a proxy
+        self._client = httpx.Client(
+            base_url=url, headers=dict(headers), auth=auth, timeout=TIMEOUT_SECONDS, trust_env=trusts
+        )
 
     def post(
         self, path: str, body: bytes, *, query: Mapping[str, str] | None = None, kind: str = "text/plain"

@@ -32,7 +32,7 @@ from templar.errors import PermanentError, Reason
 from templar.training import jobs
 from templar.training.device import bad_environment
 from templar.training.group import PATIENCE
-from templar.training.jobs import Done, Failed, Host, Job, Message, Proof, Setup, Visit, Welcome
+from templar.training.jobs import Done, Failed, Host, Job, Message, SecretProof, Setup, Visit, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -268,10 +268,10 @@ class FirstRank:
             self._on_end(Failed(message.reason, f"rank {number} on another host: {message.message}"))
 
 
-def _prove(side: str, visit: Message, nonce: str) -> Proof:
+def _prove(side: str, visit: Message, nonce: str) -> SecretProof:
     """What only those who know the secret can say of a visit."""
     key, text = os.environ.get(SECRET, "").encode(), f"{side} {nonce} {visit}"
-    return Proof(hmac.digest(key, text.encode(), "sha256").hex(), nonce)
+    return SecretProof(hmac.digest(key, text.encode(), "sha256").hex(), nonce)
 
 
 def _objection_to_proof(connection: socket.socket, visit: Message) -> str:
@@ -284,7 +284,7 @@ def _objection_to_proof(connection: socket.socket, visit: Message) -> str:
         jobs.receive(connection, seconds=_VISIT_SECONDS, most=_VISIT_BYTES),
         _prove("guest", visit, own.nonce),
     )
-    if isinstance(answer, Proof) and hmac.compare_digest(answer.proof.encode(), expected.proof.encode()):
+    if isinstance(answer, SecretProof) and hmac.compare_digest(answer.proof.encode(), expected.proof.encode()):
         return ""
     return f"it does not know this group's secret: set the same {SECRET} on all hosts"
 
@@ -317,8 +317,8 @@ def _ask(address: tuple[str, int], visit: Visit) -> tuple[socket.socket, Welcome
     connection = socket.create_connection(address, timeout=_SEND_SECONDS)
     jobs.send(connection, visit)
     answer = jobs.receive(connection)
-    if (isinstance(answer, Proof) or os.environ.get(SECRET)) and not isinstance(answer, Failed):
-        expected = _prove("first", visit, answer.nonce if isinstance(answer, Proof) else "")
+    if (isinstance(answer, SecretProof) or os.environ.get(SECRET)) and not isinstance(answer, Failed):
+        expected = _prove("first", visit, answer.nonce if isinstance(answer, SecretProof) else "")
         if not os.environ.get(SECRET) or answer != expected:
             raise PermanentError(
                 Reason.BAD_ENVIRONMENT, f"the first rank has another {SECRET}: set the same on all hosts"

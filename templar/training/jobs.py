@@ -110,7 +110,7 @@ class Visit:
 
 
 @dataclass(frozen=True)
-class Proof:
+class SecretProof:
     """The answer to a visit, and to that: the side knows the secret of the group."""
 
     proof: str
@@ -207,7 +207,7 @@ class JobFolder:
 
 
 _HOST = TypeAdapter(Host)
-Message = Hello | Visit | Proof | Welcome | Ready | Job | Stop | Done | Failed
+Message = Hello | Visit | SecretProof | Welcome | Ready | Job | Stop | Done | Failed
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 

@@ -22,7 +22,7 @@ from deployments.processes import free_port
 from templar.errors import PermanentError, Reason
 from templar.hparams import TrainerSettings, load_hparams
 from templar.training import hosts, jobs
-from templar.training.jobs import Failed, Hello, Message, Proof, Setup, Visit, Welcome
+from templar.training.jobs import Failed, Hello, Message, SecretProof, Setup, Visit, Welcome
 from templar.training.memory import estimated_bytes
 from templar.training.ranks import RankedTrainer
 from templar.training.train import Trainer
@@ -273,11 +273,11 @@ class TestSecret:
         first = First()
         with first.connect() as overheard:
             known = first.ask(overheard, GUEST)
-            assert isinstance(known, Proof)
+            assert isinstance(known, SecretProof)
             right = hosts._prove("guest", GUEST, known.nonce)
         for wrong in (known, right, replace(right, proof=""), replace(right, proof="\u00e9"), GUEST):
             with first.connect() as connection:
-                assert isinstance(first.ask(connection, GUEST), Proof)
+                assert isinstance(first.ask(connection, GUEST), SecretProof)
                 answer = first.ask(connection, wrong)
             assert isinstance(answer, Failed)
             assert f"set the same {hosts.SECRET} on all hosts" in answer.message
@@ -292,7 +292,7 @@ class TestSecret:
                 with connection:
                     jobs.receive(connection)
                     welcome = Welcome(Setup(MODEL, ONE, sharded=False, host_ranks=1), "127.0.0.1", 1)
-                    jobs.send(connection, Proof("0" * 64, "nonce") if known else welcome)
+                    jobs.send(connection, SecretProof("0" * 64, "nonce") if known else welcome)
 
             thread = threading.Thread(target=pretend)
             thread.start()
