@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from templar.agreement.model_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_PATTERN, read_tensor_files
-from templar.data.tokenizer import Tokenizer, load_tokenizer
-from templar.errors import PermanentError, Reason, one_line
+from templar.agreement.model_folder import CONFIG_FILE, WEIGHTS_PATTERN, read_tensor_files
+from templar.data.tokenizer import MAX_CONFIG_BYTES, Tokenizer, load_tokenizer
+from templar.errors import PermanentError, Reason, one_line, parsing
 from templar.hparams import Model
 from templar.training.model import WEIGHTS_FILE, genesis_parameters, model_config, parameter_shapes, read_tensors
 
@@ -75,27 +75,27 @@ def _check_config(path: Path, source: str, model: Model) -> None:
     from transformers import LlamaConfig  # noqa: PLC0415 - takes seconds
 
     # 1. What the model says of itself.
-    try:
+    if not path.exists():
+        raise _broken(source, f"there is no {CONFIG_FILE}; name a model in the Hugging Face layout")
+    what, size = f"--from {source}: {CONFIG_FILE}", path.stat().st_size
+    with parsing(what, Reason.CHECKPOINT_BROKEN, size=size, most=MAX_CONFIG_BYTES, remedy="restore the file"):
         given = json.loads(path.read_text(encoding="utf-8"))
         kind = given.get("model_type")
         found = LlamaConfig.from_dict(given)
-    except FileNotFoundError:
-        raise _broken(source, f"there is no {CONFIG_FILE}; name a model in the Hugging Face layout") from None
-    except Exception as error:  # noqa: BLE001 - the library has no common base
-        raise _broken(source, f"{CONFIG_FILE} cannot be read: {one_line(str(error))}; restore the file") from None
     if kind != "llama":
-        raise PermanentError(Reason.BAD_HPARAMS, f"--from {source}: model_type is {kind!r}, not 'llama'; {REMEDY}")
+        shown = one_line(repr(kind))
+        raise PermanentError(Reason.BAD_HPARAMS, f"--from {source}: model_type is {shown}, not 'llama'; {REMEDY}")
 
     # 2. What differs from the preset.
     wanted: Any = model_config(model)
     differing = [name for name in COMPUTES if getattr(found, name) != getattr(wanted, name)]
     if differing:
         name = differing[0]
+        shown = one_line(str(getattr(found, name)))
         others = f" (and {len(differing) - 1} more settings differ)" if len(differing) > 1 else ""
         raise PermanentError(
             Reason.BAD_HPARAMS,
-            f"--from {source}: {name} is {getattr(found, name)}, the preset's is {getattr(wanted, name)}{others}; "
-            f"{REMEDY}",
+            f"--from {source}: {name} is {shown}, the preset's is {getattr(wanted, name)}{others}; {REMEDY}",
         )
 
 
@@ -110,7 +110,7 @@ def _check_tokenizer(folder: Path, source: str, tokenizer: Tokenizer) -> None:
     raise PermanentError(
         Reason.TOKENIZER_MISSING,
         f"--from {source}: its tokenizer is not the network's: it has {theirs.vocab_size} ids, the network's "
-        f"{tokenizer.vocab_size}; token {differing!r} is {theirs.vocabulary.get(differing)} there and "
+        f"{tokenizer.vocab_size}; token {one_line(differing)!r} is {theirs.vocabulary.get(differing)} there and "
         f"{tokenizer.vocabulary.get(differing)} here; set data.tokenizer_name to the model's tokenizer and build the "
         "dataset with it, or name another model",
     )
@@ -118,27 +118,27 @@ def _check_tokenizer(folder: Path, source: str, tokenizer: Tokenizer) -> None:
 
 def _parameters(folder: Path, source: str, model: Model) -> dict[str, Tensor]:
     """The model's tensors in float32, checked one by one; they are converted one at a time."""
-    found, shapes = _tensors(folder, source), parameter_shapes(model)
+    found, shapes = read_tensor_files(folder, model), parameter_shapes(model)
     if not found:
         raise _broken(source, f"there is no {WEIGHTS_PATTERN}; convert the weights to safetensors")
     for name in _spare(found, shapes):
         del found[name]
-    for name in sorted(shapes.keys() | found.keys()):
-        tensor, shape = found.get(name), shapes.get(name)
+    for stored in sorted(shapes.keys() | found.keys()):
+        tensor, shape, name = found.get(stored), shapes.get(stored), one_line(stored)
         if tensor is None:
             raise _broken(source, f"tensor {name} is missing; restore the file of weights that has it")
         if shape is None or tuple(tensor.shape) != tuple(shape):
             wanted = "not there" if shape is None else f"of shape {tuple(shape)}"
+            shown = one_line(str(tuple(tensor.shape)))
             raise PermanentError(
                 Reason.BAD_HPARAMS,
-                f"--from {source}: tensor {name} has the shape {tuple(tensor.shape)}, in the preset's model it is "
-                f"{wanted}; {REMEDY}",
+                f"--from {source}: tensor {name} has the shape {shown}, in the preset's model it is {wanted}; {REMEDY}",
             )
         if tensor.dtype not in STORED_TYPES:
             raise _broken(source, f"tensor {name} is stored as {tensor.dtype}; store it as float32 or bfloat16")
         if not torch.isfinite(tensor).all():
             raise _broken(source, f"tensor {name} has numbers that are not finite; name another checkpoint")
-        found[name] = tensor.to(torch.float32)
+        found[stored] = tensor.to(torch.float32)
     return found
 
 

@@ -4,6 +4,7 @@ The reason code ends up in flow state messages, artifacts and evidence; the mess
 field, the object and the remedy.
 """
 
+import errno
 import logging
 import traceback
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from contextlib import contextmanager
 from enum import StrEnum
 
 log = logging.getLogger(__name__)
+
+_THIS_MACHINE = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOSPC})
+"""Errors of the operating system that say nothing of the bytes that were read."""
 
 
 class Reason(StrEnum):
@@ -204,10 +208,51 @@ def as_reader_failure(what: str) -> Iterator[None]:
         yield
     except TemplarError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if not _is_failure(error):
+            raise
         problem = one_line(f"{what}: unexpected {type(error).__name__}: {error}")
         log.error("%s\n%s", problem, "".join(traceback.format_tb(error.__traceback__)))  # noqa: TRY400 - no raw text
         raise TransientError(Reason.READER_FAILED, f"{problem}; a fault of this node, please report it") from error
+
+
+@contextmanager
+def parsing(what: str, reason: Reason, *, size: int, most: int, remedy: str = "") -> Iterator[None]:
+    """Run a parser that is not this project's over bytes that somebody else chose.
+
+    Such a parser may end with any exception, so each of them becomes an error about the bytes. No text of the bytes, of
+    which an exception may have all, is longer than a line.
+
+    Args:
+        what: The object or the file, for the error.
+        reason: The error's reason.
+        size: Length of the bytes.
+        most: Length up to which they are parsed: it bounds memory and time.
+        remedy: What the reader of the error can do.
+
+    Raises:
+        PermanentError: The bytes are too long, or the parser failed.
+        TransientError: `reader_failed`; this machine has no memory or no file handle left, or its disk fails.
+    """
+    remedy = f"; {remedy}" if remedy else ""
+    if size > most:
+        raise PermanentError(reason, f"{what}: {size} bytes, at most {most} are legal{remedy}")
+    try:
+        yield
+    except TemplarError:
+        raise
+    except BaseException as error:
+        if not _is_failure(error):
+            raise
+        problem = one_line(f"{what}: cannot be read: {type(error).__name__}: {error}", 300 + len(what))
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _THIS_MACHINE):
+            raise TransientError(Reason.READER_FAILED, f"{problem}; a fault of this machine") from None
+        raise PermanentError(reason, f"{problem}{remedy}") from None
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether an exception is no request to stop: a panic of a library in Rust is no `Exception` either."""
+    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
 
 
 def one_line(text: str, most: int = 300) -> str:

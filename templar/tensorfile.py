@@ -8,19 +8,48 @@ tensor. Any reader of safetensors reads these files. All tensors are float32.
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, one_line, parsing
 
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"
 _FLOAT32, _FLOAT32_BYTES = "F32", 4
+_STATE_HEADER_BYTES = 1 << 24
+"""Most bytes of the header of a file that this project wrote."""
+_ENTRY_BYTES, _FILE_BYTES = 256, 1024
+
+
+def header_bytes(shapes: Mapping[str, Sequence[int]]) -> int:
+    """Most bytes of the headers of all files of these tensors, in as many files as there are tensors at most.
+
+    A name is taken for 6 bytes a character, as JSON may escape it. An entry and the metadata of a file have about half
+    of what is allowed for them.
+    """
+    return sum(6 * len(name) + _ENTRY_BYTES + _FILE_BYTES for name in shapes)
+
+
+@contextmanager
+def reading_header(path: Path, reason: Reason, most: int) -> Iterator[int]:
+    """Run a parser of a safetensors file, as `parsing`, unless the file states a header of more than `most` bytes.
+
+    Yields:
+        Where the tensors begin in the file.
+    """
+    try:
+        with path.open("rb") as file:
+            start = _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    except OSError as error:
+        raise PermanentError(reason, f"{path}: cannot be read: {error.strerror}") from None
+    with parsing(f"{path}: header", reason, size=start, most=most):
+        yield start
 
 
 class TensorWriter:
@@ -92,19 +121,16 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def __init__(self, path: Path, prefix: str = "", *, keeps: object = None) -> None:
         # 1. The library checks that header, offsets and length fit together.
-        try:
+        with reading_header(path, Reason.BAD_STATE_FILE, _STATE_HEADER_BYTES) as start:
             with safe_open(path, framework="pt") as file:
                 self.metadata: Mapping[str, str] = file.metadata() or {}
             with path.open("rb") as plain:
-                length = int.from_bytes(plain.read(_LENGTH_BYTES), "little")
-                header = json.loads(plain.read(length))
-        except (SafetensorError, OSError, ValueError) as error:
-            raise PermanentError(Reason.BAD_STATE_FILE, f"{path}: cannot be read: {error}") from None
+                header = json.loads(plain.read(start)[_LENGTH_BYTES:])
 
         # 2. Where each tensor lies.
         header.pop(_METADATA, None)
         if wrong := [name for name, entry in header.items() if entry["dtype"] != _FLOAT32]:
-            raise PermanentError(Reason.BAD_STATE_FILE, f"{path}: tensor {wrong[0]!r} is not float32")
+            raise PermanentError(Reason.BAD_STATE_FILE, f"{path}: tensor {one_line(wrong[0])!r} is not float32")
         self.path, self.prefix, self._keeps = path, prefix, keeps
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Shape by name, known without reading any tensor."""
@@ -112,7 +138,7 @@ class StoredTensors(Mapping[str, Tensor]):
         for name, entry in header.items():
             if name.startswith(prefix):
                 self.shapes[name.removeprefix(prefix)] = tuple(entry["shape"])
-                self._offsets[name.removeprefix(prefix)] = _LENGTH_BYTES + length + entry["data_offsets"][0]
+                self._offsets[name.removeprefix(prefix)] = start + entry["data_offsets"][0]
 
     def __getitem__(self, name: str) -> Tensor:
         tensor = torch.empty(self.shapes[name])

@@ -8,25 +8,29 @@ import logging
 import math
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
+from templar.agreement.model_folder import WEIGHTS_PATTERN
 from templar.agreement.state import StateMark
-from templar.canonical import file_sha256
+from templar.canonical import canonical_json, file_sha256, sha256_hex
 from templar.chain.base import Clock, NeuronInfo
 from templar.chain.hotkey import Signer
 from templar.data.assignment import ShardEpoch
+from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.object_keys import Kind, checkpoint_key, parse_current_key
 from templar.exchange.objects import CheckpointManifest
 from templar.exchange.publish import publish_body, publish_file
 from templar.exchange.signed import Network, read_signed, unseal
 from templar.hparams import Model
-from templar.store.base import ObjectStore
+from templar.store.base import ObjectInfo, ObjectStore
 from templar.store.deadline import in_parallel
-from templar.store.files import local_file
+from templar.store.files import link_or_copy, local_file, replacing
+from templar.tensorfile import header_bytes
 from templar.traffic import watching
 from templar.training.model import parameter_shapes
 
@@ -36,8 +40,10 @@ MANIFEST_FILE = "manifest.json"
 EVALUATION_FILE = "evaluation.json"
 """How the checkpoint did on held-out text, signed; it comes after the manifest, which does not name it."""
 _LATER = (MANIFEST_FILE, EVALUATION_FILE)
-OTHER_FILES_BYTES = 64 << 20
-"""Allowed size of a checkpoint besides its float32 parameters: headers, configuration, tokenizer."""
+TOKENIZER_FILES = {TOKENIZER_FILE: MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE: 1 << 16}
+"""The files of a checkpoint that are fetched besides those of weights, and their largest sizes."""
+MOST_REFUSED = 64
+"""Refused checkpoints that are remembered: the newest."""
 FILES_AT_ONCE = 3
 """Most files of a checkpoint that are moved at a time; each of them may take a store's memory for parts."""
 READ_BYTES = 16 << 20
@@ -194,7 +200,48 @@ def mark_of(manifest: CheckpointManifest) -> StateMark:
     )
 
 
-def fetch_checkpoint(
+class Refusals:
+    """The checkpoints that were fetched into a folder and refused: each is left alone until its publisher changes it.
+
+    It is kept on the disk, beside the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder.with_name(f"{folder.name}.refused")
+
+    def of(self, hotkey: str) -> list[str]:
+        """What was refused of a publisher."""
+        return [stored for author, _, stored in (line.partition(" ") for line in self._lines()) if author == hotkey]
+
+    @contextmanager
+    def remembering(self, manifest: CheckpointManifest, files: Sequence[ObjectInfo | None]) -> Iterator[None]:
+        """Remember the checkpoint if the block refuses it, as it is stored now: its manifest, and its files' stamps.
+
+        Raises:
+            RejectedError: `checkpoint_broken`; it was refused before.
+        """
+        stamps = [None if each is None else [each.key, each.size, each.last_modified] for each in files]
+        stored = sha256_hex(canonical_json([manifest.digest, stamps]))
+        if stored in self.of(manifest.hotkey):
+            raise RejectedError(
+                Reason.CHECKPOINT_BROKEN, f"it was refused before and is unchanged; to try again remove {self._path}"
+            )
+        try:
+            yield
+        except PermanentError as error:
+            if error.reason is not Reason.LOCAL_FILE:  # this machine's fault, not the publisher's
+                lines = [*self._lines(), f"{manifest.hotkey} {stored}"][-MOST_REFUSED:]
+                with replacing(self._path) as file:
+                    file.write("\n".join(lines).encode())
+            raise
+
+    def _lines(self) -> list[str]:
+        with local_file(self._path):
+            return self._path.read_text(errors="replace").splitlines() if self._path.exists() else []
+
+
+@contextmanager
+def fetched_checkpoint(
     store: ObjectStore,
     publisher: NeuronInfo,
     window: int,
@@ -204,11 +251,14 @@ def fetch_checkpoint(
     model: Model,
     proven: ProvenState | None = None,
     concurrency: int = 1,
-) -> CheckpointManifest:
-    """Download a checkpoint, several files at a time, and check every byte of it against its manifest.
+    remember: bool = False,
+) -> Iterator[CheckpointManifest]:
+    """Download weights and tokenizer of a checkpoint, several files at a time, and check each against its manifest.
 
     Each file is hashed as soon as it is there, while others come. The files appear under `folder` all at once or not
-    at all. After a failed or killed download the next call resumes, file by file and part by part.
+    at all. After a failed or killed download the next call resumes, file by file and part by part; what is in `folder`
+    already is not fetched again. Other files of the checkpoint are for programs of others and are never fetched. Every
+    permanent error of the block, which reads the files, is a refusal of the checkpoint.
 
     Args:
         store: The publisher's bucket.
@@ -219,67 +269,87 @@ def fetch_checkpoint(
         model: The architecture; it bounds the size of a checkpoint that is fetched.
         proven: The state that the checkpoint must have, if a quorum proved one.
         concurrency: Files at a time, at most `FILES_AT_ONCE`.
+        remember: Whether a refused checkpoint is not fetched once more (see `Refusals`).
 
     Raises:
-        RejectedError: There is no manifest, it is not legal, or a file does not match it. `root_differs`; it names
-            another state than the proven one, and no file was fetched.
+        RejectedError: There is no manifest, it is not legal, or a file does not match it; or the block failed.
+            `root_differs`; it names another state than the proven one, and no file was fetched.
         TransientError: The store failed.
     """
-    # 1. The manifest, and whether state and size can be right.
-    manifest = _wanted_manifest(store, publisher, window, network=network, model=model, proven=proven)
-    # 2. Keep the parts of this checkpoint that an earlier call left, and delete all others.
-    part, begun = folder.with_name(folder.name + ".part"), tuple(f".{name[:100]}." for name in manifest.files)
-    with local_file(part):
-        part.mkdir(parents=True, exist_ok=True)
-        for path in part.iterdir():
-            if path.name not in manifest.files and not path.name.startswith(begun):
-                path.unlink()
-    # 3. Fetch each file and compare its hash; then replace the folder.
-    moving = _Moving(checkpoint_key(window, publisher.uid, MANIFEST_FILE), manifest.sizes, silent)
-
-    def fetch(name: str) -> None:
-        size, digest = manifest.sizes[name], manifest.files[name]
-        with moving.file(name):
-            _fetch_file(store, checkpoint_key(window, publisher.uid, name), part / name, size, digest)
-
-    in_parallel(fetch, tuple(manifest.files), min(concurrency, FILES_AT_ONCE))
-    with local_file(part):
-        for path in part.iterdir():
-            if path.name not in manifest.files:
-                path.unlink()
-        shutil.rmtree(folder, ignore_errors=True)
-        part.rename(folder)
-    return manifest
+    try:
+        # 1. The manifest, and whether state and sizes can be right; then whether it was refused before.
+        manifest = _wanted_manifest(store, publisher, window, network=network, proven=proven)
+        names = _fetched_files(manifest, model)
+        infos = [store.head(checkpoint_key(window, publisher.uid, name)) for name in names] if remember else []
+        with Refusals(folder).remembering(manifest, infos) if remember else nullcontext():
+            # 2. The files; then the caller reads them.
+            _fetch_files(store, manifest, names, folder, concurrency)
+            yield manifest
+    except PermanentError as error:
+        if error.reason is Reason.LOCAL_FILE:
+            raise
+        what = f"checkpoint of window {window} of uid {publisher.uid}"
+        raise RejectedError(error.reason, f"{what}: {error.message}") from None
 
 
 def _wanted_manifest(
-    store: ObjectStore,
-    publisher: NeuronInfo,
-    window: int,
-    *,
-    network: Network,
-    model: Model,
-    proven: ProvenState | None,
+    store: ObjectStore, publisher: NeuronInfo, window: int, *, network: Network, proven: ProvenState | None
 ) -> CheckpointManifest:
-    """The manifest of a checkpoint that may be fetched; errors as in `fetch_checkpoint`."""
-    key = checkpoint_key(window, publisher.uid, MANIFEST_FILE)
+    """The manifest of a checkpoint that may be fetched; errors as in `fetched_checkpoint`."""
     manifest = read_manifest(store, publisher, window, network)
     if manifest is None:
-        raise RejectedError(Reason.CHECKPOINT_BROKEN, f"{key} is not there, so there is no such checkpoint")
+        raise RejectedError(Reason.CHECKPOINT_BROKEN, "its manifest is not there, so there is no such checkpoint")
     if proven not in (None, (manifest.root, manifest.outer_steps)):
-        raise RejectedError(
-            Reason.ROOT_DIFFERS,
-            f"uid {publisher.uid}: its checkpoint of window {window} is not the proven state: it has the root "
-            f"{manifest.root[:12]}, and a quorum proved {proven[0][:12]}",
-        )
-    total, most = sum(manifest.sizes.values()), _parameter_bytes(model) + OTHER_FILES_BYTES
-    if total > most:
-        raise RejectedError(Reason.WRONG_SIZE, f"{key}: {total} bytes in all, {most} are legal for this model")
+        problem = f"it has the root {manifest.root[:12]}, and a quorum proved {proven[0][:12]}"
+        raise RejectedError(Reason.ROOT_DIFFERS, f"it is not the proven state: {problem}")
     return manifest
 
 
-def _parameter_bytes(model: Model) -> int:
-    return 4 * sum(math.prod(shape) for shape in parameter_shapes(model).values())
+def _fetched_files(manifest: CheckpointManifest, model: Model) -> tuple[str, ...]:
+    """The files of a checkpoint that are read, if their sizes can be those of this model (docs/protocol.md 12)."""
+    weights, shapes = [name for name in manifest.files if fnmatch(name, WEIGHTS_PATTERN)], parameter_shapes(model)
+    bounds = {name: most for name, most in TOKENIZER_FILES.items() if name in manifest.files}
+    total = sum(manifest.sizes[name] for name in weights)
+    most = header_bytes(shapes) + 4 * sum(math.prod(shape) for shape in shapes.values())
+    problems = [f"{name} has {manifest.sizes[name]} bytes" for name in bounds if manifest.sizes[name] > bounds[name]]
+    if total > most or len(weights) > len(shapes):
+        problems.append(f"{len(weights)} files of weights have {total} bytes, and {most} are legal for this model")
+    if problems:
+        raise RejectedError(Reason.WRONG_SIZE, "; ".join(problems))
+    return (*weights, *bounds)
+
+
+def _fetch_files(
+    store: ObjectStore, manifest: CheckpointManifest, names: Sequence[str], folder: Path, concurrency: int
+) -> None:
+    """Fetch these files into a folder that appears whole."""
+    # 1. Keep the parts of this checkpoint that an earlier call left, and delete all others.
+    part, begun = folder.with_name(folder.name + ".part"), tuple(f".{name[:100]}." for name in names)
+    with local_file(part):
+        part.mkdir(parents=True, exist_ok=True)
+        for path in part.iterdir():
+            if path.name not in names and not path.name.startswith(begun):
+                path.unlink()
+        for name in names:
+            if not (part / name).exists() and (folder / name).exists():
+                link_or_copy(folder / name, part / name)
+    # 2. Fetch each file and compare its hash; then replace the folder.
+    window, uid = manifest.window, manifest.uid
+    moving = _Moving(checkpoint_key(window, uid, MANIFEST_FILE), {each: manifest.sizes[each] for each in names}, silent)
+
+    def fetch(name: str) -> None:
+        with moving.file(name):
+            _fetch_file(
+                *(store, checkpoint_key(window, uid, name), part / name), manifest.sizes[name], manifest.files[name]
+            )
+
+    in_parallel(fetch, names, min(concurrency, FILES_AT_ONCE))
+    with local_file(part):
+        for path in part.iterdir():
+            if path.name not in names:
+                path.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
 
 
 def _fetch_file(store: ObjectStore, key: str, path: Path, size: int, digest: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from templar.agreement.checkpoint import fetch_checkpoint, publish_checkpoint
+from templar.agreement.checkpoint import fetched_checkpoint, publish_checkpoint
 from templar.agreement.model_folder import read_weights, write_model
 from templar.agreement.state import StateMark, genesis_root, parameters_digest
 from templar.chain.base import Chain, NeuronInfo
@@ -191,18 +191,15 @@ def load_genesis(
         PermanentError: `root_differs`, `checkpoint_broken`.
     """
     store = buckets.reader(birth.publisher)
-    fetch_checkpoint(
+    with fetched_checkpoint(
         *(store, birth.publisher, birth.mark.window, folder),
         network=birth.network,
         model=model,
         concurrency=concurrency,
-    )
-    params = read_weights(folder, model)
-    if genesis_root(birth.start.netuid, parameters_digest(params)) != birth.start.root:
-        raise PermanentError(
-            Reason.ROOT_DIFFERS,
-            f"genesis checkpoint of uid {birth.publisher.uid}: its parameters are not those signed for",
-        )
+    ):
+        params = read_weights(folder, model)
+        if genesis_root(birth.start.netuid, parameters_digest(params)) != birth.start.root:
+            raise PermanentError(Reason.ROOT_DIFFERS, "its parameters are not those that the start window names")
     return params
 
 

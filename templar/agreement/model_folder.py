@@ -12,7 +12,6 @@ from typing import Any
 from torch import Tensor
 
 from templar.data.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer
-from templar.errors import PermanentError, Reason
 from templar.hparams import Model
 from templar.store.files import local_file
 from templar.tensorfile import TensorWriter
@@ -75,22 +74,14 @@ def read_weights(folder: Path, model: Model) -> dict[str, Tensor]:
         PermanentError: `checkpoint_broken`; there are none, a file is not safetensors, two files have one name, or
             names and shapes are not the model's.
     """
-    params = read_tensor_files(folder)
+    params = read_tensor_files(folder, model)
     check_parameters(params, model, str(folder))
     return params
 
 
-def read_tensor_files(folder: Path) -> dict[str, Tensor]:
+def read_tensor_files(folder: Path, model: Model) -> dict[str, Tensor]:
     """The tensors of a folder as they are stored; errors as in `read_weights`, but that none are compared."""
-    params: dict[str, Tensor] = {}
-    for path in sorted(folder.glob(WEIGHTS_PATTERN)):
-        tensors = read_tensors(path)
-        if twice := params.keys() & tensors.keys():
-            raise PermanentError(
-                Reason.CHECKPOINT_BROKEN, f"{path}: tensor {min(twice)!r} is in another file as well; {ONE_UPLOAD}"
-            )
-        params |= tensors
-    return params
+    return read_tensors(sorted(folder.glob(WEIGHTS_PATTERN)), model)
 
 
 def _write_weights(folder: Path, params: Mapping[str, Tensor], file_bytes: int) -> None:

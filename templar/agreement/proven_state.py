@@ -6,27 +6,31 @@ A checkpoint is trusted for the proofs of its window's state alone, never for it
 import logging
 import shutil
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from templar.agreement.ballots import Stakes
-from templar.agreement.checkpoint import FILES_AT_ONCE, ProvenState, fetch_checkpoint, list_checkpoints, mark_of
+from templar.agreement.checkpoint import FILES_AT_ONCE, ProvenState, fetched_checkpoint, list_checkpoints, mark_of
 from templar.agreement.genesis import Birth, load_genesis
-from templar.agreement.model_folder import CARD_FILE, read_weights, write_model
+from templar.agreement.model_folder import read_weights, write_model
 from templar.agreement.state import StateMark, check_mark
 from templar.agreement.sync_proof import read_proof
 from templar.chain.base import NeuronInfo
-from templar.data.tokenizer import load_tokenizer
-from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
+from templar.data.tokenizer import Tokenizer, network_tokenizer
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_reader_failure
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, parse_current_key
 from templar.exchange.objects import CheckpointManifest
 from templar.hparams import Model
 from templar.store.files import local_file
+from templar.timeline import window_of
 
 log = logging.getLogger(__name__)
+
+DOWNLOAD = "download"
+"""In the folder of fetched models: the files of a publisher, until they are checked."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class FetchedModel:
 
     params: dict[str, Tensor]
     mark: StateMark
+    tokenizer: Tokenizer | None = None  # the network's, if it was asked for
 
 
 @dataclass(frozen=True)
@@ -65,35 +70,58 @@ def proven_state(exchange: Exchange, window: int) -> ProvenState | None:
 
 def newest_proven_window(exchange: Exchange) -> int | None:
     """The newest window whose state a quorum proved, by what the validators' buckets show; None if there is none."""
-    windows = set[int]()
+    windows, newest = set[int](), _newest_window(exchange)
     for validator in exchange.newest_metagraph().validators():
         try:
             keys = (parse_current_key(info.key) for info in exchange.buckets.reader(validator).list(f"{Kind.PROOF}-"))
             windows.update(key.window for key in keys if key is not None and key.window is not None)
         except TemplarError as error:
             log.warning("proofs of uid %d are left out: %s", validator.uid, error)
-    return next((window for window in sorted(windows, reverse=True) if proven_state(exchange, window)), None)
+    # Anybody may name windows that are still to come, and their metagraphs would be waited for.
+    closed = (window for window in sorted(windows, reverse=True) if window <= newest)
+    return next((window for window in closed if proven_state(exchange, window)), None)
+
+
+def _newest_window(exchange: Exchange) -> int:
+    """The window of the newest block."""
+    return window_of(exchange.chain.block(), exchange.hparams.windows)
 
 
 def fetch_proven(
-    exchange: Exchange, publisher: NeuronInfo, window: int, folder: Path, proven: ProvenState, *, concurrency: int
+    exchange: Exchange,
+    publisher: NeuronInfo,
+    window: int,
+    folder: Path,
+    proven: ProvenState,
+    *,
+    concurrency: int,
+    tokenizer: str | None = None,
 ) -> FetchedModel:
-    """Fetch a validator's checkpoint of a proven state into a folder, and check it; as `fetch_checkpoint`.
+    """Fetch a validator's checkpoint of a proven state into a folder, and check it; as `fetched_checkpoint`.
+
+    What is refused is not fetched again until its publisher changes it.
 
     Raises:
-        RejectedError: As in `fetch_checkpoint`.
-        PermanentError: `root_differs`, `checkpoint_broken`; its parameters are not those of its manifest.
+        RejectedError: As in `fetched_checkpoint`; `root_differs`, `checkpoint_broken`: its parameters are not those of
+            its manifest. `tokenizer_missing`; it has not the tokenizer with the digest `tokenizer`, if one is given.
         TransientError: The store failed; a later call goes on.
     """
     store, model = exchange.buckets.reader(publisher), exchange.hparams.model
-    manifest = fetch_checkpoint(
-        *(store, publisher, window, folder),
-        network=exchange.network,
-        model=model,
-        proven=proven,
-        concurrency=concurrency,
-    )
-    return read_fetched(folder, manifest, model)
+    with (
+        as_reader_failure(f"checkpoint of uid {publisher.uid}"),
+        fetched_checkpoint(
+            *(store, publisher, window, folder),
+            network=exchange.network,
+            model=model,
+            proven=proven,
+            concurrency=concurrency,
+            remember=True,
+        ) as manifest,
+    ):
+        fetched = read_fetched(folder, manifest, model)
+        if tokenizer is not None:
+            fetched = replace(fetched, tokenizer=network_tokenizer(folder, tokenizer, model.vocab_size))
+        return fetched
 
 
 def read_fetched(folder: Path, manifest: CheckpointManifest, model: Model) -> FetchedModel:
@@ -124,15 +152,17 @@ def fetch_model(exchange: Exchange, birth: Birth, home: Path, *, window: int | N
             reason is the first one's, and the message has all. `local_file`.
         TransientError: Chain or stores failed, and nothing else was found; a later call goes on. `local_file`.
     """
-    # 1. Who shows checkpoints of which windows.
+    # 1. Who shows checkpoints of which windows; the newest ones of each, as others may be named without end.
     shown, problems = list[tuple[int, NeuronInfo]](), list[TemplarError]()
+    kept, newest = exchange.hparams.storage.checkpoints_kept, _newest_window(exchange)
     for validator in exchange.newest_metagraph().validators():
         try:
             listed = list_checkpoints(exchange.buckets.reader(validator), validator.uid)
         except TemplarError as error:
             problems.append(error)
             continue
-        shown += [(each, validator) for each in listed]
+        past = [each for each in listed if each <= newest]
+        shown += [(each, validator) for each in past if each in (*past[:kept], window, birth.mark.window)]
     wanted = [each for each in shown if window in (None, each[0])]
 
     # 2. The newest of a proven state; of one window, that of the validator with the most stake.
@@ -164,24 +194,19 @@ def _keep(exchange: Exchange, birth: Birth, publisher: NeuronInfo, window: int, 
         return kept
 
     # 2. Parameters of this root, and the network's tokenizer.
-    download = home / "download"
+    download, digest = home / DOWNLOAD, birth.start.tokenizer
     if is_genesis:
         params = load_genesis(birth, exchange.buckets, model, download, concurrency=FILES_AT_ONCE)
+        fetched = FetchedModel(params, birth.mark)
     else:
-        params = fetch_proven(exchange, publisher, window, download, proven, concurrency=FILES_AT_ONCE).params
-    tokenizer = load_tokenizer(str(download))
-    if tokenizer.digest != birth.start.tokenizer:
-        raise RejectedError(
-            Reason.CHECKPOINT_BROKEN,
-            f"uid {publisher.uid}: the tokenizer of its checkpoint of window {window} is not the network's",
+        fetched = fetch_proven(
+            *(exchange, publisher, window, download, proven), concurrency=FILES_AT_ONCE, tokenizer=digest
         )
+    tokenizer = fetched.tokenizer or network_tokenizer(download, digest, model.vocab_size)
 
-    # 3. The other files are written here: no proof covers those of the publisher. Its model card is only text,
-    # which `templar model` replaces by its own.
-    card = download / CARD_FILE
-    text = card.read_text(encoding="utf-8", errors="replace") if card.exists() else None
+    # 3. The other files are written here: no proof covers those of the publisher.
     part = home / f"{folder.name}.part"
-    write_model(part, params, model, tokenizer, card=text)
+    write_model(part, fetched.params, model, tokenizer)
     with local_file(folder):
         part.rename(folder)
         shutil.rmtree(download)

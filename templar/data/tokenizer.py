@@ -21,15 +21,16 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from templar.canonical import canonical_json, keyed_seed, sha256_hex
-from templar.errors import PermanentError, Reason, one_line
-from templar.interrupt import check_stop
+from templar.errors import PermanentError, Reason, one_line, parsing
 from templar.store.files import local_file, sync
 
 EMBEDDED = "embedded"
 EOS_TOKEN = "<eos>"  # noqa: S105 - a token of text
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
-MAX_TOKENIZER_BYTES = 2**26
+MAX_TOKENIZER_BYTES, MAX_CONFIG_BYTES = 2**26, 2**22
+_VALUES = 8
+"""Most commas and opening brackets for each token of a vocabulary: an entry has one, and a merge four."""
 
 BATCH_TOKENS = 2**20
 """Approximate number of tokens that are packed and written at a time."""
@@ -90,8 +91,7 @@ class Tokenizer:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON of the end token and of everything in `tokenizer.json`."""
-        content = {"eos_token": self.eos_token, "tokenizer": json.loads(self._backend.to_str())}
-        return sha256_hex(canonical_json(content))
+        return _digest_of(self.eos_token, json.loads(self._backend.to_str()))
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of each text, in order, without any special token.
@@ -161,6 +161,10 @@ class Tokenizer:
         return self._backend.to_str(pretty=True).encode()
 
 
+def _digest_of(eos_token: str, content: object) -> str:
+    return sha256_hex(canonical_json({"eos_token": eos_token, "tokenizer": content}))
+
+
 def load_tokenizer(name_or_path: str, *, embedded: bytes | None = None) -> Tokenizer:
     """Load the tokenizer that `data.tokenizer_name` names.
 
@@ -186,39 +190,70 @@ def load_tokenizer(name_or_path: str, *, embedded: bytes | None = None) -> Token
     return _load_from_hub(name_or_path)
 
 
+def network_tokenizer(folder: Path, digest: str, vocab_size: int) -> Tokenizer:
+    """The network's tokenizer from a folder that somebody else filled: its parser sees nothing with another digest.
+
+    Args:
+        folder: It has the two files of a tokenizer.
+        digest: `Tokenizer.digest` of the network's.
+        vocab_size: `model.vocab_size`; it bounds the values in the file.
+
+    Raises:
+        PermanentError: `checkpoint_broken`; it is not the network's.
+    """
+    file, most = folder / TOKENIZER_FILE, 2**16 + _VALUES * vocab_size
+    try:
+        data, end = _read(file), _local_eos_token(folder / TOKENIZER_CONFIG_FILE)
+        values = sum(map(data.count, (b",", b"[", b"{")))
+        with parsing(f"values in {file}", Reason.CHECKPOINT_BROKEN, size=values, most=most):
+            content = json.loads(data)
+            found = _digest_of(end, content)
+        if found != digest:
+            raise _missing(str(file), "it is not the network's tokenizer", "take the files of another validator")
+        plain = json.dumps(content).encode()  # no key twice, of which another parser may take another one
+        return Tokenizer(_parse(plain, str(file)), end)
+    except PermanentError as error:
+        raise PermanentError(Reason.CHECKPOINT_BROKEN, error.message) from None
+
+
 def _load_local(path: Path) -> Tokenizer:
     file = path / TOKENIZER_FILE if path.is_dir() else path
+    return Tokenizer(_parse(_read(file), str(file)), _local_eos_token(file.with_name(TOKENIZER_CONFIG_FILE)))
+
+
+def _read(file: Path, most: int = MAX_TOKENIZER_BYTES) -> bytes:
     try:
-        data = file.read_bytes()
+        with parsing(str(file), Reason.TOKENIZER_MISSING, size=file.stat().st_size, most=most):
+            return file.read_bytes()
     except OSError as error:
-        raise _missing(
-            str(path), f"{file.name} cannot be read: {error}", f"point to a folder with {TOKENIZER_FILE}"
-        ) from None
-    return Tokenizer(_parse(data, str(file)), _local_eos_token(file.with_name(TOKENIZER_CONFIG_FILE)))
+        remedy = f"point to a folder with {TOKENIZER_FILE}"
+        raise _missing(str(file), f"{file.name} cannot be read: {error}", remedy) from None
 
 
 def _local_eos_token(config_file: Path) -> str:
     if not config_file.exists():
         return EOS_TOKEN
-    try:
-        config = json.loads(config_file.read_text(encoding="utf-8-sig"))
-        token = config["eos_token"]
+    data = _read(config_file, MAX_CONFIG_BYTES)
+    with parsing(
+        f"tokenizer {str(config_file)!r}: no eos_token in it",
+        Reason.TOKENIZER_MISSING,
+        size=len(data),
+        most=MAX_CONFIG_BYTES,
+        remedy="name the end token as eos_token",
+    ):
+        token = json.loads(data)["eos_token"]
         # transformers writes either the token or a description of it.
         text = token["content"] if isinstance(token, dict) else token
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _missing(str(config_file), f"no eos_token in it: {error!r}", "name the end token as eos_token") from None
     if not isinstance(text, str):
-        raise _missing(str(config_file), f"eos_token is {text!r}, not a string", "name the end token as eos_token")
+        problem = f"eos_token is {one_line(repr(text))}, not a string"
+        raise _missing(str(config_file), problem, "name the end token as eos_token")
     return text
 
 
 def _parse(data: bytes, origin: str) -> Backend:
-    try:
-        return Backend.from_str(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise _missing(origin, f"{TOKENIZER_FILE} is not UTF-8: {error}", "restore the file") from None
-    except Exception as error:  # noqa: BLE001 - the Rust library raises bare Exception
-        raise _missing(origin, f"{TOKENIZER_FILE} is not a tokenizer: {error}", "restore the file") from None
+    what = f"tokenizer {origin!r}: {TOKENIZER_FILE} is not a tokenizer"
+    with parsing(what, Reason.TOKENIZER_MISSING, size=len(data), most=MAX_TOKENIZER_BYTES, remedy="restore the file"):
+        return Backend.from_str(data.decode())
 
 
 def _load_from_hub(name: str) -> Tokenizer:

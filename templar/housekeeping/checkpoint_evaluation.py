@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from templar.agreement.checkpoint import EVALUATION_FILE, fetch_checkpoint, list_checkpoints
+from templar.agreement.checkpoint import EVALUATION_FILE, fetched_checkpoint, list_checkpoints
 from templar.agreement.decisions import decided_roster
 from templar.agreement.genesis import Birth, load_genesis
+from templar.agreement.model_folder import write_model
 from templar.agreement.proven_state import proven_state, read_fetched
 from templar.chain.base import NeuronInfo
-from templar.data.tokenizer import Tokenizer, load_tokenizer
+from templar.data.tokenizer import Tokenizer, network_tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import checkpoint_key
@@ -30,7 +31,7 @@ from templar.hparams import MAX_PEERS, Training
 from templar.interrupt import check_stop
 from templar.neuron.join import Context
 from templar.timeline import closing_block, window_of
-from templar.training.model import build_model, load_parameters
+from templar.training.model import build_model, load_parameters, parameters_of
 
 log = logging.getLogger(__name__)
 
@@ -160,12 +161,14 @@ def _measure(
     if window == birth.mark.window:
         params, root = load_genesis(birth, context.buckets, model, folder), birth.start.root
     else:
-        reader = context.buckets.reader(neuron)
-        manifest = fetch_checkpoint(reader, neuron, window, folder, network=birth.network, model=model)
-        params, root = read_fetched(folder, manifest, model).params, manifest.root
+        store = context.buckets.reader(neuron)
+        with fetched_checkpoint(store, neuron, window, folder, network=birth.network, model=model) as manifest:
+            params, root = read_fetched(folder, manifest, model).params, manifest.root
     net = build_model(model)
     load_parameters(net, params)
-    tokenizer = load_tokenizer(str(folder))
+    tokenizer = network_tokenizer(folder, birth.start.tokenizer, model.vocab_size)
+    if run_tasks is not None:  # tasks read the whole layout
+        write_model(folder, parameters_of(net), model, tokenizer)
     score = score_texts(net, tokenizer, read_texts(tokenizer, TEXTS), model.max_position_embeddings)
     found = [] if run_tasks is None else [each for each in run_tasks(folder) if math.isfinite(each[2])]
     if len(found) > MAX_RESULTS:

@@ -6,14 +6,15 @@ checkpoint, if a quorum proved its state, or waits.
 """
 
 import logging
+from pathlib import Path
 
-from templar.agreement.checkpoint import list_checkpoints
+from templar.agreement.checkpoint import Refusals, list_checkpoints
 from templar.agreement.decisions import decided_value, find_roster, read_ballots
 from templar.agreement.proven_state import fetch_proven, proven_state
 from templar.agreement.slots import Settlement, settled
 from templar.agreement.state import StateMark
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.objects import NULL_WINDOW
 from templar.neuron.journal import Applied
 from templar.neuron.node import Node
@@ -127,30 +128,26 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
         newest = [window for window in listed if window <= target][:kept]
         shown += [(window, validator) for window in newest if window > node.state.window]
 
-    # 2. The newest that is right; of one window, that of the publisher with the most stake.
-    for window, validator in sorted(shown, key=lambda each: -each[0]):
+    # 2. The newest that is right, those of publishers last of which one was refused; of one window, by the stake.
+    folder = node.home / "checkpoint"
+    refused = {validator.hotkey for _, validator in shown if Refusals(folder).of(validator.hotkey)}
+    for window, validator in sorted(shown, key=lambda each: (each[1].hotkey in refused, -each[0])):
         try:
-            if (mark := _take(node, validator, window)) is not None:
+            if (mark := _take(node, validator, window, folder)) is not None:
                 return mark
         except TemplarError as error:
             log.warning("the checkpoint of window %d of uid %d is left out: %s", window, validator.uid, error)
     return None
 
 
-def _take(node: Node, validator: NeuronInfo, window: int) -> StateMark | None:
+def _take(node: Node, validator: NeuronInfo, window: int, folder: Path) -> StateMark | None:
     """Take one validator's checkpoint if a quorum proved its state and decided its window."""
     # 1. The state that a quorum proved, else nothing is fetched; then the checkpoint, which must be of that state.
     proven = proven_state(node.exchange, window)
     if proven is None:
         return None
-    try:
-        folder, concurrency = node.home / "checkpoint", node.context.gather_concurrency
-        fetched = fetch_proven(node.exchange, validator, window, folder, proven, concurrency=concurrency)
-    except RejectedError as error:
-        if error.reason is not Reason.ROOT_DIFFERS:
-            raise
-        log.warning("%s", error)
-        return None
+    concurrency = node.context.gather_concurrency
+    fetched = fetch_proven(node.exchange, validator, window, folder, proven, concurrency=concurrency)
     value, mark = decided_value(read_ballots(node.exchange, window)), fetched.mark
 
     # 2. Make it the live state, and keep it on this disk.

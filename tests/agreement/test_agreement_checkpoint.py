@@ -8,8 +8,10 @@ import pytest
 
 from templar.agreement.checkpoint import (
     MANIFEST_FILE,
-    OTHER_FILES_BYTES,
-    fetch_checkpoint,
+    MOST_REFUSED,
+    TOKENIZER_FILES,
+    Refusals,
+    fetched_checkpoint,
     list_checkpoints,
     publish_checkpoint,
 )
@@ -23,15 +25,19 @@ from templar.exchange.publish import COMPARE_BYTES
 from templar.exchange.signed import Network
 from templar.hparams import load_hparams
 from templar.interrupt import StoppedError
+from templar.tensorfile import header_bytes
 from templar.training.model import parameter_shapes
+from tests.support.checkpoints import fetch_checkpoint
 from tests.support.errors import raising, refusal
 from tests.support.scripted_store import failing
 from tests.support.subnet import NETWORK, ROOT, Bucket, fields_of, member, signed_anyhow
 
 ALICE, BOB = member(5), member(6)
 MARK = StateMark(window=12, outer_steps=7, root=ROOT, previous_root="ab" * 32, null=False)
-FILES = {"config.json": b"{}", "model.safetensors": bytes(range(256)) * (COMPARE_BYTES // 128), "tokenizer.json": b"[]"}
-MODEL = load_hparams("simulation", path=Path(__file__).parents[2] / "hparams.json").model
+FETCHED = {"model.safetensors": bytes(range(256)) * (COMPARE_BYTES // 128), "tokenizer.json": b"[]"}
+FILES = {"config.json": b"{}", **FETCHED}
+PRESET = load_hparams("simulation", path=Path(__file__).parents[2] / "hparams.json")
+MODEL = PRESET.model.model_copy(update={"vocab_size": 2**15})  # room for the files
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 
 
@@ -73,7 +79,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_a_checkpoint_is_read_back_byte_by_byte(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
     manifest = publish(bucket, folder)
     assert fetch(bucket, tmp_path / "fetched") == manifest
-    assert content(tmp_path / "fetched") == FILES
+    assert content(tmp_path / "fetched") == FETCHED
     assert manifest.files == {name: sha256_hex(data) for name, data in FILES.items()}
     assert manifest.sizes == {name: len(data) for name, data in FILES.items()}
     mark = StateMark(manifest.window, manifest.outer_steps, manifest.root, manifest.previous_root, manifest.null)
@@ -97,10 +103,11 @@ def test_files_are_moved_several_at_a_time_and_the_progress_only_grows(
     publish_checkpoint(bucket.store, folder, MARK, **options, concurrency=3, on_progress=seen.append)
     assert seen == sorted(seen)
     assert (len(seen), seen[-1]) == (len(FILES), 100.0)
-    bucket.store.before = lambda operation, key: together.wait() if operation == "get_file" else None
+    both = threading.Barrier(len(FETCHED))
+    bucket.store.before = lambda operation, key: both.wait() if operation == "get_file" else None
     store, target = bucket.store, tmp_path / "fetched"
     fetch_checkpoint(store, ALICE.neuron, 12, target, network=NETWORK, model=MODEL, concurrency=3)
-    assert content(target) == FILES
+    assert content(target) == FETCHED
 
 
 def test_another_state_than_the_proven_one_costs_no_transfer(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
@@ -190,7 +197,7 @@ def test_a_damaged_file_is_found_and_nothing_appears(
     assert not (tmp_path / "fetched").exists()
     bucket.put(key(name), FILES[name], at=0)
     fetch(bucket, tmp_path / "fetched")
-    assert content(tmp_path / "fetched") == FILES
+    assert content(tmp_path / "fetched") == FETCHED
 
 
 def test_a_download_continues_with_the_next_file_and_replaces_a_folder_when_it_is_whole(
@@ -205,9 +212,9 @@ def test_a_download_continues_with_the_next_file_and_replaces_a_folder_when_it_i
         fetch(bucket, target)
     assert content(target) == {"old": b"old"}
     fetch(bucket, target)
-    assert content(target) == FILES
+    assert content(target) == FETCHED
     asked = [called for operation, called in bucket.store.calls if operation == "get_file"]
-    assert asked == [key(name) for name in ("config.json", "model.safetensors", "model.safetensors", "tokenizer.json")]
+    assert asked == [key(name) for name in ("model.safetensors", "model.safetensors", "tokenizer.json")]
 
 
 @pytest.mark.parametrize("left", [b"", FILES["model.safetensors"][:-1], bytes(len(FILES["model.safetensors"]))])
@@ -221,7 +228,7 @@ def test_parts_of_a_killed_download_or_another_checkpoint_are_not_used(
     (part / ".model.safetensors.0123456789abcdef.partial").write_bytes(b"half")
     (part / "of-another-one").write_bytes(b"old")
     fetch(bucket, tmp_path / "fetched")
-    assert content(tmp_path / "fetched") == FILES
+    assert content(tmp_path / "fetched") == FETCHED
     assert not part.exists()
 
 
@@ -245,15 +252,107 @@ def forge(bucket: Bucket, manifest: CheckpointManifest, **changes: Any) -> None:
 def test_a_checkpoint_that_is_too_large_for_the_model_is_not_fetched(
     bucket: Bucket, folder: Path, tmp_path: Path
 ) -> None:
-    manifest = publish(bucket, folder)
-    most = 4 * sum(math.prod(shape) for shape in parameter_shapes(MODEL).values()) + OTHER_FILES_BYTES
-    others = sum(size for name, size in manifest.sizes.items() if name != "config.json")
-    for size in (most - others + 1, 5 * 2**30, 2**53):
-        forge(bucket, manifest, sizes=manifest.sizes | {"config.json": size})
-        refusal(lambda: fetch(bucket, tmp_path / "fetched"), RejectedError, Reason.WRONG_SIZE)
+    """Weights by the parameters and the headers that the model allows, a tokenizer by its own bound."""
+    manifest, shapes = publish(bucket, folder), parameter_shapes(MODEL)
+    most = 4 * sum(math.prod(shape) for shape in shapes.values()) + header_bytes(shapes)
+    for name, bound in {"model.safetensors": most, **TOKENIZER_FILES}.items():
+        for size in (bound + 1, 5 * 2**30, 2**53):
+            files, sizes = manifest.files | {name: "ab" * 32}, manifest.sizes | {name: size}
+            forge(bucket, manifest, files=files, sizes=sizes)
+            refusal(lambda: fetch(bucket, tmp_path / "fetched"), RejectedError, Reason.WRONG_SIZE)
+    many = {f"model-{number}.safetensors": 1 for number in range(len(shapes) + 1)}
+    forge(bucket, manifest, files=dict.fromkeys(many, "ab" * 32), sizes=many)
+    refusal(lambda: fetch(bucket, tmp_path / "fetched"), RejectedError, Reason.WRONG_SIZE)
     assert bucket.store.count("get_file") == 0
-    forge(bucket, manifest, sizes=manifest.sizes | {"config.json": most - others})
+    forge(bucket, manifest, sizes=manifest.sizes | {"model.safetensors": most})
     fetch(bucket, tmp_path / "fetched")
+
+
+def test_files_for_programs_of_others_are_never_fetched(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    """They may be of any size, or not there."""
+    manifest = publish(bucket, folder)
+    bucket.memory.delete([key("config.json")])
+    names = ("config.json", "README.md", "held_out.svg", "evil.safetensors", "model.safetensors.index.json", "model.py")
+    forge(
+        bucket,
+        manifest,
+        files=manifest.files | dict.fromkeys(names, "ab" * 32),
+        sizes=manifest.sizes | dict.fromkeys(names, 2**50),
+    )
+    fetch(bucket, tmp_path / "fetched")
+    assert content(tmp_path / "fetched") == FETCHED
+    assert {called for operation, called in bucket.store.calls if operation == "get_file"} == set(map(key, FETCHED))
+
+
+# Refusing.
+
+
+def read_refusing(bucket: Bucket, target: Path) -> None:
+    """Fetch a checkpoint whose reader refuses it."""
+    options: Any = {"network": NETWORK, "model": MODEL, "remember": True}
+    with fetched_checkpoint(bucket.store, ALICE.neuron, 12, target, **options):
+        raise PermanentError(Reason.ROOT_DIFFERS, "for a test")
+
+
+def test_a_refused_checkpoint_is_left_alone_until_its_publisher_changes_it(
+    bucket: Bucket, folder: Path, tmp_path: Path
+) -> None:
+    target, name = tmp_path / "fetched", "model.safetensors"
+    manifest = publish(bucket, folder)
+    with raising(RejectedError, Reason.ROOT_DIFFERS, "checkpoint of window 12 of uid 5", "for a test"):
+        read_refusing(bucket, target)
+    fetched = bucket.store.count("get_file")
+    for _ in range(3):
+        with raising(RejectedError, Reason.CHECKPOINT_BROKEN, "refused before", f"{target}.refused"):
+            read_refusing(bucket, target)
+    assert bucket.store.count("get_file") == fetched == len(FETCHED)
+
+    # A new manifest, or a file that is stored again, is looked at; what is here already does not come again.
+    forge(bucket, manifest, previous_root="cd" * 32)
+    refusal(lambda: read_refusing(bucket, target), RejectedError, Reason.ROOT_DIFFERS)
+    assert bucket.store.count("get_file") == fetched
+    bucket.put(key(name), FILES[name], at=99)
+    refusal(lambda: read_refusing(bucket, target), RejectedError, Reason.ROOT_DIFFERS)
+    refusal(lambda: read_refusing(bucket, target), RejectedError, Reason.CHECKPOINT_BROKEN)
+    assert len(Refusals(target).of(ALICE.hotkey.address)) == 3
+
+
+def test_a_file_that_is_not_the_manifests_is_remembered_and_a_repair_is_looked_at(
+    bucket: Bucket, folder: Path, tmp_path: Path
+) -> None:
+    options: Any = {"network": NETWORK, "model": MODEL, "remember": True}
+    name, arguments = "model.safetensors", (bucket.store, ALICE.neuron, 12, tmp_path / "fetched")
+    publish(bucket, folder)
+    bucket.put(key(name), FILES[name][:-1] + b"!", at=7)
+    for words in ("SHA-256", "refused before"):
+        with raising(RejectedError, Reason.CHECKPOINT_BROKEN, words):
+            fetch_checkpoint(*arguments, **options)
+    bucket.put(key(name), FILES[name], at=8)
+    fetch_checkpoint(*arguments, **options)
+
+
+def test_passing_failures_and_those_of_this_machine_are_not_remembered(
+    bucket: Bucket, folder: Path, tmp_path: Path
+) -> None:
+    publish(bucket, folder)
+    options: Any = {"network": NETWORK, "model": MODEL, "remember": True}
+    for error in (BUSY, PermanentError(Reason.LOCAL_FILE, "for a test"), StoppedError("for a test")):
+        with (
+            pytest.raises(type(error)),
+            fetched_checkpoint(*(bucket.store, ALICE.neuron, 12, tmp_path / "fetched"), **options),
+        ):
+            raise error
+    assert Refusals(tmp_path / "fetched").of(ALICE.hotkey.address) == []
+
+
+def test_the_memory_of_refusals_is_bounded_and_survives_damage(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+    manifest, target = publish(bucket, folder), tmp_path / "fetched"
+    (tmp_path / "fetched.refused").write_bytes(b"\xff\0\n\n \n" * MOST_REFUSED)
+    for number in range(MOST_REFUSED + 5):
+        forge(bucket, manifest, previous_root=f"{number:064x}")
+        refusal(lambda: read_refusing(bucket, target), RejectedError, Reason.ROOT_DIFFERS)
+    assert len(Refusals(target).of(ALICE.hotkey.address)) == MOST_REFUSED
+    refusal(lambda: read_refusing(bucket, target), RejectedError, Reason.CHECKPOINT_BROKEN)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore
 from tests.support.servers import MotoEndpoint, store_at
 
-WEIGHTS = checkpoint_key(12, 5, "model.safetensors")
+WEIGHTS = checkpoint_key(12, 5, "model-2.safetensors")
 PART_BYTES = 5 << 20  # the smallest part that S3 takes
 
 
@@ -136,7 +136,7 @@ def test_at_no_call_does_a_fault_show_half_a_checkpoint_and_the_next_call_comple
         ("damaged", "partNumber=1"),
         ("500", f"{WEIGHTS}?uploadId="),
         ("killed", f"{WEIGHTS}?uploadId="),
-        ("damaged", "config.json"),
+        ("damaged", "model-1.safetensors"),
         ("damaged", "manifest.json"),
     ],
 )
@@ -144,8 +144,8 @@ def test_faults_of_an_s3_endpoint(
     moto: MotoEndpoint, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[Fault, str]
 ) -> None:
     fault, request_with = case
-    monkeypatch.setitem(FILES, "model.safetensors", bytes(range(256)) * (PART_BYTES // 256 + 1))
-    (folder / "model.safetensors").write_bytes(FILES["model.safetensors"])
+    monkeypatch.setitem(FILES, "model-2.safetensors", bytes(range(256)) * (PART_BYTES // 256 + 1))
+    (folder / "model-2.safetensors").write_bytes(FILES["model-2.safetensors"])
     url, keys = moto.admin.endpoint_url, create_bucket_with_keys(moto.admin, uuid4().hex)
     settings = S3Settings(max_attempts=1, multipart_threshold_bytes=PART_BYTES, part_bytes=PART_BYTES)
     reader = store_at(url, keys.bucket, keys.read, settings)

@@ -3,10 +3,13 @@
 import json
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -15,9 +18,18 @@ from templar.agreement.state import parameters_digest
 from templar.data.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, load_hparams
-from templar.training.model import build_model, genesis_parameters, load_parameters, logits
+from templar.tensorfile import header_bytes
+from templar.training.model import (
+    WEIGHTS_FILE,
+    build_model,
+    genesis_parameters,
+    load_parameters,
+    logits,
+    parameter_shapes,
+)
 from tests.support.commands import contents
 from tests.support.errors import raising
+from tests.support.foreign_bytes import HOSTILE_WEIGHTS, entry, safetensors
 
 MODEL = load_hparams("simulation").model
 TEXT = "def add(a, b):\n    return a + b\n"
@@ -135,3 +147,47 @@ def test_damaged_weights_are_refused(tmp_path: Path, tokenizer: Tokenizer, damag
     shutil.rmtree(tmp_path)
     with raising(PermanentError, Reason.CHECKPOINT_BROKEN):
         read_weights(tmp_path, model)
+
+
+@pytest.mark.parametrize("name", HOSTILE_WEIGHTS)
+def test_a_file_of_weights_that_somebody_else_made_gives_one_short_error(
+    tmp_path: Path, tokenizer: Tokenizer, name: str
+) -> None:
+    """Beside sound files and alone. The library fails in many ways, and some of its errors have the whole header."""
+    write_model(tmp_path, genesis_parameters(MODEL), MODEL, tokenizer)
+    for beside in (True, False):
+        (tmp_path / ("model-x.safetensors" if beside else WEIGHTS_FILE)).write_bytes(HOSTILE_WEIGHTS[name])
+        with raising(PermanentError, Reason.CHECKPOINT_BROKEN) as caught:
+            read_weights(tmp_path, MODEL)
+        assert len(str(caught.value)) < 2000
+        assert str(caught.value).isprintable()
+        (tmp_path / "model-x.safetensors").unlink(missing_ok=True)
+
+
+@given(header=st.binary(max_size=200) | st.text(max_size=100).map(str.encode), body=st.binary(max_size=50))
+def test_no_bytes_of_weights_raise_anything_else(header: bytes, body: bytes) -> None:
+    with TemporaryDirectory() as folder:
+        (Path(folder) / WEIGHTS_FILE).write_bytes(safetensors(header, body))
+        with raising(PermanentError, Reason.CHECKPOINT_BROKEN):
+            read_weights(Path(folder), MODEL)
+
+
+def test_many_files_share_one_bound_of_their_headers(tmp_path: Path) -> None:
+    """The library never sees more header than the model's parameters need."""
+    shapes = parameter_shapes(MODEL)
+    half = safetensors({"\u00e9" * (header_bytes(shapes) // 12): entry([0])})
+    for number in range(3):
+        (tmp_path / f"model-{number}.safetensors").write_bytes(half.replace(b"u00e9", b"u00e%d" % number))
+    with raising(PermanentError, Reason.CHECKPOINT_BROKEN, "header", "bytes, at most"):
+        read_weights(tmp_path, MODEL)
+
+
+@pytest.mark.parametrize("preset", ["simulation", "150M", "1B", "70B"])
+def test_the_bound_of_headers_has_room_for_any_division_into_files(preset: str) -> None:
+    """One file per tensor, with three times the metadata that writers of others add, takes less than half of it."""
+    shapes = parameter_shapes(load_hparams(preset).model)
+    written = 0
+    for name, shape in shapes.items():
+        header = {name: entry(list(shape), 2**53), "__metadata__": {"format": "pt", "total_size": str(2**53)}}
+        written += len(safetensors(header))
+    assert 2 * written < header_bytes(shapes) < 1200 * len(shapes) + 600 * len(shapes)

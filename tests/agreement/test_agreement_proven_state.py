@@ -1,5 +1,6 @@
 """A checkpoint as somebody without a node takes it: only of a state that a quorum proved."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from templar.agreement.proven_state import KeptModel, fetch_model, newest_proven
 from templar.agreement.state import parameters_digest
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.object_keys import checkpoint_key
+from templar.exchange.object_keys import Kind, checkpoint_key, window_key
 from templar.housekeeping.maintenance import publish_newest_checkpoint
+from tests.support.checkpoints import publish_with
 from tests.support.errors import raising
+from tests.support.foreign_bytes import NESTED, OVERFLOWING, PANICKING, entry, safetensors
 from tests.support.network import Network
 
 AGGREGATOR = "aggregator-1"
@@ -43,8 +46,9 @@ def test_the_newest_one_is_taken_and_kept(published: Network, tmp_path: Path) ->
     assert parameters_digest(read_weights(kept.folder, published.hparams.model)) == parameters_digest(state.params)
     assert load_tokenizer(str(kept.folder)).digest == node.birth.start.tokenizer
     assert [path.name for path in tmp_path.iterdir()] == [kept.folder.name]
+    assert not (kept.folder / CARD_FILE).exists(), "no proof covers the publisher's"
 
-    card = (kept.folder / CARD_FILE).read_text()
+    card = published.bucket(AGGREGATOR).get(key(published, 2, CARD_FILE), max_bytes=1 << 20).decode()
     for part in (
         state.root,
         node.birth.start.digest,
@@ -86,6 +90,45 @@ def test_a_damaged_file_is_refused_and_nothing_is_kept(published: Network, tmp_p
         fetch(published, tmp_path, window=2)
     assert fetch(published, tmp_path).window == 0, "the newest good one"
     assert not list(tmp_path.glob("2-*"))
+
+
+HOSTILE = {
+    "TypeError": {"model-x.safetensors": OVERFLOWING},
+    "not the network's": {"tokenizer.json": PANICKING.encode()},
+    "RecursionError": {"tokenizer_config.json": b'{"eos_token": ' + NESTED[:50_000]},
+    "first differences": {"model.safetensors": safetensors({"evil" * 200: entry([1], 4)}, bytes(4))},
+}
+"""Files beside or instead of those of the proven state, by what is said of them."""
+
+
+def test_hostile_files_are_refused_with_one_short_error_and_not_fetched_again(
+    published: Network, tmp_path: Path
+) -> None:
+    for words, files in HOSTILE.items():
+        publish_with(published, published.aggregator, files)
+        for expected in (words, "refused before"):
+            with raising(PermanentError, Reason.CHECKPOINT_BROKEN, "of window 2 of uid") as caught:
+                fetch(published, tmp_path, window=2)
+            assert expected in str(caught.value)
+            assert len(str(caught.value)) < 2000
+    assert fetch(published, tmp_path).window == 0, "the newest good one"
+    publish_with(published, published.aggregator, {"README.md": b"# Buy", "config.json": NESTED})
+    kept = fetch(published, tmp_path)
+    assert kept.window == 2, "the publisher has replaced it"
+    assert not (kept.folder / CARD_FILE).exists()
+    assert json.loads((kept.folder / "config.json").read_text())["model_type"] == "llama"
+
+
+def test_windows_that_a_bucket_invents_are_not_waited_for(published: Network, tmp_path: Path) -> None:
+    """Nor is every one of them looked up."""
+    node, bucket = published.miners[0], published.bucket(AGGREGATOR)
+    uid, before = published.member(AGGREGATOR).uid, published.miners[0].chain.clock.now()
+    for window in range(10**9, 10**9 + 50):
+        bucket.put(window_key(Kind.PROOF, window, uid), b"{}")
+        bucket.put(checkpoint_key(window, uid, "manifest.json"), b"{}")
+    assert newest_proven_window(node.exchange) == 2
+    assert fetch(published, tmp_path).window == 2
+    assert node.chain.clock.now() == before
 
 
 def test_a_checkpoint_without_proofs_is_refused(published: Network, tmp_path: Path) -> None:

@@ -14,18 +14,17 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from templar import interrupt
 from templar.data.tokenizer import (
     EOS_TOKEN,
-    MOST_RUN_CHARS,
     Tokenizer,
     check_fits,
-    encode,
     load_tokenizer,
+    network_tokenizer,
     train_embedded_tokenizer,
 )
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
+from tests.support.foreign_bytes import NESTED, PANICKING
 
 TEXTS = [
     "def read(path):\n    return path.read_text()\n" * 20,
@@ -251,7 +250,7 @@ def test_a_mark_of_byte_order_is_no_part_of_a_tokenizers_files(tokenizer: Tokeni
     ("name", "embedded", "words"),
     [
         ("embedded", None, "the dataset has no tokenizer.json"),
-        ("embedded", b"\xff", "not UTF-8"),
+        ("embedded", b"\xff", "utf-8"),
         ("embedded", b"{}", "not a tokenizer"),
         ("no/such/folder/at/all", None, "no such file or folder"),
     ],
@@ -267,6 +266,40 @@ def test_a_tokenizer_without_the_end_token_or_with_more_ids_than_the_model_is_re
     check_fits(tokenizer, 320)
     with raising(PermanentError, Reason.BAD_HPARAMS, "320 ids but model.vocab_size is 319"):
         check_fits(tokenizer, 319)
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "data", [NESTED, PANICKING.encode(), b"\xff\xfe", b"[]", b"", b"[" + b"[]," * 10**5 + b"0]", b'{"eos_token": [1]}']
+)
+def test_files_that_somebody_else_made_give_one_short_error(
+    tokenizer: Tokenizer, tmp_path: Path, file: str, data: bytes
+) -> None:
+    """Whether they are an operator's choice or a peer's; of a peer's nothing else than the network's is parsed."""
+    tokenizer.save(tmp_path)
+    (tmp_path / file).write_bytes(data)
+    for reason, load in {
+        Reason.TOKENIZER_MISSING: lambda: load_tokenizer(str(tmp_path)),
+        Reason.CHECKPOINT_BROKEN: lambda: network_tokenizer(tmp_path, tokenizer.digest, tokenizer.vocab_size),
+    }.items():
+        with raising(PermanentError, reason, tmp_path) as caught:
+            load()
+        assert len(str(caught.value)) < 900
+
+
+def test_only_the_networks_tokenizer_is_parsed(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.save(tmp_path)
+    loaded = network_tokenizer(tmp_path, tokenizer.digest, tokenizer.vocab_size)
+    assert loaded.digest == tokenizer.digest
+    assert loaded.to_bytes() == tokenizer.to_bytes()
+    monkeypatch.setattr("templar.data.tokenizer._parse", lambda *_: pytest.fail("it was parsed"))
+    content = json.loads(tokenizer.to_bytes())
+    for other in (content | {"decoder": None}, content | {"normalizer": json.loads(PANICKING)["normalizer"]}):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(other))
+        with raising(PermanentError, Reason.CHECKPOINT_BROKEN, "not the network's tokenizer"):
+            network_tokenizer(tmp_path, tokenizer.digest, tokenizer.vocab_size)
 
 
 HUB_SCRIPT = """

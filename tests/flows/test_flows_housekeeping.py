@@ -20,7 +20,7 @@ from flows.shard_rotation import shard_rotation
 from tasks.host import release
 from tasks.window import took_all_steps
 from templar import PROTOCOL_VERSION
-from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
+from templar.agreement.checkpoint import list_checkpoints
 from templar.agreement.genesis import find_birth
 from templar.chain.ledger import Ledger
 from templar.data.shards.rotation import LOCK_FILE
@@ -30,6 +30,7 @@ from templar.neuron.backup import list_backups
 from templar.neuron.snapshot import PRIVATE_FILE
 from templar.store.directory import DirectoryStore
 from tests.support.audited import run_alone
+from tests.support.checkpoints import fetch_checkpoint
 from tests.support.flow_network import rows_of_table, run_flow, run_id, saved, task_runs
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
@@ -96,7 +97,7 @@ class TestCheckpoint:
         folder = network.plan.folder / "fetched"
         manifest = fetch_checkpoint(store, publisher, last, folder, network=birth.network, model=network.hparams.model)
         assert manifest.root.startswith(str(state.message).rpartition(" ")[2])
-        assert {"model.safetensors", "config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+        assert {"model.safetensors", "config.json", "tokenizer.json"} <= set(manifest.files)
 
     def test_without_a_snapshot_it_says_so(self, network: PreparedNetwork, tmp_path: Path) -> None:
         block = network.block("lazy").model_copy(update={"home": str(tmp_path)})

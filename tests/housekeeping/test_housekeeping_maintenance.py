@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints
+from templar.agreement.checkpoint import list_checkpoints
 from templar.agreement.state import check_mark
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
 from templar.housekeeping.maintenance import clean_bucket, known_epochs, publish_newest_checkpoint
 from templar.neuron.join import Context
 from templar.training.model import WEIGHTS_FILE, read_parameters
+from tests.support.checkpoints import fetch_checkpoint
 from tests.support.errors import raising
 from tests.support.network import Network
 

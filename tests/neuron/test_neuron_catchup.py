@@ -26,7 +26,9 @@ from templar.neuron.catchup import catch_up, leave_minority, replay, take_checkp
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.window import Action, drive_window, open_window
+from tests.support.checkpoints import publish_with
 from tests.support.errors import raising
+from tests.support.foreign_bytes import OVERFLOWING
 from tests.support.network import Build, Network, tiny
 
 
@@ -358,7 +360,7 @@ def test_a_forged_checkpoint_of_the_minority_is_not_taken(network: Network, capl
         assert take_checkpoint(miner, 4) is None
     with caplog.at_level(logging.WARNING):
         assert take_checkpoint(miner, 4) is None
-    assert "its checkpoint of window 4 is not the proven state" in caplog.text
+    assert "it is not the proven state" in caplog.text
     assert miner.state.window == 0
     assert catch_up(miner, 4, deadline=now(miner)) == 4
     assert miner.state.root == network.aggregator.state.root
@@ -389,6 +391,27 @@ def test_a_checkpoint_whose_parameters_are_not_its_roots_is_left_out(network: Ne
     assert list_checkpoints(aggregator.buckets.own, aggregator.exchange.identity(4).uid) == [4, 0]
     assert take_checkpoint(miner, 4) is None
     assert (miner.state.window, miner.snapshots.windows()) == (0, ())
+
+
+def test_hostile_files_beside_the_proven_parameters_stop_nobody(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    """The parameters are right, and one file more ends the library's parser. The other publisher's is taken."""
+    network = build(num_validators=2)
+    miner = away(network, range(1, 5))
+    nodes = {node.exchange.identity(4).uid: node for node in (network.aggregator, network.validator)}
+    hostile, sound = (nodes[each.uid] for each in miner.exchange.publishers(4) if each.uid in nodes)
+    publish_with(network, hostile, {"model-x.safetensors": OVERFLOWING, "README.md": bytes(10**6)})
+    for words in ("TypeError", "refused before"):
+        caplog.clear()
+        assert take_checkpoint(miner, 4) is None
+        assert words in caplog.text
+        assert len(caplog.text) < 2000
+    assert (miner.state.window, miner.snapshots.windows()) == (0, ())
+    publish(network, sound)
+    caplog.clear()
+    assert catch_up(miner, 4, deadline=now(miner)) == 4
+    assert not roots(miner).keys() & {1, 2, 3}, "the sound checkpoint was taken"
+    assert miner.state.root == sound.state.root
+    assert "left out" not in caplog.text, "a publisher of which one was refused comes last"
 
 
 def test_the_first_roster_after_a_checkpoint_names_the_decision_before(build: Build) -> None:

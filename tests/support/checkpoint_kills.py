@@ -3,24 +3,25 @@
 from pathlib import Path
 from typing import Any
 
-from templar.agreement.checkpoint import fetch_checkpoint, list_checkpoints, publish_checkpoint
+from templar.agreement.checkpoint import list_checkpoints, publish_checkpoint
 from templar.agreement.state import StateMark
 from templar.chain.clock import SimulatedClock
 from templar.exchange.publish import COMPARE_BYTES
 from templar.hparams import load_hparams
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
+from tests.support.checkpoints import fetch_checkpoint
 from tests.support.commands import contents
 from tests.support.subnet import NETWORK, ROOT, member
 
 ALICE = member(5)
 MARK = StateMark(window=12, outer_steps=7, root=ROOT, previous_root="ab" * 32, null=False)
 FILES = {
-    "config.json": b"{}",
-    "model.safetensors": bytes(range(256)) * (COMPARE_BYTES // 256 + 1),
+    "model-1.safetensors": b"{}",
+    "model-2.safetensors": bytes(range(256)) * (COMPARE_BYTES // 256 + 1),
     "tokenizer.json": b"[]",
 }
-MODEL = load_hparams("simulation").model
+MODEL = load_hparams("simulation").model.model_copy(update={"vocab_size": 2**16})  # room for the files
 OPTIONS: dict[str, Any] = {"network": NETWORK, "uid": 5, "signer": ALICE.hotkey, "clock": SimulatedClock(0)}
 
 
