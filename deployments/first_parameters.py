@@ -118,7 +118,7 @@ def _check_tokenizer(folder: Path, source: str, tokenizer: Tokenizer) -> None:
 
 def _parameters(folder: Path, source: str, model: Model) -> dict[str, Tensor]:
     """The model's tensors in float32, checked one by one; they are converted one at a time."""
-    found, shapes = read_tensor_files(folder, model), parameter_shapes(model)
+    found, shapes = read_tensor_files(folder), parameter_shapes(model)
     if not found:
         raise _broken(source, f"there is no {WEIGHTS_PATTERN}; convert the weights to safetensors")
     for name in _spare(found, shapes):

@@ -4,7 +4,6 @@ The reason code ends up in flow state messages, artifacts and evidence; the mess
 field, the object and the remedy.
 """
 
-import errno
 import logging
 import traceback
 from collections.abc import Iterator
@@ -12,9 +11,6 @@ from contextlib import contextmanager
 from enum import StrEnum
 
 log = logging.getLogger(__name__)
-
-_THIS_MACHINE = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ENOSPC})
-"""Errors of the operating system that say nothing of the bytes that were read."""
 
 
 class Reason(StrEnum):
@@ -220,19 +216,12 @@ def as_reader_failure(what: str) -> Iterator[None]:
 def parsing(what: str, reason: Reason, *, size: int, most: int, remedy: str = "") -> Iterator[None]:
     """Run a parser that is not this project's over bytes that somebody else chose.
 
-    Such a parser may end with any exception, so each of them becomes an error about the bytes. No text of the bytes, of
-    which an exception may have all, is longer than a line.
-
-    Args:
-        what: The object or the file, for the error.
-        reason: The error's reason.
-        size: Length of the bytes.
-        most: Length up to which they are parsed: it bounds memory and time.
-        remedy: What the reader of the error can do.
+    Such a parser may end with any exception, whose text may have all of the bytes: it becomes one short error.
 
     Raises:
-        PermanentError: The bytes are too long, or the parser failed.
-        TransientError: `reader_failed`; this machine has no memory or no file handle left, or its disk fails.
+        PermanentError: With this reason; there are more than `most` bytes, which bounds memory and time, or the parser
+            failed. The message names `what` and the remedy.
+        TransientError: `reader_failed`; this machine has no memory left, or its operating system failed.
     """
     remedy = f"; {remedy}" if remedy else ""
     if size > most:
@@ -245,7 +234,7 @@ def parsing(what: str, reason: Reason, *, size: int, most: int, remedy: str = ""
         if not _is_failure(error):
             raise
         problem = one_line(f"{what}: cannot be read: {type(error).__name__}: {error}", 300 + len(what))
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _THIS_MACHINE):
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
             raise TransientError(Reason.READER_FAILED, f"{problem}; a fault of this machine") from None
         raise PermanentError(reason, f"{problem}{remedy}") from None
 

@@ -200,44 +200,34 @@ def mark_of(manifest: CheckpointManifest) -> StateMark:
     )
 
 
-class Refusals:
-    """The checkpoints that were fetched into a folder and refused: each is left alone until its publisher changes it.
+def read_refusals(folder: Path) -> list[tuple[str, str]]:
+    """What was fetched into a folder and refused: hotkey and digest of what was stored, the newest last."""
+    path = _refusals_file(folder)
+    with local_file(path):
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    return [(hotkey, stored) for hotkey, _, stored in (line.partition(" ") for line in lines)]
 
-    It is kept on the disk, beside the folder.
-    """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder.with_name(f"{folder.name}.refused")
+def _refusals_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.refused")
 
-    def of(self, hotkey: str) -> list[str]:
-        """What was refused of a publisher."""
-        return [stored for author, _, stored in (line.partition(" ") for line in self._lines()) if author == hotkey]
 
-    @contextmanager
-    def remembering(self, manifest: CheckpointManifest, files: Sequence[ObjectInfo | None]) -> Iterator[None]:
-        """Remember the checkpoint if the block refuses it, as it is stored now: its manifest, and its files' stamps.
-
-        Raises:
-            RejectedError: `checkpoint_broken`; it was refused before.
-        """
-        stamps = [None if each is None else [each.key, each.size, each.last_modified] for each in files]
-        stored = sha256_hex(canonical_json([manifest.digest, stamps]))
-        if stored in self.of(manifest.hotkey):
-            raise RejectedError(
-                Reason.CHECKPOINT_BROKEN, f"it was refused before and is unchanged; to try again remove {self._path}"
-            )
-        try:
-            yield
-        except PermanentError as error:
-            if error.reason is not Reason.LOCAL_FILE:  # this machine's fault, not the publisher's
-                lines = [*self._lines(), f"{manifest.hotkey} {stored}"][-MOST_REFUSED:]
-                with replacing(self._path) as file:
-                    file.write("\n".join(lines).encode())
-            raise
-
-    def _lines(self) -> list[str]:
-        with local_file(self._path):
-            return self._path.read_text(errors="replace").splitlines() if self._path.exists() else []
+@contextmanager
+def _remembering(folder: Path, manifest: CheckpointManifest, files: Sequence[ObjectInfo | None]) -> Iterator[None]:
+    """Remember a checkpoint that the block refuses; `checkpoint_broken` if it was refused with these stamps before."""
+    stamps = [None if each is None else [each.key, each.size, each.last_modified] for each in files]
+    refusal = manifest.hotkey, sha256_hex(canonical_json([manifest.digest, stamps]))
+    known, path = read_refusals(folder), _refusals_file(folder)
+    if refusal in known:
+        problem = f"it was refused before and is unchanged; to try again remove {path}"
+        raise RejectedError(Reason.CHECKPOINT_BROKEN, problem)
+    try:
+        yield
+    except PermanentError as error:
+        if error.reason in (Reason.CHECKPOINT_BROKEN, Reason.ROOT_DIFFERS):
+            with replacing(path) as file:
+                file.write("\n".join(" ".join(each) for each in [*known, refusal][-MOST_REFUSED:]).encode())
+        raise
 
 
 @contextmanager
@@ -253,27 +243,18 @@ def fetched_checkpoint(
     concurrency: int = 1,
     remember: bool = False,
 ) -> Iterator[CheckpointManifest]:
-    """Download weights and tokenizer of a checkpoint, several files at a time, and check each against its manifest.
+    """Download weights and tokenizer of a checkpoint, check each file against its manifest, and let the block read it.
 
-    Each file is hashed as soon as it is there, while others come. The files appear under `folder` all at once or not
-    at all. After a failed or killed download the next call resumes, file by file and part by part; what is in `folder`
-    already is not fetched again. Other files of the checkpoint are for programs of others and are never fetched. Every
-    permanent error of the block, which reads the files, is a refusal of the checkpoint.
-
-    Args:
-        store: The publisher's bucket.
-        publisher: The checkpoint's author.
-        window: The checkpoint's window.
-        folder: Replaced by the downloaded files.
-        network: The network that it must be made for.
-        model: The architecture; it bounds the size of a checkpoint that is fetched.
-        proven: The state that the checkpoint must have, if a quorum proved one.
-        concurrency: Files at a time, at most `FILES_AT_ONCE`.
-        remember: Whether a refused checkpoint is not fetched once more (see `Refusals`).
+    The files appear under `folder` all at once or not at all. After a failed or killed download the next call resumes,
+    file by file and part by part; what is in `folder` already is not fetched again. Other files of the checkpoint are
+    for programs of others and are never fetched. `model` bounds the sizes, and `proven` is the state that a quorum
+    proved, if one did. With `remember`, a checkpoint that is refused, here or by the block, is left alone until it is
+    changed. At most `FILES_AT_ONCE` files come at a time.
 
     Raises:
-        RejectedError: There is no manifest, it is not legal, or a file does not match it; or the block failed.
-            `root_differs`; it names another state than the proven one, and no file was fetched.
+        RejectedError: There is no manifest, it is not legal, or a file does not match it. `root_differs`; it names
+            another state than the proven one, and no file was fetched.
+        PermanentError: As the block, or the store refuses. All messages name the checkpoint.
         TransientError: The store failed.
     """
     try:
@@ -281,7 +262,7 @@ def fetched_checkpoint(
         manifest = _wanted_manifest(store, publisher, window, network=network, proven=proven)
         names = _fetched_files(manifest, model)
         infos = [store.head(checkpoint_key(window, publisher.uid, name)) for name in names] if remember else []
-        with Refusals(folder).remembering(manifest, infos) if remember else nullcontext():
+        with _remembering(folder, manifest, infos) if remember else nullcontext():
             # 2. The files; then the caller reads them.
             _fetch_files(store, manifest, names, folder, concurrency)
             yield manifest
@@ -289,7 +270,7 @@ def fetched_checkpoint(
         if error.reason is Reason.LOCAL_FILE:
             raise
         what = f"checkpoint of window {window} of uid {publisher.uid}"
-        raise RejectedError(error.reason, f"{what}: {error.message}") from None
+        raise type(error)(error.reason, f"{what}: {error.message}") from None
 
 
 def _wanted_manifest(
@@ -359,7 +340,7 @@ def _fetch_file(store: ObjectStore, key: str, path: Path, size: int, digest: str
     try:
         store.get_file(key, path, max_bytes=size, resume=True)
     except PermanentError as error:
-        if error.reason is Reason.LOCAL_FILE:  # this machine's fault, not the publisher's
+        if error.reason not in (Reason.OBJECT_MISSING, Reason.OBJECT_TOO_LARGE, Reason.OBJECT_TRUNCATED):
             raise
         raise RejectedError(Reason.CHECKPOINT_BROKEN, f"{key}: {error}") from None
     if not _is_whole(path, digest):

@@ -12,10 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from templar.data.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer
+from templar.errors import PermanentError, Reason, one_line
 from templar.hparams import Model
 from templar.store.files import local_file
-from templar.tensorfile import TensorWriter
-from templar.training.model import WEIGHTS_FILE, check_parameters, model_config, read_tensors
+from templar.tensorfile import MAX_HEADER_BYTES, TensorWriter, header_bytes, header_size
+from templar.training.model import WEIGHTS_FILE, check_parameters, model_config, parameter_shapes, read_tensors
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
@@ -74,14 +75,25 @@ def read_weights(folder: Path, model: Model) -> dict[str, Tensor]:
         PermanentError: `checkpoint_broken`; there are none, a file is not safetensors, two files have one name, or
             names and shapes are not the model's.
     """
-    params = read_tensor_files(folder, model)
+    params = read_tensor_files(folder, header_bytes(parameter_shapes(model)))
     check_parameters(params, model, str(folder))
     return params
 
 
-def read_tensor_files(folder: Path, model: Model) -> dict[str, Tensor]:
-    """The tensors of a folder as they are stored; errors as in `read_weights`, but that none are compared."""
-    return read_tensors(sorted(folder.glob(WEIGHTS_PATTERN)), model)
+def read_tensor_files(folder: Path, most_headers: int = MAX_HEADER_BYTES) -> dict[str, Tensor]:
+    """The tensors of a folder as they are stored; errors as in `read_weights`, but that none are compared.
+
+    All headers together have at most `most_headers` bytes.
+    """
+    params: dict[str, Tensor] = {}
+    for path in sorted(folder.glob(WEIGHTS_PATTERN)):
+        tensors = read_tensors(path, most_headers)
+        most_headers -= header_size(path)
+        if twice := params.keys() & tensors.keys():
+            problem = f"tensor {one_line(min(twice))!r} is in another file as well"
+            raise PermanentError(Reason.CHECKPOINT_BROKEN, f"{path}: {problem}")
+        params |= tensors
+    return params
 
 
 def _write_weights(folder: Path, params: Mapping[str, Tensor], file_bytes: int) -> None:

@@ -6,8 +6,9 @@ A checkpoint is trusted for the proofs of its window's state alone, never for it
 import logging
 import shutil
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -22,8 +23,6 @@ from templar.data.tokenizer import Tokenizer, network_tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_reader_failure
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, parse_current_key
-from templar.exchange.objects import CheckpointManifest
-from templar.hparams import Model
 from templar.store.files import local_file
 from templar.timeline import window_of
 
@@ -70,7 +69,7 @@ def proven_state(exchange: Exchange, window: int) -> ProvenState | None:
 
 def newest_proven_window(exchange: Exchange) -> int | None:
     """The newest window whose state a quorum proved, by what the validators' buckets show; None if there is none."""
-    windows, newest = set[int](), _newest_window(exchange)
+    windows, newest = set[int](), window_of(exchange.chain.block(), exchange.hparams.windows)
     for validator in exchange.newest_metagraph().validators():
         try:
             keys = (parse_current_key(info.key) for info in exchange.buckets.reader(validator).list(f"{Kind.PROOF}-"))
@@ -82,57 +81,49 @@ def newest_proven_window(exchange: Exchange) -> int | None:
     return next((window for window in closed if proven_state(exchange, window)), None)
 
 
-def _newest_window(exchange: Exchange) -> int:
-    """The window of the newest block."""
-    return window_of(exchange.chain.block(), exchange.hparams.windows)
-
-
 def fetch_proven(
     exchange: Exchange,
     publisher: NeuronInfo,
     window: int,
     folder: Path,
-    proven: ProvenState,
+    proven: ProvenState | None,
     *,
     concurrency: int,
     tokenizer: str | None = None,
 ) -> FetchedModel:
     """Fetch a validator's checkpoint of a proven state into a folder, and check it; as `fetched_checkpoint`.
 
-    What is refused is not fetched again until its publisher changes it.
+    What is refused is not fetched again until its publisher changes it. The tokenizer is read if its digest is given.
 
     Raises:
-        RejectedError: As in `fetched_checkpoint`; `root_differs`, `checkpoint_broken`: its parameters are not those of
-            its manifest. `tokenizer_missing`; it has not the tokenizer with the digest `tokenizer`, if one is given.
+        PermanentError: As in `fetched_checkpoint`; `root_differs`, `checkpoint_broken`: parameters or tokenizer are
+            not those of the root and of the digest.
         TransientError: The store failed; a later call goes on.
     """
     store, model = exchange.buckets.reader(publisher), exchange.hparams.model
+    options: Any = {"network": exchange.network, "model": model, "concurrency": concurrency, "proven": proven}
     with (
         as_reader_failure(f"checkpoint of uid {publisher.uid}"),
-        fetched_checkpoint(
-            *(store, publisher, window, folder),
-            network=exchange.network,
-            model=model,
-            proven=proven,
-            concurrency=concurrency,
-            remember=True,
-        ) as manifest,
+        fetched_checkpoint(store, publisher, window, folder, **options, remember=True) as manifest,
     ):
-        fetched = read_fetched(folder, manifest, model)
-        if tokenizer is not None:
-            fetched = replace(fetched, tokenizer=network_tokenizer(folder, tokenizer, model.vocab_size))
-        return fetched
+        mark, params = mark_of(manifest), read_weights(folder, model)
+        check_mark(params, mark, "its manifest's root")
+        read = None if tokenizer is None else network_tokenizer(folder, tokenizer, model.vocab_size)
+        return FetchedModel(params, mark, read)
 
 
-def read_fetched(folder: Path, manifest: CheckpointManifest, model: Model) -> FetchedModel:
-    """The parameters of a checkpoint that was fetched into a folder; they are checked to be those of its manifest.
-
-    Raises:
-        PermanentError: `root_differs`, `checkpoint_broken`.
-    """
-    mark, params = mark_of(manifest), read_weights(folder, model)
-    check_mark(params, mark, f"checkpoint of window {mark.window}")
-    return FetchedModel(params, mark)
+def fetch_checked(
+    exchange: Exchange, birth: Birth, publisher: NeuronInfo, window: int, folder: Path, *, proven: ProvenState | None
+) -> tuple[FetchedModel, Tokenizer]:
+    """The genesis checkpoint, or that of a later window as in `fetch_proven`, and the network's tokenizer in it."""
+    digest, model = birth.start.tokenizer, exchange.hparams.model
+    if window == birth.mark.window:
+        params = load_genesis(birth, exchange.buckets, model, folder, concurrency=FILES_AT_ONCE)
+        fetched = FetchedModel(params, birth.mark)
+    else:
+        options: Any = {"concurrency": FILES_AT_ONCE, "tokenizer": digest}
+        fetched = fetch_proven(exchange, publisher, window, folder, proven, **options)
+    return fetched, fetched.tokenizer or network_tokenizer(folder, digest, model.vocab_size)
 
 
 def fetch_model(exchange: Exchange, birth: Birth, home: Path, *, window: int | None = None) -> KeptModel:
@@ -154,7 +145,8 @@ def fetch_model(exchange: Exchange, birth: Birth, home: Path, *, window: int | N
     """
     # 1. Who shows checkpoints of which windows; the newest ones of each, as others may be named without end.
     shown, problems = list[tuple[int, NeuronInfo]](), list[TemplarError]()
-    kept, newest = exchange.hparams.storage.checkpoints_kept, _newest_window(exchange)
+    hparams = exchange.hparams
+    kept, newest = hparams.storage.checkpoints_kept, window_of(exchange.chain.block(), hparams.windows)
     for validator in exchange.newest_metagraph().validators():
         try:
             listed = list_checkpoints(exchange.buckets.reader(validator), validator.uid)
@@ -180,8 +172,7 @@ def fetch_model(exchange: Exchange, birth: Birth, home: Path, *, window: int | N
 def _keep(exchange: Exchange, birth: Birth, publisher: NeuronInfo, window: int, home: Path) -> KeptModel:
     """Fetch and check one checkpoint, unless it is kept already."""
     # 1. The state that it must have.
-    is_genesis, model = window == birth.mark.window, exchange.hparams.model
-    proven = (birth.start.root, 0) if is_genesis else proven_state(exchange, window)
+    proven = (birth.start.root, 0) if window == birth.mark.window else proven_state(exchange, window)
     if proven is None:
         raise RejectedError(
             Reason.ROOT_DIFFERS,
@@ -194,19 +185,12 @@ def _keep(exchange: Exchange, birth: Birth, publisher: NeuronInfo, window: int, 
         return kept
 
     # 2. Parameters of this root, and the network's tokenizer.
-    download, digest = home / DOWNLOAD, birth.start.tokenizer
-    if is_genesis:
-        params = load_genesis(birth, exchange.buckets, model, download, concurrency=FILES_AT_ONCE)
-        fetched = FetchedModel(params, birth.mark)
-    else:
-        fetched = fetch_proven(
-            *(exchange, publisher, window, download, proven), concurrency=FILES_AT_ONCE, tokenizer=digest
-        )
-    tokenizer = fetched.tokenizer or network_tokenizer(download, digest, model.vocab_size)
+    download = home / DOWNLOAD
+    fetched, tokenizer = fetch_checked(exchange, birth, publisher, window, download, proven=proven)
 
     # 3. The other files are written here: no proof covers those of the publisher.
     part = home / f"{folder.name}.part"
-    write_model(part, fetched.params, model, tokenizer)
+    write_model(part, fetched.params, exchange.hparams.model, tokenizer)
     with local_file(folder):
         part.rename(folder)
         shutil.rmtree(download)

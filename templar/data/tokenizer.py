@@ -193,19 +193,14 @@ def load_tokenizer(name_or_path: str, *, embedded: bytes | None = None) -> Token
 def network_tokenizer(folder: Path, digest: str, vocab_size: int) -> Tokenizer:
     """The network's tokenizer from a folder that somebody else filled: its parser sees nothing with another digest.
 
-    Args:
-        folder: It has the two files of a tokenizer.
-        digest: `Tokenizer.digest` of the network's.
-        vocab_size: `model.vocab_size`; it bounds the values in the file.
-
-    Raises:
-        PermanentError: `checkpoint_broken`; it is not the network's.
+    `model.vocab_size` bounds the values in the file. `checkpoint_broken` if it is another tokenizer.
     """
     file, most = folder / TOKENIZER_FILE, 2**16 + _VALUES * vocab_size
     try:
         data, end = _read(file), _local_eos_token(folder / TOKENIZER_CONFIG_FILE)
-        values = sum(map(data.count, (b",", b"[", b"{")))
-        with parsing(f"values in {file}", Reason.CHECKPOINT_BROKEN, size=values, most=most):
+        if sum(map(data.count, (b",", b"[", b"{"))) > most:
+            raise _missing(str(file), f"it has more than {most} values", "take the files of another validator")
+        with parsing(str(file), Reason.CHECKPOINT_BROKEN, size=len(data), most=MAX_TOKENIZER_BYTES):
             content = json.loads(data)
             found = _digest_of(end, content)
         if found != digest:
@@ -234,26 +229,20 @@ def _local_eos_token(config_file: Path) -> str:
     if not config_file.exists():
         return EOS_TOKEN
     data = _read(config_file, MAX_CONFIG_BYTES)
-    with parsing(
-        f"tokenizer {str(config_file)!r}: no eos_token in it",
-        Reason.TOKENIZER_MISSING,
-        size=len(data),
-        most=MAX_CONFIG_BYTES,
-        remedy="name the end token as eos_token",
-    ):
-        token = json.loads(data)["eos_token"]
+    what, remedy = f"tokenizer {str(config_file)!r}: no eos_token in it", "name the end token as eos_token"
+    with parsing(what, Reason.TOKENIZER_MISSING, size=len(data), most=MAX_CONFIG_BYTES, remedy=remedy):
+        token = json.loads(data.decode("utf-8-sig"))["eos_token"]
         # transformers writes either the token or a description of it.
         text = token["content"] if isinstance(token, dict) else token
-    if not isinstance(text, str):
-        problem = f"eos_token is {one_line(repr(text))}, not a string"
-        raise _missing(str(config_file), problem, "name the end token as eos_token")
-    return text
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is not a string")
+        return text
 
 
 def _parse(data: bytes, origin: str) -> Backend:
     what = f"tokenizer {origin!r}: {TOKENIZER_FILE} is not a tokenizer"
     with parsing(what, Reason.TOKENIZER_MISSING, size=len(data), most=MAX_TOKENIZER_BYTES, remedy="restore the file"):
-        return Backend.from_str(data.decode())
+        return Backend.from_str(data.decode("utf-8-sig"))
 
 
 def _load_from_hub(name: str) -> Tokenizer:
@@ -266,7 +255,7 @@ def _load_from_hub(name: str) -> Tokenizer:
     except Exception as error:  # hub, HTTP client and file system have no common base
         raise _missing(
             name,
-            f"neither in the local cache nor available from Hugging Face: {error}",
+            f"neither in the local cache nor available from Hugging Face: {one_line(str(error))}",
             f"check the id and the network (and HF_TOKEN if it is gated), or name a folder with {TOKENIZER_FILE} and "
             f"{TOKENIZER_CONFIG_FILE}",
         ) from error

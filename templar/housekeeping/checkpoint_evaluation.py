@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from templar.agreement.checkpoint import EVALUATION_FILE, fetched_checkpoint, list_checkpoints
+from templar.agreement.checkpoint import EVALUATION_FILE, list_checkpoints
 from templar.agreement.decisions import decided_roster
-from templar.agreement.genesis import Birth, load_genesis
+from templar.agreement.genesis import Birth
 from templar.agreement.model_folder import write_model
-from templar.agreement.proven_state import proven_state, read_fetched
+from templar.agreement.proven_state import fetch_checked, proven_state
 from templar.chain.base import NeuronInfo
-from templar.data.tokenizer import Tokenizer, network_tokenizer
+from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import checkpoint_key
@@ -157,16 +157,10 @@ def _measure(
     trained: int | None,
 ) -> CheckpointEvaluation:
     """Fetch a checkpoint as a reader would, check its root, and score it."""
-    folder, model = context.home / FOLDER, context.hparams.model
-    if window == birth.mark.window:
-        params, root = load_genesis(birth, context.buckets, model, folder), birth.start.root
-    else:
-        store = context.buckets.reader(neuron)
-        with fetched_checkpoint(store, neuron, window, folder, network=birth.network, model=model) as manifest:
-            params, root = read_fetched(folder, manifest, model).params, manifest.root
+    folder, model, exchange = context.home / FOLDER, context.hparams.model, context.reading(birth)
+    fetched, tokenizer = fetch_checked(exchange, birth, neuron, window, folder, proven=None)
     net = build_model(model)
-    load_parameters(net, params)
-    tokenizer = network_tokenizer(folder, birth.start.tokenizer, model.vocab_size)
+    load_parameters(net, fetched.params)
     if run_tasks is not None:  # tasks read the whole layout
         write_model(folder, parameters_of(net), model, tokenizer)
     score = score_texts(net, tokenizer, read_texts(tokenizer, TEXTS), model.max_position_embeddings)
@@ -185,7 +179,7 @@ def _measure(
         uid=neuron.uid,
         hotkey=neuron.hotkey,
         window=window,
-        root=root,
+        root=fetched.mark.root,
         texts=score.texts,
         tokens=score.tokens,
         num_bytes=score.num_bytes,

@@ -8,7 +8,7 @@ checkpoint, if a quorum proved its state, or waits.
 import logging
 from pathlib import Path
 
-from templar.agreement.checkpoint import Refusals, list_checkpoints
+from templar.agreement.checkpoint import list_checkpoints, read_refusals
 from templar.agreement.decisions import decided_value, find_roster, read_ballots
 from templar.agreement.proven_state import fetch_proven, proven_state
 from templar.agreement.slots import Settlement, settled
@@ -130,7 +130,7 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
 
     # 2. The newest that is right, those of publishers last of which one was refused; of one window, by the stake.
     folder = node.home / "checkpoint"
-    refused = {validator.hotkey for _, validator in shown if Refusals(folder).of(validator.hotkey)}
+    refused = {hotkey for hotkey, _ in read_refusals(folder)}
     for window, validator in sorted(shown, key=lambda each: (each[1].hotkey in refused, -each[0])):
         try:
             if (mark := _take(node, validator, window, folder)) is not None:

@@ -27,6 +27,7 @@ from typing import Self
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
+from templar.agreement.model_folder import read_weights
 from templar.agreement.state import StateMark
 from templar.errors import PermanentError, Reason
 from templar.exchange.signed import Network
@@ -35,7 +36,7 @@ from templar.gradient.layout import Layout
 from templar.hparams import Model
 from templar.store.files import link_or_copy, sync
 from templar.tensorfile import StoredTensors, TensorWriter, Zeros, write_tensors
-from templar.training.model import WEIGHTS_FILE, read_parameters
+from templar.training.model import WEIGHTS_FILE
 from templar.training.train import OptimizerState
 
 PRIVATE_FILE = "private.safetensors"
@@ -295,7 +296,7 @@ class Snapshots:
         self.wait()
         folder = self.folder(mark.window)
         private = folder / PRIVATE_FILE
-        return read_parameters(folder / WEIGHTS_FILE, model), private if private.exists() else None
+        return read_weights(folder, model), private if private.exists() else None
 
     def drop_from(self, window: int) -> None:
         """Delete the snapshots of this window and later ones: they belong to a history that was left."""

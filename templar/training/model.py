@@ -4,7 +4,7 @@ Importing transformers takes seconds, so it happens when a model is first built.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from templar.errors import PermanentError, Reason, one_line
 from templar.hparams import Model
-from templar.tensorfile import header_bytes, reading_header
+from templar.tensorfile import MAX_HEADER_BYTES, reading_header
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -217,38 +217,14 @@ def bind_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
         param.data = params[name]
 
 
-def read_parameters(path: Path, model: Model) -> dict[str, Tensor]:
-    """Read the parameters of one file and check that they are this model's.
+def read_tensors(path: Path, most_header: int = MAX_HEADER_BYTES) -> dict[str, Tensor]:
+    """The tensors of a safetensors file by name.
 
     Raises:
-        PermanentError: `checkpoint_broken`; as in `read_tensors` and `check_parameters`.
+        PermanentError: `checkpoint_broken`; the file is not there, is not safetensors, or has a longer header.
     """
-    params = read_tensors([path], model)
-    check_parameters(params, model, str(path))
-    return params
-
-
-def read_tensors(paths: Sequence[Path], model: Model) -> dict[str, Tensor]:
-    """The tensors of safetensors files by name, which need not be the model's.
-
-    The model bounds the headers of all files together: parsing them takes 25 times their length in memory, and half a
-    second for each MB.
-
-    Raises:
-        PermanentError: `checkpoint_broken`; a file is not there, or is not safetensors, the headers are too long, or
-            two files have one name.
-    """
-    params: dict[str, Tensor] = {}
-    left = header_bytes(parameter_shapes(model))
-    for path in paths:
-        with reading_header(path, Reason.CHECKPOINT_BROKEN, left) as start:
-            tensors = load_file(path)
-        left -= start
-        if twice := params.keys() & tensors.keys():
-            problem = f"tensor {one_line(min(twice))!r} is in another file as well"
-            raise PermanentError(Reason.CHECKPOINT_BROKEN, f"{path}: {problem}")
-        params |= tensors
-    return params
+    with reading_header(path, Reason.CHECKPOINT_BROKEN, most_header):
+        return load_file(path)
 
 
 def check_parameters(params: Mapping[str, Tensor], model: Model, what: str) -> None:

@@ -10,10 +10,10 @@ from templar.agreement.checkpoint import (
     MANIFEST_FILE,
     MOST_REFUSED,
     TOKENIZER_FILES,
-    Refusals,
     fetched_checkpoint,
     list_checkpoints,
     publish_checkpoint,
+    read_refusals,
 )
 from templar.agreement.state import StateMark
 from templar.canonical import sha256_hex
@@ -299,7 +299,7 @@ def test_a_refused_checkpoint_is_left_alone_until_its_publisher_changes_it(
 ) -> None:
     target, name = tmp_path / "fetched", "model.safetensors"
     manifest = publish(bucket, folder)
-    with raising(RejectedError, Reason.ROOT_DIFFERS, "checkpoint of window 12 of uid 5", "for a test"):
+    with raising(PermanentError, Reason.ROOT_DIFFERS, "checkpoint of window 12 of uid 5", "for a test"):
         read_refusing(bucket, target)
     fetched = bucket.store.count("get_file")
     for _ in range(3):
@@ -309,12 +309,12 @@ def test_a_refused_checkpoint_is_left_alone_until_its_publisher_changes_it(
 
     # A new manifest, or a file that is stored again, is looked at; what is here already does not come again.
     forge(bucket, manifest, previous_root="cd" * 32)
-    refusal(lambda: read_refusing(bucket, target), RejectedError, Reason.ROOT_DIFFERS)
+    refusal(lambda: read_refusing(bucket, target), PermanentError, Reason.ROOT_DIFFERS)
     assert bucket.store.count("get_file") == fetched
     bucket.put(key(name), FILES[name], at=99)
-    refusal(lambda: read_refusing(bucket, target), RejectedError, Reason.ROOT_DIFFERS)
+    refusal(lambda: read_refusing(bucket, target), PermanentError, Reason.ROOT_DIFFERS)
     refusal(lambda: read_refusing(bucket, target), RejectedError, Reason.CHECKPOINT_BROKEN)
-    assert len(Refusals(target).of(ALICE.hotkey.address)) == 3
+    assert [hotkey for hotkey, _ in read_refusals(target)] == [ALICE.hotkey.address] * 3
 
 
 def test_a_file_that_is_not_the_manifests_is_remembered_and_a_repair_is_looked_at(
@@ -331,18 +331,21 @@ def test_a_file_that_is_not_the_manifests_is_remembered_and_a_repair_is_looked_a
     fetch_checkpoint(*arguments, **options)
 
 
+OURS = [PermanentError(reason, "for a test") for reason in (Reason.LOCAL_FILE, Reason.ACCESS_DENIED)]
+
+
 def test_passing_failures_and_those_of_this_machine_are_not_remembered(
     bucket: Bucket, folder: Path, tmp_path: Path
 ) -> None:
     publish(bucket, folder)
     options: Any = {"network": NETWORK, "model": MODEL, "remember": True}
-    for error in (BUSY, PermanentError(Reason.LOCAL_FILE, "for a test"), StoppedError("for a test")):
+    for error in (BUSY, *OURS, StoppedError("for a test")):
         with (
             pytest.raises(type(error)),
             fetched_checkpoint(*(bucket.store, ALICE.neuron, 12, tmp_path / "fetched"), **options),
         ):
             raise error
-    assert Refusals(tmp_path / "fetched").of(ALICE.hotkey.address) == []
+    assert read_refusals(tmp_path / "fetched") == []
 
 
 def test_the_memory_of_refusals_is_bounded_and_survives_damage(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
@@ -350,8 +353,8 @@ def test_the_memory_of_refusals_is_bounded_and_survives_damage(bucket: Bucket, f
     (tmp_path / "fetched.refused").write_bytes(b"\xff\0\n\n \n" * MOST_REFUSED)
     for number in range(MOST_REFUSED + 5):
         forge(bucket, manifest, previous_root=f"{number:064x}")
-        refusal(lambda: read_refusing(bucket, target), RejectedError, Reason.ROOT_DIFFERS)
-    assert len(Refusals(target).of(ALICE.hotkey.address)) == MOST_REFUSED
+        refusal(lambda: read_refusing(bucket, target), PermanentError, Reason.ROOT_DIFFERS)
+    assert len(read_refusals(target)) == MOST_REFUSED
     refusal(lambda: read_refusing(bucket, target), RejectedError, Reason.CHECKPOINT_BROKEN)
 
 

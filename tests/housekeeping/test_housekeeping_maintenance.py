@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from templar.agreement.checkpoint import list_checkpoints
+from templar.agreement.model_folder import read_weights
 from templar.agreement.state import check_mark
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
 from templar.housekeeping.maintenance import clean_bucket, known_epochs, publish_newest_checkpoint
 from templar.neuron.join import Context
-from templar.training.model import WEIGHTS_FILE, read_parameters
 from tests.support.checkpoints import fetch_checkpoint
 from tests.support.errors import raising
 from tests.support.network import Network
@@ -50,7 +50,7 @@ def test_the_newest_snapshot_is_published_once_and_read_back(network: Network, t
         *("config.json", "generation_config.json", "model.safetensors", "README.md"),
         *("special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
     }
-    check_mark(read_parameters(folder / WEIGHTS_FILE, model), mark, "checkpoint")
+    check_mark(read_weights(folder, model), mark, "checkpoint")
 
 
 def test_a_publication_that_failed_goes_on(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
