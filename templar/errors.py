@@ -213,7 +213,7 @@ def as_reader_failure(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def parsing(what: str, reason: Reason, *, size: int, most: int, remedy: str = "") -> Iterator[None]:
+def parsing(what: str, reason: Reason, *, size: int = 0, most: int = 0, remedy: str = "") -> Iterator[None]:
     """Run a parser that is not this project's over bytes that somebody else chose.
 
     Such a parser may end with any exception, whose text may have all of the bytes: it becomes one short error.

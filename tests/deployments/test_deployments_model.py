@@ -67,6 +67,9 @@ def test_the_model_is_fetched_and_exported(call: Call, network: PreparedNetwork,
     names = {path.name for path in exported.iterdir()}
     assert names == {path.name for path in fetched.iterdir()}
     assert {"README.md", "config.json", "generation_config.json", "special_tokens_map.json"} < names
+    card = (exported / "README.md").read_text()
+    assert f"# Model of window {last(network)}" in card
+    assert f"| Preset | {network.block('lazy').preset} |" in card
     assert AutoModelForCausalLM.from_pretrained(exported).num_parameters() > 0
     assert AutoTokenizer.from_pretrained(exported).eos_token == "<eos>"
     status, _, err = call("export", str(exported))

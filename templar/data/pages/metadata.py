@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator, model_validator
 
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, one_line
 from templar.store.base import is_key
 
 METADATA_FILE = "_metadata.yaml"
@@ -181,5 +181,6 @@ def _problems(error: ValidationError) -> Iterator[str]:
 
 def _malformed(origin: str, problem: str) -> PermanentError:
     return PermanentError(
-        Reason.DATASET_MALFORMED, f"{origin}: {problem}; correct the file, or build and upload the dataset again"
+        Reason.DATASET_MALFORMED,
+        f"{origin}: {one_line(problem, 1000)}; correct the file, or build and upload the dataset again",
     )

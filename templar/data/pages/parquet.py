@@ -21,7 +21,7 @@ from cachetools import LRUCache
 
 from templar.data.pages.metadata import PageShard
 from templar.data.replicas import Replicas
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, parsing
 from templar.store.base import ObjectStore
 
 TEXT_COLUMN = "text"
@@ -111,11 +111,9 @@ def _read_footer(store: ObjectStore, key: str, shard: PageShard) -> tuple[_Foote
     if shard.size_bytes not in (None, info.size):
         raise _malformed(key, f"it has {info.size} bytes, must have {shard.size_bytes}")
     file = RangeFile(store, key, info.size)
-    try:
+    with parsing(f"{key}: no Parquet footer", Reason.DATASET_MALFORMED, remedy="upload the dataset again"):
         metadata = pq.ParquetFile(file, pre_buffer=False).metadata
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _malformed(key, f"no Parquet footer: {error}") from error
-    counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     if sum(counts) != shard.num_rows or min(counts, default=0) < 0:
         raise _malformed(key, f"its row groups have {sum(counts)} rows, must have {shard.num_rows}")
     return _Footer(info.size, metadata, tuple(itertools.accumulate(counts, initial=0))), file.num_bytes

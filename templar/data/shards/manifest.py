@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from templar.canonical import canonical_json, sha256_hex
 from templar.data.pages.metadata import TRAIN_SPLIT
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, one_line
 
 INDEX_FILE = "_shards.json"
 MAX_INDEX_BYTES = 2**24
@@ -170,7 +170,9 @@ def parse_manifest(data: bytes, origin: str, index: ShardIndex, split: str, numb
 
 def malformed(origin: str, problem: str) -> PermanentError:
     """The error of a malformed file of a dataset."""
-    return PermanentError(Reason.DATASET_MALFORMED, f"{origin}: {problem}; build the dataset and upload it again")
+    return PermanentError(
+        Reason.DATASET_MALFORMED, f"{origin}: {one_line(problem, 1000)}; build the dataset and upload it again"
+    )
 
 
 def _parse(kind: type[_D], data: bytes, origin: str) -> _D:
