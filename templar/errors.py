@@ -202,10 +202,8 @@ def as_reader_failure(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except TemplarError:
-        raise
     except BaseException as error:
-        if not _is_failure(error):
+        if not _is_foreign_failure(error):
             raise
         problem = one_line(f"{what}: unexpected {type(error).__name__}: {error}")
         log.error("%s\n%s", problem, "".join(traceback.format_tb(error.__traceback__)))  # noqa: TRY400 - no raw text
@@ -228,10 +226,8 @@ def parsing(what: str, reason: Reason, *, size: int = 0, most: int = 0, remedy: 
         raise PermanentError(reason, f"{what}: {size} bytes, at most {most} are legal{remedy}")
     try:
         yield
-    except TemplarError:
-        raise
     except BaseException as error:
-        if not _is_failure(error):
+        if not _is_foreign_failure(error):
             raise
         problem = one_line(f"{what}: cannot be read: {type(error).__name__}: {error}", 300 + len(what))
         if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno):
@@ -239,9 +235,10 @@ def parsing(what: str, reason: Reason, *, size: int = 0, most: int = 0, remedy: 
         raise PermanentError(reason, f"{problem}{remedy}") from None
 
 
-def _is_failure(error: BaseException) -> bool:
-    """Whether an exception is no request to stop: a panic of a library in Rust is no `Exception` either."""
-    return isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime"
+def _is_foreign_failure(error: BaseException) -> bool:
+    """Whether an exception is neither ours nor a request to stop; a panic of a library in Rust is no `Exception`."""
+    is_ours = isinstance(error, TemplarError)
+    return not is_ours and (isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime")
 
 
 def one_line(text: str, most: int = 300) -> str:

@@ -42,8 +42,8 @@ EVALUATION_FILE = "evaluation.json"
 _LATER = (MANIFEST_FILE, EVALUATION_FILE)
 TOKENIZER_FILES = {TOKENIZER_FILE: MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE: 1 << 16}
 """The files of a checkpoint that are fetched besides those of weights, and their largest sizes."""
-MOST_REFUSED = 64
-"""Refused checkpoints that are remembered: the newest."""
+REFUSED, MOST_REFUSED = ".refused", 64
+"""Suffix of the file beside a folder that has the refused checkpoints, and how many: the newest."""
 FILES_AT_ONCE = 3
 """Most files of a checkpoint that are moved at a time; each of them may take a store's memory for parts."""
 READ_BYTES = 16 << 20
@@ -202,14 +202,10 @@ def mark_of(manifest: CheckpointManifest) -> StateMark:
 
 def read_refusals(folder: Path) -> list[tuple[str, str]]:
     """What was fetched into a folder and refused: hotkey and digest of what was stored, the newest last."""
-    path = _refusals_file(folder)
+    path = folder.with_name(folder.name + REFUSED)
     with local_file(path):
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return [(hotkey, stored) for hotkey, _, stored in (line.partition(" ") for line in lines)]
-
-
-def _refusals_file(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.refused")
 
 
 @contextmanager
@@ -217,7 +213,7 @@ def _remembering(folder: Path, manifest: CheckpointManifest, files: Sequence[Obj
     """Remember a checkpoint that the block refuses; `checkpoint_broken` if it was refused with these stamps before."""
     stamps = [None if each is None else [each.key, each.size, each.last_modified] for each in files]
     refusal = manifest.hotkey, sha256_hex(canonical_json([manifest.digest, stamps]))
-    known, path = read_refusals(folder), _refusals_file(folder)
+    known, path = read_refusals(folder), folder.with_name(folder.name + REFUSED)
     if refusal in known:
         problem = f"it was refused before and is unchanged; to try again remove {path}"
         raise RejectedError(Reason.CHECKPOINT_BROKEN, problem)
