@@ -29,12 +29,11 @@ from tasks.host import load_block
 from tasks.observing import PublicNetwork, network_from_environment, network_of
 from templar.agreement.model_folder import CARD_FILE, read_weights
 from templar.agreement.proven_state import KeptModel, fetch_model, newest_proven_window
-from templar.agreement.state import StateMark
 from templar.arguments import positive, whole_number
 from templar.audit.replay import begin_at, replay_to
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.housekeeping.model_card import PICTURE_FILE, model_card, read_history
+from templar.housekeeping.model_card import PICTURE_FILE, TrainingHistory, model_card, read_history
 from templar.housekeeping.text_score import score_texts
 from templar.housekeeping.training_curve import draw_held_out
 from templar.neuron.node import Node
@@ -99,24 +98,25 @@ def fetched(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
 
 
 def illustrated(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
-    """As `fetched`, with a model card and its drawing, both made here from public objects: the publisher's may lie."""
+    """As `fetched`, with a model card and its drawing that are made here from public records.
+
+    Those of the publisher are not taken: `export --push` shows them under the operator's own account.
+    """
     kept, context = fetched(arguments, network), network.context
-    card, picture = kept.folder / CARD_FILE, kept.folder / PICTURE_FILE
-    if card.exists() or picture.exists():
-        return kept
     birth = context.birth()
     try:
         history = read_history(context.reading(birth), birth, kept.window)
     except TransientError as error:
-        print(f"there is no model card yet: {error}; the same call goes on", file=sys.stderr)
-        return kept
+        print(f"the model card has no history: {error}", file=sys.stderr)
+        history = TrainingHistory(range(kept.window, kept.window + 1), {}, {})
+    made = dict[str, bytes]()
+    if kept.window != birth.mark.window:  # the genesis has none
+        made[CARD_FILE] = model_card(context.hparams, network.preset, birth, kept, history).encode()
     if history.held_out:
-        with replacing(picture) as file:
-            file.write(draw_held_out(history.held_out))
-    if kept.window != birth.mark.window:
-        mark = StateMark(kept.window, kept.outer_steps, kept.root, previous_root="", null=False)
-        with replacing(card) as file:
-            file.write(model_card(context.hparams, network.preset, birth, mark, history).encode())
+        made[PICTURE_FILE] = draw_held_out(history.held_out)
+    for name, data in made.items():
+        with replacing(kept.folder / name) as file:
+            file.write(data)
     return kept
 
 

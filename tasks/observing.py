@@ -27,7 +27,8 @@ class PublicNetwork:
 
     context: Context
     dataset: Dataset
-    preset: str  # of its numbers
+    preset: str
+    """The name of its numbers on this host."""
 
 
 def context_of(block: Neuron) -> Context:
@@ -67,7 +68,6 @@ def network_of(block: Neuron, folder: str) -> PublicNetwork:
         folder=folder,
         genesis=block.genesis or None,
         trainer=block.trainer,
-        preset=block.preset,
     )
 
 
@@ -89,15 +89,13 @@ def network_from_environment(environment: Mapping[str, str], folder: str) -> Pub
     reader.raise_problems()
     hparams = load_hparams(preset, path=Path(file))
     return _network(
-        subnet,
-        endpoint,
-        dataset,
+        *(subnet, endpoint, dataset),
         hparams=hparams,
+        preset=preset,
         home=home,
         folder=folder,
         genesis=genesis,
         trainer=trainer,
-        preset=preset,
     )
 
 
@@ -112,7 +110,6 @@ def _network(
     folder: str,
     genesis: str | None,
     trainer: TrainerSettings,
-    preset: str,
 ) -> PublicNetwork:
     chain = subnet.open(None)
     context = Context(

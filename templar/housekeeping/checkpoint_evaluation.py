@@ -39,8 +39,6 @@ TEXTS = 256
 """Held-out texts that a checkpoint is measured on, at most."""
 FOLDER = "evaluating"
 """In the neuron's folder: the checkpoint that is measured."""
-MOST_SHOWN = 32
-"""Results of one checkpoint that are shown."""
 MOST_READ = 500
 """Evaluations of one publisher that are read: the newest."""
 CONCURRENCY = 8
@@ -141,9 +139,11 @@ def score_of(body: CheckpointEvaluation) -> TextScore:
 
 
 def shown_results(results: Results) -> str:
-    """The first results of tasks in one line, addresses in their names taken apart; empty if there are none."""
-    text = ", ".join(f"{task} {metric} {value:.4f}" for task, metric, value in results[:MOST_SHOWN])
-    return re.sub(r"(?i)://|www\.", lambda found: " ".join(found[0]), text)  # renderers make links of them
+    """Results of tasks in one line; empty if there are none.
+
+    The names are another validator's: they are shown without what renderers make links of.
+    """
+    return ", ".join(_ADDRESS.sub("_", f"{task} {metric}") + f" {value:.4f}" for task, metric, value in results)
 
 
 def _measure(

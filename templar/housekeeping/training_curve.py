@@ -33,6 +33,8 @@ LATE_WINDOWS = 3
 """Evidence of the newest windows is asked for again so many times, because it is published late."""
 MOST_MINERS = 30
 """Miners that a network's table has besides those of this host."""
+MOST_TASKS = 32
+"""Results of tasks of one checkpoint that are shown; its publisher may list hundreds."""
 NEWEST_EVALUATIONS = 10
 """Measured checkpoints that a table lists."""
 WIDTH, HEIGHT, LEFT, RIGHT = 720, 320, 56, 704
@@ -268,7 +270,7 @@ def held_out_rows(points: Sequence[HeldOutPoint]) -> list[dict[str, str]]:
             "time": _duration(point.hours),
             "loss": f"{point.score.loss:.4f}",
             "bits per byte": f"{point.score.bits_per_byte:.4f}",
-            "tasks": shown_results(point.results) or "none",
+            "tasks": shown_results(point.results[:MOST_TASKS]) or "none",
             "by": ", ".join(f"uid {uid}" for uid in point.uids),
         }
         for point in points

@@ -21,12 +21,10 @@ from templar.exchange.objects import CheckpointEvaluation
 from templar.exchange.signed import seal, unseal
 from templar.housekeeping import checkpoint_evaluation
 from templar.housekeeping.checkpoint_evaluation import (
-    MOST_SHOWN,
     HeldOut,
     HeldOutPoint,
     evaluate_checkpoints,
     read_evaluations,
-    shown_results,
 )
 from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.housekeeping.model_card import PICTURE_FILE
@@ -403,14 +401,3 @@ def test_no_payload_counts_for_more_than_a_windows_training(network: Network, mo
     assert roster is not None
     most = training.inner_steps * training.batch_size * network.hparams.data.sequence_length
     assert [each.trained for each in read(network).points] == [0, most * len(roster.entries)]
-
-
-def test_names_of_tasks_make_no_links_and_no_page_of_text() -> None:
-    """Their authors choose them."""
-    assert (
-        shown_results((("arc_easy", "acc,none", 0.25), ("a:b", "c/d", 1.0)))
-        == "arc_easy acc,none 0.2500, a:b c/d 1.0000"
-    )
-    for name in ("https://evil.test", "HTTP://evil.test", "www.evil.test", "WWW.evil.test", "ftp://a"):
-        assert not re.search(r"(?i)://|www\.", shown_results(((name, name, 0.0),)))
-    assert len(shown_results((("a" * 80, "b" * 80, 0.0),) * 256)) < MOST_SHOWN * 180
