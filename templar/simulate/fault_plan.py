@@ -26,6 +26,8 @@ FAULTY_STAKE = 0.45
 """The validators with faults hold at most this share of the stake."""
 TRAINED_EVERY = 10
 """In one seed of so many miners train and validators measure; else miners publish noise and nobody earns anything."""
+POWER_EVERY = 3
+"""In one seed of so many the power fails once."""
 PRUNED_AFTER = 256
 """Blocks whose state an endpoint keeps, as Substrate does by default."""
 
@@ -47,7 +49,7 @@ class Fault:
 
     uid: int
     kind: FaultKind
-    name: str  # the view or actor; of a process `killed`
+    name: str  # the view or actor; of a process `killed`, or `power` if it was cut
     first: int
     last: int
     amount: float = 0.0  # seconds that a clock is ahead; calls to chain and stores before a process dies
@@ -123,7 +125,12 @@ def draw_plan(seed: int, windows: int) -> FaultPlan:
             found.append(Fault(uid, FaultKind.PAYLOAD, actors[uid], START_WINDOW, windows))
         else:
             found += _faults_of(draw, uid, windows)
-    # 3. Stake moves in every epoch.
+    # 3. The power fails where all of these run: they end at once, and come back together.
+    power = random.Random(keyed_seed("templar.faults.power", seed))  # the other draws stay as they are
+    if power.randrange(POWER_EVERY) == 0:
+        first = power.randint(START_WINDOW, max(START_WINDOW, windows - CALM_WINDOWS))
+        found = [Fault(uid, FaultKind.PROCESS, "power", first, first) for uid in {each.uid for each in found}] + found
+    # 4. Stake moves in every epoch.
     stakes = [_stakes(draw, validators, bad_validators) for _ in range(-(-windows // EPOCH_WINDOWS))]
     is_difficult = draw.random() < 0.7
     return FaultPlan(

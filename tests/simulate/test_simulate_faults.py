@@ -64,6 +64,17 @@ def test_every_kind_of_fault_is_drawn() -> None:
     assert len({(fault.kind, fault.name) for fault in faults}) > 40
 
 
+def test_a_power_cut_ends_all_members_with_faults_in_one_window() -> None:
+    cuts = 0
+    for seed in range(60):
+        plan = draw_plan(seed, 30)
+        power = [fault for fault in plan.faults if fault.name == "power"]
+        assert {fault.uid for fault in power} in (set(), plan.faulty)
+        assert len({(fault.first, fault.last, fault.amount) for fault in power}) <= 1
+        cuts += len(power) > 1
+    assert cuts > 5
+
+
 def test_a_process_ends_at_the_call_that_was_drawn() -> None:
     switch = KillSwitch()
     switch.count()

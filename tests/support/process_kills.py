@@ -2,12 +2,14 @@
 
 Every process of a local network is killed with SIGKILL at random moments and started again at once: the workers of its
 neurons, which run windows in their own process, the housekeeping worker and the processes of its runs, the clock, the
-Prefect server and the S3 endpoint. Kills come in rounds. The moments of a round are drawn over one window and a half,
-each at another process; then one window passes without a kill, and everything is judged:
+Prefect server and the S3 endpoint. A power cut takes server, housekeeping worker and a run of it together, as soon as
+the run has its place in its deployment's limit. Kills come in rounds. The moments of a round are drawn over one window
+and a half, each at another process; then one window passes without a kill, and everything is judged:
 
 * every neuron does that window, or the one after it and has a reason for the one that it missed;
 * every window's run has ended, and what a neuron missed has a reason code; no run of another flow is left open;
 * all nodes that proved a window have one root, and all of them prove the last window of a round;
+* every deployment whose run was hit completes a run once more;
 * an audit gets the validator's evidence of every window from public objects: same facts, scores and weights;
 * each running process is the network's, and none is left when it is down.
 
@@ -78,8 +80,8 @@ NEURONS = {
 HOUSEKEEPING = "housekeeping worker"
 SERVERS = {CLOCK: "clock", SERVER_NAME: "Prefect server", STORAGE: "S3 endpoint"}
 """Process -> target."""
-RUN = "scheduled run"
-DECK = (*NEURONS, *SERVERS, HOUSEKEEPING, RUN)
+RUN, POWER = "scheduled run", "power cut"
+DECK = (*NEURONS, *SERVERS, HOUSEKEEPING, RUN, POWER)
 RUNS = ("local-cleanup/default", "checkpoint/validator", "bucket-cleanup/validator", "private-backup/default")
 """What the housekeeping worker does when it is killed, or its run."""
 KILLS_PER_ROUND = 6
@@ -194,7 +196,8 @@ class ProcessKills:
         kills = []
         for moment, victim in zip(moments, victims, strict=True):
             network.wait(lambda moment=moment: clock.now() >= start + moment, "the moment has come")
-            kills.append(self._kill_run(victim) if victim in (RUN, HOUSEKEEPING) else self._kill_process(victim))
+            strikes = {POWER: self._cut_power, RUN: self._kill_run, HOUSEKEEPING: self._kill_run}
+            kills.append(strikes.get(victim, self._kill_process)(victim))
         self._judge(kills, network.next_window())
         return kills
 
@@ -225,6 +228,24 @@ class ProcessKills:
             self._end(process)
         target = RUN if victim == RUN else f"worker{' and its run' if both else ''}"
         return Kill(target, name, window, round(second, 2), run=run)
+
+    def _cut_power(self, victim: str) -> Kill:
+        """Kill server, housekeeping worker and what there is of a run at once, when the run has taken its place.
+
+        The worker may not have put its name on the run yet.
+        """
+        network = self.network
+        network.wait(network.plan.server.healthy, "the server answers")
+        name = self.random.choice(RUNS)
+        run = network.client.create_flow_run_from_deployment(network.client.read_deployment_by_name(name).id).id
+        network.wait(
+            lambda: not network.client.read_flow_run(run).state.is_scheduled(), f"the run of {name} has its place"
+        )
+        window, second = self._moment()
+        self._strike(SERVER_NAME, *filter(None, [network.process(HOUSEKEEPING), self._process_of(run)]))
+        network.wait(network.plan.server.healthy, "the server answers")
+        network.record.add(self._starts[HOUSEKEEPING]())
+        return Kill(victim, name, window, round(second, 2), run=run)
 
     def _started_run(self, begun: bool) -> tuple[UUID, str, ProcessIdentity]:
         """A run of the housekeeping worker that is under way, the name of its deployment, and its process."""
