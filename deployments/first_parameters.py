@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from templar.agreement.model_folder import CONFIG_FILE, WEIGHTS_PATTERN, read_tensor_files
+from templar.agreement.model_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_PATTERN, read_tensor_files
 from templar.data.tokenizer import MAX_CONFIG_BYTES, Tokenizer, load_tokenizer
 from templar.errors import PermanentError, Reason, one_line, parsing
 from templar.hparams import Model
@@ -118,7 +118,7 @@ def _check_tokenizer(folder: Path, source: str, tokenizer: Tokenizer) -> None:
 
 def _parameters(folder: Path, source: str, model: Model) -> dict[str, Tensor]:
     """The model's tensors in float32, checked one by one; they are converted one at a time."""
-    found, shapes = read_tensor_files(folder), parameter_shapes(model)
+    found, shapes = _tensors(folder, source), parameter_shapes(model)
     if not found:
         raise _broken(source, f"there is no {WEIGHTS_PATTERN}; convert the weights to safetensors")
     for name in _spare(found, shapes):

@@ -24,7 +24,8 @@ from typing import Any
 
 from deployments.hub import TOKEN, open_pusher, push_model
 from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
-from deployments.register import read_environment, require_server
+from deployments.register import read_environment
+from deployments.work_pool import require_server
 from tasks.host import load_block
 from tasks.observing import PublicNetwork, network_from_environment, network_of
 from templar.agreement.model_folder import CARD_FILE, read_weights

@@ -90,7 +90,7 @@ def read_tensor_files(folder: Path, most_headers: int = MAX_HEADER_BYTES) -> dic
         tensors = read_tensors(path, most_headers)
         most_headers -= header_size(path)
         if twice := params.keys() & tensors.keys():
-            problem = f"tensor {one_line(min(twice))!r} is in another file as well"
+            problem = f"tensor {one_line(min(twice))!r} is in another file as well; {ONE_UPLOAD}"
             raise PermanentError(Reason.CHECKPOINT_BROKEN, f"{path}: {problem}")
         params |= tensors
     return params

@@ -22,6 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from templar.canonical import canonical_json, keyed_seed, sha256_hex
 from templar.errors import PermanentError, Reason, one_line, parsing
+from templar.interrupt import check_stop
 from templar.store.files import local_file, sync
 
 EMBEDDED = "embedded"

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from templar import interrupt
 from templar.data.tokenizer import (
     EOS_TOKEN,
+    MOST_RUN_CHARS,
     Tokenizer,
     check_fits,
+    encode,
     load_tokenizer,
     network_tokenizer,
     train_embedded_tokenizer,
