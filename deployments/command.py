@@ -8,12 +8,16 @@ Each command is the `main` of one module, which is imported when it is called an
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from templar.errors import PermanentError
+from pydantic import ValidationError
+
+from templar.errors import PermanentError, Reason
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         name = command.words.split()
         if words[: len(name)] == name:
-            from blocks.proxies import exempting_loopback  # noqa: PLC0415 - takes seconds, and a page of help none
-
-            with suppress(PermanentError):  # of a proxy that is of no use: what needs one says so
-                os.environ.update(exempting_loopback(os.environ))
-            module = importlib.import_module(command.module)
+            try:
+                module = _module(command)
+            except ValidationError as error:  # Prefect reads its settings when it is imported
+                print(_refused_settings(error), file=sys.stderr)
+                return 1
             return int(module.main([*command.given, *words[len(name) :]]))
     asked = [word for word in words if not word.startswith("-")]
     matches = [command for command in COMMANDS if command.words.split()[: len(asked)] == asked]
@@ -85,6 +89,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(f"templar: there is no command {' '.join(asked)!r}\n{_help(matches or list(COMMANDS))}", file=sys.stderr)
     return 2
+
+
+def _module(command: Command) -> Any:
+    from blocks.proxies import exempting_loopback  # noqa: PLC0415 - takes seconds, and a page of help none
+
+    with suppress(PermanentError):  # of a proxy that is of no use: what needs one says so
+        os.environ.update(exempting_loopback(os.environ))
+    return importlib.import_module(command.module)
+
+
+def _refused_settings(error: ValidationError) -> PermanentError:
+    """The error for settings of the environment or of a profile that Prefect refuses, by the variables' names."""
+    group = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error.title.removesuffix("Settings"))
+    refused = {
+        "_".join(["PREFECT", *filter(None, [group]), *map(str, item["loc"])]).upper(): item["msg"]
+        for item in error.errors(include_url=False, include_input=False)
+        if item["type"] != "default_factory_not_called"
+    }
+    text = "; ".join(f"{name} is refused: {why}" for name, why in refused.items())
+    return PermanentError(Reason.BAD_ENVIRONMENT, f"{text}: correct or remove it, in the environment or the profile")
 
 
 def _help(commands: Sequence[Command]) -> str:

@@ -2,6 +2,9 @@
 
 import importlib
 import inspect
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -18,6 +21,16 @@ def test_each_command_is_the_main_of_its_module_and_shows_its_own_help(
         main([*words, "--help"])
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: templar {words[0] if len(words) > 1 else ''}".rstrip())
+
+
+def test_a_setting_that_prefect_refuses_is_named() -> None:
+    environment = os.environ | {"PREFECT_LOGGING_LEVEL": "verbose"}
+    command = [sys.executable, "-m", "deployments", "clock"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    *_, last = ended.stderr.splitlines()  # Prefect says something before, without the variable
+    assert last.startswith("[bad_environment] PREFECT_LOGGING_LEVEL is refused: Input should be 'DEBUG', ")
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_part_of_a_command_lists_those_that_begin_so(capsys: pytest.CaptureFixture[str]) -> None:
