@@ -10,7 +10,7 @@ from templar.canonical import canonical_json, keyed_seed
 from templar.data.assignment import Epoch, SlotPlan, assign, spare_units
 from templar.data.permutation import Permutation
 from templar.data.sampling import pack
-from templar.exchange.peers import select_peers
+from templar.exchange.peers import merge_lists, select_peers
 from templar.hparams import Peers
 
 PEERS = Peers(
@@ -72,11 +72,20 @@ def assignment_vectors() -> dict[str, Any]:
 
 
 def peer_vectors() -> dict[str, Any]:
-    """The peers that are gathered, by weight and then by a keyed hash."""
-    cases: tuple[tuple[list[int], dict[int, float]], ...] = (
-        ([2, 3, 4, 5, 6, 7], {4: 0.5, 6: 0.25}),
-        ([2, 3, 4], {}),
-        ([9], {9: 1.0}),
+    """The peers that a validator lists, by weight and then by a keyed hash; and lists of several, merged by stake."""
+    cases: tuple[tuple[list[int], dict[int, float], set[int]], ...] = (
+        ([2, 3, 4, 5, 6, 7], {4: 0.5, 6: 0.25}, set()),
+        ([2, 3, 4], {}, set()),
+        ([9], {9: 1.0}, set()),
+        ([2, 3, 4, 5, 6, 7], {4: 0.5, 6: 0.25}, {4, 2}),
+        ([2, 3], {}, {2, 3}),
+    )
+    lists: tuple[list[tuple[float, list[int]]], ...] = (
+        [(5.0, [4, 2, 3])],
+        [(4.0, [7]), (3.0, [2, 3, 4]), (2.0, [3, 2])],
+        [(2.0, [2, 3]), (2.0, [3, 4])],
+        [(4.0, [9, 8, 7, 6, 5]), (3.0, [2, 3, 4, 5, 6]), (3.0, [3, 2, 5, 4, 7])],
+        [(3.0, [9, 8, 7, 6, 5]), (3.0, [2, 3, 4])],
     )
     return {
         "settings": PEERS.model_dump(),
@@ -85,11 +94,16 @@ def peer_vectors() -> dict[str, Any]:
             {
                 "active": active,
                 "weights": {str(uid): weight for uid, weight in weights.items()},
+                "excluded": sorted(excluded),
                 "peers": None if tiers is None else list(tiers[0]),
                 "reserve": None if tiers is None else list(tiers[1]),
             }
-            for active, weights in cases
-            for tiers in [select_peers(active, weights, PEERS, seed=OPENING_HASH)]
+            for active, weights, excluded in cases
+            for tiers in [select_peers(active, weights, PEERS, seed=OPENING_HASH, excluded=excluded)]
+        ],
+        "merged": [
+            {"lists": [{"stake": stake, "uids": uids} for stake, uids in each], "order": list(merge_lists(each, 5))}
+            for each in lists
         ],
     }
 

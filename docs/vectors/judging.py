@@ -62,6 +62,8 @@ SCORING = Scoring.model_validate(
         "overlap_level": 0.4,
         "overlap_grace_windows": 1,
         "overlap_copy_level": 0.8125,
+        "exclusion_after": 1.5,
+        "exclusion_windows": 2,
         "slashing": {
             "missing": {"final": 0.75, "average": 0.75},
             "missing_low_success": {"final": 0.0, "average": 0.0},

@@ -63,7 +63,7 @@ def draft_roster(
         window: The window.
         submissions: The payloads, in uid order.
         previous: Digest of the roster that was decided for the previous window; None for a null window.
-        peer_list: Digest of the peer list that was gathered.
+        peer_list: Digest of the selection that was gathered; None without a peer list.
         cache: Holds the payloads.
         spool: Folder for files that are being published; made when needed.
         durable: Flush the files to the disk.

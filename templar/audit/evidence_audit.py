@@ -245,7 +245,9 @@ class Auditor:
         gaps = set(needed) - node.journal.roots(first, window).keys()
         if node.state.window > window or gaps:
             node.restore(before=first if gaps else window + 1)
-            node.peers = PeerBook(node.exchange)  # it has forgotten the lists of old windows
+            node.peers = PeerBook(
+                node.exchange, node.context.gather_concurrency
+            )  # it has forgotten the lists of old windows
         if node.state.window < first - 1:
             catch_up(node, first - 1, deadline=self._deadline())
         for following in range(node.state.window + 1, window + 1):

@@ -83,7 +83,7 @@ class GatherReport:
     window: int
     outcomes: tuple[PeerOutcome, ...]
     seconds: float = 0.0  # of the whole gather, the wait for the settling second included
-    peer_list: str | None = None  # digest of the peer list that named the peers, if there was one
+    peer_list: str | None = None  # digest of the selection; None without a peer list
 
     @property
     def submissions(self) -> tuple[Submission, ...]:

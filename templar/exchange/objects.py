@@ -99,7 +99,7 @@ class Roster(WindowBody):
     max_bytes = ENVELOPE_BYTES + 1024 + 832 * MAX_PEERS
 
     previous: Hex64 | None  # digest of the roster decided for the previous window; None for a null window
-    peer_list: Hex64 | None  # digest of the peer list that was gathered; None before the first one
+    peer_list: Hex64 | None  # digest of the selection that was gathered; None without a peer list
     # Without entries the window is null.
     entries: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_PEERS, strict=False), FailFast()]
     aggregate_sha256: Hex64  # of the payloads' bytes, one after the other, in this order

@@ -1,19 +1,22 @@
 """Peer lists: the miners that are gathered, as validators publish them and every node reads them (docs/protocol.md 8).
 
 A list counts from its first effective window on if it was stored before the second in which that window opened: every
-node that looks after the opening sees the same. A window uses the list of the lowest-ranked validator that has a fresh
-one; if there is none, the first registered miners are gathered. A list only says which miners to fetch; the roster
-decides what is applied, so nodes that read different lists for a moment still end on one state.
+node that looks after the opening sees the same. The fresh lists of all validators are merged by stake, so whoever has
+less than half of it neither leaves a miner out nor puts one in; without a list, the first registered miners are
+gathered. A list only says which miners to fetch; the roster decides what is applied, so nodes that read different lists
+for a moment still end on one state.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from math import fsum
 
-from templar.canonical import keyed_seed
+from templar.canonical import canonical_json, keyed_seed, sha256_hex
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TransientError, as_reader_failure
 from templar.exchange.context import Exchange
+from templar.exchange.gather import ask_in_turn
 from templar.exchange.object_keys import Kind, parse_current_key, peers_key
 from templar.exchange.objects import PeerList
 from templar.exchange.publish import PublishReceipt, publish_body
@@ -25,7 +28,9 @@ from templar.timeline import first_block
 log = logging.getLogger(__name__)
 
 STALE_AFTER_UPDATES = 3
-"""After so many missed updates a validator's list is stale, and the next rank's is used."""
+"""After so many missed updates a validator's list is stale, and does not count."""
+READ_SECONDS = 5.0
+"""Time that a validator's bucket has to show its lists; the others are read meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,16 @@ class Selection:
 
     peers: tuple[NeuronInfo, ...]  # the gather tier
     reserve: tuple[NeuronInfo, ...]  # replacements, in order
-    digest: str | None  # of the peer list; None if no list counts yet
+    digest: str | None  # of the uids of both tiers; None if no list counts yet
 
 
 def select_peers(
-    active: Collection[int], weights: Mapping[int, float], settings: Peers, *, seed: str
+    active: Collection[int],
+    weights: Mapping[int, float],
+    settings: Peers,
+    *,
+    seed: str,
+    excluded: Set[int] = frozenset(),
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Rank the active miners by weight and cut the list into gather and reserve tier.
 
@@ -50,6 +60,7 @@ def select_peers(
         weights: Uid -> weight; missing means 0.
         settings: Sizes of the tiers.
         seed: A block hash, or another string that no miner can choose.
+        excluded: Uids that are in no tier, unless that leaves nobody.
 
     Returns:
         Gather tier and reserve tier, or None if fewer than `minimum_peers` are active.
@@ -57,8 +68,32 @@ def select_peers(
     ranked = sorted(active, key=lambda uid: (-weights.get(uid, 0.0), keyed_seed("peers", seed, uid)))
     if len(ranked) < settings.minimum_peers:
         return None
+    ranked = [uid for uid in ranked if uid not in excluded] or ranked
     places = settings.gather_peer_count
     return tuple(ranked[:places]), tuple(ranked[places : places + settings.reserve_peer_count])
+
+
+def merge_lists(lists: Sequence[tuple[float, Sequence[int]]], places: int) -> tuple[int, ...]:
+    """Return the uids of several lists in one order.
+
+    A miner's place is the best one that lists with at least half of their stake give it or better. A list that is not
+    full leaves out whom it does not name; a full one places them behind its end.
+
+    Args:
+        lists: Stake of the author, and uids from the best on, by rank.
+        places: Length of a full list.
+    """
+    half = fsum(stake for stake, _ in lists) / 2
+    tables = [(stake, {uid: place for place, uid in enumerate(uids)}) for stake, uids in lists]
+    order: dict[int, tuple[int, float, list[int]]] = {}
+    for uid in {uid for _, uids in lists for uid in uids}:
+        named = [table.get(uid, places if len(table) >= places else places + 1) for _, table in tables]
+        for place in sorted(set(named)):
+            if fsum(stake for (stake, _), each in zip(tables, named, strict=True) if each <= place) >= half:
+                break
+        if place <= places:
+            order[uid] = place, -fsum(stake for stake, table in tables if uid in table), named
+    return tuple(sorted(order, key=lambda uid: (order[uid], uid)))
 
 
 def publish_peers(exchange: Exchange, window: int, peers: tuple[int, ...], reserve: tuple[int, ...]) -> PublishReceipt:
@@ -76,36 +111,48 @@ class PeerBook:
     """The peer lists that this node has read; it requests only lists that may be new."""
 
     exchange: Exchange
+    concurrency: int = 1  # buckets that are read at once
     _lists: dict[str, dict[int, PeerList]] = field(default_factory=dict)
     _read_until: dict[str, int] = field(default_factory=dict)
 
     def selection(self, window: int) -> Selection:
-        """The miners to gather for a window.
+        """The miners to gather for a window: who should be in its roster, and in which order the reserve follows.
 
         Raises:
             TransientError: The chain could not be reached. A validator whose bucket fails is left out.
         """
-        miners, settings = self.exchange.miners(window), self.exchange.hparams.peers
-        places, spares = settings.gather_peer_count, settings.reserve_peer_count  # a list may name more
-        for publisher in self.exchange.metagraph(window).validators():
-            peer_list = self._newest(publisher, window)
-            if peer_list is not None:
-                members = {neuron.uid: neuron for neuron in miners}
-                peers = tuple(members[uid] for uid in peer_list.peers if uid in members)
-                reserve = tuple(members[uid] for uid in peer_list.reserve if uid in members)
-                return Selection(peers[:places], reserve[:spares], peer_list.digest)
-        return Selection(miners[:places], miners[places : places + spares], None)
+        members, settings = {each.uid: each for each in self.exchange.miners(window)}, self.exchange.hparams.peers
+        places = settings.gather_peer_count
+        most = places + settings.reserve_peer_count  # a list may name more
+        lists = [(stake, (*each.peers, *each.reserve)[:most]) for stake, each in self._fresh(window)]
+        uids = merge_lists(lists, most) if lists else tuple(members)
+        chosen = [members[uid] for uid in uids if uid in members]
+        peers, reserve = tuple(chosen[:places]), tuple(chosen[places:most])
+        tiers = [[neuron.uid for neuron in tier] for tier in (peers, reserve)]
+        return Selection(peers, reserve, sha256_hex(canonical_json(tiers)) if lists else None)
 
-    def _newest(self, publisher: NeuronInfo, window: int) -> PeerList | None:
-        """The publisher's newest list that counts and is not stale."""
+    def _fresh(self, window: int) -> list[tuple[float, PeerList]]:
+        """Each validator's newest list that counts and is not stale, with the validator's stake, by rank."""
         oldest = window - STALE_AFTER_UPDATES * self.exchange.hparams.peers.peer_replacement_frequency
-        try:
-            self._refresh(publisher, oldest, window)
-        except (PermanentError, TransientError) as error:
-            log.warning("peer lists of uid %d are left out for window %d: %s", publisher.uid, window, error)
-        known = self._lists.get(publisher.hotkey, {})
-        fresh = [first for first in known if oldest <= first <= window]
-        return known[max(fresh)] if fresh else None
+        publishers = {each.uid: each for each in self.exchange.announced(window)}
+
+        def read(uid: int) -> PermanentError | TransientError | None:
+            try:
+                with as_reader_failure(f"uid {uid}"):
+                    self._refresh(publishers[uid], oldest, window)
+            except (PermanentError, TransientError) as error:
+                return error
+            return None
+
+        for uid, error in ask_in_turn(read, publishers, seconds=READ_SECONDS, concurrency=self.concurrency):
+            if error is not None:
+                log.warning("peer lists of uid %d are left out for window %d: %s", uid, window, error)
+        found = []
+        for publisher in publishers.values():
+            known = self._lists.get(publisher.hotkey, {})
+            if fresh := [first for first in known if oldest <= first <= window]:
+                found.append((publisher.stake, known[max(fresh)]))
+        return found
 
     def _refresh(self, publisher: NeuronInfo, oldest: int, window: int) -> None:
         """Read the lists that took effect since the last look; the whole bucket is listed only the first time.

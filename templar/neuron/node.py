@@ -104,7 +104,7 @@ class Node:
             self.birth = context.join()
             self.workload = open_workload(context, self.birth)
             self.exchange = self.workload.exchange
-            self.peers = PeerBook(self.exchange)
+            self.peers = PeerBook(self.exchange, context.gather_concurrency)
             self.gatherer = Gatherer(self.buckets, self.cache, self.chain.clock, context.gather_concurrency)
 
             # 4. Open what is on this disk, and restore the newest state.

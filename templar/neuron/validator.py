@@ -127,8 +127,9 @@ class Validator(RosterNode):
             if card.last_reveal is not None and window - card.last_reveal <= settings.recent_windows
         ]
         weights = {miners[hotkey]: max(0.0, card.final) for hotkey, card in cards.items()}
+        excluded = {miners[hotkey] for hotkey, card in cards.items() if card.excluded_until is not None}
         seed = self.chain.block_hash(first_block(window, self.hparams.windows))
-        return select_peers(active, weights, settings, seed=seed)
+        return select_peers(active, weights, settings, seed=seed, excluded=excluded)
 
     def _standing(self, window: int) -> Standing:
         """The memory, under the hotkeys that the miners have in a window."""

@@ -32,8 +32,10 @@ from templar.scoring.score import (
     WindowScore,
     advantages,
     capped,
+    clarity,
     final_score,
     next_card,
+    placed,
     presumed_unassigned,
     rate_against,
     rated_score,
@@ -201,8 +203,12 @@ def _scored_cards(
             scoring=scoring,
         )
     typical = Typical.of(after.values())
+    clear = clarity([gained[uid] for uid, card in after.items() if card.advantage > 0])
     finals = {uid: final_score(card, rated.baseline, typical, hparams) for uid, card in after.items()}
-    return {uid: card.model_copy(update={"final": finals[uid]}) for uid, card in after.items()}, typical
+    return {
+        uid: placed(card.model_copy(update={"final": finals[uid]}), clear, facts.window, scoring)
+        for uid, card in after.items()
+    }, typical
 
 
 def _departed(standing: Standing, facts: WindowFacts) -> tuple[Departed, ...]:

@@ -30,6 +30,10 @@ MIN_SKILL = 1.0
 MAX_BEHIND = 5
 """Sync is zero for a miner this many windows behind, and for one without a proof."""
 SYNC_EXPONENT = 2.5
+CLEAR_RATIO = 3.0
+"""Median deviations by which the median advantage of a clear window is above 0: about two standard deviations."""
+MOST_DOUBLINGS = 10
+"""An exclusion lasts at most 2 to the power of this times as long as the first one."""
 _BASELINE = -1
 """Stands for the baseline among uids."""
 
@@ -285,6 +289,38 @@ def next_card(
             "predicted_gain": _averaged(card.predicted_gain, score.predicted, weight),
         }
     return card.model_copy(update=changes)
+
+
+def clarity(gained: Collection[float]) -> float:
+    """Return how clearly a window tells work from noise, 0..1.
+
+    With a median of `CLEAR_RATIO` median deviations it is 1. As much evidence takes four windows at half that ratio.
+
+    Args:
+        gained: The window's advantages of the miners whose average is above 0.
+    """
+    middle = median(gained) if gained else 0.0
+    spread = CLEAR_RATIO * median(abs(each - middle) for each in gained) if gained else 0.0
+    return 0.0 if middle <= 0 else 1.0 if middle >= spread else round_score((middle / spread) ** 2)
+
+
+def placed(card: ScoreCard, clear: float, window: int, scoring: Scoring) -> ScoreCard:
+    """Return the card of a scored miner after the window decided about its place in the gather tier.
+
+    A miner is excluded after enough clear windows without an advantage. It is still measured, and comes back with the
+    first advantage above 0 once its time is over; each exclusion lasts twice as long as the one before.
+    """
+    until, fruitless = card.excluded_until, round_score(card.fruitless + clear)
+    if card.advantage > 0:
+        return card.model_copy(
+            update={"fruitless": 0.0, "excluded_until": None if until is None or window >= until else until}
+        )
+    if until is not None or fruitless < scoring.exclusion_after:
+        return card.model_copy(update={"fruitless": 0.0 if until is not None else fruitless})
+    length = scoring.exclusion_windows * 2 ** min(card.exclusions, MOST_DOUBLINGS)
+    return card.model_copy(
+        update={"fruitless": 0.0, "exclusions": card.exclusions + 1, "excluded_until": window + length}
+    )
 
 
 def _averaged(average: float, newest: float, weight: float) -> float:

@@ -37,6 +37,19 @@ class Spec:
         return {1: "miner", 2: "validator"}.get(axon.get("placeholder2", 0))
 
     @staticmethod
+    def merged(lists: list[tuple[float, list[int]]], full: int) -> list[int]:
+        """Section 8: the order of the uids of several peer lists."""
+        stake, keys = sum(each for each, _ in lists), {}
+        for uid in {uid for _, uids in lists for uid in uids}:
+            behind = [uids.index(uid) if uid in uids else full + (len(uids) < full) for _, uids in lists]
+            rising = sorted(zip(behind, (each for each, _ in lists), strict=True))
+            so_far = [sum(each for _, each in rising[: number + 1]) for number in range(len(rising))]
+            place = next(place for (place, _), weight in zip(rising, so_far, strict=True) if 2 * weight >= stake)
+            if place <= full:
+                keys[uid] = place, -sum(each for each, uids in lists if uid in uids), behind, uid
+        return sorted(keys, key=lambda uid: keys[uid])
+
+    @staticmethod
     def decided(words: list[dict[str, Any]], stakes: dict[int, float], quorum: float) -> str | None:
         """What more than the quorum's share of all stake locked in one ballot; of several the lowest ballot's."""
         locked: dict[tuple[int, str], set[int]] = {}
@@ -458,6 +471,9 @@ class Judge:
             "last_exact": None,
             "curvature": None,
             "predicted_gain": 0.0,
+            "fruitless": 0.0,
+            "exclusions": 0,
+            "excluded_until": None,
         }
 
     @staticmethod
@@ -788,6 +804,28 @@ class Judge:
         return found
 
     @staticmethod
+    def clear(gained: list[float]) -> float:
+        """How clear a window is, from the advantages in it of the miners whose average is above 0."""
+        if not gained or (middle := statistics.median(gained)) <= 0:
+            return 0.0
+        spread = 3 * statistics.median(abs(each - middle) for each in gained)
+        return 1.0 if spread <= middle else Judge.settled((middle / spread) ** 2)
+
+    @staticmethod
+    def place(card: dict[str, Any], clear: float, window: int, scoring: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a scored miner's card that say whether it may be in the gather tier."""
+        until, times = card["excluded_until"], card["exclusions"]
+        if card["advantage"] > 0:
+            return {"fruitless": 0.0, "excluded_until": until if until is not None and window < until else None}
+        if until is not None:
+            return {"fruitless": 0.0}
+        fruitless = Judge.settled(card["fruitless"] + clear)
+        if fruitless < scoring["exclusion_after"]:
+            return {"fruitless": fruitless}
+        until = window + scoring["exclusion_windows"] * 2 ** min(times, 10)
+        return {"fruitless": 0.0, "exclusions": times + 1, "excluded_until": until}
+
+    @staticmethod
     def scores(
         facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]
     ) -> dict[int, tuple[float, int, float]]:
@@ -878,8 +916,9 @@ class Judge:
         ratings, baseline_sigma, least = Judge.ratings(players, before["baseline_sigma"], scoring)
         most = scoring["advantage_cap"] * Judge.typical(score for score, _, _ in scores.values())
         most_excess = scoring["advantage_cap"] * Judge.typical(excess for _, _, excess in scores.values())
+        gains = {uid: min(score[0], most) - least for uid, score in scores.items()}
         for uid, score in scores.items():
-            gained, excess = min(score[0], most) - least, min(score[2], most_excess)
+            gained, excess = gains[uid], min(score[2], most_excess)
             cards[uid] = Judge.scored(
                 facts[uid], cards[uid], score, ratings[uid], scoring, gained=gained, excess=excess
             )
@@ -889,8 +928,9 @@ class Judge:
         typical = Judge.typical(cards[uid]["advantage"] for uid in scores)
         typical_excess = Judge.typical(cards[uid]["own_excess"] for uid in scores if cards[uid]["advantage"] > 0)
         finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, typical_excess, settings)
+        clear = Judge.clear([gains[uid] for uid in scores if cards[uid]["advantage"] > 0])
         for uid, final in finals.items():
-            cards[uid] |= {"final": final}
+            cards[uid] |= {"final": final} | Judge.place(cards[uid], clear, window, scoring)
         for uid, each in facts.items():
             inactive = any(reason == "inactive" for _, reason in slashes[uid])
             late = Judge.absence(each, body, scoring["low_success_rate"], inactive)

@@ -672,7 +672,10 @@ def test_second_implementation_selects_peers() -> None:
         if len(ranked) < found["settings"]["minimum_peers"]:
             assert each["peers"] is each["reserve"] is None
         else:
+            ranked = [uid for uid in ranked if uid not in each["excluded"]] or ranked
             assert (each["peers"], each["reserve"]) == (ranked[:gather], ranked[gather : gather + reserve])
+    for each in found["merged"]:
+        assert Spec.merged([(one["stake"], one["uids"]) for one in each["lists"]], gather + reserve) == each["order"]
 
 
 def test_second_implementation_follows_the_schedule() -> None:

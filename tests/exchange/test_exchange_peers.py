@@ -11,7 +11,7 @@ from templar.canonical import keyed_seed
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import peers_key
 from templar.exchange.objects import PeerList
-from templar.exchange.peers import STALE_AFTER_UPDATES, PeerBook, Selection, publish_peers, select_peers
+from templar.exchange.peers import STALE_AFTER_UPDATES, PeerBook, Selection, merge_lists, publish_peers, select_peers
 from templar.exchange.signed import seal
 from templar.hparams import Peers
 from tests.support.scripted_store import failing
@@ -69,6 +69,51 @@ def test_the_tiers_are_the_head_of_one_ranking(
     assert list(ranked) == sorted(ranked, key=lambda uid: -weights.get(uid, 0.0))
 
 
+@given(st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9)))
+def test_who_is_excluded_is_in_no_tier_unless_nobody_is_left(active: set[int], excluded: set[int]) -> None:
+    settings = Peers(**(PEERS | {"minimum_peers": 1}))
+    found = select_peers(sorted(active), {}, settings, seed="seed", excluded=excluded)
+    alone = select_peers(sorted(active - excluded or active), {}, settings, seed="seed")
+    assert found == alone
+
+
+# Lists of several validators.
+
+FULL = 5
+ONE_LIST = st.lists(st.integers(0, 9), unique=True, max_size=FULL)
+"""Of ten miners, so that a list may be full."""
+
+
+@given(ONE_LIST, st.floats(0, 9))
+def test_the_list_of_one_validator_is_followed(uids: list[int], stake: float) -> None:
+    assert list(merge_lists([(stake, uids)], FULL)) == uids
+
+
+@given(ONE_LIST, st.lists(st.tuples(st.integers(1, 9), ONE_LIST), max_size=4), st.randoms())
+def test_who_has_less_than_half_of_the_stake_moves_nobody(
+    honest: list[int], others: list[tuple[int, list[int]]], random: Any
+) -> None:
+    """The others' lists can only follow behind a full one."""
+    stake = 1 + sum(each for each, _ in others)
+    lists = [*others, (stake // 2 + 1, honest), (stake - stake // 2, honest)]
+    random.shuffle(lists)
+    found = list(merge_lists(lists, FULL))
+    assert found[: len(honest)] == honest
+    assert len(found) == len(honest) or len(honest) == FULL
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), ONE_LIST), min_size=1, max_size=5))
+def test_a_miner_is_left_out_only_if_half_of_the_stake_leaves_it_out(lists: list[tuple[int, list[int]]]) -> None:
+    found, stake = merge_lists(lists, FULL), sum(each for each, _ in lists)
+    for uid in range(10):
+        naming = sum(each for each, uids in lists if uid in uids)
+        omitting = sum(each for each, uids in lists if uid not in uids and len(uids) < FULL)
+        if 2 * naming >= stake:
+            assert uid in found
+        if 2 * omitting > stake:
+            assert uid not in found
+
+
 # Lists that are published.
 
 
@@ -124,7 +169,7 @@ def test_a_list_takes_effect_after_its_margin(subnet: Subnet) -> None:
     publish(subnet, 2, [9, 4], [10])
     selection = select_at(subnet, 2)
     assert (uids(selection), selection.digest) == (FIRST_MINERS, None)
-    assert uids(select_at(subnet, 3)) == ([9, 4], [10])
+    assert uids(select_at(subnet, 3)) == ([9, 4, 10], [])
     assert subnet.store(subnet.validators[0]).inner.head(peers_key(2 + MARGIN)) is not None
 
 
@@ -172,6 +217,17 @@ def test_the_validator_with_the_most_stake_is_followed(subnet: Subnet) -> None:
     assert uids(select_at(subnet, 4)) == ([7], [])
 
 
+def test_no_validator_alone_chooses_whom_all_others_gather(tmp_path: Path) -> None:
+    """The one with the most stake leaves everybody but one miner out, and puts in one that the others excluded."""
+    subnet = Subnet(tmp_path, stakes=(40.0, 35.0, 30.0), num_miners=7, overrides={"peers": PEERS})
+    for validator, peers in enumerate(([5, 10], [4, 5, 6], [6, 4, 5])):
+        publish(subnet, 2, peers, validator=validator)
+    first, again = select_at(subnet, 3), select_at(subnet, 3)
+    assert uids(first) == ([5, 4, 6], [])
+    assert first.digest == again.digest
+    assert first.digest is not None
+
+
 def test_a_stale_list_gives_way_to_the_next_rank(subnet: Subnet) -> None:
     publish(subnet, 2, [6], validator=0)
     publish(subnet, 3, [5], validator=1)
@@ -183,11 +239,12 @@ def test_a_stale_list_gives_way_to_the_next_rank(subnet: Subnet) -> None:
 
 
 def test_only_miners_that_are_still_there_are_gathered(subnet: Subnet) -> None:
-    """Neither those that left nor the burn uid, validators and strangers."""
-    publish(subnet, 2, [0, 1, 9, 4, 10], [2, 5, 6, 99])
-    for gone in (9, 5):
-        subnet.chain.deregister(next(miner for miner in subnet.miners if miner.uid == gone).hotkey.address)
-    assert uids(select_at(subnet, 3)) == ([4, 10], [6])
+    """Neither one that left nor the burn uid, validators and strangers; a list has no more places than are needed."""
+    publish(subnet, 2, [9, 1, 4], [0, 6, 5])
+    subnet.chain.deregister(next(miner for miner in subnet.miners if miner.uid == 9).hotkey.address)
+    assert uids(select_at(subnet, 3)) == ([4, 6], [])
+    publish(subnet, 4, [99, 6], [7])
+    assert uids(select_at(subnet, 5)) == ([6, 7], [])
 
 
 # Lists that do not count.

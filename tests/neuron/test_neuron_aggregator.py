@@ -286,7 +286,7 @@ def test_a_longer_peer_list_than_there_are_places_is_cut(build: Build) -> None:
     publish_peers(network.aggregator.exchange, 1, uids, ())
     publish_peers(network.aggregator.exchange, 2, (), uids)
     network.run([1, 2, 3])
-    assert [len(network.miners[0].selection(window).peers) for window in (2, 3)] == [1, 0]
+    assert [len(network.miners[0].selection(window).peers) for window in (2, 3)] == [1, 1]
     assert len(network.miners[0].selection(3).reserve) == 1
     roster = network.roster(2)
     assert [entry.uid for entry in roster.entries] == list(uids[:1])

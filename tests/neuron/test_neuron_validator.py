@@ -18,6 +18,7 @@ from templar.hparams import TrainerSettings
 from templar.neuron.journal import Status
 from templar.neuron.validator import Validator
 from templar.scoring.conclude import conclude
+from templar.scoring.evidence_chain import ScoreBook
 from templar.scoring.standing import ScoreCard, Standing
 from templar.training import loss
 from templar.window import Action, ValidatorSteps, drive_window, open_window
@@ -286,6 +287,22 @@ def test_peer_lists_name_the_miners_that_revealed_lately(undisturbed: Network) -
         body = unseal(data, PeerList).body
         assert peers_key(body.first_effective_window) == key
         assert sorted((*body.peers, *body.reserve)) == honest
+
+
+@pytest.mark.parametrize(("excluded", "left"), [(1, 1), (2, 2)])
+def test_who_is_excluded_is_on_no_new_list_unless_all_are(
+    network: Network, monkeypatch: pytest.MonkeyPatch, excluded: int, left: int
+) -> None:
+    network.run([1])
+    validator, standing = network.validator, network.validator.book.standing
+    hotkeys = [member.hotkey.address for member in network.members if member.role == "honest"]
+    cards = {key: card.model_copy(update={"excluded_until": 9}) for key, card in standing.cards.items()}
+    known = {**standing.cards, **{key: cards[key] for key in hotkeys[:excluded]}}
+    monkeypatch.setattr(ScoreBook, "standing", replace(standing, cards=known))
+    open_window(validator, 2)
+    validator.publish_peers(2)
+    body = unseal(network.objects(validator, "peers_")[peers_key(3)][1], PeerList).body
+    assert len(body.peers + body.reserve) == left
 
 
 def test_a_peer_list_is_published_only_when_due(network: Network) -> None:

@@ -21,5 +21,8 @@ cards = st.builds(
     last_exact=st.none() | st.just(50),
     curvature=st.none() | st.sampled_from([-0.5, 0.0, 0.25]),
     predicted_gain=st.sampled_from([-1.0, 0.0, 0.05, 1.0]),
+    fruitless=st.sampled_from([0.0, 2.5]),
+    exclusions=st.sampled_from([0, 3]),
+    excluded_until=st.none() | st.sampled_from([WINDOW - 1, WINDOW + 9]),
 )
 """Any past of a miner, with ties."""

@@ -15,9 +15,11 @@ from templar.scoring.score import (
     WORST_SCORE,
     CurvaturePrior,
     WindowScore,
+    clarity,
     curvature_of,
     improvement,
     next_card,
+    placed,
     presumed_unassigned,
     rated_score,
     relative_gain,
@@ -144,6 +146,67 @@ def test_a_miner_presumed_to_train_on_unassigned_data_scores_at_most_zero(
     card, found = veteran(2, measured=measured, binary_average=average), WindowScore(gain, 1, -0.25)
     assert rated_score(found, card, SCORING) == WindowScore(rated, 1, -0.25)
     assert presumed_unassigned(card, SCORING) is (measured >= LONG and average < FLOOR)
+
+
+# The place in the gather tier.
+
+WORTH = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+PLACES = SCORING.model_copy(update={"exclusion_after": 3.0, "exclusion_windows": 4})
+
+
+@given(st.lists(st.floats(-1, 1), max_size=9), st.integers(-30, 30))
+def test_how_clear_a_window_is_does_not_depend_on_the_size_of_its_gains(gained: list[float], power: int) -> None:
+    found = clarity(gained)
+    assert 0 <= found <= 1
+    assert clarity([math.ldexp(each, power) for each in gained]) == pytest.approx(found, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("gained", "found"),
+    [
+        ([], 0.0),
+        ([0.5], 1.0),
+        ([-0.1, 0.0, 0.1], 0.0),
+        ([0.5, 0.5, 0.5, -9.0], 1.0),
+        ([0.2, 0.3, 0.4], 1.0),
+        ([0.1, 0.3, 0.5], 0.25),
+        ([-0.9, -0.9, 0.3], 0.0),
+    ],
+)
+def test_a_window_is_clear_if_the_gains_of_those_who_earn_are_above_their_noise(
+    gained: list[float], found: float
+) -> None:
+    assert clarity(gained) == pytest.approx(found, abs=1e-9)
+
+
+@given(st.lists(st.tuples(WORTH, st.booleans()), max_size=80))
+def test_only_clear_windows_without_an_advantage_cost_a_place_and_each_exclusion_is_longer(
+    windows: list[tuple[float, bool]],
+) -> None:
+    card, streak, since = FRESH, 0.0, 0
+    for window, (clear, works) in enumerate(windows):
+        card = placed(card.model_copy(update={"advantage": 0.1 if works else 0.0}), clear, window, PLACES)
+        streak = 0.0 if works else streak + clear
+        before, since = since, since + 1 if card.excluded_until is not None else 0
+        if since == 1:
+            assert streak >= PLACES.exclusion_after, "it is lost for this alone"
+            assert card.excluded_until == window + PLACES.exclusion_windows * 2 ** (card.exclusions - 1)
+        if before and not since:
+            assert works, "it returns with an advantage"
+            assert before >= PLACES.exclusion_windows * 2 ** (card.exclusions - 1)
+        if before and since and works:
+            assert window < card.excluded_until, "nothing else keeps it away"
+        if not since:
+            assert card.fruitless == streak < PLACES.exclusion_after
+
+
+@given(st.floats(-1, 1), st.integers(0, 60), st.integers(0, 99))
+def test_an_exclusion_changes_nothing_that_is_paid_for(advantage: float, exclusions: int, until: int) -> None:
+    card = veteran(2, advantage=advantage, exclusions=exclusions, excluded_until=until)
+    found = placed(card, 1.0, 50, PLACES)
+    same = {"fruitless": 0.0, "exclusions": exclusions, "excluded_until": card.excluded_until}
+    assert found.model_copy(update=same) == card
+    assert found.exclusions == exclusions
 
 
 # The next card.

@@ -4,10 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
+from templar.adversary.cheats import KeepGoing, SignFlipMiner
 from templar.errors import Reason
 from templar.scoring.evidence import MinerRecord
-from templar.scoring.standing import Event
+from templar.scoring.standing import Event, ScoreCard
+from templar.shared_results import sharing
+from templar.training.train import TrainResult
 from tests.support.network import Network, tiny
 
 ROLES = ["honest", "honest", "honest", "lazy", "silent", "late", "garbage", "huge"]
@@ -105,3 +109,61 @@ def test_a_silent_miner_commits_and_reveals_nothing(network: Network) -> None:
     (silent,) = (member for member in network.members if member.role == "silent")
     kinds = {key.split("-")[0] for key in network.objects(silent)}
     assert kinds == {"commit", "proof", "debug"}
+
+
+# The place in the gather tier.
+
+HONEST_WINDOWS = range(6, 10)
+BETRAYED_WINDOWS = 14
+
+
+class Turncoat(SignFlipMiner):
+    """Flips the sign of its update, but for some windows."""
+
+    def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
+        """An honest update, or its negative."""
+        self.__dict__["factor"] = 1.0 if window in HONEST_WINDOWS else -1.0
+        return super().learn(window, sequences, keep_going)
+
+
+@pytest.fixture(scope="module")
+def betrayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    """The peers are listed anew in each window, and averages forget half of the past in a window."""
+    peers = {"gather_peer_count": 8, "peer_replacement_frequency": 1}
+    scoring = {"binary_score_ma_alpha": 0.5, "exclusion_after": 2.0, "exclusion_windows": 3}
+    actors, kinds = ["honest"] * 3 + ["sign_flip"], {"sign_flip": Turncoat}
+    folder = tmp_path_factory.mktemp("betrayed")
+    with sharing():
+        network = Network(folder, tiny(peers=peers, scoring=scoring), actors=actors, kinds=kinds)
+        network.run(range(1, BETRAYED_WINDOWS + 1))
+    yield network
+    network.stop()
+
+
+def test_a_miner_that_earns_nothing_loses_its_place_and_returns_when_it_works(betrayed: Network) -> None:
+    """It is measured in every window, in its place or not; after the second time it is away for twice as long."""
+    (traitor,) = (member for member in betrayed.members if member.role == "sign_flip")
+    cards: dict[int, ScoreCard] = {}
+    listed: dict[int, bool] = {}
+    for window in range(1, BETRAYED_WINDOWS + 1):
+        (record,) = records(betrayed, "sign_flip", window)
+        assert record.facts.estimate is not None
+        cards[window] = record.after
+        listed[window] = traitor.uid in {entry.uid for entry in betrayed.roster(window).entries}
+        assert listed[window] == record.facts.applied == (record.facts.tier == "gather")
+    first = next(window for window, card in cards.items() if card.exclusions == 1)
+    back = next(window for window, card in cards.items() if window > first and card.excluded_until is None)
+    second = next(window for window, card in cards.items() if card.exclusions == 2)
+    assert cards[first].excluded_until == first + 3
+    assert back >= first + 3
+    assert back in HONEST_WINDOWS
+    assert cards[second].excluded_until == second + 6
+    away = {window for window, is_listed in listed.items() if not is_listed}
+    assert away == {*range(first + 2, back + 2), *range(second + 2, BETRAYED_WINDOWS + 1)}
+
+
+def test_no_honest_miner_loses_its_place(betrayed: Network) -> None:
+    for window in range(1, BETRAYED_WINDOWS + 1):
+        for record in records(betrayed, "honest", window):
+            assert (record.after.exclusions, record.facts.applied) == (0, True)
+    assert len(betrayed.roots(BETRAYED_WINDOWS)) == 1
