@@ -2,6 +2,7 @@
 
     python -m benchmarks.incentive [--quick] [--population main|KIND|all ...] [--windows N] [--seed N ...] [--miners N]
         [--jobs N]
+    python -m benchmarks.incentive --places [--quick] [--seed N ...] [--jobs N]
 
 `main` has ten cheats at once; each KIND is five of one kind beside twenty honest miners. Every population is run,
 its honest miners are run alone, and the first population is run twice; all of it for each seed. Each run is a process
@@ -14,6 +15,9 @@ The final loss is compared as the mean over the seeds: those of honest miners al
 
 Pay is compared with value: in every third window of the second half, each payload is applied alone to the state before
 the window, and its value is the fall of the loss on text that no validator uses.
+
+`--places` asks who keeps a place in the gather tier: six honest miners beside four cheats of one kind, until the
+held-out loss is 4.0, and six honest miners beside two slow ones and two newcomers, for 100 windows.
 
 A quick run is too short to judge pay: it shows that everything runs, repeats itself, and penalises no honest miner.
 """
@@ -42,10 +46,11 @@ from benchmarks.incentive_population import (
     honest_alone,
     incentive_hparams,
     populations,
+    run_places,
     run_population,
 )
 from templar.arguments import whole_number
-from templar.hparams import HParams
+from templar.hparams import HParams, load_hparams
 
 MINERS, WINDOWS, SEED = 20, 60, 7
 QUICK_MINERS, QUICK_WINDOWS = 4, 6
@@ -76,6 +81,11 @@ COMPUTE: Mapping[str, float] = {"fifth": 1 / 5, "split": 1 / 3, "pooled": 1 / 3,
 SHADOWS = frozenset({"shadow", "noisy_shadow"})
 PAY_OVER_VALUE = (0.75, 1.25)
 """Limits of the quotient of honest miners' share of pay and their share of value."""
+PLACE_KINDS = ("sign_flip", "lazy", "near_zero")
+PLACE_WINDOWS, STEADY_WINDOWS = 24, 100
+TARGET_LOSS = 4.0
+PLACE_RATIO = 1.1
+"""Limit of the windows to the target loss with cheats, in those of the honest miners alone; mean of the seeds."""
 VICTIM_TOLERANCE = 0.1
 """Limit of the relative fall of the pay of a shadow's victim, the miner of the lowest uid."""
 
@@ -338,6 +348,57 @@ def run(wanted: Iterable[Population], windows: int, seeds: list[int], *, jobs: i
     return {"windows": windows, "seeds": seeds, "jobs": jobs, "pay_judged": pay, "populations": found, "holds": holds}
 
 
+def places(seeds: list[int], *, jobs: int, quick: bool) -> dict[str, Any]:
+    """Run miners that earn nothing beside honest ones, and honest ones of every kind; return the figures."""
+    kinds = PLACE_KINDS[:1] if quick else PLACE_KINDS
+    windows, long = (QUICK_WINDOWS, QUICK_WINDOWS) if quick else (PLACE_WINDOWS, STEADY_WINDOWS)
+    hparams = load_hparams("simulation")
+    cheated = [Population(kind, 6, (kind,) * 4) for kind in kinds]
+    steady = Population("honest, slow and new", 6, ("half", "half", HONEST, HONEST))
+    found: dict[str, Any] = {}
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        runs = {
+            (name, seed): pool.submit(run_places, population, numbers, windows=length, seed=seed, newcomers=late)
+            for seed in seeds
+            for name, population, numbers, length, late in (
+                ("steady", steady, hparams, long, (long // 2, long // 5)),
+                ("alone", *honest_alone(cheated[0], hparams), windows, ()),
+                *((each.name, each, hparams, windows, ()) for each in cheated),
+            )
+        }
+        reports = {key: run.result() for key, run in runs.items()}
+    # 1. Windows to the target, beside those of the honest miners alone.
+    for name in ("alone", *kinds):
+        of_seeds = [reports[name, seed] for seed in seeds]
+        found[name] = {
+            "windows_to_target": [_rounded(each.windows_to(TARGET_LOSS)) for each in of_seeds],
+            "excluded": sum(each.roles[uid] == name for each in of_seeds for uid in each.excluded),
+        }
+    alone, most = found["alone"]["windows_to_target"], 4 * len(seeds)
+    for kind in kinds:
+        own = found[kind]["windows_to_target"]
+        found[kind]["ratio"] = None if None in own + alone else round(sum(own) / sum(alone), 4)
+    # 2. Honest miners that lost their place, in any run.
+    honest = [
+        f"{name}, seed {seed}: uid {uid} ({each.roles[uid]}) in window {window}"
+        for (name, seed), each in reports.items()
+        for uid, window in each.excluded.items()
+        if each.roles[uid] in (HONEST, "half")
+    ]
+    applied = [[reports["steady", seed].applied[uid] for uid in reports["steady", seed].roles] for seed in seeds]
+    holds = not honest and all(found[kind]["excluded"] == most for kind in kinds)
+    if not quick:
+        holds &= all(found[kind]["ratio"] is not None and found[kind]["ratio"] <= PLACE_RATIO for kind in kinds)
+    return {
+        "target_loss": TARGET_LOSS,
+        "seeds": seeds,
+        "runs": found,
+        "steady": {"windows": long, "applied": applied},
+        "honest_excluded": honest,
+        "holds": holds,
+    }
+
+
 def main() -> int:
     """Parse the command line, run, print."""
     names = (MAIN, *(name for name in populations(MINERS) if name != MAIN))
@@ -361,7 +422,12 @@ def main() -> int:
     )
     parser.add_argument("--miners", type=whole_number(4), help=f"{HONEST} miners; {MINERS}")
     parser.add_argument("--jobs", type=whole_number(1), default=os.cpu_count() or 1, help="runs at the same time")
+    parser.add_argument("--places", action="store_true", help="who keeps a place in the gather tier, instead of pay")
     arguments = parser.parse_args()
+    if arguments.places:
+        result = places(arguments.seed, jobs=arguments.jobs, quick=arguments.quick)
+        print(json.dumps(result))
+        return 0 if result["holds"] else 1
     miners = arguments.miners or (QUICK_MINERS if arguments.quick else MINERS)
     windows = arguments.windows or (QUICK_WINDOWS if arguments.quick else WINDOWS)
     known = populations(miners)

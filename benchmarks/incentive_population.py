@@ -28,7 +28,7 @@ from templar.scoring.slashing import alike_groups
 from templar.scoring.standing import Standing
 from templar.shared_results import sharing
 from templar.simulate.run import HELD_OUT_SEQUENCES, KERNEL_WINDOWS, own_evidence, run_nodes
-from templar.simulate.world import World
+from templar.simulate.world import START_WINDOW, World
 from templar.store.files import memory_folder
 from templar.training.model import parameter_shapes
 from templar.training.schedule import outer_learning_rate
@@ -276,6 +276,59 @@ def run_population(
                 seen, {member.uid for member in world.members if member.role in population.cheats}, hparams
             ),
         )
+
+
+@dataclass(frozen=True)
+class PlacesReport:
+    """Who kept a place in the gather tier, by the first validator's evidence.
+
+    Attributes:
+        roles: Uid -> actor, of the miners.
+        losses: Held-out loss in nats per token after each window.
+        excluded: Uid -> the window in which it lost its place for the first time.
+        applied: Uid -> number of windows in whose rosters it was.
+    """
+
+    roles: dict[int, str]
+    losses: tuple[float, ...]
+    excluded: dict[int, int]
+    applied: dict[int, int]
+
+    def windows_to(self, loss: float) -> float | None:
+        """Windows until the held-out loss was first at most this, interpolated; None if it never was."""
+        for window, (before, after) in enumerate(zip(self.losses, self.losses[1:], strict=False), start=1):
+            if after <= loss:
+                return window + (before - loss) / (before - after)
+        return None
+
+
+def run_places(
+    population: Population, hparams: HParams, *, windows: int, seed: int, newcomers: tuple[int, ...] = ()
+) -> PlacesReport:
+    """Run a population on simulated time; the last miners of it start in the windows `newcomers`."""
+    kernels = forced("numba") if windows >= KERNEL_WINDOWS else nullcontext()
+    with kernels, sharing(), tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as folder:
+        world = World(Path(folder), hparams, seed=seed, actors=population.actors)
+        compile_kernels(Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe))
+        miners = [member for member in world.members if member.role in population.actors]
+        starts = dict(zip(reversed(miners), newcomers, strict=False))
+        losses: list[float] = []
+        excluded: dict[int, int] = {}
+        applied = dict.fromkeys((member.uid for member in miners), 0)
+        held_out = cache(world.held_out)
+
+        def keep(validator: Node, window: int) -> None:
+            losses.append(held_out_loss(validator, held_out(validator, HELD_OUT_SEQUENCES)))
+            evidence = own_evidence(validator, window)
+            for record in () if evidence is None else evidence.miners:
+                applied[record.uid] += record.facts.applied
+                if record.after.exclusions:
+                    excluded.setdefault(record.uid, window)
+
+        nodes = run_nodes(world, windows, keep, lambda member: starts.get(member, START_WINDOW))
+        for node in nodes.values():
+            node.stop()
+        return PlacesReport({member.uid: member.role for member in miners}, tuple(losses), excluded, applied)
 
 
 def conclude_without(seen: Iterable[Evidence], uids: Set[int], hparams: HParams) -> dict[int, dict[int, float]]:

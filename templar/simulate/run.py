@@ -120,6 +120,7 @@ def run_nodes(
     world: World,
     windows: int,
     on_window: Callable[[Node, int], None] = lambda validator, window: None,
+    start: Callable[[Member], int] = lambda member: START_WINDOW,
 ) -> dict[Member, Node]:
     """Start every member's node and drive it through the windows, on simulated time; the nodes, which still run.
 
@@ -127,14 +128,18 @@ def run_nodes(
         world: The network.
         windows: How many windows.
         on_window: Called with the first validator after each of its windows.
+        start: The window in which a member's node starts; a later one than the first catches up.
     """
     members = [member for member in world.members if member.role != "burn"]
     observed = next((member for member in members if member.role == "validator"), None)
     nodes: dict[Member, Node] = {}
 
     def live(member: Member) -> None:
+        first = start(member)
+        if first > START_WINDOW:
+            world.chain.wait_for_block(first_block(first, world.hparams.windows))
         node = nodes[member] = world.node(member)
-        for window in range(START_WINDOW, START_WINDOW + windows):
+        for window in range(first, START_WINDOW + windows):
             node.chain.wait_for_block(first_block(window, world.hparams.windows))
             drive_window(node, window)
             if member is observed:
