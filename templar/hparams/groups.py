@@ -323,7 +323,7 @@ class Scoring(SettingsGroup):
     overlap_copy_level: float = Field(gt=0, le=1)
     """The share that counts before: no honest updates have so much in common."""
     exclusion_after: float = Field(gt=0)
-    """A miner leaves the gather tier once its average advantage was at or below 0 in so many clear windows in a row."""
+    """Clear windows without a gain after which a miner without an average advantage leaves the gather tier."""
     exclusion_windows: int = Field(ge=1)
     """Windows of a miner's first exclusion from the gather tier; each later one is twice as long."""
     slashing: Slashing

@@ -206,7 +206,9 @@ def _scored_cards(
     clear = clarity([gained[uid] for uid, card in after.items() if card.advantage > 0])
     finals = {uid: final_score(card, rated.baseline, typical, hparams) for uid, card in after.items()}
     return {
-        uid: placed(card.model_copy(update={"final": finals[uid]}), clear, facts.window, scoring)
+        uid: placed(
+            card.model_copy(update={"final": finals[uid]}), clear if gained[uid] <= 0 else 0.0, facts.window, scoring
+        )
         for uid, card in after.items()
     }, typical
 

@@ -307,8 +307,9 @@ def clarity(gained: Collection[float]) -> float:
 def placed(card: ScoreCard, clear: float, window: int, scoring: Scoring) -> ScoreCard:
     """Return the card of a scored miner after the window decided about its place in the gather tier.
 
-    A miner is excluded after enough clear windows without an advantage. It is still measured, and comes back with the
-    first advantage above 0 once its time is over; each exclusion lasts twice as long as the one before.
+    A miner is excluded after enough clear windows in which it gained nothing, while its average advantage was not above
+    0. It is still measured, and comes back with the first average above 0 once its time is over; each exclusion lasts
+    twice as long as the one before. `clear` is 0 for a miner that gained in the window.
     """
     until, fruitless = card.excluded_until, round_score(card.fruitless + clear)
     if card.advantage > 0:

@@ -107,7 +107,7 @@ class ScoreCard(Record):
     """Moving average of what the first-order score leaves out, relative to the loss; None if it never was measured."""
     predicted_gain: Finite = 0.0
     """Moving average of the predicted gains that `curvature` was left out of; 0 without one."""
-    fruitless: Finite = 0.0  # clear windows in a row after which the advantage was not above 0
+    fruitless: Finite = 0.0  # clear windows without a gain since the advantage was above 0
     exclusions: Count = 0  # how often it was excluded from the gather tier
     excluded_until: Count | None = None
     """The first window whose advantage can end its exclusion from the gather tier; None if it is not excluded."""

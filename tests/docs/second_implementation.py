@@ -930,7 +930,8 @@ class Judge:
         finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, typical_excess, settings)
         clear = Judge.clear([gains[uid] for uid in scores if cards[uid]["advantage"] > 0])
         for uid, final in finals.items():
-            cards[uid] |= {"final": final} | Judge.place(cards[uid], clear, window, scoring)
+            counted = clear if gains[uid] <= 0 else 0.0
+            cards[uid] |= {"final": final} | Judge.place(cards[uid], counted, window, scoring)
         for uid, each in facts.items():
             inactive = any(reason == "inactive" for _, reason in slashes[uid])
             late = Judge.absence(each, body, scoring["low_success_rate"], inactive)

@@ -127,6 +127,31 @@ def test_a_measurement_without_others_data_keeps_the_curvature() -> None:
     assert (after.curvature, after.predicted_gain, after.last_exact) == (-0.8, 0.5, 7)
 
 
+# The place in the gather tier.
+
+
+@pytest.mark.parametrize(
+    ("average", "gains", "fruitless"),
+    [
+        (0.1, (0.2, 0.2, -0.4), 0.0),  # its average is still above 0
+        (-0.1, (0.2, 0.2, -0.4), 1.0),
+        (-0.1, (0.2, 0.2, 0.001), 1.0),  # less than the baseline
+        (-0.1, (0.2, 0.2, 0.1), 0.0),  # it gained in this window
+        (-0.1, (0.1, 0.3, -0.4), 0.4011),  # not clear: two earn, and their gains are far apart
+        (-0.1, (-0.1, -0.1, -0.4), 0.0),  # nobody gained
+    ],
+)
+def test_a_window_counts_against_who_gained_nothing_as_far_as_it_is_clear(
+    average: float, gains: tuple[float, float, float], fruitless: float
+) -> None:
+    before = standing_of([veteran(2), veteran(3), veteran(4, advantage=average)])
+    found = concluded(*(revealed(uid, gain) for uid, gain in zip((2, 3, 4), gains, strict=True)), after=before)
+    assert record_of(found, 4).after.fruitless == pytest.approx(fruitless, abs=1e-4)
+    assert record_of(found, 4).after.excluded_until is None
+    again = concluded(*(revealed(uid, gain) for uid, gain in zip((2, 3, 4), gains, strict=True)), after=found.standing)
+    assert (record_of(again, 4).after.exclusions == 1) is (fruitless == 1.0)
+
+
 # Unassigned data.
 
 
