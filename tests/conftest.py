@@ -5,6 +5,7 @@ Every process of a run collects the tests anew, so a run for marked tests leaves
 
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -85,6 +86,22 @@ def time_limit(item: pytest.Item) -> float:
     """The seconds that a test asks for; 0 if it does not say."""
     limit = item.get_closest_marker("timeout")
     return 0 if limit is None else float(limit.args[0])
+
+
+DRAWN = frozenset({"adversary", "benchmarks", "docs", "simulate"})
+"""Folders of tests whose networks draw their publishers."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_rank(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Elsewhere publishers follow the order of their stake, so that a test can say which rank somebody has."""
+    context = sys.modules.get("templar.exchange.context")
+    if context is None or request.path.parent.name in DRAWN:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(context, "drawn_by_stake", lambda validators, seed, count: tuple(validators[:count]))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,10 @@
 """One node's view of the network: chain, buckets, hyper-parameters and identity."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from templar.canonical import keyed_seed
 from templar.chain.base import Chain, Metagraph, NeuronInfo
 from templar.chain.hotkey import Signer
 from templar.errors import PermanentError, Reason, TransientError, as_own_failure
@@ -12,6 +14,29 @@ from templar.hparams import HParams
 from templar.timeline import WindowTimes, closing_block, first_block
 
 LONGEST_PAUSE_SECONDS = 1.0
+STAKE_UNIT = 2.0**-20
+"""Stake is drawn by in whole units of this size, for exact arithmetic."""
+
+
+def drawn_by_stake(validators: Sequence[NeuronInfo], seed: str, count: int) -> tuple[NeuronInfo, ...]:
+    """Draw validators one after the other, each with a chance in proportion to its stake among those that are left.
+
+    Who splits its stake over several hotkeys is drawn first as often as before.
+
+    Args:
+        validators: In an order that every node has.
+        seed: A block hash, or another string that no validator can choose.
+        count: How many are drawn; all of them if there are no more.
+    """
+    left, drawn = list(validators), []
+    for rank in range(min(count, len(left))):
+        stakes = [max(1, int(each.stake / STAKE_UNIT)) for each in left]
+        point, place = keyed_seed("publishers", seed, rank) % sum(stakes), 0
+        while point >= stakes[place]:
+            point -= stakes[place]
+            place += 1
+        drawn.append(left.pop(place))
+    return tuple(drawn)
 
 
 @dataclass(frozen=True)
@@ -68,8 +93,10 @@ class Exchange:
         return self.metagraph(window).validators()
 
     def publishers(self, window: int) -> tuple[NeuronInfo, ...]:
-        """Neurons that may publish the roster of a window, by rank (docs/protocol.md 8)."""
-        return self.announced(window)[: self.hparams.windows.roster_ranks]
+        """Neurons that may publish the roster of a window, by rank: drawn by stake (docs/protocol.md 8)."""
+        rules, announced = self.hparams.windows, self.announced(window)
+        seed = self.chain.block_hash(first_block(window, rules))
+        return drawn_by_stake(announced, seed, rules.roster_ranks)
 
     def identity(self, window: int) -> NeuronInfo:
         """This node in the metagraph of a window.

@@ -256,13 +256,12 @@ class FaultyNetwork:
         late = [member.name for member in self.healthy if self.nodes[member.uid].journal.applied(window) is None]
         if late:
             raise self._violation(window, f"not applied in time by {', '.join(late)}")
-        opening = first_block(window, self.hparams.windows)
-        validators = self.world.chain.metagraph(opening).validators()[: self.hparams.windows.roster_ranks]
+        publishers = self.nodes[self.healthy[0].uid].exchange.publishers(window)
         known = [self.nodes[member.uid].journal.result(window, "settle") for member in self.healthy]
         settled = next((Settlement.from_json(text) for text in known if text is not None), None)
         uids = () if settled is None else settled.uids
         self.null_windows += not uids
-        if all(neuron.uid in self.plan.faulty for neuron in validators):
+        if all(neuron.uid in self.plan.faulty for neuron in publishers):
             return
         miners = (member for member in self.healthy if member.role == "honest")
         lost = [each.name for each in miners if each.uid not in uids and not self._was_cut_off(each, window)]
