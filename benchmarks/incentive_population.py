@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from templar.gradient.aggregate import compile_kernels, median_norms, single_update
+from templar.gradient.aggregate import compile_kernels, single_update, target_norms
 from templar.gradient.kernels import forced
 from templar.gradient.layout import Layout
 from templar.hparams import HParams, load_hparams
@@ -388,7 +388,7 @@ class Valuation:
         facts = {each.facts.uid: each.facts for each in evidence.miners if each.facts.payload_sha256 is not None}
         payloads = {uid: validator.cache.payload(window, str(each.payload_sha256)) for uid, each in facts.items()}
         rostered = [payload for uid, payload in payloads.items() if facts[uid].applied]
-        medians = median_norms(rostered or list(payloads.values()), layout)
+        medians = target_norms(rostered or list(payloads.values()), layout)
         factor = outer_learning_rate(validator.hparams.training, evidence.outer_steps)
         alike = alike_groups(facts, validator.hparams.scoring)
         # 2. The loss before, and after each.

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from benchmarks.command import measured
 from benchmarks.pseudo_gradients import Setup, embedded_text
-from templar.gradient.aggregate import aggregate, median_norms, outer_step, single_update
+from templar.gradient.aggregate import aggregate, outer_step, single_update, target_norms
 from templar.gradient.codec import wire
 from templar.gradient.codec.wire import Header, Payload
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
@@ -165,7 +165,7 @@ def ours(scene: Scene) -> dict[int, float]:
         {uid: scene.segments[uid] for uid in plan.segments},
         scene.payloads,
         layout=scene.layout,
-        medians=median_norms(list(scene.payloads.values()), scene.layout),
+        medians=target_norms(list(scene.payloads.values()), scene.layout),
         factor=scene.factor,
         micro_batch_size=MICRO_BATCH,
     )
@@ -191,7 +191,7 @@ def _exact_fall(scene: Scene, uid: int, tokens: Tensor, before: float | None = N
     moved = copy.deepcopy(scene.model)
     if before is None:
         before = _mean_loss(moved, tokens)
-    medians = median_norms(list(scene.payloads.values()), scene.layout)
+    medians = target_norms(list(scene.payloads.values()), scene.layout)
     update = single_update(scene.payloads[uid], scene.layout, medians)
     params = parameters_of(moved)
     load_parameters(moved, {name: tensor - scene.factor * update[name] for name, tensor in params.items()})

@@ -13,7 +13,7 @@ from typing import Any
 from templar.audit.findings import Accusation, named_by
 from templar.chain.base import Chain, Clock
 from templar.errors import Reason
-from templar.gradient.aggregate import aggregate, median_norms, peer_norms, single_update
+from templar.gradient.aggregate import aggregate, peer_norms, single_update, target_norms
 from templar.gradient.codec.values import QUANTUM
 from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
@@ -314,7 +314,7 @@ def measure_influence(cast: Cast, history: History, hparams: HParams, layout: La
         payloads = history.payloads[window]
         if not payloads:
             continue
-        medians = median_norms(list(payloads.values()), layout)
+        medians = target_norms(list(payloads.values()), layout)
         for uid in cast.attackers:
             contribution = max(contribution, _contribution(payloads[uid], layout, medians))
         sound = peer_norms([payloads[uid] for uid in cast.sound if uid in payloads], layout)

@@ -36,7 +36,7 @@ from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
 from templar.hparams import Training
 from templar.shared_results import Same, shared
-from templar.training.schedule import outer_learning_rate, outer_weight_decay
+from templar.training.schedule import loudest_coefficient, outer_learning_rate, outer_weight_decay
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class AgreedState:
         mark: Which state they are; `check_mark` checks it.
         layout: Tensors and chunks.
         training: Recipe and step sizes.
+        momentum_decay: Decay of the miners' error feedback.
         outer_steps_per_shard: Outer steps between two shards; None in a network that trains on pages.
     """
 
@@ -72,6 +73,8 @@ class AgreedState:
         mark: StateMark,
         layout: Layout,
         training: Training,
+        *,
+        momentum_decay: float,
         outer_steps_per_shard: int | None = None,
     ) -> None:
         self.params = dict(params)
@@ -82,7 +85,7 @@ class AgreedState:
             self.epochs = first_epochs(mark.window + 1)
         self._outer_steps_per_shard = outer_steps_per_shard
         self._layout = layout
-        self._training = training
+        self._training, self._momentum_decay = training, momentum_decay
         self._mark: StateMark | None = mark
         self._previous_root = mark.previous_root
         self._null = mark.null
@@ -106,6 +109,11 @@ class AgreedState:
             self._mark = replace(unrooted, root=_root_of(unrooted, self._digest.result()))
         return self._mark
 
+    @property
+    def limit(self) -> float | None:
+        """How large the coefficients of the next window may be, as `loudest_coefficient` gives it."""
+        return loudest_coefficient(self._training, self._momentum_decay, self.outer_steps)
+
     def apply(self, window: int, payloads: Sequence[Payload]) -> None:
         """Apply the next window; without payloads it is a null window, which changes no parameter (docs/protocol.md 9).
 
@@ -117,7 +125,9 @@ class AgreedState:
         self._previous_root = self.root  # the parameters must be hashed before they change
         if payloads:
             rates = outer_learning_rate(self._training, self.outer_steps), outer_weight_decay(self._training)
-            outer_step(self.params, _update(payloads, self._layout), learning_rate=rates[0], weight_decay=rates[1])
+            outer_step(
+                self.params, _update(payloads, self._layout, self.limit), learning_rate=rates[0], weight_decay=rates[1]
+            )
             self.outer_steps += 1
             step = (self._previous_root, *rates, self._layout.digest, *map(Same, payloads))
             self._digest = _digest_after(step, self.params)
@@ -126,9 +136,9 @@ class AgreedState:
         self.window, self._null, self._mark = window, not payloads, None
 
 
-@shared(lambda payloads, layout: (layout.digest, *map(Same, payloads)), most=4)
-def _update(payloads: Sequence[Payload], layout: Layout) -> Mapping[str, Tensor]:
-    return aggregate(payloads, layout)
+@shared(lambda payloads, layout, limit: (layout.digest, limit, *map(Same, payloads)), most=4)
+def _update(payloads: Sequence[Payload], layout: Layout, limit: float | None) -> Mapping[str, Tensor]:
+    return aggregate(payloads, layout, limit)
 
 
 @shared(lambda step, params: step, most=64)

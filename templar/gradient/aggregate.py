@@ -4,7 +4,7 @@ Magnitudes are whole numbers of a quantum, so sums are exact: the order of the p
 machine cannot matter. Per tensor, with `s` the magnitude of a coefficient in quanta and `n2 = sum of s^2` a peer's
 squared norm, exact as well:
 
-    sparseloco  target  m2 = the lower median of n2 over the peers with n2 > 0
+    sparseloco  target  m2 = the lower median of n2 over the peers with n2 > 0, at most the limit of the window
                 each magnitude becomes s if n2 <= m2, else floor(s * sqrt(m2 / n2))
     demo        target  m2 = (2^40)^2, the unit norm
                 each magnitude becomes floor(s * sqrt(m2 / n2))
@@ -50,6 +50,7 @@ SLOW_SECONDS = 2.0
 def aggregate(
     payloads: Sequence[Payload],
     layout: Layout,
+    limit: float | None = None,
     *,
     device: torch.device | str = "cpu",
     out: Mapping[str, Tensor] | None = None,
@@ -61,6 +62,8 @@ def aggregate(
     Args:
         payloads: The payloads of a roster, decoded with `layout`, in any order; one is enough.
         layout: Tensors, chunks and recipe.
+        limit: The largest root mean square that the coefficients of a tensor may have, as `loudest_coefficient` gives
+            it for the window; None for no limit.
         device: Where the sums are made, and the update stays.
         out: An earlier update of this layout that is no longer needed; it is overwritten.
 
@@ -72,7 +75,7 @@ def aggregate(
     """
     _check_peers(payloads, layout)
     norms = peer_norms(payloads, layout)
-    return _updates(payloads, norms, _medians(norms), layout, out or _empty(layout, device))
+    return _updates(payloads, norms, _targets(norms, layout, limit), layout, out or _empty(layout, device))
 
 
 def single_update(
@@ -83,7 +86,7 @@ def single_update(
     Args:
         payload: One payload of the roster, or a payload to be measured against it.
         layout: Tensors, chunks and recipe.
-        medians: `median_norms` of the roster, for the same clip as there. Demo does not use it.
+        medians: `target_norms` of the roster, for the same clip as there. Demo does not use it.
         out: As in `aggregate`.
 
     Raises:
@@ -98,17 +101,18 @@ def peer_norms(payloads: Sequence[Payload], layout: Layout) -> list[dict[str, in
     return [{name: _squared_norm(payload.sections[name]) for name in layout.names} for payload in payloads]
 
 
-def median_norms(payloads: Sequence[Payload], layout: Layout) -> dict[str, int]:
-    """The lower median of the squared norms in squared quanta, by parameter name (docs/protocol.md 9).
+def target_norms(payloads: Sequence[Payload], layout: Layout, limit: float | None = None) -> dict[str, int]:
+    """The squared norm that no peer's tensor exceeds, in squared quanta, by parameter name (docs/protocol.md 9).
 
-    The square root of it is the lower median of the norms. Peers whose tensor is zero contribute nothing to it and do
-    not count, or free riders could pull the median to zero; if all are zero, so is the median.
+    It is the lower median of the squared norms; the square root of it is the lower median of the norms. Peers whose
+    tensor is zero contribute nothing to it and do not count, or free riders could pull the median to zero; if all are
+    zero, so is the median. Where most peers are too loud the limit holds, as in `aggregate`.
 
     Raises:
         ValueError: There are no payloads, or more than a subnet has uids, or one was made for another layout.
     """
     _check_peers(payloads, layout)
-    return _medians(peer_norms(payloads, layout))
+    return _targets(peer_norms(payloads, layout), layout, limit)
 
 
 def magnitudes(section: Section, squared_norm: int, median: int, recipe: Recipe) -> NDArray[np.int64]:
@@ -262,9 +266,15 @@ def _code_counts(section: Section) -> NDArray[np.int64]:
     return (counts + np.bincount(codes[active, -1], weights=upper, minlength=CODES + 1)).astype(np.int64)
 
 
-def _medians(norms: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    contributing = {name: sorted(peer[name] for peer in norms if peer[name] > 0) for name in norms[0]}
-    return {name: squares[(len(squares) - 1) // 2] if squares else 0 for name, squares in contributing.items()}
+def _targets(norms: Sequence[Mapping[str, int]], layout: Layout, limit: float | None) -> dict[str, int]:
+    targets, most = {}, None if limit is None else int(limit / QUANTUM) ** 2
+    for tensor in layout.tensors:
+        squares = sorted(peer[tensor.name] for peer in norms if peer[tensor.name] > 0)
+        median = squares[(len(squares) - 1) // 2] if squares else 0
+        # The DCT may gather what a whole chunk holds in its largest coefficients.
+        count = tensor.num_elements if layout.use_dct else tensor.num_coefficients
+        targets[tensor.name] = median if most is None else min(median, count * most)
+    return targets
 
 
 def _empty(layout: Layout, device: torch.device | str) -> dict[str, Tensor]:

@@ -61,6 +61,11 @@ class TensorLayout:
         """Chunks in the tensor."""
         return math.prod(self.shape) // self.chunk_length
 
+    @property
+    def num_elements(self) -> int:
+        """Elements of the tensor."""
+        return self.num_chunks * self.chunk_length
+
     @cached_property
     def num_coefficients(self) -> int:
         """Coefficients published of the tensor."""

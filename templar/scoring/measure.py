@@ -159,6 +159,31 @@ class Evaluator:
         return median(differences) if differences else 0.0
 
 
+def step_losses(
+    model: nn.Module,
+    params: Mapping[str, Tensor],
+    sequences: NDArray[np.int32],
+    update: Callable[..., dict[str, Tensor]],
+    *,
+    factor: float,
+    micro_batch_size: int,
+    meter: Meter,
+) -> tuple[float | None, float | None]:
+    """Return the mean loss before and after a step along an update; None where it is not finite.
+
+    Args:
+        model: Of the network's shape; it is left bound to `params`.
+        params: The agreed parameters before the step, by name; only read.
+        sequences: What is measured on, shape (n, L).
+        update: Makes the update; takes the tensors `out` to write it into, or None.
+        factor: Step size.
+        micro_batch_size: Sequences per forward pass, by the preset.
+        meter: Computes the losses.
+    """
+    part = _Part(model, meter.load(model, params), {0: torch.from_numpy(sequences)}, micro_batch_size, meter)
+    return _mean(part.losses(0)), _mean(part.losses_after(update, factor, (0,))[0])
+
+
 @dataclass(frozen=True)
 class _FirstOrder:
     """What the backward passes over some segments give."""
@@ -232,6 +257,10 @@ class _Part:
             return self._fitting(lambda size: {owner: self._losses(owner, size) for owner in owners})
         finally:
             bind_parameters(self.net, self.params)
+
+    def losses(self, owner: int) -> list[float]:
+        """The losses of a segment under the agreed parameters."""
+        return self._fitting(lambda size: self._losses(owner, size))
 
     @contextmanager
     def _gradients(self) -> Iterator[dict[str, Tensor]]:

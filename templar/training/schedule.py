@@ -41,6 +41,25 @@ def inner_learning_rate(training: Training, outer_steps: int, inner_step: int) -
     return training.adamw.learning_rate * schedule_factor(training.schedule, step)
 
 
+def loudest_coefficient(training: Training, momentum_decay: float, outer_steps: int) -> float | None:
+    """How large a payload's coefficients may be in a window (docs/protocol.md 9); None in `demo`, which has no sizes.
+
+    AdamW moves a parameter by about its learning rate in a step (Kingma and Ba 2015, 2.1), so a run moves it by at most
+    the sum of its rates. With what error feedback keeps of all runs before it is `1 / (1 - momentum_decay)` times that.
+
+    Args:
+        training: Recipe, peak and schedule.
+        momentum_decay: Decay of the error-feedback buffer.
+        outer_steps: As in `inner_learning_rate`.
+    """
+    if training.recipe == "demo":
+        return None
+    reach = 0.0
+    for step in range(training.inner_steps):
+        reach += inner_learning_rate(training, outer_steps, step)
+    return training.outer_learning_rate * reach / (1 - momentum_decay)
+
+
 def outer_learning_rate(training: Training, outer_steps: int) -> float:
     """The learning rate of the outer step after `outer_steps` others: constant in `sparseloco`, scheduled in `demo`."""
     if training.recipe == "sparseloco":

@@ -52,13 +52,14 @@ def genesis(params: dict[str, Tensor]) -> StateMark:
 
 def state(training: Training = SPARSELOCO, layout: Layout = LAYOUT) -> AgreedState:
     params = parameters()
-    return AgreedState(params, genesis(params), layout, training)
+    return AgreedState(params, genesis(params), layout, training, momentum_decay=0.9)
 
 
 def test_a_step_is_the_aggregate_times_the_learning_rate() -> None:
     agreed, payloads = state(), [payload(1), payload(2)]
+    update, unbound = aggregate(payloads, LAYOUT, agreed.limit), aggregate(payloads, LAYOUT)
+    assert not all(torch.equal(update[name], unbound[name]) for name in unbound), "these payloads are too loud"
     agreed.apply(10, payloads)
-    update = aggregate(payloads, LAYOUT)
     rate = torch.tensor(SPARSELOCO.outer_learning_rate)
     assert all(torch.equal(agreed.params[name], old - rate * update[name]) for name, old in parameters().items())
     assert (agreed.window, agreed.outer_steps) == (10, 1)
@@ -138,7 +139,7 @@ def test_a_state_goes_on_from_its_own_mark() -> None:
         if window < 12:
             first.apply(window, payloads)
     params = {name: tensor.clone() for name, tensor in first.params.items()}
-    second = AgreedState(params, first.mark, LAYOUT, SPARSELOCO)
+    second = AgreedState(params, first.mark, LAYOUT, SPARSELOCO, momentum_decay=0.9)
     second.apply(12, [payload(2)])
     second.apply(13, [])
     assert second.mark == whole.mark

@@ -28,7 +28,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.gradient import Recipe
-from templar.gradient.aggregate import UNIT_NORM, aggregate, median_norms, outer_step, peer_norms, single_update
+from templar.gradient.aggregate import UNIT_NORM, aggregate, outer_step, peer_norms, single_update, target_norms
 from templar.gradient.codec.sections import unpack
 from templar.gradient.codec.values import MAX_STEP, QUANTUM, STEP_QUANTA, STEP_VALUES
 from templar.gradient.codec.wire import Payload
@@ -59,10 +59,10 @@ PEERS = [
 ]
 
 
-def test_median_norms_and_clip() -> None:
+def test_target_norms_and_clip() -> None:
     squares = [Fraction(peer["p"]) * Fraction(QUANTUM) ** 2 for peer in peer_norms(PEERS, SCALARS)]
     assert squares == [130, 8320, Fraction(21, 2)]
-    assert median_norms(PEERS, SCALARS)["p"] == peer_norms(PEERS, SCALARS)[0]["p"]
+    assert target_norms(PEERS, SCALARS)["p"] == peer_norms(PEERS, SCALARS)[0]["p"]
     update = aggregate(PEERS, SCALARS)["p"]
     assert update.tolist() == pytest.approx([2 / 3, 4 / 3, 3, 3, 14.5 / 3, 14.5 / 3, 0], rel=1e-6)
 
@@ -73,7 +73,7 @@ def test_the_median_is_the_lower_one_of_contributing_peers(steps: list[int]) -> 
     payloads = [scalars(float(STEP_VALUES[step]), 0, 0, 0, 0, 0, 0) for step in steps]
     contributing = sorted(step for step in steps if step)
     middle = contributing[(len(contributing) - 1) // 2] if contributing else 0
-    assert median_norms(payloads, SCALARS) == {"p": int(STEP_QUANTA[middle]) ** 2}
+    assert target_norms(payloads, SCALARS) == {"p": int(STEP_QUANTA[middle]) ** 2}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -84,8 +84,8 @@ def test_zero_payloads_dilute_no_other_peer(recipe: Recipe) -> None:
     alone = aggregate([honest], layout)["p"]
     assert torch.equal(aggregate([idle, honest, idle, idle], layout)["p"], alone)
     assert not aggregate([idle, idle], layout)["p"].any()
-    assert median_norms([idle], layout) == {"p": 0}
-    assert median_norms([idle, honest, idle, idle], layout) == median_norms([honest], layout)
+    assert target_norms([idle], layout) == {"p": 0}
+    assert target_norms([idle, honest, idle, idle], layout) == target_norms([honest], layout)
 
 
 def test_a_peer_silent_in_one_tensor_counts_in_the_others() -> None:
@@ -107,11 +107,11 @@ def test_coefficients_clipped_to_zero_dilute_no_other_peer() -> None:
     [
         (lambda: aggregate([], SCALARS), "1 to 256"),
         (lambda: aggregate([PEERS[0]] * (MAX_PEERS + 1), SCALARS), "1 to 256"),
-        (lambda: median_norms([], SCALARS), "1 to 256"),
-        (lambda: median_norms([PEERS[0]] * (MAX_PEERS + 1), SCALARS), "1 to 256"),
+        (lambda: target_norms([], SCALARS), "1 to 256"),
+        (lambda: target_norms([PEERS[0]] * (MAX_PEERS + 1), SCALARS), "1 to 256"),
         (lambda: aggregate([PEERS[0], LOUD], SCALARS), "another layout"),
         (lambda: aggregate(PEERS, replace(SCALARS, recipe="demo")), "another layout"),
-        (lambda: median_norms([LOUD], SCALARS), "another layout"),
+        (lambda: target_norms([LOUD], SCALARS), "another layout"),
         (lambda: single_update(LOUD, SCALARS, {"p": 1}), "another layout"),
     ],
 )
@@ -142,7 +142,7 @@ def test_same_bits_in_any_order_and_on_any_number_of_threads(
 ) -> None:
     payloads = [make(layout, seed) for seed in peers]
     expected = aggregate(payloads, layout)
-    medians = median_norms(payloads[:1], layout)
+    medians = target_norms(payloads[:1], layout)
     assert same_bits(single_update(payloads[0], layout, medians), aggregate(payloads[:1], layout))
     shuffler.shuffle(payloads)
     for count in (1, 2):
@@ -160,7 +160,7 @@ def test_same_bits_in_any_order_and_on_any_number_of_threads(
 def test_nobody_contributes_more_than_the_median_norm(layout: Layout, peers: list[int], make: object) -> None:
     layout = replace(layout, use_dct=False, recipe="sparseloco")
     payloads = [make(layout, seed) for seed in peers]
-    medians = median_norms(payloads, layout)
+    medians = target_norms(payloads, layout)
     for payload in payloads:
         update = single_update(payload, layout, medians)
         for name, tensor in update.items():
@@ -249,3 +249,16 @@ def test_outer_step_changes_all_or_nothing() -> None:
         with pytest.raises(ValueError, match=r"names|one shape"):
             outer_step(params, update, learning_rate=1.0, weight_decay=0.5)
         assert params["p"].tolist() == [1.0, 1.0]
+
+
+@given(layouts, seeds, st.floats(1e-9, 1e3), st.integers(1, 4))
+def test_no_tensor_is_louder_than_the_limit(layout: Layout, seed: int, limit: float, count: int) -> None:
+    """Its root mean square over the coefficients, or over the elements with the DCT, which keeps norms."""
+    layout = replace(layout, recipe="sparseloco")
+    payloads = [random_payload(layout, seed + number) for number in range(count)]
+    targets, unbound = target_norms(payloads, layout, limit), target_norms(payloads, layout)
+    for tensor in layout.tensors:
+        places = tensor.num_elements if layout.use_dct else tensor.num_coefficients
+        assert targets[tensor.name] == min(unbound[tensor.name], places * int(limit / QUANTUM) ** 2)
+    first = target_norms(payloads[:1], layout, limit)
+    assert same_bits(aggregate(payloads[:1], layout, limit), single_update(payloads[0], layout, first))

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from templar.gradient import Recipe, aggregate, kernels
-from templar.gradient.aggregate import compile_kernels, median_norms, outer_step, single_update
+from templar.gradient.aggregate import compile_kernels, outer_step, single_update, target_norms
 from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_each
@@ -143,7 +143,7 @@ def test_aggregates_of_any_shape_in_any_order(layout: Layout, peers: list[int], 
     with kernels.forced("torch"):
         payloads = [payload(layout, seed) for seed in peers]
         expected = aggregate.aggregate(payloads, layout)
-        medians = median_norms(payloads, layout)
+        medians = target_norms(payloads, layout)
         alone = single_update(payloads[0], layout, medians)
     for count in (1, 2):
         with kernels.forced("numba"), threads(count):

@@ -24,7 +24,7 @@ from hypothesis import given
 from torch import Tensor
 
 from templar.gradient import kernels
-from templar.gradient.aggregate import median_norms, single_update
+from templar.gradient.aggregate import single_update, target_norms
 from templar.gradient.codec.wire import Payload
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.kernels import Backend
@@ -57,7 +57,7 @@ def products(
     gradients: Mapping[str, Tensor],
     medians: Mapping[str, int] | None = None,
 ) -> list[float]:
-    known = median_norms(payloads, layout) if medians is None else medians
+    known = target_norms(payloads, layout) if medians is None else medians
     return UpdateProducts(payloads, layout, known).with_gradients(gradients, range(len(payloads)))
 
 
@@ -69,7 +69,7 @@ def test_a_product_is_that_of_the_update(implementation: Backend, layout: Layout
     zeros = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
     with kernels.forced(implementation):
         assert products(payloads[1:], layout, zeros) == [0.0, 0.0]
-        gradients, medians = gradients_of(layout, seed), median_norms(payloads, layout)
+        gradients, medians = gradients_of(layout, seed), target_norms(payloads, layout)
         for payload, found in zip(payloads, products(payloads, layout, gradients, medians), strict=True):
             update = single_update(payload, layout, medians)
             terms = torch.cat([(update[name].double() * gradients[name].double()).flatten() for name in update])
@@ -103,7 +103,7 @@ GRADIENTS = {"p": torch.tensor([8.0, 100.0, 100.0, 16.0, 100.0, 100.0, 100.0, 0.
 def test_published_coefficients_count_with_their_sign_and_are_clipped_tensor_by_tensor(
     implementation: Backend,
 ) -> None:
-    norms = median_norms([PLAIN], VECTOR)
+    norms = target_norms([PLAIN], VECTOR)
     quarter = {name: norm // 4 for name, norm in norms.items()}  # of the squared norm: half of the norm
     medians = [norms, quarter, {**norms, "q": quarter["q"]}, {name: 4 * norm for name, norm in norms.items()}]
     with kernels.forced(implementation):
@@ -120,7 +120,7 @@ def test_published_coefficients_count_with_their_sign_and_are_clipped_tensor_by_
 @pytest.mark.parametrize("layout", LAYOUTS[:3:2] + LAYOUTS[4:5])
 def test_one_at_a_time_or_all_at_once_in_any_order(layout: Layout) -> None:
     payloads, gradients = payloads_of(layout), gradients_of(layout)
-    asked = UpdateProducts(payloads, layout, median_norms(payloads, layout))
+    asked = UpdateProducts(payloads, layout, target_norms(payloads, layout))
     together = asked.with_gradients(gradients, range(len(payloads)))
     assert [asked.with_gradients(gradients, [index])[0] for index in range(len(payloads))] == together
     assert asked.with_gradients(gradients, [3, 1, 1]) == [together[3], together[1], together[1]]
@@ -144,7 +144,7 @@ def test_gradients_are_only_read_in_any_memory_layout() -> None:
 def test_a_payload_of_another_layout_is_refused() -> None:
     foreign = random_payload(layout_of({"p": (8,), "q": (4,)}), 1)
     with pytest.raises(ValueError, match="another layout"):
-        UpdateProducts([PLAIN, foreign], VECTOR, median_norms([PLAIN], VECTOR))
+        UpdateProducts([PLAIN, foreign], VECTOR, target_norms([PLAIN], VECTOR))
 
 
 # Gradients that are not finite.
@@ -169,7 +169,7 @@ def test_gradients_that_are_not_finite_give_no_number_and_no_warning(layout: Lay
         for bad in (-math.inf, math.nan)
     ]
     # The products of two tensors are plus and minus infinity.
-    update = single_update(payload, layout, median_norms([payload], layout))
+    update = single_update(payload, layout, target_norms([payload], layout))
     signs = {name: 1 if place % 2 else -1 for place, name in enumerate(layout.names)}
     cancelling = {
         name: torch.where(tensor != 0, torch.sign(tensor) * signs[name] * math.inf, torch.ones(()))

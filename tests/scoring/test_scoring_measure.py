@@ -14,7 +14,7 @@ from templar import interrupt
 from templar.agreement.state import parameters_digest
 from templar.errors import TransientError
 from templar.gradient import Recipe
-from templar.gradient.aggregate import median_norms, single_update
+from templar.gradient.aggregate import single_update, target_norms
 from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
 from templar.hparams import load_hparams
@@ -100,7 +100,7 @@ def evaluator(
         SEGMENTS if segments is None else segments,
         payloads,
         layout=layout,
-        medians=median_norms(list(payloads.values()), layout) if medians is None else medians,
+        medians=target_norms(list(payloads.values()), layout) if medians is None else medians,
         factor=factor,
         micro_batch_size=MICRO_BATCH,
     )
@@ -130,7 +130,7 @@ def mean_loss(params: Mapping[str, Tensor], owners: Sequence[int]) -> float | No
 
 
 def moved(params: Mapping[str, Tensor], payloads: Mapping[int, Payload], uid: int, step: float) -> dict[str, Tensor]:
-    update = single_update(payloads[uid], LAYOUT, median_norms(list(payloads.values()), LAYOUT))
+    update = single_update(payloads[uid], LAYOUT, target_norms(list(payloads.values()), LAYOUT))
     return {name: tensor - step * update[name] for name, tensor in params.items()}
 
 
@@ -162,7 +162,7 @@ def test_a_payload_too_large_is_clipped_as_it_would_be_applied(
 ) -> None:
     clipped, plain = (
         evaluator(params, payloads, medians=medians).estimate([])[30].random_gain
-        for medians in (None, median_norms([payloads[30]], LAYOUT))
+        for medians in (None, target_norms([payloads[30]], LAYOUT))
     )
     assert abs(plain) > 10 * abs(clipped) > 0
 
@@ -179,7 +179,7 @@ def test_gains_are_directional_derivatives(params: dict[str, Tensor], recipe: Re
     net = build_model(MODEL)
     load_parameters(net, params)
     gradients = {owner: gradient_of(net, tokens) for owner, tokens in SEGMENTS.items()}
-    medians = median_norms(list(payloads.values()), layout)
+    medians = target_norms(list(payloads.values()), layout)
     for uid, payload in payloads.items():
         update = single_update(payload, layout, medians)
 
@@ -206,7 +206,7 @@ def test_the_expectation_is_the_median_gain_of_the_other_exact_miners(
     net = build_model(MODEL)
     load_parameters(net, params)
     there = gradient_of(net, SEGMENTS[4])
-    medians = median_norms(list(payloads.values()), LAYOUT)
+    medians = target_norms(list(payloads.values()), LAYOUT)
     before = mean_loss(params, [4])
     advantages = []
     for other in exact_uids[1:]:
@@ -343,7 +343,7 @@ def test_memory_is_the_model_one_update_and_the_activations(recipe: Recipe, use_
 
     def evaluate() -> None:
         measuring = Evaluator(net, params, segments, payloads, layout=layout, micro_batch_size=4, factor=FACTOR,
-                              medians=median_norms(list(payloads.values()), layout))  # fmt: skip
+                              medians=target_norms(list(payloads.values()), layout))  # fmt: skip
         measured(measuring, {1: (2,)})
 
     def pass_once() -> None:

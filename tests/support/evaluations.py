@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from templar.gradient.aggregate import median_norms
+from templar.gradient.aggregate import target_norms
 from templar.gradient.layout import Layout
 from templar.hparams import TrainerSettings, load_hparams
 from templar.scoring.evidence import WindowFacts
@@ -28,7 +28,7 @@ def evaluator(settings: TrainerSettings) -> Evaluator:
     net = build_model(MODEL)
     params = {name: tensor.clone() for name, tensor in parameters_of(net).items()}
     payloads = {uid: payload_of(LAYOUT, _gradient(uid)) for uid in (3, 4)} | {6: random_payload(LAYOUT, 6, size=0.01)}
-    medians = median_norms(list(payloads.values()), LAYOUT)
+    medians = target_norms(list(payloads.values()), LAYOUT)
     return Evaluator(
         net,
         params,

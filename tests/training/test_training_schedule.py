@@ -5,7 +5,13 @@ import math
 import pytest
 
 from templar.hparams import Schedule, load_hparams
-from templar.training.schedule import inner_learning_rate, outer_learning_rate, outer_weight_decay, schedule_factor
+from templar.training.schedule import (
+    inner_learning_rate,
+    loudest_coefficient,
+    outer_learning_rate,
+    outer_weight_decay,
+    schedule_factor,
+)
 
 DEMO = {0: 4.0e-5, 1: 4.144e-5, 100: 1.84e-4, 249: 3.9856e-4, 250: 4e-4, 1000: 3.98752322e-4, 5250: 3.47279221e-4,
         10250: 2.2e-4, 20249: 4.0000002e-5, 20250: 4e-4, 40250: 2.2e-4, 60250: 4e-4}  # fmt: skip
@@ -35,6 +41,15 @@ def test_the_cosine_is_accurate() -> None:
     schedule = Schedule(warmup_steps=0, warmup_start_factor=0.1, t_max=9973, eta_min_factor=0.0, restarts=False)
     for step in range(0, 9974, 7):
         assert abs(schedule_factor(schedule, step) - (1 + math.cos(math.pi * step / 9973)) / 2) < 1e-15
+
+
+def test_a_payload_is_no_louder_than_all_that_its_miner_can_have_learnt() -> None:
+    training = load_hparams("templar-2.1.3").training
+    first, last = loudest_coefficient(training, 0.95, 0), loudest_coefficient(training, 0.95, 60)
+    assert first == pytest.approx(20 * sum(inner_learning_rate(training, 0, step) for step in range(30)))
+    assert last == pytest.approx(20 * 30 * 1.3e-4, rel=1e-3), "after the warm-up"
+    assert loudest_coefficient(training, 0.8, 60) == pytest.approx(last / 4)
+    assert loudest_coefficient(load_hparams("templar-0.2.82").training, 0.95, 60) is None, "its steps are signs"
 
 
 def test_the_outer_step_of_each_recipe() -> None:
