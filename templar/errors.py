@@ -116,6 +116,7 @@ class Reason(StrEnum):
     ROSTER_LATE = "roster_late"
     ROSTER_OMITS = "roster_omits"
     ROSTER_INCLUDES = "roster_includes"
+    ROSTER_HARMFUL = "roster_harmful"
     ROSTER_EQUIVOCATION = "roster_equivocation"
     MANIFEST_EQUIVOCATION = "manifest_equivocation"
     WORD_EQUIVOCATION = "word_equivocation"

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from templar.agreement.decisions import READ_SECONDS
@@ -14,7 +14,7 @@ from templar.exchange.gather import ask_in_turn
 from templar.exchange.object_keys import aggregate_key
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.reveal import check_stored_at
+from templar.exchange.reveal import Submission, check_stored_at
 from templar.exchange.signed import Sealed
 from templar.store.base import ObjectInfo
 from templar.store.deadline import current
@@ -22,6 +22,8 @@ from templar.timeline import Interval, WindowTimes
 
 log = logging.getLogger(__name__)
 
+MOST_OMITTED = 3
+"""A roster may leave out one in so many of the payloads that a validator saw in good time, and one in any case."""
 SKEW_SECONDS = 300.0
 """If this machine's clock is further off, a refused read is its own failure: stores refuse wrong clocks (S3: 900 s)."""
 
@@ -57,6 +59,8 @@ class Judge:
     check: Callable[[Roster], None] = lambda roster: None
     concurrency: int = 1
     """Buckets that are read at once; 1 reads them one after the other in the caller's thread."""
+    approve: Callable[[Roster], None] = lambda roster: None
+    """This node's own judgement of a roster that is legal and whose payloads are in the cache; errors as of `check`."""
 
     @property
     def seconds(self) -> float:
@@ -83,6 +87,7 @@ class Judge:
             shown = Sealed(found.body, found.signature)
             self.check(shown.body)
             self._fetch_aggregate(shown.body, publisher, slot)
+            self.approve(shown.body)
         except PermanentError as error:
             chain = self.exchange.chain
             if (
@@ -140,3 +145,32 @@ class Judge:
         # Within a deadline half of the time is the miners', if the aggregate cannot be read.
         seconds = self.seconds if deadline is None else deadline.seconds_left / 2
         fetch_payloads(self.exchange, roster, store, self.cache, seconds=seconds, concurrency=self.concurrency)
+
+
+def check_omissions(roster: Roster, gathered: Collection[Submission], times: WindowTimes) -> None:
+    """Check that a roster has most of the payloads that this validator itself saw in good time (docs/protocol.md 8).
+
+    What this validator did not see never counts against a roster.
+
+    Args:
+        roster: The roster.
+        gathered: What counted in the own gather of the listed miners.
+        times: The window's times.
+
+    Raises:
+        RejectedError: `roster_omits`.
+    """
+    commits, reveals = times.commit_interval.last, times.reveal_interval
+    revealed_by = (reveals.first + reveals.last) // 2
+    early = {
+        each.uid
+        for each in gathered
+        if each.committed_at <= commits - times.rules.commit_guard_seconds and each.revealed_at <= revealed_by
+    }
+    omitted = sorted(early - {entry.uid for entry in roster.entries})
+    most = max(1, len(early) // MOST_OMITTED) if roster.entries else 0
+    if len(omitted) > most:
+        raise RejectedError(
+            Reason.ROSTER_OMITS,
+            f"it leaves out uids {omitted} of {len(early)} that counted here in good time; it may leave out {most}",
+        )

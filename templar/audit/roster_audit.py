@@ -159,9 +159,8 @@ def _why_passed_over(node: Node, seen: Hindsight, publisher: NeuronInfo, rank: i
         return passed(why.reason, why.message, roster, found.signature)
     if not roster.entries:
         return Sealed(roster, found.signature)
-    return passed(
-        Reason.AGGREGATE_MISSING, "it counts now; its payloads may have come too late", roster, found.signature
-    )
+    detail = "it counts now; its payloads came too late, or validators voted it down"
+    return passed(Reason.AGGREGATE_MISSING, detail, roster, found.signature)
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,8 @@ def find_conflicts(exchange: Exchange, seen: Observations) -> tuple[tuple[Findin
     own = exchange.signer.address if exchange.signer else None
     # 1. Publishers without a roster that counts.
     for passed in seen.passed_over:
-        if passed.hotkey != own:
+        # What the payloads do is no fault of the publisher that was shown them.
+        if passed.hotkey != own and passed.reason is not Reason.ROSTER_HARMFUL:
             suspect = Suspect(uid=passed.uid, hotkey=passed.hotkey)
             shown = passed.sealed or _shown_now(exchange, seen.window, suspect)
             detail = f"no roster that counts: {passed.detail}"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from templar.agreement.decisions import own_may_have_expired
 from templar.agreement.roster import RosterDraft, draft_roster, publish_copy, publish_roster
-from templar.agreement.roster_judge import Judge
+from templar.agreement.roster_judge import Judge, check_omissions
 from templar.agreement.slots import Settlement, Voter
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.commitments import Observed, observe_commitments
@@ -165,6 +165,18 @@ class RosterNode(Node):
             spool=self.spool,
             durable=self.context.durable,
         )
+
+    def approve_roster(self, times: WindowTimes, roster: Roster) -> None:
+        """Judge a roster by the own gather, in which only what this node observed before the close counts.
+
+        Raises:
+            RejectedError: `roster_omits`.
+        """
+        seen, gathered = self._observed(times.window), self._gathered
+        if gathered is None or gathered.window != times.window or seen is None or seen.digests is None:
+            return
+        listed = [each for each in gathered.outcomes if each.tier is Tier.GATHER]
+        check_omissions(roster, [each.submission for each in listed if each.submission is not None], times)
 
     def check_own(self, times: WindowTimes, roster: Roster) -> None:
         """Check the own roster as its readers will: one that they reject is not published."""

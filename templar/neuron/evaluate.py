@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,18 +14,19 @@ from torch import Tensor, nn
 from templar.agreement.genesis import load_genesis
 from templar.agreement.slots import Settlement
 from templar.agreement.sync_proof import read_proof, state_proof
+from templar.canonical import keyed_seed
 from templar.chain.base import NeuronInfo
 from templar.data.sampling import unigram_entropy
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.buckets import bucket_digest
 from templar.exchange.gather import GatherReport, Tier
-from templar.exchange.objects import Proof
-from templar.gradient.aggregate import median_norms
+from templar.exchange.objects import Proof, Roster
+from templar.gradient.aggregate import aggregate, target_norms
 from templar.gradient.codec.wire import Payload
 from templar.neuron.node import Node
-from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw_plan
+from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw, draw_plan
 from templar.scoring.evidence import Estimate, Likeness, MeasuredOn, Measurement, MinerFacts, WindowFacts
-from templar.scoring.measure import Evaluator, find_likenesses, norm_ratios
+from templar.scoring.measure import Evaluator, find_likenesses, norm_ratios, step_losses
 from templar.scoring.meter import Meter
 from templar.scoring.score import MAX_BEHIND, windows_behind
 from templar.scoring.standing import Standing
@@ -34,10 +36,15 @@ from templar.training.schedule import outer_learning_rate
 
 log = logging.getLogger(__name__)
 
+MOST_RISE = 0.1
+"""Nats per token by which a roster's step may raise the loss of a validator's own batch."""
 PROOF_ATTEMPTS = 2
 PROOF_PAUSE_SECONDS = 1.0
 MAX_UNMEASURED = 50
 """Windows without an exact measurement that count at most: newcomers must not take every place in a plan."""
+
+
+_GUARD_DOMAIN = "templar.agreement.guard"
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,49 @@ def evaluate(
     )
 
 
+def check_effect(node: Node, model: nn.Module, roster: Roster, *, meter: Meter) -> None:
+    """Check on the own batch that a roster's step does no harm (docs/protocol.md 8).
+
+    The batch is of a miner that the settling block and the own hotkey draw, so that nobody else knows it before the
+    payloads are fixed. What this node cannot measure never counts against a roster.
+
+    Args:
+        node: A validator whose agreed state is that of the window before.
+        model: A working model; it is loaded with the node's parameters.
+        roster: A legal roster, whose payloads are in the cache.
+        meter: What computes the losses.
+
+    Raises:
+        RejectedError: `roster_harmful`; the loss is not finite after the step, or rises by more than `MOST_RISE`.
+    """
+    # 1. The batch.
+    window, hparams, author = roster.window, node.hparams, node.exchange.author(roster.window)["hotkey"]
+    seed = node.chain.block_hash(_seed_block(node, window))
+    uids = [each.uid for each in node.exchange.miners(window) if node.workload.digest(window, each.uid) is not None]
+    if not uids:
+        return
+    uid = uids[keyed_seed(_GUARD_DOMAIN, seed, author) % len(uids)]
+    sequences = node.workload.sequences(node.workload.assignment(window, uid))
+    places = draw(range(len(sequences)), hparams.scoring.eval_sequences, _GUARD_DOMAIN, seed, author)
+
+    # 2. The step that everybody would take, and the loss before and after it.
+    payloads = [node.cache.payload(window, entry.payload_sha256) for entry in roster.entries]
+    before, after = node.chain.clock.compute(
+        lambda: step_losses(
+            model,
+            node.state.params,
+            sequences[places],
+            partial(aggregate, payloads, node.layout, node.state.limit),
+            factor=outer_learning_rate(hparams.training, node.state.outer_steps),
+            micro_batch_size=hparams.scoring.eval_micro_batch_size,
+            meter=meter,
+        )
+    )
+    if before is not None and (after is None or after > before + MOST_RISE):
+        text = "is not finite" if after is None else f"rises from {before:.3f} to {after:.3f}"
+        raise RejectedError(Reason.ROSTER_HARMFUL, f"with its payloads the loss of uid {uid}'s sequences {text}")
+
+
 def _shown(report: GatherReport, settlement: Settlement) -> list[tuple[int, str]]:
     """By uid, the payload that the roster names, or else that of the own gather."""
     gathered = {each.uid: each.manifest.payload_sha256 for each in report.submissions}
@@ -185,7 +235,7 @@ def _measure(
         segments,
         payloads,
         layout=node.layout,
-        medians=median_norms(rostered or list(payloads.values()), node.layout),
+        medians=target_norms(rostered or list(payloads.values()), node.layout, node.state.limit),
         factor=outer_learning_rate(node.hparams.training, node.state.outer_steps) * scoring.eval_lr_factor,
         micro_batch_size=scoring.eval_micro_batch_size,
         meter=meter,

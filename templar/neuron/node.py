@@ -248,7 +248,7 @@ class Node:
     def judge(self, times: WindowTimes) -> Judge:
         """Judges the rosters of a window."""
         check, concurrency = partial(self.check_roster, times), self.context.gather_concurrency
-        return Judge(self.exchange, times, self.cache, check, concurrency)
+        return Judge(self.exchange, times, self.cache, check, concurrency, partial(self.approve_roster, times))
 
     def _check_history(self, roster: Roster) -> None:
         check_history(self.exchange, self.journal, roster, concurrency=self.context.gather_concurrency)
@@ -288,6 +288,9 @@ class Node:
             rules = self.reveal_rules(times)
             miners, places = self.exchange.miners(rules.window), self.hparams.peers.gather_peer_count
             check_entries(roster, rules, miners, places=places)
+
+    def approve_roster(self, times: WindowTimes, roster: Roster) -> None:
+        """Judge a roster that is legal; only validators have a judgement, by which they vote."""
 
     @spends("applying")
     def apply(self, settlement: Settlement) -> StateMark:
@@ -416,7 +419,14 @@ class Node:
 
     def adopt(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> None:
         """Make this the live state; a miner without the file of a private state starts with a fresh one."""
-        self.state = AgreedState(params, mark, self.layout, self.hparams.training, self.hparams.data.shard_steps)
+        self.state = AgreedState(
+            params,
+            mark,
+            self.layout,
+            self.hparams.training,
+            momentum_decay=self.hparams.gradient.momentum_decay,
+            outer_steps_per_shard=self.hparams.data.shard_steps,
+        )
         self.workload.follow(self.state.epochs, self.state.window)
         self.private_state_restored(private, mark)
         self._pending_journal_window = None

@@ -6,6 +6,7 @@ the weights. All that a restart needs is in the journal.
 """
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,12 +20,13 @@ from templar.errors import PermanentError, Reason, RejectedError, TemplarError, 
 from templar.exchange.buckets import bucket_digest
 from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.objects import Roster
 from templar.exchange.peers import Selection, publish_peers, select_peers
 from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import unseal
 from templar.hparams import HParams
 from templar.neuron.aggregator import RosterNode
-from templar.neuron.evaluate import evaluate
+from templar.neuron.evaluate import check_effect, evaluate
 from templar.neuron.join import Context
 from templar.neuron.journal import Journal
 from templar.neuron.node import Node
@@ -34,7 +36,7 @@ from templar.scoring.evidence import Evidence, WindowFacts
 from templar.scoring.evidence_chain import ScoreBook, evidence_keys
 from templar.scoring.meter import Meter
 from templar.scoring.standing import Standing
-from templar.timeline import closing_block, first_block
+from templar.timeline import WindowTimes, closing_block, first_block
 from templar.training.model import build_model
 
 log = logging.getLogger(__name__)
@@ -98,6 +100,8 @@ class Validator(RosterNode):
             self.meter = Meter(context.trainer)
             self.meter.check(self.hparams)
             self.model: nn.Module = build_model(self.hparams.model)
+            self._guard = threading.Lock()  # several rosters may be looked at at once
+            self._approved: dict[str, RejectedError | None] = {}  # by the roster's digest
 
     def publish_peers(self, window: int) -> PublishReceipt | None:
         """Publish a new peer list if one is due; None if not, or if too few miners are active.
@@ -148,6 +152,31 @@ class Validator(RosterNode):
         """Gather the peers as every node does, and all other miners besides: each of them is scored."""
         return super().gather(window, others=others or self.exchange.miners(window))
 
+    def approve_roster(self, times: WindowTimes, roster: Roster) -> None:
+        """As every publisher of rosters; and measure what its step does, once.
+
+        Raises:
+            RejectedError: `roster_omits`, `roster_harmful`.
+        """
+        super().approve_roster(times, roster)
+        with self._guard:
+            if self.state.window != times.window - 1 or not roster.entries:
+                return
+            if roster.digest not in self._approved:
+                self._approved[roster.digest] = self._effect(roster)
+            if (refused := self._approved[roster.digest]) is not None:
+                raise refused
+
+    def _effect(self, roster: Roster) -> RejectedError | None:
+        """Why a roster's step does harm; None if it does none, or if this node cannot say."""
+        try:
+            check_effect(self, self.model, roster, meter=self.meter)
+        except RejectedError as error:
+            return error
+        except TemplarError as error:
+            log.warning("window %d: what the roster does was not measured: %s", roster.window, error)
+        return None
+
     @spends("evaluating")
     def evaluate(self, report: GatherReport, settlement: Settlement) -> WindowFacts | None:
         """Measure the window's payloads, `validator_offset` blocks after the settling block.
@@ -165,7 +194,8 @@ class Validator(RosterNode):
             return None
         settling = self.exchange.settling_block(self.exchange.times(window))
         self.chain.wait_for_block(settling + self.hparams.scoring.validator_offset)
-        return evaluate(self, self.model, self._standing(window), report, settlement, meter=self.meter)
+        with self._guard:  # a look at a roster that nobody waits for any more may still use the model
+            return evaluate(self, self.model, self._standing(window), report, settlement, meter=self.meter)
 
     @spends("evaluating")
     def rate(self, window: int, facts: WindowFacts | None) -> Evidence | None:
@@ -203,6 +233,7 @@ class Validator(RosterNode):
     def finish(self, window: int, reason: Reason | None = None) -> None:
         """As every node; then drop old evidence."""
         super().finish(window, reason)
+        self._approved.clear()
         self.book.forget(window - self.hparams.storage.retention_windows)
 
 

@@ -28,10 +28,10 @@ Publishing = Callable[..., Network]
 def publishing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Publishing]:
     networks = []
 
-    def build(kind: type[Aggregator] = Aggregator) -> Network:
+    def build(kind: type[Aggregator] = Aggregator, num_miners: int = 3) -> Network:
         hparams, kinds = tiny(peers={"gather_peer_count": 8}), {"aggregator": kind}
         folder = tmp_path_factory.mktemp("audited")
-        networks.append(Network(folder, hparams, actors=["honest"] * 3, num_validators=2, kinds=kinds))
+        networks.append(Network(folder, hparams, actors=["honest"] * num_miners, num_validators=2, kinds=kinds))
         return networks[-1]
 
     yield build
@@ -49,8 +49,8 @@ def network(publishing: Publishing) -> Network:
 
 @pytest.fixture(scope="module")
 def omitting(publishing: Publishing) -> Network:
-    """A network after one window, whose publisher left two miners out."""
-    network = publishing(PUBLISHERS["omitting_publisher"])
+    """A network after one window, whose publisher left two of six miners out: no more than may be."""
+    network = publishing(PUBLISHERS["omitting_publisher"], 6)
     network.run([1])
     return network
 
@@ -210,11 +210,17 @@ def test_a_bucket_that_one_node_cannot_read_blames_nobody(publishing: Publishing
     assert findings(network, 1) == findings(network, 2) == [], "a store that fails says nothing about others"
 
 
-def test_an_empty_roster_is_audited_like_any_other(publishing: Publishing, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_roster_that_leaves_most_out_is_voted_down_and_reported(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    """The next publisher's holds: no honest payload is lost, and those who voted say why."""
     network = publishing()
-    monkeypatch.setattr(network.aggregator, "chosen", lambda report: [])
+    own = type(network.aggregator).chosen
+    monkeypatch.setattr(network.aggregator, "chosen", lambda report: own(network.aggregator, report)[:left])
     network.run([1])
-    assert {node.state.mark.null for node in network.nodes.values()} == {True}
-    found = findings(network, 1)
-    assert {finding.reason for finding in found} == {Reason.ROSTER_OMITS}
-    assert {finding.suspects[0].uid for finding in found} == {uid(network.aggregator)}
+    assert {node.state.mark.null for node in network.nodes.values()} == {False}
+    listed = {entry.uid for entry in decided(network.validator, 1)[1].entries}
+    assert listed == {uid(miner) for miner in network.miners}
+    found = [finding for finding in findings(network, 1) if finding.reason == Reason.ROSTER_OMITS]
+    assert {tuple(suspect.uid for suspect in finding.suspects) for finding in found} == {(uid(network.aggregator),)}
