@@ -1,5 +1,6 @@
 """Vectors of keyed bits, permutations, the assignment of data, packing, and the choice of peers."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,9 +8,11 @@ import numpy as np
 from docs.vectors.exchange import network
 from docs.vectors.scenario import MINER_UIDS, OPENING_HASH
 from templar.canonical import canonical_json, keyed_seed
+from templar.chain.base import NeuronInfo, Role
 from templar.data.assignment import Epoch, SlotPlan, assign, spare_units
 from templar.data.permutation import Permutation
 from templar.data.sampling import pack
+from templar.exchange.context import drawn_by_stake
 from templar.exchange.peers import merge_lists, select_peers
 from templar.hparams import Peers
 
@@ -105,6 +108,18 @@ def peer_vectors() -> dict[str, Any]:
             {"lists": [{"stake": stake, "uids": uids} for stake, uids in each], "order": list(merge_lists(each, 5))}
             for each in lists
         ],
+        "draws": [_draw(stakes, count) for stakes, count in (((3.5, 2.0, 0.25), 2), ((1.0, 0.0), 3), ((7.0,) * 5, 5))],
+    }
+
+
+def _draw(stakes: Sequence[float], count: int) -> dict[str, Any]:
+    validators = [
+        NeuronInfo(uid, f"hotkey-{uid}", stake, True, 0.0, None, Role.VALIDATOR) for uid, stake in enumerate(stakes, 1)
+    ]
+    return {
+        "stakes": {str(each.uid): each.stake for each in validators},
+        "count": count,
+        "drawn": [each.uid for each in drawn_by_stake(validators, OPENING_HASH, count)],
     }
 
 

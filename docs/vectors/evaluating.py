@@ -11,7 +11,7 @@ from docs.vectors.exchange import evidences
 from docs.vectors.judging import PEERS, SCORING, WEIGHTS
 from docs.vectors.scenario import MINER_UIDS, SETTLING_HASH, SHAPES, hotkey, layout_of, payload, payloads, tensors_hex
 from templar.gradient import Recipe
-from templar.gradient.aggregate import median_norms
+from templar.gradient.aggregate import target_norms
 from templar.gradient.codec.wire import Payload, encode
 from templar.gradient.product import UpdateProducts
 from templar.hparams import Weights
@@ -66,7 +66,7 @@ def _products(recipe: Recipe) -> dict[str, Any]:
     """Inner products of the updates of aggregate.json's payloads, each alone, with a gradient."""
     layout, three = layout_of(recipe), payloads(recipe)
     gradients = _gradients()
-    found = UpdateProducts(three, layout, median_norms(three, layout)).with_gradients(gradients, range(len(three)))
+    found = UpdateProducts(three, layout, target_norms(three, layout)).with_gradients(gradients, range(len(three)))
     products = {str(uid): product for uid, product in zip(MINER_UIDS, found, strict=True)}
     return {"recipe": recipe, "gradients": tensors_hex(gradients), "products": products}
 

@@ -28,16 +28,18 @@ from templar.agreement.state import genesis_root, next_root, null_root, paramete
 from templar.agreement.sync_proof import state_proof
 from templar.canonical import keyed_seed
 from templar.gradient import Recipe, dct
-from templar.gradient.aggregate import aggregate, median_norms, peer_norms, single_update
+from templar.gradient.aggregate import aggregate, outer_step, peer_norms, single_update, target_norms
 from templar.gradient.codec.wire import encode
-from templar.hparams import Schedule
-from templar.training.schedule import schedule_factor
+from templar.hparams import AdamW, Schedule, Training
+from templar.training.schedule import loudest_coefficient, schedule_factor
 
-# Name -> recipe, levels.
-_CASES: Mapping[str, tuple[Recipe, int]] = {
-    "sparseloco": ("sparseloco", 1),
-    "sparseloco, two levels": ("sparseloco", 2),
-    "demo": ("demo", 1),
+MOMENTUM_DECAY = 0.95
+# Name -> recipe, levels, and the limit on coefficients.
+_CASES: Mapping[str, tuple[Recipe, int, float | None]] = {
+    "sparseloco": ("sparseloco", 1, None),
+    "sparseloco, two levels": ("sparseloco", 2, None),
+    "sparseloco, too loud": ("sparseloco", 1, 0.005),
+    "demo": ("demo", 1, None),
 }
 
 
@@ -86,10 +88,29 @@ def schedule_vectors() -> dict[str, Any]:
         "restarts": Schedule(warmup_steps=5, warmup_start_factor=0.1, t_max=20, eta_min_factor=0.1, restarts=True),
     }
     steps = (0, 1, 4, 5, 9, 10, 17, 25, 26, 60, 65, 110, 1000)
-    return {
-        name: schedule.model_dump() | {"factors": {str(step): schedule_factor(schedule, step) for step in steps}}
-        for name, schedule in schedules.items()
-    }
+    adamw = AdamW(learning_rate=0.004, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
+    found: dict[str, Any] = {}
+    for name, schedule in schedules.items():
+        training = Training(
+            recipe="sparseloco",
+            batch_size=4,
+            micro_batch_size=4,
+            inner_steps=4,
+            max_grad_norm=1.0,
+            adamw=adamw,
+            schedule=schedule,
+            outer_learning_rate=0.7,
+            weight_decay=0.0,
+        )
+        loudest = {str(steps): loudest_coefficient(training, MOMENTUM_DECAY, steps) for steps in (0, 2, 5, 40)}
+        found[name] = schedule.model_dump() | {
+            "factors": {str(step): schedule_factor(schedule, step) for step in steps},
+            "training": training.model_dump(include={"inner_steps", "outer_learning_rate"}),
+            "learning_rate": adamw.learning_rate,
+            "momentum_decay": MOMENTUM_DECAY,
+            "loudest": loudest,
+        }
+    return found
 
 
 def _proof(params: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -101,21 +122,24 @@ def _proof(params: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _aggregate(recipe: Recipe, levels: int) -> dict[str, Any]:
+def _aggregate(recipe: Recipe, levels: int, limit: float | None = None) -> dict[str, Any]:
     layout, three = layout_of(recipe, levels), payloads(recipe, levels)
-    medians = median_norms(three, layout)
+    targets, update = target_norms(three, layout, limit), aggregate(three, layout, limit)
+    after = genesis_params()
+    outer_step(after, update, learning_rate=LEARNING_RATES[recipe], weight_decay=WEIGHT_DECAYS[recipe])
     return {
         "recipe": recipe,
         "levels": levels,
         "payloads": [encode(each, layout).hex() for each in three],
         "squared_norms": {str(uid): norms for uid, norms in zip(MINER_UIDS, peer_norms(three, layout), strict=True)},
-        "squared_medians": medians,
-        "update": tensors_hex(aggregate(three, layout)),
-        "update_of_uid_3": tensors_hex(single_update(three[1], layout, medians)),
+        "limit": limit,
+        "squared_targets": targets,
+        "update": tensors_hex(update),
+        "update_of_uid_3": tensors_hex(single_update(three[1], layout, targets)),
         "learning_rate": LEARNING_RATES[recipe],
         "weight_decay": WEIGHT_DECAYS[recipe],
         "parameters_before": tensors_hex(genesis_params()),
-        "parameters_after": tensors_hex(params_after(recipe, levels)),
+        "parameters_after": tensors_hex(after),
     }
 
 

@@ -149,7 +149,7 @@ class Spec:
         """Section 6: what is in a payload, as chunks of (index, sign, step, whether upper); all checks, in order."""
         refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
         version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
-        refuse_if(version != 7, "wrong_version")
+        refuse_if(version != 8, "wrong_version")
         refuse_if(digest.hex() != layout["digest"], "wrong_shapes")
         bounds = [100 + sum(Spec.section_bytes(tensor)[end] for tensor in layout["tensors"]) for end in (0, 1)]
         refuse_if(not bounds[0] <= len(data) <= bounds[1], "wrong_size")
@@ -258,7 +258,7 @@ class Spec:
     def write_payload(header: dict[str, Any], sections: list[bytes], layout: dict[str, Any]) -> bytes:
         recipe = ["sparseloco", "demo"].index(layout["recipe"])
         parts = header["uid"], header["window"], bytes.fromhex(layout["digest"]), header["hotkey"].encode()
-        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 7, recipe, *parts) + b"".join(sections)
+        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 8, recipe, *parts) + b"".join(sections)
         return body + struct.pack("<I", zlib.crc32(body))
 
     @staticmethod
@@ -360,7 +360,7 @@ class Spec:
 
     @staticmethod
     def norms(payloads: list[Any], name: str) -> tuple[list[int], int]:
-        """Section 9: the squared norms of a tensor, and their lower median."""
+        """Section 9: the squared norms of a tensor, and their lower median; without a limit that is the target."""
         norms = [
             sum(Spec.quanta(step) ** 2 for row in each["tensors"][name] for _, _, step, _ in row) for each in payloads
         ]
