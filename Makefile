@@ -72,7 +72,7 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff format .
 
 BENCHMARKS = codec_size codec_speed codec_quality loader dataset_build gather hostile_json scoring checkpoint overhead simulator why training \
-	faults incentive real_window sinks costs day
+	faults incentive real_window sinks costs day capture
 
 bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
