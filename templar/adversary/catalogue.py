@@ -59,9 +59,9 @@ def endpoint_fault(
 
 
 def misconduct(name: str, rows: tuple[int, ...], title: str, reason: Reason, **more: Any) -> Scenario:
-    """The aggregator of this name among honest miners; each of its windows is reported for this reason."""
+    """The aggregator of this name among honest miners; each window of its turn is reported for this reason."""
     publisher = Misconduct(PUBLISHERS[name], **more)
-    return scenario(name, rows, title, CONTINUE, reason, publisher=publisher, alone=True, windows=3)
+    return scenario(name, rows, title, CONTINUE, reason, publisher=publisher, alone=True, windows=4)
 
 
 BYTES = (
@@ -313,6 +313,7 @@ AGGREGATORS = (
         "a validator that signs two votes in one ballot",
         Reason.WORD_EQUIVOCATION,
         is_provable=True,
+        needs_turn=False,
     ),
 )
 

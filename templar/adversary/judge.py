@@ -55,6 +55,7 @@ class Misconduct:
     # Whether it leaves out payloads of honest miners: what it decided is applied, and each loss is reported.
     omits: bool = False
     delay: int = 0  # windows until a node can find it
+    needs_turn: bool = True  # whether it misbehaves only where it is the first publisher
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,7 @@ class History:
     deleted: tuple[str, ...] = ()  # keys that a clean-up deleted before their time
     swept: int = 0  # number of keys that it deleted in their time
     accusations: tuple[Accusation, ...] = ()  # the findings of the public reports
+    first: Mapping[int, int] = field(default_factory=dict)  # window -> uid of the publisher that was drawn first
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,8 @@ def _misconduct_problems(scenario: Scenario, misconduct: Misconduct, cast: Cast,
         elif each.reporter in cast.healthy and misconduct.is_provable and not each.is_proven:
             problems.append(f"window {each.finding.window}: what {each.reporter} reports is no proof")
     for window in history.windows[: len(history.windows) - misconduct.delay]:
+        if misconduct.needs_turn and history.first.get(window, min(cast.attackers)) not in cast.attackers:
+            continue
         found = [each for each in history.accusations if each.finding.window == window]
         said = {(each.reporter, each.finding.reason) for each in found}
         for reason in sorted(scenario.reasons):

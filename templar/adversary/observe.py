@@ -127,6 +127,7 @@ def history_of(
         deleted=tuple(watch.deleted),
         swept=watch.swept,
         accusations=tuple(accusations),
+        first={window: witness.exchange.publishers(window)[0].uid for window in windows},
     )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from templar.adversary.cheats import KeepGoing, SignFlipMiner
+from templar.agreement.decisions import decided_roster
 from templar.errors import Reason
 from templar.scoring.evidence import MinerRecord
 from templar.scoring.standing import Event, ScoreCard
@@ -69,7 +70,8 @@ def test_what_does_not_count_earns_its_reason_in_every_window(
 def test_only_payloads_that_count_are_applied(network: Network) -> None:
     good = sorted(member.uid for member in network.members if member.role in ("honest", "lazy", "huge"))
     for window in range(1, WINDOWS + 1):
-        assert [entry.uid for entry in network.roster(window).entries] == good
+        roster, _ = decided_roster(network.validator.exchange, window)
+        assert [entry.uid for entry in roster.entries] == good
 
 
 def test_noise_is_rated_below_every_honest_miner_and_earns_nothing(network: Network) -> None:
@@ -149,7 +151,8 @@ def test_a_miner_that_earns_nothing_loses_its_place_and_returns_when_it_works(be
         (record,) = records(betrayed, "sign_flip", window)
         assert record.facts.estimate is not None
         cards[window] = record.after
-        listed[window] = traitor.uid in {entry.uid for entry in betrayed.roster(window).entries}
+        roster, _ = decided_roster(betrayed.validator.exchange, window)
+        listed[window] = traitor.uid in {entry.uid for entry in roster.entries}
         assert listed[window] == record.facts.applied == (record.facts.tier == "gather")
     first = next(window for window, card in cards.items() if card.exclusions == 1)
     back = next(window for window, card in cards.items() if window > first and card.excluded_until is None)
