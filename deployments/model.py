@@ -111,7 +111,8 @@ def illustrated(arguments: argparse.Namespace, network: PublicNetwork) -> KeptMo
         print(f"the model card has no history: {error}", file=sys.stderr)
         history = TrainingHistory(range(kept.window, kept.window + 1), {}, {})
     made = dict[str, bytes]()
-    if kept.window != birth.mark.window:  # the genesis has none
+    # A genesis has none, unless an earlier release kept its publisher's.
+    if kept.window != birth.mark.window or (kept.folder / CARD_FILE).exists():
         made[CARD_FILE] = model_card(context.hparams, network.preset, birth, kept, history).encode()
     if history.held_out:
         made[PICTURE_FILE] = draw_held_out(history.held_out)
