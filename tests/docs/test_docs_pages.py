@@ -98,7 +98,8 @@ def test_every_file_test_and_module_that_is_named_is_there() -> None:
 def test_every_variable_and_setting_that_is_named_is_there() -> None:
     known = (ROOT / ".env.example").read_text(encoding="utf-8") + (ROOT / "deployments/prefect.yaml").read_text()
     known += (ROOT / "Makefile").read_text(encoding="utf-8")
-    known += "PREFECT_API_URL PREFECT_HOME GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME"  # other programs' own
+    known += "PREFECT_API_URL PREFECT_HOME GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME "  # other programs' own
+    known += "AWS_CA_BUNDLE HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY NUMBA_CACHE_DIR SSL_CERT_FILE"
     for path in PAGES:
         for name in re.findall(r"`([A-Z][A-Z0-9]*_[A-Z0-9_]*[A-Z0-9])(?:=[^`]*)?`", path.read_text(encoding="utf-8")):
             assert re.search(rf"\b{name}\b", known), f"{path.name} names {name}"

@@ -75,7 +75,7 @@ def test_the_bytes_are_these(levels: int, recipe: str, section: str) -> None:
     )
     header = replace(header_of(layout), window=258, uid=3, hotkey="hot")
     data = encode(Payload.of(header, {"p": coefficients}, layout), layout)
-    assert data[:16].hex() == "54504c50" + "07" + ("00" if levels == 1 else "01") + "0300" + "0201000000000000"
+    assert data[:16].hex() == "54504c50" + "08" + ("00" if levels == 1 else "01") + "0300" + "0201000000000000"
     assert data[16:48].hex() == layout.digest
     assert data[48:96] == b"hot" + bytes(45)
     assert data[96:-4].hex() == section
