@@ -163,8 +163,10 @@ class PeerBook:
         known = self._lists.setdefault(publisher.hotkey, {})
         until = self._read_until.get(publisher.hotkey)
         firsts = _listed(store) if until is None else range(until + 1, window + 1)
+        settings = self.exchange.hparams.peers
         for first in firsts:
-            if oldest <= first <= window and (body := self._read(publisher, store, first)) is not None:
+            is_due = (first - settings.peer_list_window_margin) % settings.peer_replacement_frequency == 0
+            if is_due and oldest <= first <= window and (body := self._read(publisher, store, first)) is not None:
                 known[first] = body
         self._lists[publisher.hotkey] = {first: body for first, body in known.items() if first >= oldest}
         self._read_until[publisher.hotkey] = max(window, until or 0)
