@@ -3,8 +3,9 @@
 The model calls the functions that production calls. It is exact although it goes ballot by ballot: a word of a ballot
 depends on words of that ballot and of the one before only, and more words never take a permission back, so every run
 can be sorted by ballots. What a validator has read is any choice of the words that were signed; a word that nobody has
-read yet is one that a crash kept back. Proposers show every value in every ballot. Liars sign every word there is and
-show each reader those that suit them.
+read yet is one that a crash kept back. Proposers show every value in every ballot, so it does not matter who is drawn.
+An honest validator may vote for none in place of each of them, as its own judgement of a roster lets it. Liars sign
+every word there is and show each reader those that suit them.
 
 From every state that is reached, the honest validators read everything and go on: a quorum of them must decide.
 """
@@ -36,7 +37,7 @@ class Rules:
     keeps_locks: bool = True  # a lock names the highest one so far, not only that of its ballot
     locks_need_votes: bool = True  # only what a quorum voted for is locked
     ballots_open: bool = True  # a ballot begins with a quorum's locks
-    bound_is_judged: bool = False  # a value that binds must follow the decision on the window before
+    bound_is_judged: bool = False  # a value that binds must pass the voter's judgement, such as of the window before
     histories_are_checked: bool = True  # only what follows the decision on the window before is voted for unbound
 
 
