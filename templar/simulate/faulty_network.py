@@ -35,6 +35,7 @@ from templar.agreement.slots import Settlement
 from templar.canonical import keyed_seed
 from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange import context
 from templar.exchange.context import LONGEST_PAUSE_SECONDS
 from templar.hparams import HParams, load_hparams
 from templar.neuron.catchup import catch_up
@@ -256,7 +257,9 @@ class FaultyNetwork:
         late = [member.name for member in self.healthy if self.nodes[member.uid].journal.applied(window) is None]
         if late:
             raise self._violation(window, f"not applied in time by {', '.join(late)}")
-        publishers = self.nodes[self.healthy[0].uid].exchange.publishers(window)
+        chain, opening = self.world.chain, first_block(window, self.hparams.windows)
+        ranks, announced = self.hparams.windows.roster_ranks, chain.metagraph(opening).validators()
+        publishers = context.drawn_by_stake(announced, chain.block_hash(opening), ranks)
         known = [self.nodes[member.uid].journal.result(window, "settle") for member in self.healthy]
         settled = next((Settlement.from_json(text) for text in known if text is not None), None)
         uids = () if settled is None else settled.uids

@@ -83,7 +83,7 @@ def test_noise_is_rated_below_every_honest_miner_and_earns_nothing(network: Netw
             assert lazy.gradient_score < honest.gradient_score
             assert lazy.after.mu < honest.after.mu
             assert lazy.final < 0.1 * honest.final
-        assert lazy.final <= 0 or window <= WINDOWS // 2
+        assert lazy.final < 1e-3
     assert weight(network, "lazy") == [0.0]
     assert sum(each > 0 for each in weight(network, "honest")) >= 2  # ratings are relative: the last of three may wait
 
