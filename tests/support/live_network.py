@@ -204,24 +204,30 @@ class LiveNetwork:
         wait_until(holds, what, patience_seconds=patience, poll_seconds=poll_seconds)
 
     def complete_window(self, window: int) -> tuple[int, str]:
-        """Wait for a window that every node has proved, with every miner in its roster: this one or a later one.
+        """Wait for a window that every node has proved, with every honest miner in its roster: this one or a later one.
 
-        On a machine that is busy with something else a node may be late for a window or miss it, and proves none then.
+        A bad actor loses its place after some windows. On a machine that is busy with something else a node may be late
+        for a window or miss it, and proves none then.
 
         Returns:
             Which window it is, and the one root that all nodes have after it.
         """
         complete: list[int] = []
+        honest = {self.uids[each.name] for each in self.neurons if each.role == "miner" and each.actor == "honest"}
 
         def is_complete(window: int) -> bool:
             row = self.view.row(window)
-            return row is not None and row.roster == self.miners and self.view.roots(window).keys() == self.names
+            if row is None or self.view.roots(window).keys() != self.names:
+                return False
+            return honest <= set(row.roster or ()) <= set(self.miners)
 
         def one_is() -> bool:
             complete[:] = [each for each in range(window, self.next_window()) if is_complete(each)]
             return bool(complete)
 
-        self.wait(one_is, f"a window from {window} on is proved by everybody, with every miner", poll_seconds=1.0)
+        self.wait(
+            one_is, f"a window from {window} on is proved by everybody, with every honest miner", poll_seconds=1.0
+        )
         found = complete[0]
         (root,) = set(self.view.roots(found).values())
         return found, root
