@@ -137,8 +137,7 @@ class Validator(RosterNode):
 
     def _standing(self, window: int) -> Standing:
         """The memory, under the hotkeys that the miners have in a window."""
-        miners = self.exchange.miners(window)
-        return self.book.standing.following((each.uid, each.registered_at, each.hotkey) for each in miners)
+        return self.book.standing.following(self.exchange.miners(window))
 
     @spends("exchanging")
     def update_peers(self, window: int) -> Selection:

@@ -192,8 +192,7 @@ def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | No
     except RejectedError as error:
         return None, (*problems, Difference("previous", shown(evidence.previous), str(error)))
     if found is not None:
-        seats = ((each.uid, each.registered_at, each.hotkey) for each in exchange.miners(window))
-        return found.standing.following(seats), tuple(problems)
+        return found.standing.following(exchange.miners(window)), tuple(problems)
     if may_have_expired(exchange, author, earlier):
         raise PermanentError(
             Reason.EVIDENCE_MISSING,

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -374,13 +375,15 @@ def test_a_swap_is_found_after_windows_without_the_miner() -> None:
     later=st.dictionaries(st.integers(2, 9), st.tuples(st.integers(20, 29), st.integers(0, 2)), min_size=1),
 )
 def test_a_card_goes_where_its_place_is(seats: dict[int, tuple[int, int]], later: dict[int, tuple[int, int]]) -> None:
-    """Whoever swaps and registers what: each place that is still there has its card, and no card is there twice."""
+    """After any swaps and registrations each place that is still there has its card, and no card is there twice."""
     seats, later = ({uid: seat for uid, seat in each.items() if [k for k, _ in each.values()].count(seat[0]) == 1}
                     for each in (seats, later))  # fmt: skip
     cards = {hotkey(key): veteran(uid, registered_at=block, final=float(uid)) for uid, (key, block) in seats.items()}
     bans = {hotkey(key): 50 + uid for uid, (key, _) in seats.items() if uid % 2}
     before = Standing(cards=cards, bans=bans)
-    after = before.following((uid, block, hotkey(key)) for uid, (key, block) in later.items())
+    after = before.following(
+        SimpleNamespace(uid=uid, registered_at=block, hotkey=hotkey(key)) for uid, (key, block) in later.items()
+    )
     for uid, (key, block) in later.items():
         owner = seats.get(uid)
         if owner is not None and owner[1] == block:
