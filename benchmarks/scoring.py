@@ -165,7 +165,7 @@ def ours(scene: Scene) -> dict[int, float]:
         {uid: scene.segments[uid] for uid in plan.segments},
         scene.payloads,
         layout=scene.layout,
-        medians=target_norms(list(scene.payloads.values()), scene.layout),
+        targets=target_norms(list(scene.payloads.values()), scene.layout),
         factor=scene.factor,
         micro_batch_size=MICRO_BATCH,
     )
@@ -191,8 +191,8 @@ def _exact_fall(scene: Scene, uid: int, tokens: Tensor, before: float | None = N
     moved = copy.deepcopy(scene.model)
     if before is None:
         before = _mean_loss(moved, tokens)
-    medians = target_norms(list(scene.payloads.values()), scene.layout)
-    update = single_update(scene.payloads[uid], scene.layout, medians)
+    targets = target_norms(list(scene.payloads.values()), scene.layout)
+    update = single_update(scene.payloads[uid], scene.layout, targets)
     params = parameters_of(moved)
     load_parameters(moved, {name: tensor - scene.factor * update[name] for name, tensor in params.items()})
     return (before - _mean_loss(moved, tokens)) / before

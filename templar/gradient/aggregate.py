@@ -79,21 +79,21 @@ def aggregate(
 
 
 def single_update(
-    payload: Payload, layout: Layout, medians: Mapping[str, int], *, out: Mapping[str, Tensor] | None = None
+    payload: Payload, layout: Layout, targets: Mapping[str, int], *, out: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
     """One peer's contribution as an update of its own, to measure its value.
 
     Args:
         payload: One payload of the roster, or a payload to be measured against it.
         layout: Tensors, chunks and recipe.
-        medians: `target_norms` of the roster, for the same clip as there. Demo does not use it.
+        targets: `target_norms` of the roster, for the same clip as there. Demo does not use it.
         out: As in `aggregate`.
 
     Raises:
         ValueError: The payload was made for another layout.
     """
     _check_peers([payload], layout)
-    return _updates([payload], peer_norms([payload], layout), medians, layout, out or _empty(layout, "cpu"))
+    return _updates([payload], peer_norms([payload], layout), targets, layout, out or _empty(layout, "cpu"))
 
 
 def peer_norms(payloads: Sequence[Payload], layout: Layout) -> list[dict[str, int]]:
@@ -218,7 +218,7 @@ def compile_kernels(layout: Layout) -> None:
 def _updates(
     payloads: Sequence[Payload],
     norms: Sequence[Mapping[str, int]],
-    medians: Mapping[str, int],
+    targets: Mapping[str, int],
     layout: Layout,
     out: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
@@ -228,7 +228,7 @@ def _updates(
         name = tensor.name
         sections = [payload.sections[name] for payload in payloads]
         tables = [
-            magnitudes(section, peer[name], medians[name], layout.recipe)
+            magnitudes(section, peer[name], targets[name], layout.recipe)
             for section, peer in zip(sections, norms, strict=True)
         ]
         updates[name] = combine_sections(sections, tables, tensor, layout, out[name])

@@ -24,13 +24,13 @@ CACHE_BYTES = 1 << 26
 
 
 class UpdateProducts:
-    """Inner products with the updates of payloads that were decoded with `layout`; `medians` as in `single_update`.
+    """Inner products with the updates of payloads that were decoded with `layout`; `targets` as in `single_update`.
 
     Raises:
         ValueError: A payload was made for another layout.
     """
 
-    def __init__(self, payloads: Sequence[Payload], layout: Layout, medians: Mapping[str, int]) -> None:
+    def __init__(self, payloads: Sequence[Payload], layout: Layout, targets: Mapping[str, int]) -> None:
         check_layout(payloads, layout)
         self._payloads = payloads
         self._layout = layout
@@ -38,7 +38,7 @@ class UpdateProducts:
         self._free_cache_bytes = CACHE_BYTES
         self._tables = [
             {
-                name: magnitudes(payload.sections[name], norms[name], medians[name], layout.recipe)
+                name: magnitudes(payload.sections[name], norms[name], targets[name], layout.recipe)
                 for name in layout.names
             }
             for payload, norms in zip(payloads, peer_norms(payloads, layout), strict=True)

@@ -42,8 +42,6 @@ PROOF_ATTEMPTS = 2
 PROOF_PAUSE_SECONDS = 1.0
 MAX_UNMEASURED = 50
 """Windows without an exact measurement that count at most: newcomers must not take every place in a plan."""
-
-
 _GUARD_DOMAIN = "templar.agreement.guard"
 
 
@@ -235,7 +233,7 @@ def _measure(
         segments,
         payloads,
         layout=node.layout,
-        medians=target_norms(rostered or list(payloads.values()), node.layout, node.state.limit),
+        targets=target_norms(rostered or list(payloads.values()), node.layout, node.state.limit),
         factor=outer_learning_rate(node.hparams.training, node.state.outer_steps) * scoring.eval_lr_factor,
         micro_batch_size=scoring.eval_micro_batch_size,
         meter=meter,

@@ -55,7 +55,7 @@ class Evaluator:
     payloads: Mapping[int, Payload]
     _: KW_ONLY
     layout: Layout
-    medians: Mapping[str, int]  # the norms that payloads are clipped to, as in `single_update`
+    targets: Mapping[str, int]  # the norms that payloads are clipped to, as in `single_update`
     factor: float  # step size of the measurement
     micro_batch_size: int  # sequences per forward pass, by the preset
     meter: Meter = field(default_factory=Meter)
@@ -84,7 +84,7 @@ class Evaluator:
         uids, payloads = list(self.payloads), list(self.payloads.values())
 
         def first_order(part: "_Part", owners: list[int]) -> "_FirstOrder":
-            return part.first_order(UpdateProducts(payloads, self.layout, self.medians), uids, exact_uids, owners)
+            return part.first_order(UpdateProducts(payloads, self.layout, self.targets), uids, exact_uids, owners)
 
         found = self._share(first_order, list(self.segments))
         # 2. Put together what they found. Products are sums over segments.
@@ -109,7 +109,7 @@ class Evaluator:
         def losses_after(part: "_Part", uids: list[int]) -> dict[int, dict[int, list[float]]]:
             return {
                 uid: part.losses_after(
-                    partial(single_update, self.payloads[uid], self.layout, self.medians),
+                    partial(single_update, self.payloads[uid], self.layout, self.targets),
                     self.factor,
                     (uid, *plan[uid]),
                 )

@@ -142,8 +142,8 @@ def test_same_bits_in_any_order_and_on_any_number_of_threads(
 ) -> None:
     payloads = [make(layout, seed) for seed in peers]
     expected = aggregate(payloads, layout)
-    medians = target_norms(payloads[:1], layout)
-    assert same_bits(single_update(payloads[0], layout, medians), aggregate(payloads[:1], layout))
+    targets = target_norms(payloads[:1], layout)
+    assert same_bits(single_update(payloads[0], layout, targets), aggregate(payloads[:1], layout))
     shuffler.shuffle(payloads)
     for count in (1, 2):
         with threads(count):
@@ -160,12 +160,12 @@ def test_same_bits_in_any_order_and_on_any_number_of_threads(
 def test_nobody_contributes_more_than_the_median_norm(layout: Layout, peers: list[int], make: object) -> None:
     layout = replace(layout, use_dct=False, recipe="sparseloco")
     payloads = [make(layout, seed) for seed in peers]
-    medians = target_norms(payloads, layout)
+    targets = target_norms(payloads, layout)
     for payload in payloads:
-        update = single_update(payload, layout, medians)
+        update = single_update(payload, layout, targets)
         for name, tensor in update.items():
             squared = sum(Fraction(number) ** 2 for number in tensor.flatten().double().tolist())
-            assert squared <= Fraction(medians[name]) * Fraction(QUANTUM) ** 2 * Fraction(1 + 2**-22)  # float32
+            assert squared <= Fraction(targets[name]) * Fraction(QUANTUM) ** 2 * Fraction(1 + 2**-22)  # float32
 
 
 @given(layouts, seeds, st.sampled_from([random_payload, any_payload]))

@@ -143,11 +143,11 @@ def test_aggregates_of_any_shape_in_any_order(layout: Layout, peers: list[int], 
     with kernels.forced("torch"):
         payloads = [payload(layout, seed) for seed in peers]
         expected = aggregate.aggregate(payloads, layout)
-        medians = target_norms(payloads, layout)
-        alone = single_update(payloads[0], layout, medians)
+        targets = target_norms(payloads, layout)
+        alone = single_update(payloads[0], layout, targets)
     for count in (1, 2):
         with kernels.forced("numba"), threads(count):
-            assert same_bits(single_update(payloads[0], layout, medians, out=random_update(layout, 1)), alone)
+            assert same_bits(single_update(payloads[0], layout, targets, out=random_update(layout, 1)), alone)
             shuffled = shuffler.sample(payloads, len(payloads))
             assert same_bits(aggregate.aggregate(shuffled, layout, out=random_update(layout, 2)), expected)
 

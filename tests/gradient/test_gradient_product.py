@@ -55,9 +55,9 @@ def products(
     payloads: Sequence[Payload],
     layout: Layout,
     gradients: Mapping[str, Tensor],
-    medians: Mapping[str, int] | None = None,
+    targets: Mapping[str, int] | None = None,
 ) -> list[float]:
-    known = target_norms(payloads, layout) if medians is None else medians
+    known = target_norms(payloads, layout) if targets is None else targets
     return UpdateProducts(payloads, layout, known).with_gradients(gradients, range(len(payloads)))
 
 
@@ -69,9 +69,9 @@ def test_a_product_is_that_of_the_update(implementation: Backend, layout: Layout
     zeros = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
     with kernels.forced(implementation):
         assert products(payloads[1:], layout, zeros) == [0.0, 0.0]
-        gradients, medians = gradients_of(layout, seed), target_norms(payloads, layout)
-        for payload, found in zip(payloads, products(payloads, layout, gradients, medians), strict=True):
-            update = single_update(payload, layout, medians)
+        gradients, targets = gradients_of(layout, seed), target_norms(payloads, layout)
+        for payload, found in zip(payloads, products(payloads, layout, gradients, targets), strict=True):
+            update = single_update(payload, layout, targets)
             terms = torch.cat([(update[name].double() * gradients[name].double()).flatten() for name in update])
             rounding = 2.0**-23 * math.fsum(terms.abs().tolist())  # of the update to float32; the product has none
             assert found == pytest.approx(math.fsum(terms.tolist()), rel=1e-12, abs=rounding)
@@ -105,9 +105,9 @@ def test_published_coefficients_count_with_their_sign_and_are_clipped_tensor_by_
 ) -> None:
     norms = target_norms([PLAIN], VECTOR)
     quarter = {name: norm // 4 for name, norm in norms.items()}  # of the squared norm: half of the norm
-    medians = [norms, quarter, {**norms, "q": quarter["q"]}, {name: 4 * norm for name, norm in norms.items()}]
+    targets = [norms, quarter, {**norms, "q": quarter["q"]}, {name: 4 * norm for name, norm in norms.items()}]
     with kernels.forced(implementation):
-        found = [products([PLAIN], VECTOR, GRADIENTS, each)[0] for each in (*medians, dict.fromkeys(norms, 0))]
+        found = [products([PLAIN], VECTOR, GRADIENTS, each)[0] for each in (*targets, dict.fromkeys(norms, 0))]
         huge = products([PLAIN], VECTOR, {name: torch.full_like(each, 3e38) for name, each in GRADIENTS.items()})
     plain = 0.5 * 8 - 0.25 * 16 + 1.0 * 0.5 - 2.0 * 3
     assert found == [plain, pytest.approx(plain / 2, rel=1e-10), pytest.approx(0.5 - 3.0, rel=1e-10), plain, 0.0]

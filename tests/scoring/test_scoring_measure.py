@@ -90,7 +90,7 @@ def evaluator(
     *,
     segments: Mapping[int, np.ndarray] | None = None,
     layout: Layout = LAYOUT,
-    medians: Mapping[str, int] | None = None,
+    targets: Mapping[str, int] | None = None,
     factor: float = FACTOR,
     model: nn.Module | None = None,
 ) -> Evaluator:
@@ -100,7 +100,7 @@ def evaluator(
         SEGMENTS if segments is None else segments,
         payloads,
         layout=layout,
-        medians=target_norms(list(payloads.values()), layout) if medians is None else medians,
+        targets=target_norms(list(payloads.values()), layout) if targets is None else targets,
         factor=factor,
         micro_batch_size=MICRO_BATCH,
     )
@@ -161,8 +161,8 @@ def test_a_payload_too_large_is_clipped_as_it_would_be_applied(
     params: dict[str, Tensor], payloads: dict[int, Payload]
 ) -> None:
     clipped, plain = (
-        evaluator(params, payloads, medians=medians).estimate([])[30].random_gain
-        for medians in (None, target_norms([payloads[30]], LAYOUT))
+        evaluator(params, payloads, targets=targets).estimate([])[30].random_gain
+        for targets in (None, target_norms([payloads[30]], LAYOUT))
     )
     assert abs(plain) > 10 * abs(clipped) > 0
 
@@ -179,9 +179,9 @@ def test_gains_are_directional_derivatives(params: dict[str, Tensor], recipe: Re
     net = build_model(MODEL)
     load_parameters(net, params)
     gradients = {owner: gradient_of(net, tokens) for owner, tokens in SEGMENTS.items()}
-    medians = target_norms(list(payloads.values()), layout)
+    targets = target_norms(list(payloads.values()), layout)
     for uid, payload in payloads.items():
-        update = single_update(payload, layout, medians)
+        update = single_update(payload, layout, targets)
 
         def gain(owners: Sequence[int], update: Mapping[str, Tensor] = update) -> Any:
             """The mean gain on some segments."""
@@ -206,11 +206,11 @@ def test_the_expectation_is_the_median_gain_of_the_other_exact_miners(
     net = build_model(MODEL)
     load_parameters(net, params)
     there = gradient_of(net, SEGMENTS[4])
-    medians = target_norms(list(payloads.values()), LAYOUT)
+    targets = target_norms(list(payloads.values()), LAYOUT)
     before = mean_loss(params, [4])
     advantages = []
     for other in exact_uids[1:]:
-        update = single_update(payloads[other], LAYOUT, medians)
+        update = single_update(payloads[other], LAYOUT, targets)
         gain = FACTOR * sum(float((update[name].double() * there[name].double()).sum()) for name in update) / 3
         rest = estimates[other]
         advantages.append(gain / before - rest.random_gain / rest.random_before)
@@ -343,7 +343,7 @@ def test_memory_is_the_model_one_update_and_the_activations(recipe: Recipe, use_
 
     def evaluate() -> None:
         measuring = Evaluator(net, params, segments, payloads, layout=layout, micro_batch_size=4, factor=FACTOR,
-                              medians=target_norms(list(payloads.values()), layout))  # fmt: skip
+                              targets=target_norms(list(payloads.values()), layout))  # fmt: skip
         measured(measuring, {1: (2,)})
 
     def pass_once() -> None:

@@ -28,14 +28,14 @@ def evaluator(settings: TrainerSettings) -> Evaluator:
     net = build_model(MODEL)
     params = {name: tensor.clone() for name, tensor in parameters_of(net).items()}
     payloads = {uid: payload_of(LAYOUT, _gradient(uid)) for uid in (3, 4)} | {6: random_payload(LAYOUT, 6, size=0.01)}
-    medians = target_norms(list(payloads.values()), LAYOUT)
+    targets = target_norms(list(payloads.values()), LAYOUT)
     return Evaluator(
         net,
         params,
         SEGMENTS,
         payloads,
         layout=LAYOUT,
-        medians=medians,
+        targets=targets,
         factor=0.2,
         micro_batch_size=MICRO_BATCH,
         meter=Meter(settings),
