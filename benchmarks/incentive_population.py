@@ -31,7 +31,7 @@ from templar.simulate.run import HELD_OUT_SEQUENCES, KERNEL_WINDOWS, own_evidenc
 from templar.simulate.world import START_WINDOW, World
 from templar.store.files import memory_folder
 from templar.training.model import parameter_shapes
-from templar.training.schedule import outer_learning_rate
+from templar.training.schedule import loudest_coefficient, outer_learning_rate
 
 HONEST = "honest"
 MAIN = "main"
@@ -388,13 +388,15 @@ class Valuation:
         facts = {each.facts.uid: each.facts for each in evidence.miners if each.facts.payload_sha256 is not None}
         payloads = {uid: validator.cache.payload(window, str(each.payload_sha256)) for uid, each in facts.items()}
         rostered = [payload for uid, payload in payloads.items() if facts[uid].applied]
-        medians = target_norms(rostered or list(payloads.values()), layout)
-        factor = outer_learning_rate(validator.hparams.training, evidence.outer_steps)
+        training, decay = validator.hparams.training, validator.hparams.gradient.momentum_decay
+        limit = loudest_coefficient(training, decay, evidence.outer_steps)
+        targets = target_norms(rostered or list(payloads.values()), layout, limit)
+        factor = outer_learning_rate(training, evidence.outer_steps)
         alike = alike_groups(facts, validator.hparams.scoring)
         # 2. The loss before, and after each.
         before = mean_loss(validator, self._before, tokens)
         for uid, payload in payloads.items():
-            moved = single_update(payload, layout, medians)
+            moved = single_update(payload, layout, targets)
             for name, update in moved.items():
                 update.mul_(-factor).add_(self._before[name])
             fall = before - mean_loss(validator, moved, tokens)
