@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -35,6 +35,7 @@ from unittest.mock import PropertyMock, patch
 from rich.console import Console
 from rich.table import Table
 
+from templar.adversary.cheats import ScalingMiner
 from templar.agreement.state import AgreedState
 from templar.arguments import whole_number
 from templar.chain.base import NeuronInfo
@@ -45,7 +46,6 @@ from templar.hparams import HParams, load_hparams
 from templar.neuron import aggregator, validator
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.evaluate import held_out_loss
-from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.shared_results import sharing
 from templar.simulate import world
@@ -103,15 +103,15 @@ class Capturer(Aggregator):
         """Votes for everything."""
 
 
-class Uphill(Miner):
+class Uphill(ScalingMiner):
     """Trains honestly, and in the attacked window publishes the opposite, as loud as is legal."""
+
+    factor = UPHILL
 
     def learn(self, window: int, sequences: Any, keep_going: Callable[[], bool]) -> TrainResult:
         """As every miner; in the attacked window the opposite."""
-        result = super().learn(window, sequences, keep_going)
-        if window != ATTACKED:
-            return result
-        return replace(result, update={name: UPHILL * each for name, each in result.update.items()})
+        learn = super().learn if window == ATTACKED else super(ScalingMiner, self).learn
+        return learn(window, sequences, keep_going)
 
 
 def capture_hparams() -> HParams:

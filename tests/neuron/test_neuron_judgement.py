@@ -1,7 +1,6 @@
 """Own judgement: a validator votes for none on a legal roster that leaves out what it saw, or does harm."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import PropertyMock
@@ -11,18 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from templar.adversary.cheats import ScalingMiner
 from templar.agreement.roster_judge import MOST_OMITTED, check_omissions
 from templar.agreement.slots import Settlement
 from templar.agreement.state import AgreedState
 from templar.errors import Reason, RejectedError, TransientError
 from templar.neuron import validator
 from templar.timeline import WindowTimes
-from templar.training.train import TrainResult
 from tests.support.errors import raising
 from tests.support.network import Build, Network, tiny
 from tests.support.subnet import RULES
 
-UPHILL = -1e6
 TIMES = WindowTimes(3, 1000.0, 2000.0, RULES)
 EARLY = {"committed_at": 1500, "revealed_at": TIMES.reveal_interval.first}
 LATE_REVEAL = EARLY | {"revealed_at": TIMES.reveal_interval.last}
@@ -56,19 +54,16 @@ def test_what_came_late_in_its_interval_may_be_missing(times: dict[str, int]) ->
     check_omissions(roster([]), seen(range(2, 9), times), TIMES)
 
 
+class Uphill(ScalingMiner):
+    """Publishes the opposite of its update, a million times as loud."""
+
+    factor = -1e6
+
+
 @pytest.fixture
-def uphill(build: Build, monkeypatch: pytest.MonkeyPatch) -> Network:
-    """A network of two miners that publish the opposite of their update, a million times as loud."""
-    network = build(tiny(), num_validators=2)
-    for miner in network.miners:
-        learn = miner.learn
-
-        def turned(*args: Any, learn: Any = learn) -> TrainResult:
-            result = learn(*args)
-            return replace(result, update={name: UPHILL * each for name, each in result.update.items()})
-
-        monkeypatch.setattr(miner, "learn", turned)
-    return network
+def uphill(build: Build) -> Network:
+    """A network whose two miners attack."""
+    return build(tiny(), num_validators=2, kinds={"honest": Uphill})
 
 
 def settled(network: Network) -> list[Settlement | None]:
