@@ -30,7 +30,7 @@ from templar.canonical import keyed_seed
 from templar.gradient import Recipe, dct
 from templar.gradient.aggregate import aggregate, outer_step, peer_norms, single_update, target_norms
 from templar.gradient.codec.wire import encode
-from templar.hparams import AdamW, Schedule, Training
+from templar.hparams import AdamW, Schedule, load_hparams
 from templar.training.schedule import loudest_coefficient, schedule_factor
 
 MOMENTUM_DECAY = 0.95
@@ -91,17 +91,8 @@ def schedule_vectors() -> dict[str, Any]:
     adamw = AdamW(learning_rate=0.004, beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1)
     found: dict[str, Any] = {}
     for name, schedule in schedules.items():
-        training = Training(
-            recipe="sparseloco",
-            batch_size=4,
-            micro_batch_size=4,
-            inner_steps=4,
-            max_grad_norm=1.0,
-            adamw=adamw,
-            schedule=schedule,
-            outer_learning_rate=0.7,
-            weight_decay=0.0,
-        )
+        numbers = {"inner_steps": 4, "adamw": adamw, "schedule": schedule, "outer_learning_rate": 0.7}
+        training = load_hparams("simulation").training.model_copy(update=numbers)
         loudest = {str(steps): loudest_coefficient(training, MOMENTUM_DECAY, steps) for steps in (0, 2, 5, 40)}
         found[name] = schedule.model_dump() | {
             "factors": {str(step): schedule_factor(schedule, step) for step in steps},

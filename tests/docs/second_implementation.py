@@ -897,19 +897,14 @@ class Judge:
         scoring, window = settings["scoring"], body["window"]
         penalties, facts = scoring["slashing"], {each["facts"]["uid"]: each["facts"] for each in body["miners"]}
         before = before or {"departed": [], "miners": [], "bans": [], "baseline_sigma": 25 / 3}
-        known = {each["hotkey"]: each["card"] for each in before["departed"]}
-        known |= {each["facts"]["hotkey"]: each["after"] for each in before["miners"]}
-        bans = {each["subject"]: each["last_window"] for each in before["bans"]}
-        known, bans = Judge.swapped(known, bans, list(facts.values()))
+        known, bans = Judge.memory(before, list(facts.values()))
         first = {uid: known.get(each["hotkey"], Judge.fresh()) for uid, each in facts.items()}
         cards, slashes = {}, {}
         for uid, each in facts.items():
             banned = any(bans.get(subject, -1) >= window for subject in (each["hotkey"], each["bucket"]))
             slashes[uid] = Judge.early(each, first[uid], body, banned, settings)
-            cards[uid] = Judge.punished(first[uid], slashes[uid], scoring) | {
-                "uid": uid,
-                "registered_at": each["registered_at"],
-            }
+            seat = {"uid": uid, "registered_at": each["registered_at"]}
+            cards[uid] = Judge.punished(first[uid], slashes[uid], scoring) | seat
         early, scores = dict(cards), Judge.scores(facts, cards, scoring)
         parts = Judge.parts({uid: facts[uid] for uid in scores}, cards, scoring)
         players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _, _) in scores.items()}
@@ -959,6 +954,13 @@ class Judge:
             "bans": Judge.bans_after(body, bans, slashes, penalties),
             "weights": [{"uid": uid, "weight": weight} for uid, weight in weights.items()],
         }
+
+    @staticmethod
+    def memory(before: dict[str, Any], everybody: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:
+        """The cards and bans of the body before, under the hotkeys of now."""
+        known = {each["hotkey"]: each["card"] for each in before["departed"]}
+        known |= {each["facts"]["hotkey"]: each["after"] for each in before["miners"]}
+        return Judge.swapped(known, {each["subject"]: each["last_window"] for each in before["bans"]}, everybody)
 
     @staticmethod
     def swapped(

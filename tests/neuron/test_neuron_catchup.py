@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from templar.agreement.ballots import Said
-from templar.agreement.checkpoint import list_checkpoints, publish_checkpoint
+from templar.agreement.checkpoint import list_checkpoints
 from templar.agreement.decisions import read_ballots
 from templar.agreement.model_folder import write_model
 from templar.agreement.roster import fetch_roster
@@ -26,7 +26,7 @@ from templar.neuron.catchup import catch_up, leave_minority, replay, take_checkp
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.window import Action, drive_window, open_window
-from tests.support.checkpoints import publish_with
+from tests.support.checkpoints import publish_folder, publish_with
 from tests.support.errors import raising
 from tests.support.foreign_bytes import OVERFLOWING
 from tests.support.network import Build, Network, tiny
@@ -316,15 +316,7 @@ def publish_as(network: Network, node: Node, params: dict[str, Tensor], mark: St
     """Publish a checkpoint of these parameters under a node's hotkey."""
     folder = network.world.root / "other"
     write_model(folder, params, network.hparams.model, node.workload.tokenizer)
-    publish_checkpoint(
-        node.buckets.own,
-        folder,
-        mark,
-        network=node.exchange.network,
-        uid=node.exchange.identity(mark.window).uid,
-        signer=node.exchange.own_signer,
-        clock=node.chain.clock,
-    )
+    publish_folder(node, folder, mark)
 
 
 def forge(network: Network, node: Node, *, outer_steps: int, null: bool, moved: float) -> StateMark:

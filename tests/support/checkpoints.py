@@ -1,10 +1,12 @@
 """Checkpoints for tests: fetched without a reader of their files, and published with files of a hostile validator."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from templar.agreement.checkpoint import fetched_checkpoint, publish_checkpoint
 from templar.agreement.model_folder import write_model
+from templar.agreement.state import StateMark
 from templar.exchange.objects import CheckpointManifest
 from templar.neuron.node import Node
 from tests.support.network import Network
@@ -23,6 +25,13 @@ def publish_with(network: Network, node: Node, files: Mapping[str, bytes]) -> No
     for name, content in files.items():
         (folder / name).write_bytes(content)
     network.bucket(node).delete(network.objects(node, f"checkpoint-{mark.window}-"))
+    publish_folder(node, folder, mark)
+    for name in files:
+        (folder / name).unlink()
+
+
+def publish_folder(node: Node, folder: Path, mark: StateMark) -> None:
+    """Publish the files of a folder as a node's checkpoint of a state."""
     publish_checkpoint(
         node.buckets.own,
         folder,
@@ -32,5 +41,3 @@ def publish_with(network: Network, node: Node, files: Mapping[str, bytes]) -> No
         signer=node.exchange.own_signer,
         clock=node.chain.clock,
     )
-    for name in files:
-        (folder / name).unlink()
