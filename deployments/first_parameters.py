@@ -16,6 +16,7 @@ from templar.agreement.model_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_PATT
 from templar.data.tokenizer import MAX_CONFIG_BYTES, Tokenizer, load_tokenizer
 from templar.errors import PermanentError, Reason, one_line, parsing
 from templar.hparams import Model
+from templar.tensorfile import MAX_HEADER_BYTES
 from templar.training.model import WEIGHTS_FILE, genesis_parameters, model_config, parameter_shapes, read_tensors
 
 STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -150,11 +151,10 @@ def _tensors(folder: Path, source: str) -> dict[str, Tensor]:
     if not (folder / INDEX_FILE).exists():
         single = folder / WEIGHTS_FILE
         return read_tensors(single) if single.exists() else read_tensor_files(folder)
-    try:
+    what, size = f"--from {source}: {INDEX_FILE}", (folder / INDEX_FILE).stat().st_size
+    with parsing(what, Reason.CHECKPOINT_BROKEN, size=size, most=MAX_HEADER_BYTES, remedy="restore the file"):
         places = dict(json.loads((folder / INDEX_FILE).read_text(encoding="utf-8-sig"))["weight_map"])
         files = sorted({str(file) for file in places.values()})
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _broken(source, f"{INDEX_FILE} cannot be read: {one_line(repr(error))}; restore the file") from None
     tensors: dict[str, Tensor] = {}
     for file in files:
         if Path(file).name != file or not file.endswith(".safetensors") or not (folder / file).is_file():
