@@ -8,7 +8,6 @@ import shutil
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -101,10 +100,16 @@ def fetch_proven(
         TransientError: The store failed; a later call goes on.
     """
     store, model = exchange.buckets.reader(publisher), exchange.hparams.model
-    options: Any = {"network": exchange.network, "model": model, "concurrency": concurrency, "proven": proven}
     with (
         as_reader_failure(f"checkpoint of uid {publisher.uid}"),
-        fetched_checkpoint(store, publisher, window, folder, **options, remember=True) as manifest,
+        fetched_checkpoint(
+            *(store, publisher, window, folder),
+            network=exchange.network,
+            model=model,
+            proven=proven,
+            concurrency=concurrency,
+            remember=True,
+        ) as manifest,
     ):
         mark, params = mark_of(manifest), read_weights(folder, model)
         check_mark(params, mark, "its manifest's root")
@@ -121,8 +126,9 @@ def fetch_checked(
         params = load_genesis(birth, exchange.buckets, model, folder, concurrency=FILES_AT_ONCE)
         fetched = FetchedModel(params, birth.mark)
     else:
-        options: Any = {"concurrency": FILES_AT_ONCE, "tokenizer": digest}
-        fetched = fetch_proven(exchange, publisher, window, folder, proven, **options)
+        fetched = fetch_proven(
+            *(exchange, publisher, window, folder, proven), concurrency=FILES_AT_ONCE, tokenizer=digest
+        )
     return fetched, fetched.tokenizer or network_tokenizer(folder, digest, model.vocab_size)
 
 

@@ -245,9 +245,8 @@ class Auditor:
         gaps = set(needed) - node.journal.roots(first, window).keys()
         if node.state.window > window or gaps:
             node.restore(before=first if gaps else window + 1)
-            node.peers = PeerBook(
-                node.exchange, node.context.gather_concurrency
-            )  # it has forgotten the lists of old windows
+            # The lists of old windows are forgotten.
+            node.peers = PeerBook(node.exchange, node.context.gather_concurrency)
         if node.state.window < first - 1:
             catch_up(node, first - 1, deadline=self._deadline())
         for following in range(node.state.window + 1, window + 1):

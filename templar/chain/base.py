@@ -55,7 +55,7 @@ class Metagraph:
         return next((neuron for neuron in self.neurons if neuron.hotkey == hotkey), None)
 
     def before_swap(self, neuron: NeuronInfo) -> NeuronInfo | None:
-        """Who had the place of another block's neuron, whatever its hotkey was then."""
+        """Who had the place of another block's neuron, under that hotkey or another one."""
         place = (neuron.uid, neuron.registered_at)
         return next((each for each in self.neurons if (each.uid, each.registered_at) == place), None)
 

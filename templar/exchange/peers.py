@@ -1,8 +1,8 @@
 """Peer lists: the miners that are gathered, as validators publish them and every node reads them (docs/protocol.md 8).
 
 A list counts from its first effective window on if it was stored before the second in which that window opened: every
-node that looks after the opening sees the same. The fresh lists of all validators are merged by stake, so whoever has
-less than half of it neither leaves a miner out nor puts one in; without a list, the first registered miners are
+node that looks after the opening sees the same. The fresh lists of all validators are merged by stake, so less
+than half of it neither leaves a miner out nor puts one in; without a list, the first registered miners are
 gathered. A list only says which miners to fetch; the roster decides what is applied, so nodes that read different lists
 for a moment still end on one state.
 """

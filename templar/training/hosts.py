@@ -280,10 +280,8 @@ def _objection_to_proof(connection: socket.socket, visit: Message) -> str:
         return ""
     own = _prove("first", visit, secrets.token_hex(16))
     jobs.send(connection, own)
-    answer, expected = (
-        jobs.receive(connection, seconds=_VISIT_SECONDS, most=_VISIT_BYTES),
-        _prove("guest", visit, own.nonce),
-    )
+    answer = jobs.receive(connection, seconds=_VISIT_SECONDS, most=_VISIT_BYTES)
+    expected = _prove("guest", visit, own.nonce)
     if isinstance(answer, SecretProof) and hmac.compare_digest(answer.proof.encode(), expected.proof.encode()):
         return ""
     return f"it does not know this group's secret: set the same {SECRET} on all hosts"
