@@ -3,7 +3,9 @@
 A preset's times suit two cores that do nothing else. On a machine that is busy with other work a commitment would come
 too late for its close, and windows would end as `NothingPublished`. So `templar run` and `templar up` measure how long
 the machine takes for a fixed piece of work in as many processes as the network has neurons, and multiply every time of
-a window by the quotient. `--window-seconds` sets the length instead.
+a window by the quotient. The work is what a neuron begins with. It needs files, memory and the kernel as its windows
+do: sums alone were as fast as ever on a machine on which everything else took twice its time. `--window-seconds` sets
+the length instead.
 """
 
 import json
@@ -17,9 +19,9 @@ from typing import Any
 from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, load_hparams
 
-WORK = "sum(i * i for i in range(4_000_000))"
-"""What each process of a measurement computes."""
-EXPECTED_SECONDS = 0.75
+WORK = "import torch"
+"""What each process of a measurement does."""
+EXPECTED_SECONDS = 4.2
 """How long two cores take for it in five processes, as many as the default network's neurons, if nothing else runs."""
 NOISE = 1.25
 """A machine that takes less than so many times the expected time gets the preset's windows."""
@@ -38,10 +40,10 @@ def measure_pace(num_neurons: int) -> float:
     """Return how many times as long as the preset's this machine's windows should be: 1, 2, 3, ...
 
     Raises:
-        PermanentError: `process_died`; a process of the measurement could not compute.
+        PermanentError: `process_died`; a process of the measurement failed.
     """
     started = time.perf_counter()
-    command = [sys.executable, "-I", "-S", "-c", WORK]
+    command = [sys.executable, "-I", "-c", WORK]
     workers = [subprocess.Popen(command) for _ in range(num_neurons)]  # noqa: S603 - our own command
     failed = [worker.pid for worker in workers if worker.wait() != 0]
     if failed:
