@@ -58,8 +58,7 @@ class WindowTimes:
     @property
     def reveal_interval(self) -> Interval:
         """When manifest and payload must be stored to count (docs/protocol.md 3)."""
-        first = self.close if self.rules.inclusive_close else self.close + 1
-        return Interval(first, self.close + self.rules.time_window_delta_seconds)
+        return Interval(self.close + 1, self.close + self.rules.time_window_delta_seconds)
 
     @property
     def reveals_from(self) -> int:

@@ -17,7 +17,6 @@ RULES = Windows(
     roster_ranks=3,
     quorum=0.5,
     train_margin_seconds=5.5,
-    inclusive_close=False,
 )
 """120 s a window, of which agreement takes 3 + 10 + 1 + 4 + 3 * 7 = 39."""
 
@@ -58,22 +57,6 @@ def test_slots_are_disjoint_and_contiguous_from_the_settling_second_on(window: W
     for rank in (-1, 3):
         with pytest.raises(ValueError, match=f"rank {rank} has no slot: roster_ranks is 3"):
             window.roster_slot(rank)
-
-
-@settings(max_examples=100)
-@given(times)
-def test_the_inclusive_close_also_accepts_the_second_of_the_close_and_changes_nothing_else(window: WindowTimes) -> None:
-    """The reference's interval T <= LastModified <= T + delta, in whole seconds."""
-    inclusive = WindowTimes(7, window.opened, window.closed, RULES.model_copy(update={"inclusive_close": True}))
-    close = math.floor(window.closed)
-    assert inclusive.reveal_interval == Interval(close, close + 10)
-    assert close - 1 not in inclusive.reveal_interval
-    assert (inclusive.commit_interval, inclusive.settles, inclusive.null_after, inclusive.train_until) == (
-        window.commit_interval,
-        window.settles,
-        window.null_after,
-        window.train_until,
-    )
 
 
 def test_a_fraction_of_the_close_does_not_matter_until_the_next_second() -> None:

@@ -43,7 +43,6 @@ RULES = Windows(
     roster_ranks=2,
     quorum=0.5,
     train_margin_seconds=1.5,
-    inclusive_close=False,
 )
 TIMES = WindowTimes(WINDOW, opened=1_700_000_018.25, closed=1_700_000_036.5, rules=RULES)
 

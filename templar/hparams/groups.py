@@ -29,13 +29,11 @@ class Windows(SettingsGroup):
     roster_slot_seconds: int = Field(ge=1)
     """Length of one roster slot."""
     roster_ranks: int = Field(ge=1)
-    """Number of validators, by stake, that may publish a roster, each in its own slot."""
+    """Number of validators, drawn by stake, that may publish a roster, each in its own slot."""
     quorum: float = Field(ge=1 / 2, le=2 / 3)
     """A window is decided by validators with more than this share of the announced stake (docs/protocol.md 11)."""
     train_margin_seconds: float = Field(ge=0)
     """Training stops this long, or longer, before the last moment for the commitment, so that it can be compressed."""
-    inclusive_close: bool
-    """Compatibility: accept objects stored in the very second of the close, as the reference does."""
 
     @property
     def seconds(self) -> float:

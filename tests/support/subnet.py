@@ -53,7 +53,6 @@ RULES = Windows(
     roster_ranks=3,
     quorum=0.5,
     train_margin_seconds=1.0,
-    inclusive_close=False,
 )
 
 
