@@ -32,7 +32,7 @@ from templar.scoring.score import (
     WindowScore,
     advantages,
     capped,
-    clarity,
+    counted_against,
     final_score,
     next_card,
     placed,
@@ -203,11 +203,11 @@ def _scored_cards(
             scoring=scoring,
         )
     typical = Typical.of(after.values())
-    clear = clarity([gained[uid] for uid, card in after.items() if card.advantage > 0])
+    earned = [gained[uid] for uid, card in after.items() if card.advantage > 0]
     finals = {uid: final_score(card, rated.baseline, typical, hparams) for uid, card in after.items()}
     return {
         uid: placed(
-            card.model_copy(update={"final": finals[uid]}), clear if gained[uid] <= 0 else 0.0, facts.window, scoring
+            card.model_copy(update={"final": finals[uid]}), counted_against(gained[uid], earned), facts.window, scoring
         )
         for uid, card in after.items()
     }, typical

@@ -304,14 +304,28 @@ def clarity(gained: Collection[float]) -> float:
     return 0.0 if middle <= 0 else 1.0 if middle >= spread else round_score((middle / spread) ** 2)
 
 
-def placed(card: ScoreCard, clear: float, window: int, scoring: Scoring) -> ScoreCard:
+def counted_against(own: float, gained: Collection[float]) -> float:
+    """Return how much a window counts against the place of a miner with this advantage in it, 0..2.
+
+    It is 0 for one that gained. For one that gained nothing it is the window's clarity, and twice that for one whose
+    payload costs as much as the median of the others gains: only that is no accident after a single window.
+
+    Args:
+        own: The miner's advantage in the window.
+        gained: Those of the miners whose average is above 0.
+    """
+    clear = clarity(gained)
+    return 0.0 if own > 0 or not clear else round_score(clear * (1 + min(1.0, -own / median(gained))))
+
+
+def placed(card: ScoreCard, fruitless: float, window: int, scoring: Scoring) -> ScoreCard:
     """Return the card of a scored miner after the window decided about its place in the gather tier.
 
     A miner is excluded after enough clear windows in which it gained nothing, while its average advantage was not above
     0. It is still measured, and comes back with the first average above 0 once its time is over; each exclusion lasts
-    twice as long as the one before. `clear` is 0 for a miner that gained in the window.
+    twice as long as the one before. `fruitless` is what the window counts against it.
     """
-    until, fruitless = card.excluded_until, round_score(card.fruitless + clear)
+    until, fruitless = card.excluded_until, round_score(card.fruitless + fruitless)
     if card.advantage > 0:
         return card.model_copy(
             update={"fruitless": 0.0, "excluded_until": None if until is None or window >= until else until}

@@ -804,22 +804,23 @@ class Judge:
         return found
 
     @staticmethod
-    def clear(gained: list[float]) -> float:
-        """How clear a window is, from the advantages in it of the miners whose average is above 0."""
-        if not gained or (middle := statistics.median(gained)) <= 0:
+    def fruitless(own: float, gained: list[float]) -> float:
+        """What a window counts against a miner, from its advantage and those of the miners whose average is above 0."""
+        if own > 0 or not gained or (middle := statistics.median(gained)) <= 0:
             return 0.0
         spread = 3 * statistics.median(abs(each - middle) for each in gained)
-        return 1.0 if spread <= middle else Judge.settled((middle / spread) ** 2)
+        clear = 1.0 if spread <= middle else Judge.settled((middle / spread) ** 2)
+        return Judge.settled(clear * (2.0 if own <= -middle else 1 - own / middle))
 
     @staticmethod
-    def place(card: dict[str, Any], clear: float, window: int, scoring: dict[str, Any]) -> dict[str, Any]:
+    def place(card: dict[str, Any], counted: float, window: int, scoring: dict[str, Any]) -> dict[str, Any]:
         """The fields of a scored miner's card that say whether it may be in the gather tier."""
         until, times = card["excluded_until"], card["exclusions"]
         if card["advantage"] > 0:
             return {"fruitless": 0.0, "excluded_until": until if until is not None and window < until else None}
         if until is not None:
             return {"fruitless": 0.0}
-        fruitless = Judge.settled(card["fruitless"] + clear)
+        fruitless = Judge.settled(card["fruitless"] + counted)
         if fruitless < scoring["exclusion_after"]:
             return {"fruitless": fruitless}
         until = window + scoring["exclusion_windows"] * 2 ** min(times, 10)
@@ -923,9 +924,9 @@ class Judge:
         typical = Judge.typical(cards[uid]["advantage"] for uid in scores)
         typical_excess = Judge.typical(cards[uid]["own_excess"] for uid in scores if cards[uid]["advantage"] > 0)
         finals = Judge.finals({uid: cards[uid] for uid in scores}, baseline_sigma, typical, typical_excess, settings)
-        clear = Judge.clear([gains[uid] for uid in scores if cards[uid]["advantage"] > 0])
+        earned = [gains[uid] for uid in scores if cards[uid]["advantage"] > 0]
         for uid, final in finals.items():
-            counted = clear if gains[uid] <= 0 else 0.0
+            counted = Judge.fruitless(gains[uid], earned)
             cards[uid] |= {"final": final} | Judge.place(cards[uid], counted, window, scoring)
         for uid, each in facts.items():
             inactive = any(reason == "inactive" for _, reason in slashes[uid])

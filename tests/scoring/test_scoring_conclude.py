@@ -132,25 +132,26 @@ def test_a_measurement_without_others_data_keeps_the_curvature() -> None:
 
 
 @pytest.mark.parametrize(
-    ("average", "gains", "fruitless"),
+    ("average", "gains", "counted"),
     [
         (0.1, (0.2, 0.2, -0.4), 0.0),  # its average is still above 0
-        (-0.1, (0.2, 0.2, -0.4), 1.0),
-        (-0.1, (0.2, 0.2, 0.001), 1.0),  # less than the baseline
+        (-0.1, (0.2, 0.2, -0.4), 2.0),  # it costs more than the others gain
+        (-0.1, (0.2, 0.2, 0.001), 1.1056),  # less than the baseline
         (-0.1, (0.2, 0.2, 0.1), 0.0),  # it gained in this window
-        (-0.1, (0.1, 0.3, -0.4), 0.4011),  # not clear: two earn, and their gains are far apart
+        (-0.1, (0.1, 0.3, -0.4), 0.8022),  # not clear: two earn, and their gains are far apart
         (-0.1, (-0.1, -0.1, -0.4), 0.0),  # nobody gained
     ],
 )
 def test_a_window_counts_against_who_gained_nothing_as_far_as_it_is_clear(
-    average: float, gains: tuple[float, float, float], fruitless: float
+    average: float, gains: tuple[float, float, float], counted: float
 ) -> None:
     before = standing_of([veteran(2), veteran(3), veteran(4, advantage=average)])
     found = concluded(*(revealed(uid, gain) for uid, gain in zip((2, 3, 4), gains, strict=True)), after=before)
-    assert record_of(found, 4).after.fruitless == pytest.approx(fruitless, abs=1e-4)
-    assert record_of(found, 4).after.excluded_until is None
+    excluded = counted >= V2.scoring.exclusion_after
+    assert record_of(found, 4).after.fruitless == pytest.approx(0.0 if excluded else counted, abs=1e-4)
+    assert record_of(found, 4).after.exclusions == excluded
     again = concluded(*(revealed(uid, gain) for uid, gain in zip((2, 3, 4), gains, strict=True)), after=found.standing)
-    assert (record_of(again, 4).after.exclusions == 1) is (fruitless == 1.0)
+    assert (record_of(again, 4).after.exclusions == 1) is (2 * counted >= V2.scoring.exclusion_after)
 
 
 # Unassigned data.

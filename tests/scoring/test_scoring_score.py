@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from templar.scoring.score import (
     CurvaturePrior,
     WindowScore,
     clarity,
+    counted_against,
     curvature_of,
     improvement,
     next_card,
@@ -150,7 +152,7 @@ def test_a_miner_presumed_to_train_on_unassigned_data_scores_at_most_zero(
 
 # The place in the gather tier.
 
-WORTH = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+WORTH = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])
 PLACES = SCORING.model_copy(update={"exclusion_after": 3.0, "exclusion_windows": 4})
 
 
@@ -179,14 +181,26 @@ def test_a_window_is_clear_if_the_gains_of_those_who_earn_are_above_their_noise(
     assert clarity(gained) == pytest.approx(found, abs=1e-9)
 
 
+@given(st.lists(st.floats(-1, 1), max_size=9), st.floats(-2, 2), st.floats(0, 1))
+def test_a_window_counts_at_most_twice_its_clarity_and_more_the_more_harm_is_done(
+    gained: list[float], own: float, harm: float
+) -> None:
+    found = counted_against(own, gained)
+    assert found <= counted_against(own - harm, gained) <= 2 * clarity(gained)
+    assert found >= clarity(gained) if own <= 0 else found == 0
+    assert counted_against(0.0, gained) == clarity(gained)
+    if (worth := clarity(gained)) and own < 0:
+        assert counted_against(-statistics.median(gained), gained) == pytest.approx(2 * worth, abs=1e-9)
+
+
 @given(st.lists(st.tuples(WORTH, st.booleans()), max_size=80))
 def test_only_clear_windows_without_an_advantage_cost_a_place_and_each_exclusion_is_longer(
     windows: list[tuple[float, bool]],
 ) -> None:
     card, streak, since = FRESH, 0.0, 0
-    for window, (clear, works) in enumerate(windows):
-        card = placed(card.model_copy(update={"advantage": 0.1 if works else 0.0}), clear, window, PLACES)
-        streak = 0.0 if works else streak + clear
+    for window, (counted, works) in enumerate(windows):
+        card = placed(card.model_copy(update={"advantage": 0.1 if works else 0.0}), counted, window, PLACES)
+        streak = 0.0 if works else streak + counted
         before, since = since, since + 1 if card.excluded_until is not None else 0
         if since == 1:
             assert streak >= PLACES.exclusion_after, "it is lost for this alone"
