@@ -27,7 +27,6 @@ def expected(neuron: str) -> dict[str, tuple[str, str]]:
     house = {flow: flow.replace("-", "_") for flow in HOUSEKEEPING}
     return {
         f"{role}-window/{neuron}": (window, WARM),
-        f"{role}-window/{neuron}-cold": (window, HOUSE),
         **{f"{flow}/{neuron}": (f"flows.{module}.{module}", HOUSE) for flow, module in house.items()},
     }
 
@@ -79,7 +78,7 @@ class TestDeployed:
         found = {name: (item.entrypoint, item.work_pool_name) for name, item in deployed.items()}
         assert found == expected(MINER) | expected(VALIDATOR)
         for name, deployment in deployed.items():
-            neuron = name.partition("/")[2].removesuffix("-cold")
+            neuron = name.partition("/")[2]
             assert deployment.parameters == {"neuron": neuron}
             assert deployment.tags == [f"neuron:{neuron}", f"role:{ROLES[neuron]}"]
             assert deployment.description
