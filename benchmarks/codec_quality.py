@@ -2,10 +2,10 @@
 
     python -m benchmarks.codec_quality [--quick] [--plot PATH]
 
-Four workers train a small model on real text (`pseudo_gradients`), three times from the same parameters on the same
-data, once for each code: ours with a sign and one scale per chunk, the reference's with four levels per tensor, and
-ours with a magnitude bit. The last line is JSON; losses are those of held-out text after the last window, in nats per
-token, means over the seeds. It exits with 1 if ours is more than half a percent above the reference's.
+Four workers train a small model on real text (`pseudo_gradients`), twice from the same parameters on the same data,
+once for each code: ours with a sign and one scale per chunk, and the reference's with four levels per tensor. The last
+line is JSON; losses are those of held-out text after the last window, in nats per token, means over the seeds. It exits
+with 1 if ours is more than half a percent above the reference's.
 """
 
 import argparse
@@ -37,14 +37,12 @@ class Kind:
     name: str  # in the last line
     label: str  # in tables and pictures
     codec: Codec
-    magnitude_bits: int  # beside the sign; the reference does not use it
     colour: str
 
 
-OURS = Kind("ours", "sign and scale (ours)", ours, 0, "#0b6e99")
-REFERENCE = Kind("reference", "four levels per tensor (reference)", reference, 0, "#d9730d")
-TWO_LEVELS = Kind("two_levels", "sign and two scales (ours, one magnitude bit)", ours, 1, "#6b6b6b")
-KINDS = (OURS, REFERENCE, TWO_LEVELS)
+OURS = Kind("ours", "sign and scale (ours)", ours, "#0b6e99")
+REFERENCE = Kind("reference", "four levels per tensor (reference)", reference, "#d9730d")
+KINDS = (OURS, REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def measure(setups: Sequence[Setup], kind: Kind) -> Curve:
     for setup in setups:
         windows, one = [0], [setup.held_out_loss(build_model(setup.hparams.model))]
         last = len(setup.sequences)
-        for window in train(setup, kind.codec, magnitude_bits=kind.magnitude_bits):
+        for window in train(setup, kind.codec):
             num_bytes += window.exchange.num_bytes
             done = window.learnt.window + 1
             if done % WINDOWS_PER_EVALUATION == 0 or done == last:
@@ -89,7 +87,7 @@ def measure(setups: Sequence[Setup], kind: Kind) -> Curve:
 
 
 def run(windows: int, seeds: int, plot: Path | None = None) -> dict[str, Any]:
-    """Measure all codes, print the table, and return the figures."""
+    """Measure both codes, print the table, and return the figures."""
     with embedded_text() as text:
         setups = [Setup.of(text, seed=seed, workers=NUM_WORKERS, windows=windows) for seed in range(seeds)]
         curves = {kind.name: measure(setups, kind) for kind in KINDS}
@@ -105,7 +103,7 @@ def run(windows: int, seeds: int, plot: Path | None = None) -> dict[str, Any]:
         **{f"bytes_{name}": round(curve.payload_bytes) for name, curve in curves.items()},
         "windows": windows,
         "seeds": seeds,
-        "parameters": setups[0].layout(OURS.magnitude_bits).num_elements,
+        "parameters": setups[0].layout.num_elements,
         "holds": ratio <= LARGEST_RATIO,
     }
 

@@ -7,15 +7,14 @@ bits per published coefficient; the least possible for the indices alone is `log
 squared errors of the values that receivers read, on the coefficients that a small Llama publishes when it is trained on
 text: all workers, tensors and last windows together.
 
-The last line is JSON: `bits_k64`, `bits_k32`, `value_error` (one level), `value_error_two_levels`,
-`value_error_reference` (templar 2.1.3), `overlap_mean` and `overlap_max` (the share of their places that two honest
-workers have in common), and whether the bars hold.
+The last line is JSON: `bits_k64`, `bits_k32`, `value_error`, `value_error_reference` (templar 2.1.3), `overlap_mean`
+and `overlap_max` (the share of their places that two honest workers have in common), and whether the bars hold.
 """
 
 import io
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +39,12 @@ BITS_AT_64, BITS_AT_32 = 8.9, 9.9
 ERROR_SHARE = 0.5
 """The error of our value code may be at most this part of the reference's."""
 CHUNK = 4096
-ONE_LEVEL, TWO_LEVELS, OTHERS = "sign and scale per chunk", "the same with a magnitude bit", "templar 2.1.3: 4 levels"
+OURS, OTHERS = "sign and scale per chunk", "templar 2.1.3: 4 levels"
 VALUE_BITS: Mapping[str, str] = {
     OTHERS: "8 as stored",
     "sign and one scale per tensor": "1",
     "sign and exact mean per chunk": "1 + 32/k",
-    ONE_LEVEL: "1 + 8/k",
-    TWO_LEVELS: "2 + 16/k",
+    OURS: "1 + 8/k",
 }
 """Value code -> the bits that it takes per value."""
 
@@ -64,9 +62,9 @@ def num_coefficients(chunks: Layout) -> int:
     return sum(tensor.num_coefficients for tensor in chunks.tensors)
 
 
-def payload_size(k: int, magnitude_bits: int) -> Size:
+def payload_size(k: int) -> Size:
     """The size of a payload of the large model."""
-    chunks = layout(k, magnitude_bits=magnitude_bits)
+    chunks = layout(k)
     num_bytes = len(wire.encode(payload(chunks, random_tensors(chunks, seed=k)), chunks))
     return Size(8 * num_bytes / num_coefficients(chunks), 4 * chunks.num_elements / num_bytes)
 
@@ -101,8 +99,7 @@ def value_codes(one: Chosen) -> Iterator[tuple[str, Tensor]]:
     yield OTHERS, REFERENCE.decode(REFERENCE.encode(one.indices, one.values))
     yield "sign and one scale per tensor", sign * magnitude.mean()
     yield "sign and exact mean per chunk", sign * magnitude.mean(dim=1, keepdim=True)
-    for name, coding in ((ONE_LEVEL, SignAndScale(1)), (TWO_LEVELS, SignAndScale(2))):
-        yield name, coding.decode(coding.encode(one.indices, one.values))
+    yield OURS, SignAndScale().decode(SignAndScale().encode(one.indices, one.values))
 
 
 @dataclass(frozen=True)
@@ -134,18 +131,17 @@ def train_small(windows: int, last: int) -> Trained:
     return Trained(errors, statistics.fmean(overlaps), max(overlaps))
 
 
-def size_table(sizes: Mapping[tuple[int, int], Size], densities: Sequence[int]) -> Table:
+def size_table(sizes: Mapping[int, Size]) -> Table:
     """The sizes of our payloads, and of the reference's files."""
     table = Table(title="bits per coefficient, everything included (100 M parameters, chunks of 4096)")
-    for column in ("payload", "one level", "two levels", "least for the indices", "times smaller than fp32"):
+    for column in ("payload", "bits", "least for the indices", "times smaller than fp32"):
         table.add_column(column, justify="left" if column == "payload" else "right")
-    for k in densities:
-        one, two = sizes[k, 0], sizes[k, 1]
-        table.add_row(f"k = {k}", f"{one.bits:.2f}", f"{two.bits:.2f}", f"{index_floor(k):.2f}", f"{one.times:.0f}")
+    for k, size in sizes.items():
+        table.add_row(f"k = {k}", f"{size.bits:.2f}", f"{index_floor(k):.2f}", f"{size.times:.0f}")
     for release, k, coding in (("0.2.82", 32, RawCoding()), ("2.1.3", 64, REFERENCE)):
         size = recorded_size(k, coding)
         name = f"templar {release}, k = {k}"
-        table.add_row(name, f"{size.bits:.2f}", "", f"{index_floor(k):.2f}", f"{size.times:.0f}")
+        table.add_row(name, f"{size.bits:.2f}", f"{index_floor(k):.2f}", f"{size.times:.0f}")
     return table
 
 
@@ -161,21 +157,19 @@ def error_table(errors: Mapping[str, float]) -> Table:
 
 def run(*, quick: bool) -> dict[str, Any]:
     """Measure, print the tables, and return the figures."""
-    densities = (64, 32) if quick else (128, 64, 32, 16)
-    sizes = {(k, extra): payload_size(k, extra) for k in densities for extra in (0, 1)}
+    sizes = {k: payload_size(k) for k in ((64, 32) if quick else (128, 64, 32, 16))}
     trained = train_small(*((8, 2) if quick else (30, 6)))
     console = Console()
-    console.print(size_table(sizes, densities))
+    console.print(size_table(sizes))
     console.print(error_table(trained.errors))
     console.print(f"honest workers share {trained.overlap_mean:.1%} of their places, at most {trained.overlap_max:.1%}")
-    at_64, at_32 = sizes[64, 0].bits, sizes[32, 0].bits
-    error, reference = trained.errors[ONE_LEVEL], trained.errors[OTHERS]
+    at_64, at_32 = sizes[64].bits, sizes[32].bits
+    error, reference = trained.errors[OURS], trained.errors[OTHERS]
     return {
         "bits_k64": round(at_64, 4),
         "bits_k32": round(at_32, 4),
-        "times_k64": round(sizes[64, 0].times, 1),
+        "times_k64": round(sizes[64].times, 1),
         "value_error": round(error, 6),
-        "value_error_two_levels": round(trained.errors[TWO_LEVELS], 6),
         "value_error_reference": round(reference, 6),
         "overlap_mean": round(trained.overlap_mean, 4),
         "overlap_max": round(trained.overlap_max, 4),

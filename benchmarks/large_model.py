@@ -29,16 +29,14 @@ MODEL = Model(
 RULE = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
 
 
-def gradient(k: int = 64, *, magnitude_bits: int = 0, use_dct: bool = False) -> Gradient:
+def gradient(k: int = 64, *, use_dct: bool = False) -> Gradient:
     """Compression in chunks of 64 x 64."""
-    return Gradient(
-        momentum_decay=RULE.decay, topk_compression=k, target_chunk=64, magnitude_bits=magnitude_bits, use_dct=use_dct
-    )
+    return Gradient(momentum_decay=RULE.decay, topk_compression=k, target_chunk=64, use_dct=use_dct)
 
 
-def layout(k: int = 64, *, magnitude_bits: int = 0) -> Layout:
+def layout(k: int = 64) -> Layout:
     """The chunks of the 100 million parameters."""
-    return Layout.of(parameter_shapes(MODEL), gradient(k, magnitude_bits=magnitude_bits), RULE.recipe)
+    return Layout.of(parameter_shapes(MODEL), gradient(k), RULE.recipe)
 
 
 def random_tensors(layout: Layout, seed: int) -> dict[str, Tensor]:

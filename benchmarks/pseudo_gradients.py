@@ -119,10 +119,11 @@ class Setup:
         """Workers of the network."""
         return len(self.sequences[0])
 
-    def layout(self, magnitude_bits: int) -> Layout:
+    @property
+    def layout(self) -> Layout:
         """The chunks of the model."""
-        gradient = self.hparams.gradient.model_copy(update={"magnitude_bits": magnitude_bits})
-        return Layout.of(parameter_shapes(self.hparams.model), gradient, self.hparams.training.recipe)
+        hparams = self.hparams
+        return Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
 
     def held_out_loss(self, net: LlamaForCausalLM) -> float:
         """Mean loss of a model on the held-out sequences, in nats per token."""
@@ -163,7 +164,7 @@ Codec = Callable[[Learnt], Exchange]
 
 
 def ours(learnt: Learnt) -> Exchange:
-    """Exchange this network's payloads, as bytes; the layout says whether with a magnitude bit."""
+    """Exchange this network's payloads, as bytes."""
     layout, rule = learnt.layout, learnt.rule
     compressed = tuple(
         compress(state, update, layout=layout, rule=rule)
@@ -201,9 +202,9 @@ class Window:
     exchange: Exchange
 
 
-def train(setup: Setup, codec: Codec, *, magnitude_bits: int = 0) -> Iterator[Window]:
+def train(setup: Setup, codec: Codec) -> Iterator[Window]:
     """Train a network from its genesis parameters, window by window."""
-    training, layout = setup.hparams.training, setup.layout(magnitude_bits)
+    training, layout = setup.hparams.training, setup.layout
     net = build_model(setup.hparams.model)
     params, trainer = parameters_of(net), Trainer(setup.hparams.model)
     optimizers = [OptimizerState.zeros(params)] * setup.num_workers

@@ -115,7 +115,7 @@ def play(sizes: Sizes) -> Scene:
     uids = range(sizes.num_miners)
     with embedded_text() as text:
         setup = Setup.of(text, seed=1, workers=sizes.num_miners, windows=sizes.windows + 1)
-    layout, hparams = setup.layout(0), setup.hparams
+    layout, hparams = setup.layout, setup.hparams
     net = build_model(hparams.model)
     params, trainer = parameters_of(net), Trainer(hparams.model)
     optimizers = [OptimizerState.zeros(params)] * sizes.num_miners

@@ -1,4 +1,4 @@
-"""Vectors of what a payload is made from: steps of scales, levels, index planes, transform and error feedback."""
+"""Vectors of what a payload is made from: steps of scales, signs, index planes, transform and error feedback."""
 
 import math
 from typing import Any
@@ -15,17 +15,12 @@ from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout, TensorLayout
 
 # Magnitude -0.0 is no negative number; the second chunk of a tensor is written beside the first.
-_CODED: tuple[tuple[str, int, list[list[float]]], ...] = (
-    ("the mean magnitude", 1, [[4.0, -1.0, 1.0, -2.0], [0.5, 0.5, -0.0, 0.0]]),
-    ("a mean of 255 steps below the largest is silence", 1, [[1.0] * 4, [4.2e-7] * 4, [-4.0e-7] * 4]),
-    ("out of range", 1, [[1e6] * 4]),
-    ("nothing at all", 1, [[0.0, -0.0, 0.0, -0.0], [1e-12] * 4]),
-    ("the means of both halves", 2, [[4.0, -1.0, 1.0, -2.0], [3.0, -3.0, 1.0, 1.0]]),
-    ("equal magnitudes have one level", 2, [[0.5, -0.5, 0.5, 0.5]]),
-    ("both means are the same step", 2, [[1.0, 1.0, -1.0, 1.001]]),
-    ("a lower level of 255 steps below is the smallest that can be written", 2, [[1.0, -1e-9, 1e-9, 0.0], [-1.0] * 4]),
-    ("an upper level of 255 steps below is silence", 2, [[1.0, 2.0, 3.0, 4.0], [1e-6, -1e-7, 1e-7, 1e-7]]),
-    ("a single coefficient has one level", 2, [[3.0], [-0.1]]),
+_CODED: tuple[tuple[str, list[list[float]]], ...] = (
+    ("the mean magnitude", [[4.0, -1.0, 1.0, -2.0], [0.5, 0.5, -0.0, 0.0]]),
+    ("a mean of 255 steps below the largest is silence", [[1.0] * 4, [4.2e-7] * 4, [-4.0e-7] * 4]),
+    ("out of range", [[1e6] * 4]),
+    ("nothing at all", [[0.0, -0.0, 0.0, -0.0], [1e-12] * 4]),
+    ("a single coefficient", [[3.0], [-0.1]]),
 )
 
 # chunk length, k, ascending indices of each chunk
@@ -55,15 +50,11 @@ def value_code_vectors() -> dict[str, Any]:
 def coding_vectors() -> list[dict[str, Any]]:
     """Chosen coefficients of one tensor, a row for each chunk, and what is written of them."""
     found = []
-    for what, levels, rows in _CODED:
-        values = torch.tensor(rows)
-        coding = SignAndScale(levels)
+    for what, rows in _CODED:
+        values, coding = torch.tensor(rows), SignAndScale()
         coded = coding.encode(torch.arange(values.shape[1]).expand(values.shape), values)
-        upper = {"upper": coded.upper.astype(np.uint8).tolist()} if levels == 2 else {}
-        received = coding.decode(coded).tolist()
-        found.append(
-            {"what": what, "values": values.tolist(), "steps": coded.steps.tolist()} | upper | {"received": received}
-        )
+        written = {"steps": coded.steps.tolist(), "received": coding.decode(coded).tolist()}
+        found.append({"what": what, "values": values.tolist(), **written})
     return found
 
 
@@ -91,7 +82,7 @@ def compression_vectors() -> list[dict[str, Any]]:
     """Two windows of a miner: what it publishes of its updates and what it keeps."""
     with_dct = Layout.of(
         {tensor.name: tensor.shape for tensor in layout_of("demo").tensors},
-        gradient_settings(use_dct=True, levels=2),
+        gradient_settings(use_dct=True),
         "sparseloco",
     )
     return [
@@ -113,7 +104,7 @@ def _compression(layout: Layout, *, calls_before: int) -> dict[str, Any]:
         state = done.state
         data = encode(Payload.of(header(2, layout, window), done.tensors, layout), layout)
         windows.append({"update": tensors_hex(update), "payload": data.hex(), "residual": tensors_hex(state.buffers)})
-    settings = {"recipe": layout.recipe, "use_dct": layout.use_dct, "levels": layout.tensors[0].levels}
+    settings = {"recipe": layout.recipe, "use_dct": layout.use_dct}
     feedback = {"calls_before": calls_before, "decay": rule.decay, "learning_rate": rule.learning_rate}
     return settings | feedback | {"windows": windows}
 

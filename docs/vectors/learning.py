@@ -34,12 +34,11 @@ from templar.hparams import AdamW, Schedule, load_hparams
 from templar.training.schedule import loudest_coefficient, schedule_factor
 
 MOMENTUM_DECAY = 0.95
-# Name -> recipe, levels, and the limit on coefficients.
-_CASES: Mapping[str, tuple[Recipe, int, float | None]] = {
-    "sparseloco": ("sparseloco", 1, None),
-    "sparseloco, two levels": ("sparseloco", 2, None),
-    "sparseloco, too loud": ("sparseloco", 1, 0.005),
-    "demo": ("demo", 1, None),
+# Name -> recipe and the limit on coefficients.
+_CASES: Mapping[str, tuple[Recipe, float | None]] = {
+    "sparseloco": ("sparseloco", None),
+    "sparseloco, too loud": ("sparseloco", 0.005),
+    "demo": ("demo", None),
 }
 
 
@@ -113,14 +112,13 @@ def _proof(params: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _aggregate(recipe: Recipe, levels: int, limit: float | None = None) -> dict[str, Any]:
-    layout, three = layout_of(recipe, levels), payloads(recipe, levels)
+def _aggregate(recipe: Recipe, limit: float | None) -> dict[str, Any]:
+    layout, three = layout_of(recipe), payloads(recipe)
     targets, update = target_norms(three, layout, limit), aggregate(three, layout, limit)
     after = genesis_params()
     outer_step(after, update, learning_rate=LEARNING_RATES[recipe], weight_decay=WEIGHT_DECAYS[recipe])
     return {
         "recipe": recipe,
-        "levels": levels,
         "payloads": [encode(each, layout).hex() for each in three],
         "squared_norms": {str(uid): norms for uid, norms in zip(MINER_UIDS, peer_norms(three, layout), strict=True)},
         "limit": limit,

@@ -5,8 +5,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from docs.vectors.coding import coding_vectors, compression_vectors, rice_vectors, value_code_vectors
 from docs.vectors.scenario import layout_of, payload
 from templar.canonical import sha256_hex
@@ -18,8 +16,8 @@ from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.layout import HEADER_BYTES, TOP_BYTES, Layout, TensorLayout
 from templar.hparams import Gradient
 
-PAYLOADS: Mapping[str, tuple[int, int]] = {"one_level": (2, 1), "two_levels": (2, 2), "silent_chunks": (4, 1)}
-"""Name -> uid, levels."""
+PAYLOADS: Mapping[str, int] = {"full": 2, "silent_chunks": 4}
+"""Name -> uid."""
 
 REST = -1
 
@@ -46,67 +44,56 @@ class Damage(NamedTuple):
     fix: bool = True
 
 
-_ONE, _TWO, _SILENT = PAYLOADS
+_FULL, _SILENT = PAYLOADS
 _DAMAGES = (
-    Damage("95 bytes", _ONE, "hotkey", 47, REST, "", fix=False),
-    Damage("another magic", _ONE, "magic", 3, 1, "51"),
-    Damage("version 1", _ONE, "version", 0, 1, "01"),
-    Damage("another layout", _ONE, "layout digest", 0, 1, "00"),
-    Damage("a byte less than the shortest legal payload", _ONE, "bias: top", 0, REST, "00" * 10),
-    Damage("a byte more than the longest legal payload", _ONE, "weight: quotients", 0, 0, "00"),
-    Damage("a wrong checksum", _ONE, "weight: codes", 0, 1, "fe", fix=False),
-    Damage("no hotkey", _ONE, "hotkey", 0, 48, "00" * 48),
-    Damage("a space in the hotkey", _ONE, "hotkey", 4, 1, "20"),
-    Damage("a zero byte within the hotkey", _ONE, "hotkey", 4, 1, "00"),
-    Damage("the recipe of another layout", _ONE, "recipe", 0, 1, "01"),
-    Damage("an unknown recipe", _ONE, "recipe", 0, 1, "02"),
-    Damage("the end within the codes", _ONE, "weight: codes", 1, REST, ""),
-    Damage("the end within the remainders", _ONE, "weight: remainders", 0, REST, ""),
-    Damage("too few ones in the quotients", _ONE, "weight: quotients", 0, 1, "03"),
+    Damage("95 bytes", _FULL, "hotkey", 47, REST, "", fix=False),
+    Damage("another magic", _FULL, "magic", 3, 1, "51"),
+    Damage("version 1", _FULL, "version", 0, 1, "01"),
+    Damage("another layout", _FULL, "layout digest", 0, 1, "00"),
+    Damage("a byte less than the shortest legal payload", _FULL, "bias: top", 0, REST, "00" * 10),
+    Damage("a byte more than the longest legal payload", _FULL, "weight: quotients", 0, 0, "00"),
+    Damage("a wrong checksum", _FULL, "weight: codes", 0, 1, "fe", fix=False),
+    Damage("no hotkey", _FULL, "hotkey", 0, 48, "00" * 48),
+    Damage("a space in the hotkey", _FULL, "hotkey", 4, 1, "20"),
+    Damage("a zero byte within the hotkey", _FULL, "hotkey", 4, 1, "00"),
+    Damage("the recipe of another layout", _FULL, "recipe", 0, 1, "01"),
+    Damage("an unknown recipe", _FULL, "recipe", 0, 1, "02"),
+    Damage("the end within the codes", _FULL, "weight: codes", 1, REST, ""),
+    Damage("the end within the remainders", _FULL, "weight: remainders", 0, REST, ""),
+    Damage("too few ones in the quotients", _FULL, "weight: quotients", 0, 1, "03"),
     Damage("quotients longer than the longest legal ones", _SILENT, "weight: quotients", 0, 1, "0009"),
     Damage("a byte after the last section", _SILENT, "weight: quotients", 1, 0, "00"),
-    Damage("a top step above 552", _ONE, "weight: top", 0, 2, "2902"),
-    Damage("a code for a step below 1", _ONE, "weight: top", 0, 2, "0c00"),
-    Damage("a top step of 0 over codes", _ONE, "weight: top", 0, 2, "0000"),
-    Damage("no code of the top step", _ONE, "gain: codes", 0, 1, "fe"),
+    Damage("a top step above 552", _FULL, "weight: top", 0, 2, "2902"),
+    Damage("a code for a step below 1", _FULL, "weight: top", 0, 2, "0c00"),
+    Damage("a top step of 0 over codes", _FULL, "weight: top", 0, 2, "0000"),
+    Damage("no code of the top step", _FULL, "gain: codes", 0, 1, "fe"),
     Damage("a top step without codes", _SILENT, "bias: top", 0, 1, "01"),
-    Damage("a bit after the last sign", _ONE, "weight: signs", 0, 1, "16"),
+    Damage("a bit after the last sign", _FULL, "weight: signs", 0, 1, "16"),
     Damage("a bit after the last remainder", _SILENT, "weight: remainders", 0, 1, "18"),
     Damage("a bit after the last quotient", _SILENT, "weight: quotients", 0, 1, "19"),
-    Damage("an index beyond the chunk", _ONE, "weight: quotients", 0, 1, "4d"),
-    Damage("levels that descend", _TWO, "weight: codes", 2, 2, "f3e7"),
-    Damage("a lower level without an upper one", _TWO, "bias: codes", 2, 1, "01"),
-    Damage("an upper level without a lower one", _TWO, "bias: codes", 3, 1, "01"),
-    Damage("a bit after the last magnitude", _TWO, "weight: magnitudes", 0, 1, "18"),
-    Damage("equal levels and an upper coefficient", _TWO, "gain: magnitudes", 0, 1, "01"),
-    Damage("different levels and no upper coefficient", _TWO, "weight: magnitudes", 0, 1, "00"),
-    Damage("different levels and no lower coefficient", _TWO, "weight: magnitudes", 0, 1, "0c"),
+    Damage("an index beyond the chunk", _FULL, "weight: quotients", 0, 1, "4d"),
 )
 
-# shape, target_chunk, topk_compression, levels
-_CUTS: tuple[tuple[tuple[int, ...], int, int, int], ...] = (
-    ((), 64, 64, 1),
-    ((7,), 4, 2, 1),
-    ((768,), 64, 64, 2),
-    ((48,), 64, 1, 2),
-    ((2, 3, 8), 4, 3, 1),
-    ((16, 16), 16, 64, 1),
-    ((100, 60), 64, 32, 2),
-    ((256, 128), 64, 64, 1),
-    ((64, 64), 64, 1, 1),
+# shape, target_chunk, topk_compression
+_CUTS: tuple[tuple[tuple[int, ...], int, int], ...] = (
+    ((), 64, 64),
+    ((7,), 4, 2),
+    ((768,), 64, 64),
+    ((48,), 64, 1),
+    ((2, 3, 8), 4, 3),
+    ((16, 16), 16, 64),
+    ((100, 60), 64, 32),
+    ((256, 128), 64, 64),
+    ((64, 64), 64, 1),
 )
 
 
 def payload_vectors() -> dict[str, Any]:
     """Everything in section 6."""
     return {
-        "layouts": {
-            _ONE: _layout(layout_of("sparseloco")),
-            _TWO: _layout(layout_of("sparseloco", 2)),
-            "dct": _layout(layout_of("demo")),
-        },
+        "layouts": {"plain": _layout(layout_of("sparseloco")), "dct": _layout(layout_of("demo"))},
         "tensors": [_cut(*each) for each in _CUTS],
-        "payloads": {name: _payload(*each) for name, each in PAYLOADS.items()},
+        "payloads": {name: _payload(uid) for name, uid in PAYLOADS.items()},
         "rejected": [_rejection(damage) for damage in _DAMAGES],
         "value_code": value_code_vectors(),
         "coding": coding_vectors(),
@@ -125,11 +112,9 @@ def _layout(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _cut(shape: tuple[int, ...], target: int, k: int, levels: int) -> dict[str, Any]:
-    gradient = Gradient(
-        momentum_decay=0.95, topk_compression=k, target_chunk=target, magnitude_bits=levels - 1, use_dct=False
-    )
-    settings = {"target_chunk": target, "topk_compression": k, "magnitude_bits": levels - 1}
+def _cut(shape: tuple[int, ...], target: int, k: int) -> dict[str, Any]:
+    settings = {"target_chunk": target, "topk_compression": k}
+    gradient = Gradient(momentum_decay=0.95, topk_compression=k, target_chunk=target, use_dct=False)
     return settings | _sizes(TensorLayout.of("tensor", shape, gradient))
 
 
@@ -138,18 +123,17 @@ def _sizes(tensor: TensorLayout) -> dict[str, Any]:
         "shape": list(tensor.shape),
         "edges": list(tensor.edges),
         "k": tensor.k,
-        "levels": tensor.levels,
         "chunks": tensor.num_chunks,
         "rice_parameter": tensor.remainder_bits if tensor.has_index_planes else None,
         "section_bytes": [tensor.min_section_bytes, tensor.max_section_bytes],
     }
 
 
-def _payload(uid: int, levels: int) -> dict[str, Any]:
-    layout, one = layout_of("sparseloco", levels), payload(uid, "sparseloco", levels)
+def _payload(uid: int) -> dict[str, Any]:
+    layout, one = layout_of("sparseloco"), payload(uid, "sparseloco")
     data = encode(one, layout)
     return {
-        "layout": _ONE if levels == 1 else _TWO,
+        "layout": "plain",
         "bytes": len(data),
         "sha256": sha256_hex(data),
         "parts": [[name, start, data[start:end].hex()] for name, start, end in _parts(one, layout)],
@@ -163,8 +147,7 @@ def _meaning(section: Section) -> dict[str, Any]:
     return {
         "steps": coefficients.steps.tolist(),
         "indices": coefficients.indices.tolist(),
-        "upper": coefficients.upper.astype(np.uint8).tolist(),
-        "values": SignAndScale(section.tensor.levels).decode(coefficients).tolist(),
+        "values": SignAndScale().decode(coefficients).tolist(),
     }
 
 
@@ -186,8 +169,7 @@ def _parts(one: Payload, layout: Layout) -> Iterator[tuple[str, int, int]]:
 
 
 def _rejection(damage: Damage) -> dict[str, Any]:
-    uid, levels = PAYLOADS[damage.payload]
-    layout, one = layout_of("sparseloco", levels), payload(uid, "sparseloco", levels)
+    layout, one = layout_of("sparseloco"), payload(PAYLOADS[damage.payload], "sparseloco")
     data = encode(one, layout)
     body = data[:-4] if damage.fix else data
     offset = damage.place + next(start for name, start, _ in _parts(one, layout) if name == damage.part)

@@ -48,35 +48,35 @@ TIMES = WindowTimes(WINDOW, opened=1_700_000_018.25, closed=1_700_000_036.5, rul
 
 Rows = list[list[int]]
 
-# uid -> tensor -> (steps of both levels, indices, negative, upper), one row per chunk. Step 433 is 1.0, 12 steps are an
-# octave, and with one level a chunk has its upper step. The chunk of "gain" publishes all it has.
-_COEFFICIENTS: Mapping[int, Mapping[str, tuple[Rows, Rows, Rows, Rows]]] = {
+# uid -> tensor -> (steps, indices, negative), one entry or row per chunk. Step 433 is 1.0, 12 steps are an octave. The
+# chunk of "gain" publishes all it has.
+_COEFFICIENTS: Mapping[int, Mapping[str, tuple[list[int], Rows, Rows]]] = {
     2: {
-        "bias": ([[400, 409], [0, 0]], [[0, 2], [0, 1]], [[0, 1], [0, 0]], [[1, 0], [0, 0]]),
-        "gain": ([[409, 409]], [[0, 1]], [[1, 0]], [[0, 0]]),
-        "weight": ([[433, 433], [409, 421]], [[0, 5], [3, 11]], [[0, 1], [1, 0]], [[0, 0], [0, 1]]),
+        "bias": ([409, 0], [[0, 2], [0, 1]], [[0, 1], [0, 0]]),
+        "gain": ([409], [[0, 1]], [[1, 0]]),
+        "weight": ([433, 421], [[0, 5], [3, 11]], [[0, 1], [1, 0]]),
     },
     3: {
-        "bias": ([[429, 430], [380, 394]], [[1, 2], [0, 2]], [[1, 1], [0, 1]], [[0, 1], [1, 0]]),
-        "gain": ([[300, 301]], [[0, 1]], [[0, 0]], [[0, 1]]),
-        "weight": ([[445, 452], [440, 440]], [[0, 4], [2, 3]], [[1, 0], [0, 0]], [[1, 0], [0, 0]]),
+        "bias": ([430, 394], [[1, 2], [0, 2]], [[1, 1], [0, 1]]),
+        "gain": ([301], [[0, 1]], [[0, 0]]),
+        "weight": ([452, 440], [[0, 4], [2, 3]], [[1, 0], [0, 0]]),
     },
     4: {
-        "bias": ([[0, 0], [0, 0]], [[0, 1], [0, 1]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]),
-        "gain": ([[402, 415]], [[0, 1]], [[1, 1]], [[1, 0]]),
-        "weight": ([[0, 0], [167, 421]], [[0, 1], [0, 11]], [[0, 0], [1, 0]], [[0, 0], [0, 1]]),
+        "bias": ([0, 0], [[0, 1], [0, 1]], [[0, 0], [0, 0]]),
+        "gain": ([415], [[0, 1]], [[1, 1]]),
+        "weight": ([0, 421], [[0, 1], [0, 11]], [[0, 0], [1, 0]]),
     },
 }
 
 
-def gradient_settings(*, use_dct: bool, levels: int = 1) -> Gradient:
+def gradient_settings(*, use_dct: bool) -> Gradient:
     """The compression's hyper-parameters."""
-    return Gradient(momentum_decay=0.95, topk_compression=2, target_chunk=4, magnitude_bits=levels - 1, use_dct=use_dct)
+    return Gradient(momentum_decay=0.95, topk_compression=2, target_chunk=4, use_dct=use_dct)
 
 
-def layout_of(recipe: Recipe, levels: int = 1) -> Layout:
+def layout_of(recipe: Recipe) -> Layout:
     """The layout: `demo` with the transform, `sparseloco` without."""
-    return Layout.of(SHAPES, gradient_settings(use_dct=recipe == "demo", levels=levels), recipe)
+    return Layout.of(SHAPES, gradient_settings(use_dct=recipe == "demo"), recipe)
 
 
 def hotkey(uid: int) -> Hotkey:
@@ -89,23 +89,19 @@ def header(uid: int, layout: Layout, window: int = WINDOW) -> Header:
     return Header(layout.recipe, window, uid, hotkey(uid).address, layout.digest)
 
 
-def payload(uid: int, recipe: Recipe, levels: int = 1) -> Payload:
+def payload(uid: int, recipe: Recipe) -> Payload:
     """What a miner publishes in the window."""
-    tensors = {}
-    for name, (steps, indices, negative, upper) in _COEFFICIENTS[uid].items():
-        tensors[name] = Coefficients(
-            np.array(indices, np.uint16),
-            np.array(negative, np.bool_),
-            np.array(upper, np.bool_) & (levels == 2),
-            np.array(steps, np.uint16)[:, -levels:],
-        )
-    layout = layout_of(recipe, levels)
+    tensors = {
+        name: Coefficients(np.array(indices, np.uint16), np.array(negative, np.bool_), np.array(steps, np.uint16))
+        for name, (steps, indices, negative) in _COEFFICIENTS[uid].items()
+    }
+    layout = layout_of(recipe)
     return Payload.of(header(uid, layout), tensors, layout)
 
 
-def payloads(recipe: Recipe, levels: int = 1) -> list[Payload]:
+def payloads(recipe: Recipe) -> list[Payload]:
     """The payloads of all miners, in uid order."""
-    return [payload(uid, recipe, levels) for uid in MINER_UIDS]
+    return [payload(uid, recipe) for uid in MINER_UIDS]
 
 
 def genesis_params() -> dict[str, Tensor]:
@@ -117,10 +113,10 @@ def genesis_params() -> dict[str, Tensor]:
     }
 
 
-def params_after(recipe: Recipe, levels: int = 1) -> dict[str, Tensor]:
+def params_after(recipe: Recipe) -> dict[str, Tensor]:
     """The parameters after the window."""
     params = genesis_params()
-    update = aggregate(payloads(recipe, levels), layout_of(recipe, levels))
+    update = aggregate(payloads(recipe), layout_of(recipe))
     outer_step(params, update, learning_rate=LEARNING_RATES[recipe], weight_decay=WEIGHT_DECAYS[recipe])
     return params
 

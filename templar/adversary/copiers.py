@@ -167,13 +167,11 @@ def _varied(section: Section, kept: float, generator: np.random.Generator, scale
     by_chance_too = np.take_along_axis(signs, by_chance[:, :made_up], axis=1)
     np.put_along_axis(signs, places, old.negative, axis=1)
     np.put_along_axis(signs, by_chance[:, :made_up], by_chance_too, axis=1)
-    silent = old.steps[:, -1:] == 0
-    top = int(old.steps.max())
+    silent, top = old.steps == 0, int(old.steps.max())
     raised = old.steps + np.uint16(min(scale_steps, MAX_STEP - top))
     coefficients = Coefficients(
-        np.where(silent, old.indices, chosen).astype(np.uint16),
-        np.take_along_axis(signs, chosen, axis=1) & ~silent,
-        old.upper,
+        np.where(silent[:, None], old.indices, chosen).astype(np.uint16),
+        np.take_along_axis(signs, chosen, axis=1) & ~silent[:, None],
         np.where(silent, 0, raised).astype(np.uint16),
     )
     return pack(coefficients, tensor)

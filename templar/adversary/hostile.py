@@ -275,7 +275,7 @@ class SwappingMiner(Miner):
         report = super().upload(window)
         self.chain.clock.sleep_until(self.swap_at(window))
         data = self._payload_path(window).read_bytes()
-        first_sign = HEADER_BYTES + TOP_BYTES + self.layout.tensors[0].num_chunks * self.layout.tensors[0].levels
+        first_sign = HEADER_BYTES + TOP_BYTES + self.layout.tensors[0].num_chunks
         swapped = patched(data, first_sign, bytes([data[first_sign] ^ 0xFF]))
         self.buckets.own.put(window_key(Kind.GRADIENT, window, self.exchange.identity(window).uid), swapped)
         return report

@@ -184,9 +184,8 @@ def _layout_of_other_k(layout: Layout) -> Layout:
 
 def _silent_but_first(tensor: TensorLayout) -> bytes:
     """A legal section in which only the first chunk says something, with the indices 0..k-1."""
-    codes = bytes([CODES] * tensor.levels) + bytes((tensor.num_chunks - 1) * tensor.levels)
-    signs = bytes(-(-tensor.k // 8))
-    section = (MAX_STEP // 2).to_bytes(TOP_BYTES, "little") + codes + signs * tensor.levels
+    codes, signs = bytes([CODES]) + bytes(tensor.num_chunks - 1), bytes(-(-tensor.k // 8))
+    section = (MAX_STEP // 2).to_bytes(TOP_BYTES, "little") + codes + signs
     if tensor.has_index_planes:
         section += bytes(-(-tensor.k * tensor.remainder_bits // 8))
         section += ((1 << tensor.k) - 1).to_bytes(-(-tensor.k // 8), "little")

@@ -129,8 +129,7 @@ def magnitudes(section: Section, squared_norm: int, median: int, recipe: Recipe)
 
 def signed_magnitudes(section: Section, table: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Places in their chunks and signed `magnitudes` of a section's coefficients, each of shape (C, k)."""
-    coefficients, levels = unpack(section), table[section.codes]
-    sizes = np.where(coefficients.upper, levels[:, -1:], levels[:, :1])
+    coefficients, sizes = unpack(section), table[section.codes][:, None]
     return coefficients.indices.astype(np.int64), np.where(coefficients.negative, -sizes, sizes)
 
 
@@ -200,8 +199,7 @@ def compile_kernels(layout: Layout) -> None:
     if not kernels.uses_kernels(layout.num_elements):
         return
     started = time.monotonic()
-    levels = layout.tensors[0].levels
-    tiny = replace(layout, tensors=(TensorLayout("matrix", (4, 4), (2, 2), 2, levels),))
+    tiny = replace(layout, tensors=(TensorLayout("matrix", (4, 4), (2, 2), 2),))
     rule = FeedbackRule(layout.recipe, decay=0.5, learning_rate=1.0)
     update = {"matrix": torch.arange(1.0, 17.0).reshape(4, 4)}
     update["matrix"][:2, :2] = 1e-8  # too small beside the rest: the residual of this chunk is written again
@@ -244,8 +242,8 @@ def _finish(means: Tensor, tensor: TensorLayout, layout: Layout) -> Tensor:
 @shared(Same, most=2048)
 def _squared_norm(section: Section) -> int:
     """The exact sum of the squared magnitudes."""
-    quanta, counts = _code_quanta(section.top).tolist(), _code_counts(section).tolist()
-    return sum(count * scale * scale for count, scale in zip(counts, quanta, strict=True) if count)
+    quanta, counts = _code_quanta(section.top).tolist(), np.bincount(section.codes, minlength=CODES + 1).tolist()
+    return section.tensor.k * sum(count * scale * scale for count, scale in zip(counts, quanta, strict=True))
 
 
 @lru_cache(maxsize=256)
@@ -255,15 +253,6 @@ def _code_quanta(top: int) -> NDArray[np.int64]:
     quanta = np.where(np.arange(CODES + 1) > 0, STEP_QUANTA[steps], 0)
     quanta.flags.writeable = False
     return quanta
-
-
-def _code_counts(section: Section) -> NDArray[np.int64]:
-    """Number of coefficients by scale code, shape (256,)."""
-    codes, k = section.codes, section.tensor.k
-    active = codes[:, -1] > 0
-    upper = section.upper_counts()
-    counts = np.bincount(codes[active, 0], weights=k - upper, minlength=CODES + 1)
-    return (counts + np.bincount(codes[active, -1], weights=upper, minlength=CODES + 1)).astype(np.int64)
 
 
 def _targets(norms: Sequence[Mapping[str, int]], layout: Layout, limit: float | None) -> dict[str, int]:

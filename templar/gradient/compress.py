@@ -102,7 +102,7 @@ def compress(
         PermanentError: `non_finite_update`; nothing non-finite is ever published or kept.
     """
     five_steps = (
-        _by_kernel(layout, torch.empty) if _uses_kernels(update, layout) else _five_steps(_coding(layout), layout)
+        _by_kernel(layout, torch.empty) if _uses_kernels(update, layout) else _five_steps(SignAndScale(), layout)
     )
     return _collected(state, _compress(state, update, layout, rule, five_steps))
 
@@ -127,7 +127,7 @@ def compress_each(
         memory: Float32, flat, as long as the largest tensor, for the new buffers; made if it is not given.
     """
     if not _uses_kernels(update, layout):
-        return _compress(state, update, layout, rule, _five_steps(_coding(layout), layout))
+        return _compress(state, update, layout, rule, _five_steps(SignAndScale(), layout))
     room = torch.empty(max(math.prod(tensor.shape) for tensor in layout.tensors)) if memory is None else memory
     return _compress(
         state, update, layout, rule, _by_kernel(layout, lambda shape: room[: math.prod(shape)].view(shape))
@@ -148,10 +148,6 @@ def compress_with(
 
 def _uses_kernels(update: Mapping[str, Tensor], layout: Layout) -> bool:
     return bool(update) and kernels.uses_kernels(layout.num_elements, next(iter(update.values())).device)
-
-
-def _coding(layout: Layout) -> SignAndScale:
-    return SignAndScale(layout.tensors[0].levels)
 
 
 def _by_kernel(layout: Layout, memory: Callable[[tuple[int, ...]], Tensor]) -> CompressTensor[Coefficients]:

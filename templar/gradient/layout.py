@@ -16,7 +16,7 @@ from templar.canonical import canonical_json, sha256_hex
 from templar.gradient import Recipe
 from templar.hparams import Gradient
 
-LAYOUT_DOMAIN = "templar/layout/2"
+LAYOUT_DOMAIN = "templar/layout/3"
 MAX_CHUNK_EDGE = 64
 MAX_CHUNK_LENGTH = MAX_CHUNK_EDGE**2
 HEADER_BYTES = 96
@@ -36,7 +36,6 @@ class TensorLayout:
     shape: tuple[int, ...]
     edges: tuple[int, ...]  # of a chunk: `(w,)` for a vector, `(h, w)` for a matrix
     k: int  # coefficients published per chunk
-    levels: int = 1  # scales per chunk; 2 with a magnitude bit
 
     @classmethod
     def of(cls, name: str, shape: tuple[int, ...], gradient: Gradient) -> Self:
@@ -44,7 +43,7 @@ class TensorLayout:
         if math.prod(shape) == 0:
             raise ValueError(f"parameter {name!r} of shape {shape} has no elements to publish")
         edges = tuple(split(length, gradient.target_chunk) for length in _folded(shape))
-        return cls(name, shape, edges, min(gradient.topk_compression, math.prod(edges)), 1 + gradient.magnitude_bits)
+        return cls(name, shape, edges, min(gradient.topk_compression, math.prod(edges)))
 
     @cached_property
     def folded_shape(self) -> tuple[int, ...]:
@@ -94,12 +93,12 @@ class TensorLayout:
     @cached_property
     def min_section_bytes(self) -> int:
         """Bytes of the tensor's section if every chunk is silent."""
-        return TOP_BYTES + self.num_chunks * self.levels
+        return TOP_BYTES + self.num_chunks
 
     @cached_property
     def max_section_bytes(self) -> int:
         """Bytes of the tensor's section if no chunk is silent and every index is the largest possible."""
-        planes = self.levels * whole_bytes(self.num_coefficients)
+        planes = whole_bytes(self.num_coefficients)
         if self.has_index_planes:
             planes += whole_bytes(self.num_coefficients * self.remainder_bits)
             planes += whole_bytes(self.num_chunks * self.max_quotient_bits)
@@ -169,11 +168,11 @@ class Layout:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over names, shapes, edges, k, levels, transform and recipe, as 64 hex digits."""
+        """SHA-256 over names, shapes, edges, k, transform and recipe, as 64 hex digits."""
         value = {
             "domain": LAYOUT_DOMAIN,
             "recipe": self.recipe,
-            "tensors": [[tensor.name, tensor.shape, tensor.edges, tensor.k, tensor.levels] for tensor in self.tensors],
+            "tensors": [[tensor.name, tensor.shape, tensor.edges, tensor.k] for tensor in self.tensors],
             "use_dct": self.use_dct,
         }
         return sha256_hex(canonical_json(value))

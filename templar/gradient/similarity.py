@@ -90,6 +90,6 @@ def _count_common(sections: Sequence[Section], tensor: TensorLayout) -> NDArray[
 def _bitmap(section: Section, tensor: TensorLayout) -> NDArray[np.uint8]:
     """The places of a payload's coefficients, one bit each, shape (C, ceil(n / 8))."""
     places = np.zeros((tensor.num_chunks, tensor.chunk_length), np.bool_)
-    active, indices = section.codes[:, -1:] > 0, unpack(section).indices.astype(np.int64)
+    active, indices = section.codes[:, None] > 0, unpack(section).indices.astype(np.int64)
     np.put_along_axis(places, indices, np.broadcast_to(active, indices.shape), axis=1)
     return np.packbits(places, axis=1)

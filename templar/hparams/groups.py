@@ -199,8 +199,6 @@ class Gradient(SettingsGroup):
     """Coefficients kept per chunk."""
     target_chunk: int = Field(ge=1, le=64)
     """Largest chunk edge; 64 keeps a two-dimensional chunk within 4096 coefficients."""
-    magnitude_bits: int = Field(ge=0, le=1)
-    """Bits of magnitude of each coefficient beside its sign: 0, one scale per chunk; 1, two."""
     use_dct: bool
     """Transform each chunk with an orthonormal DCT-II before the selection."""
 

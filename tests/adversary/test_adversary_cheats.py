@@ -247,40 +247,29 @@ def test_sybils_share_one_training_and_hardly_differ(network: Network) -> None:
     )
 
 
-LAYOUTS = [
-    Layout.of(
-        {"matrix": (64, 64), "norm": (16,)},
-        Gradient(momentum_decay=0.9, topk_compression=32, target_chunk=32, magnitude_bits=bits, use_dct=False),
-        "sparseloco",
-    )
-    for bits in (0, 1)
-]
-"""With one level and with two."""
+LAYOUT = Layout.of(
+    {"matrix": (64, 64), "norm": (16,)},
+    Gradient(momentum_decay=0.9, topk_compression=32, target_chunk=32, use_dct=False),
+    "sparseloco",
+)
 
 
-def payload(layout: Layout, seed: int) -> Payload:
+def payload(seed: int) -> Payload:
     generator = torch.Generator().manual_seed(seed)
-    update = {tensor.name: torch.randn(tensor.shape, generator=generator) for tensor in layout.tensors}
+    update = {tensor.name: torch.randn(tensor.shape, generator=generator) for tensor in LAYOUT.tensors}
     update["matrix"][:32, :32] = 0.0  # a silent chunk
     rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
-    compressed = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
-    return Payload.of(Header("sparseloco", 1, 3, "hotkey", layout.digest), compressed.tensors, layout)
+    compressed = compress(FeedbackState.zeros(LAYOUT), update, layout=LAYOUT, rule=rule)
+    return Payload.of(Header("sparseloco", 1, 3, "hotkey", LAYOUT.digest), compressed.tensors, LAYOUT)
 
 
-@given(
-    layout=st.sampled_from(LAYOUTS),
-    kept=st.floats(0.05, 0.99),
-    scale_steps=st.integers(0, 1000),
-    seed=st.integers(0, 2**64),
-)
-def test_a_varied_payload_is_legal_and_keeps_what_it_is_to_keep(
-    layout: Layout, kept: float, scale_steps: int, seed: int
-) -> None:
-    original = payload(layout, seed=1)
+@given(kept=st.floats(0.05, 0.99), scale_steps=st.integers(0, 1000), seed=st.integers(0, 2**64))
+def test_a_varied_payload_is_legal_and_keeps_what_it_is_to_keep(kept: float, scale_steps: int, seed: int) -> None:
+    original = payload(seed=1)
     found = varied(original.sections, kept=kept, seed=seed, scale_steps=scale_steps)
     assert found == varied(original.sections, kept=kept, seed=seed, scale_steps=scale_steps)
-    copy = decode(encode(Payload(original.header, found), layout), layout)
-    shared = similarity([original, copy], layout)
+    copy = decode(encode(Payload(original.header, found), LAYOUT), LAYOUT)
+    shared = similarity([original, copy], LAYOUT)
     assert abs(float(shared.overlap[0, 1]) - kept) <= 1 / 32
-    assert unpack(copy.sections["matrix"]).steps[0, 0] == 0
+    assert unpack(copy.sections["matrix"]).steps[0] == 0
     assert copy.sections["norm"].num_active == original.sections["norm"].num_active

@@ -21,7 +21,7 @@ from templar.hparams import Gradient
 
 
 def gradient(target: int, k: int, *, use_dct: bool = False, decay: float = 0.95) -> Gradient:
-    return Gradient(momentum_decay=decay, topk_compression=k, target_chunk=target, magnitude_bits=0, use_dct=use_dct)
+    return Gradient(momentum_decay=decay, topk_compression=k, target_chunk=target, use_dct=use_dct)
 
 
 def close(actual: Tensor, expected: list, atol: float = 1e-6) -> None:

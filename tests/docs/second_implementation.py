@@ -137,16 +137,14 @@ class Spec:
     @staticmethod
     def section_bytes(tensor: dict[str, Any]) -> list[int]:
         """Section 6: the shortest and the longest section."""
-        chunks, levels = tensor["chunks"], tensor["levels"]
-        count = chunks * tensor["k"]
+        chunks, count = tensor["chunks"], tensor["chunks"] * tensor["k"]
         b, most = Spec.rice(tensor)
-        shortest = 2 + chunks * levels
         index = 0 if b is None else whole_bytes(count * b) + whole_bytes(chunks * most)
-        return [shortest, shortest + levels * whole_bytes(count) + index]
+        return [2 + chunks, 2 + chunks + whole_bytes(count) + index]
 
     @staticmethod
     def read_payload(data: bytes, layout: dict[str, Any]) -> dict[str, Any]:
-        """Section 6: what is in a payload, as chunks of (index, sign, step, whether upper); all checks, in order."""
+        """Section 6: what is in a payload, as chunks of (index, sign, step); all checks, in order."""
         refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
         version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
         refuse_if(version != 8, "wrong_version")
@@ -164,25 +162,21 @@ class Spec:
         return {"header": {"window": window, "uid": uid, "hotkey": name.decode()}, "tensors": found}
 
     @staticmethod
-    def read_scales(data: bytes, offset: int, tensor: dict[str, Any]) -> tuple[int, list[bytes], int]:
+    def read_scales(data: bytes, offset: int, tensor: dict[str, Any]) -> tuple[int, bytes, int]:
         """Section 6: the largest step, the codes of each chunk, and where they end."""
-        chunks, levels = tensor["chunks"], tensor["levels"]
-        refuse_if(len(data) - offset < 2 + chunks * levels, "malformed")
-        top = int.from_bytes(data[offset : offset + 2], "little")
-        offset += 2
-        codes = [data[offset + chunk * levels :][:levels] for chunk in range(chunks)]
-        every = b"".join(codes)
-        refuse_if(top > 552 or any(code and code + top - 255 < 1 for code in every), "bad_payload")
-        refuse_if(max(every) != (255 if top else 0), "not_canonical")
-        refuse_if(any(row[0] > row[-1] or (row[0] == 0) != (row[-1] == 0) for row in codes), "not_canonical")
-        return top, codes, offset + chunks * levels
+        end = offset + 2 + tensor["chunks"]
+        refuse_if(len(data) < end, "malformed")
+        top, codes = int.from_bytes(data[offset : offset + 2], "little"), data[offset + 2 : end]
+        refuse_if(top > 552 or any(code and code + top - 255 < 1 for code in codes), "bad_payload")
+        refuse_if(max(codes) != (255 if top else 0), "not_canonical")
+        return top, codes, end
 
     @staticmethod
     def read_section(data: bytes, offset: int, tensor: dict[str, Any]) -> tuple[list[Any], int]:
-        k, levels, n = tensor["k"], tensor["levels"], math.prod(tensor["edges"])
+        k, n = tensor["k"], math.prod(tensor["edges"])
         b, most = Spec.rice(tensor)
         top, codes, offset = Spec.read_scales(data, offset, tensor)
-        active = sum(row[0] > 0 for row in codes)
+        active = sum(code > 0 for code in codes)
         count = active * k
 
         def plane(bits: int) -> tuple[int, int]:
@@ -197,7 +191,6 @@ class Spec:
             return not any(bit(place, start) for place in range(bits, 8 * whole_bytes(bits)))
 
         signs = plane(count)
-        magnitudes = plane(count if levels == 2 else 0)
         remainders = plane(count * (b or 0))
         refuse_if(offset > len(data), "malformed")
         ends: list[int] = []
@@ -214,36 +207,28 @@ class Spec:
             (gap << b) + sum(bit(place * b + i, remainders[0]) << i for i in range(b)) for place, gap in enumerate(gaps)
         ]
         found, place = [], 0
-        for row in codes:
-            if row[0] == 0:
-                found.append([(index, 1, 0, 0) for index in range(k)])
+        for code in codes:
+            if code == 0:
+                found.append([(index, 1, 0) for index in range(k)])
                 continue
             chunk, index = [], -1
             for each in range(place, place + k):
                 index += 1 + (gaps[each] if gaps else 0)
-                upper = bit(each, magnitudes[0]) if levels == 2 else 0
-                chunk.append((index, -1 if bit(each, signs[0]) else 1, row[upper] + top - 255, upper))
+                chunk.append((index, -1 if bit(each, signs[0]) else 1, code + top - 255))
             refuse_if(index >= n, "bad_payload")
             found.append(chunk)
             place += k
-        refuse_if(not clean(*magnitudes), "not_canonical")
-        if levels == 2:
-            for row, chunk in zip(codes, found, strict=True):
-                used = {upper for _, _, _, upper in chunk}
-                refuse_if(used != ({0} if row[0] == row[1] else {0, 1}), "not_canonical")
         return found, offset
 
     @staticmethod
-    def write_section(steps: list[list[int]], rows: list[Any], tensor: dict[str, Any]) -> bytes:
-        """Section 6: steps of the levels and chunks of (index, sign, step, whether upper) as bytes."""
-        top = max(map(max, steps))
-        data = top.to_bytes(2, "little") + bytes(step and step - top + 255 for row in steps for step in row)
+    def write_section(steps: list[int], rows: list[Any], tensor: dict[str, Any]) -> bytes:
+        """Section 6: the steps of chunks, and these as (index, sign, step), as bytes."""
+        top = max(steps)
+        data = top.to_bytes(2, "little") + bytes(step and step - top + 255 for step in steps)
         b, _ = Spec.rice(tensor)
-        active = [row for row, levels in zip(rows, steps, strict=True) if levels[0]]
+        active = [row for row, step in zip(rows, steps, strict=True) if step]
         flat = [each for row in active for each in row]
-        planes = [[int(sign < 0) for _, sign, _, _ in flat]]
-        if tensor["levels"] == 2:
-            planes.append([upper for *_, upper in flat])
+        planes = [[int(sign < 0) for _, sign, _ in flat]]
         if b is not None:
             before = [-1 if place == 0 else row[place - 1][0] for row in active for place in range(len(row))]
             gaps = [each[0] - index - 1 for each, index in zip(flat, before, strict=True)]
@@ -283,23 +268,10 @@ class Spec:
         return numbers[0]
 
     @staticmethod
-    def code(rows: list[list[float]], levels: int) -> tuple[list[list[int]], list[list[int]]]:
-        """Section 6: the steps of each chunk's levels, and which coefficients are upper ones."""
-        steps, upper = [], []
-        for row in rows:
-            sizes = [abs(value) for value in row]
-            mean = Spec.total(sizes) / len(sizes)
-            large = [levels == 2 and size > mean for size in sizes]
-            count = sum(large)
-            low = [0.0 if is_large else size for size, is_large in zip(sizes, large, strict=True)]
-            high = [size if is_large else 0.0 for size, is_large in zip(sizes, large, strict=True)]
-            lower = Spec.nearest(Spec.total(low) / (len(sizes) - count))
-            steps.append([lower, max(lower, Spec.nearest(Spec.total(high) / count) if count else 0)])
-            upper.append(large)
-        floor = max(0, max(high for _, high in steps) - 255)
-        steps = [[max(low, floor + 1), high] if high > floor else [0, 0] for low, high in steps]
-        bits = [[int(each and low < high) for each in row] for row, (low, high) in zip(upper, steps, strict=True)]
-        return [row[-levels:] for row in steps], bits
+    def code(rows: list[list[float]]) -> list[int]:
+        """Section 6: the step of each chunk."""
+        steps = [Spec.nearest(Spec.total([abs(value) for value in row]) / len(row)) for row in rows]
+        return [step if step > max(steps) - 255 else 0 for step in steps]
 
     @staticmethod
     def frequencies(chunk: np.ndarray, edges: list[int]) -> np.ndarray:
@@ -362,7 +334,7 @@ class Spec:
     def norms(payloads: list[Any], name: str) -> tuple[list[int], int]:
         """Section 9: the squared norms of a tensor, and their lower median; without a limit that is the target."""
         norms = [
-            sum(Spec.quanta(step) ** 2 for row in each["tensors"][name] for _, _, step, _ in row) for each in payloads
+            sum(Spec.quanta(step) ** 2 for row in each["tensors"][name] for _, _, step in row) for each in payloads
         ]
         positive = sorted(norm for norm in norms if norm)
         return norms, positive[(len(positive) - 1) // 2] if positive else 0
@@ -377,7 +349,7 @@ class Spec:
         for each, n2 in zip(payloads, Spec.norms(payloads, name)[0], strict=True):
             keeps = n2 in (0, m2) or (recipe == "sparseloco" and n2 <= m2)
             for chunk, row in enumerate(each["tensors"][name]):
-                for index, sign, step, _ in row:
+                for index, sign, step in row:
                     s = Spec.quanta(step)
                     s = s if keeps else math.isqrt(s**2 * m2 // n2)
                     total[chunk][index] += sign * s
@@ -515,7 +487,7 @@ class Judge:
             for tensor in layout["tensors"]
             if tensor["k"] < math.prod(tensor["edges"])
             for number, chunk in enumerate(payload["tensors"][tensor["name"]])
-            for index, _, step, _ in chunk
+            for index, _, step in chunk
             if step
         }
 

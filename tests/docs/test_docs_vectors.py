@@ -199,10 +199,8 @@ def test_second_implementation_reads_roles() -> None:
 def test_second_implementation_cuts_tensors() -> None:
     found = vectors("payload")
     for layout in found["layouts"].values():
-        tensors = [
-            [each["name"], each["shape"], each["edges"], each["k"], each["levels"]] for each in layout["tensors"]
-        ]
-        value = {"domain": "templar/layout/2", "recipe": layout["recipe"], "tensors": tensors}
+        tensors = [[each["name"], each["shape"], each["edges"], each["k"]] for each in layout["tensors"]]
+        value = {"domain": "templar/layout/3", "recipe": layout["recipe"], "tensors": tensors}
         assert Spec.digest(value | {"use_dct": layout["use_dct"]}) == layout["digest"]
         sizes = [Spec.section_bytes(tensor) for tensor in layout["tensors"]]
         assert sizes == [tensor["section_bytes"] for tensor in layout["tensors"]]
@@ -211,7 +209,6 @@ def test_second_implementation_cuts_tensors() -> None:
         assert each["edges"] == Spec.edges(each["shape"], each["target_chunk"])
         length = math.prod(each["edges"])
         assert each["k"] == min(each["topk_compression"], length)
-        assert each["levels"] == 1 + each["magnitude_bits"]
         assert each["chunks"] * length == math.prod(each["shape"])
         assert each["rice_parameter"] == Spec.rice(each)[0]
         assert each["section_bytes"] == Spec.section_bytes(each)
@@ -227,9 +224,8 @@ def test_second_implementation_reads_and_writes_payloads() -> None:
         sections = []
         for tensor in layout["tensors"]:
             meaning, rows = payload["tensors"][tensor["name"]], read["tensors"][tensor["name"]]
-            assert meaning["indices"] == [[index for index, _, _, _ in row] for row in rows]
-            assert meaning["values"] == [[sign * Spec.scale(step) for _, sign, step, _ in row] for row in rows]
-            assert meaning["upper"] == [[upper for *_, upper in row] for row in rows]
+            assert meaning["indices"] == [[index for index, _, _ in row] for row in rows]
+            assert meaning["values"] == [[sign * Spec.scale(step) for _, sign, step in row] for row in rows]
             sections.append(Spec.write_section(meaning["steps"], rows, tensor))
         assert Spec.write_payload(read["header"], sections, layout) == data
 
@@ -258,13 +254,11 @@ def test_every_damage_has_its_reason() -> None:
     assert reasons == {"malformed", "wrong_version", "wrong_shapes", "wrong_size", "bad_payload", "not_canonical"}
 
 
-@pytest.mark.parametrize("levels", [1, 2])
-def test_both_implementations_judge_any_damage_alike(levels: int) -> None:
+def test_both_implementations_judge_any_damage_alike() -> None:
     """The order of the checks is part of the protocol: a payload with many faults has one reason."""
-    layout = vectors("payload")["layouts"]["two_levels" if levels == 2 else "one_level"]
-    library = scenario.layout_of("sparseloco", levels)
-    payloads = [wire.encode(payload, library) for payload in scenario.payloads("sparseloco", levels)]
-    chance = random.Random(levels)
+    layout, library = vectors("payload")["layouts"]["plain"], scenario.layout_of("sparseloco")
+    payloads = [wire.encode(payload, library) for payload in scenario.payloads("sparseloco")]
+    chance = random.Random(1)
     outcomes = []
     for _ in range(4000):
         body = bytearray(chance.choice(payloads)[:-4])
@@ -298,22 +292,21 @@ def test_second_implementation_codes_values() -> None:
         assert (each["step"], each["quanta"], each["scale"]) == (step, Spec.quanta(step), Spec.scale(step))
     assert Spec.quanta(552) < 2**54
     for each in found["coding"]:
-        steps, upper = Spec.code(each["values"], len(each["steps"][0]))
-        assert (each["steps"], each.get("upper", upper)) == (steps, upper)
-        received = [
-            [(-1 if value < 0 else 1) * Spec.scale(levels[-1 if up else 0]) for value, up in zip(*row, strict=True)]
-            for levels, row in zip(steps, zip(each["values"], upper, strict=True), strict=True)
+        steps = Spec.code(each["values"])
+        assert each["steps"] == steps
+        assert each["received"] == [
+            [(-1 if value < 0 else 1) * Spec.scale(step) for value in row]
+            for step, row in zip(steps, each["values"], strict=True)
         ]
-        assert received == each["received"]
 
 
 def test_second_implementation_codes_indices() -> None:
     for each in vectors("payload")["rice"]:
         chunks, k = len(each["indices"]), each["k"]
-        tensor = {"edges": [each["chunk_length"]], "k": k, "levels": 1, "chunks": chunks}
+        tensor = {"edges": [each["chunk_length"]], "k": k, "chunks": chunks}
         assert Spec.rice(tensor) == (each["rice_parameter"], each["max_quotient_bits"])
-        rows = [[(index, 1, 9, 0) for index in row] for row in each["indices"]]
-        data = Spec.write_section([[9]] * chunks, rows, tensor)
+        rows = [[(index, 1, 9) for index in row] for row in each["indices"]]
+        data = Spec.write_section([9] * chunks, rows, tensor)
         head = 2 + chunks + whole_bytes(chunks * k)
         assert data[head:].hex() == each["remainders"] + each["quotients"]
         assert len(each["remainders"]) == 2 * whole_bytes(chunks * k * each["rice_parameter"])
@@ -322,10 +315,10 @@ def test_second_implementation_codes_indices() -> None:
 
 def test_second_implementation_compresses() -> None:
     """Section 6, "what a miner does", byte for byte."""
+    shapes = vectors("payload")["layouts"]["plain"]["tensors"]
     for case in vectors("payload")["compression"]:
-        shapes = vectors("payload")["layouts"]["two_levels" if case["levels"] == 2 else "one_level"]["tensors"]
-        value = {"domain": "templar/layout/2", "recipe": case["recipe"], "use_dct": case["use_dct"]}
-        cuts = [[each["name"], each["shape"], each["edges"], each["k"], each["levels"]] for each in shapes]
+        value = {"domain": "templar/layout/3", "recipe": case["recipe"], "use_dct": case["use_dct"]}
+        cuts = [[each["name"], each["shape"], each["edges"], each["k"]] for each in shapes]
         layout = {"recipe": case["recipe"], "digest": Spec.digest(value | {"tensors": cuts}), "tensors": shapes}
         buffers = {tensor["name"]: np.zeros(tensor["shape"], np.float32) for tensor in shapes}
         for call, window in enumerate(case["windows"], start=case["calls_before"] + 1):
@@ -353,24 +346,22 @@ def _compressed(
     ranked = [sorted(range(len(row)), key=lambda index, row=row: (-abs(row[index]), index)) for row in grown]
     chosen = [sorted(order[: tensor["k"]]) for order in ranked]
     values = [[float(row[index]) for index in indices] for row, indices in zip(grown, chosen, strict=True)]
-    steps, upper = Spec.code(values, tensor["levels"])
-    rows = []
-    for chunk, (indices, levels, bits) in enumerate(zip(chosen, steps, upper, strict=True)):
+    steps, rows = Spec.code(values), []
+    for chunk, (indices, step) in enumerate(zip(chosen, steps, strict=True)):
         found = []
-        for place, (index, bit) in enumerate(zip(indices, bits, strict=True)):
-            sign, step = -1 if values[chunk][place] < 0 else 1, levels[-1 if bit else 0]
-            found.append((index, sign, step, bit))
+        for place, index in enumerate(indices):
+            sign = -1 if values[chunk][place] < 0 else 1
+            found.append((index, sign, step))
             if case["recipe"] == "sparseloco" or call > 5:
                 grown[chunk, index] -= np.float32(sign * Spec.scale(step))
         rows.append(found)
     return Spec.write_section(steps, rows, tensor), Spec.unchunked(grown, tensor)
 
 
-@pytest.mark.parametrize("name", ["sparseloco", "sparseloco, two levels", "sparseloco, too loud", "demo"])
+@pytest.mark.parametrize("name", ["sparseloco", "sparseloco, too loud", "demo"])
 def test_second_implementation_aggregates_and_steps(name: str) -> None:
     case = vectors("aggregate")["cases"][name]
-    layouts = vectors("payload")["layouts"]
-    layout = layouts["dct" if case["recipe"] == "demo" else "two_levels" if case["levels"] == 2 else "one_level"]
+    layout = vectors("payload")["layouts"]["dct" if case["recipe"] == "demo" else "plain"]
     payloads = [Spec.read_payload(bytes.fromhex(text), layout) for text in case["payloads"]]
     rate = np.float32(case["learning_rate"])
     decay = np.float32(1.0 - case["learning_rate"] * case["weight_decay"])
@@ -400,7 +391,7 @@ def test_second_implementation_transforms() -> None:
 
 def test_second_implementation_computes_roots_and_proofs() -> None:
     found = vectors("state")
-    shapes = {tensor["name"]: tensor["shape"] for tensor in vectors("payload")["layouts"]["one_level"]["tensors"]}
+    shapes = {tensor["name"]: tensor["shape"] for tensor in vectors("payload")["layouts"]["plain"]["tensors"]}
     for params, digest in zip(found["parameters"], found["parameters_digests"], strict=True):
         leaves = []
         for name in sorted(params):
@@ -487,7 +478,7 @@ def test_second_implementation_draws_the_plan() -> None:
 def test_second_implementation_multiplies_updates_with_gradients() -> None:
     for case in vectors("evaluation")["products"]:
         known = vectors("aggregate")["cases"][case["recipe"]]
-        layout = vectors("payload")["layouts"]["dct" if case["recipe"] == "demo" else "one_level"]
+        layout = vectors("payload")["layouts"]["dct" if case["recipe"] == "demo" else "plain"]
         for uid, text in zip(known["squared_norms"], known["payloads"], strict=True):
             payload, product = Spec.read_payload(bytes.fromhex(text), layout), 0.0
             for tensor in layout["tensors"]:
@@ -498,7 +489,7 @@ def test_second_implementation_multiplies_updates_with_gradients() -> None:
 
 
 def test_second_implementation_finds_what_is_alike_and_what_is_large() -> None:
-    case, layout = vectors("evaluation")["likeness"], vectors("payload")["layouts"]["one_level"]
+    case, layout = vectors("evaluation")["likeness"], vectors("payload")["layouts"]["plain"]
     now, earlier = (
         {int(uid): Spec.read_payload(bytes.fromhex(text), layout) for uid, text in case[name].items()}
         for name in ("payloads", "earlier")
@@ -515,7 +506,7 @@ def test_second_implementation_finds_what_is_alike_and_what_is_large() -> None:
         for name, others in (("overlaps", present), ("repeats", before)):
             assert Judge.most_alike(uid, mine[uid], others, chance, case["threshold"]) == case[name].get(str(uid))
         squares[uid] = sum(
-            Spec.quanta(step) ** 2 for rows in payload["tensors"].values() for row in rows for _, _, step, _ in row
+            Spec.quanta(step) ** 2 for rows in payload["tensors"].values() for row in rows for _, _, step in row
         )
     positive = sorted(squares[uid] for uid in case["rostered"] if squares[uid])
     median = positive[(len(positive) - 1) // 2]

@@ -41,7 +41,6 @@ gradients = st.builds(
     momentum_decay=st.sampled_from([0.0, 0.5, 0.95]),
     topk_compression=st.integers(1, 80),
     target_chunk=st.integers(1, 20),
-    magnitude_bits=st.integers(0, 1),
     use_dct=st.booleans(),
 )
 recipes = st.sampled_from(RECIPES)
@@ -49,10 +48,8 @@ layouts = st.builds(Layout.of, shapes, gradients, recipes)
 seeds = st.integers(0, 2**32)
 
 
-def settings_of(target: int = 8, k: int = 5, *, levels: int = 1, use_dct: bool = False) -> Gradient:
-    return Gradient(
-        momentum_decay=0.95, topk_compression=k, target_chunk=target, magnitude_bits=levels - 1, use_dct=use_dct
-    )
+def settings_of(target: int = 8, k: int = 5, *, use_dct: bool = False) -> Gradient:
+    return Gradient(momentum_decay=0.95, topk_compression=k, target_chunk=target, use_dct=use_dct)
 
 
 def layout_of(
@@ -61,9 +58,9 @@ def layout_of(
     return Layout.of(shapes, settings_of() if gradient is None else gradient, recipe)
 
 
-def tensor_of(num_chunks: int, chunk_length: int, k: int, levels: int = 1) -> TensorLayout:
+def tensor_of(num_chunks: int, chunk_length: int, k: int) -> TensorLayout:
     """A vector of so many chunks."""
-    return TensorLayout("p", (num_chunks * chunk_length,), (chunk_length,), k, levels)
+    return TensorLayout("p", (num_chunks * chunk_length,), (chunk_length,), k)
 
 
 def random_update(layout: Layout, seed: int) -> dict[str, Tensor]:
@@ -106,7 +103,7 @@ def any_payload(layout: Layout, seed: int) -> Payload:
 
 def payload_of(layout: Layout, tensors: dict[str, list[list[tuple[int, float]]]]) -> Payload:
     """A payload from (index, value) pairs, chunk by chunk; the values are ones that can be written exactly."""
-    coded, coding = {}, SignAndScale(layout.tensors[0].levels)
+    coded, coding = {}, SignAndScale()
     for name, chunks in tensors.items():
         pairs = np.array(chunks, np.float32)  # (C, k, 2)
         indices, values = torch.from_numpy(pairs[:, :, 0].astype(np.int64)), torch.from_numpy(pairs[:, :, 1].copy())
@@ -131,22 +128,13 @@ def random_coefficients(tensor: TensorLayout, seed: int) -> Coefficients:
     rows, k, shape = tensor.num_chunks, tensor.k, (tensor.num_chunks, tensor.k)
     active = generator.random(rows) < generator.choice([0.0, 0.5, 1.0], p=[0.1, 0.4, 0.5])
     top = int(generator.choice([1, 2, CODES, CODES + 1, MAX_STEP, generator.integers(1, MAX_STEP + 1)]))
-    steps = np.sort(generator.integers(max(1, top - CODES + 1), top + 1, (rows, tensor.levels)), axis=1)
-    steps[generator.random(rows) < 0.3, -1] = top
-    alike = generator.random(rows) < (0.3 if k > 1 else 1.0)
-    steps[alike] = steps[alike, -1:]
-    steps[:, -1][np.flatnonzero(active)[:1]] = top  # one chunk has the largest
-    if tensor.levels == 2 and k == 1:
-        steps[:, 0] = steps[:, 1]
-    two = (steps[:, 0] < steps[:, -1])[:, None]
-    upper = np.sort(generator.random(shape) < 0.5, axis=1)
-    upper[:, 0], upper[:, -1] = False, True
-    upper = generator.permuted(upper, axis=1) & two & active[:, None]
+    steps = generator.integers(max(1, top - CODES + 1), top + 1, rows)
+    steps[generator.random(rows) < 0.3] = top
+    steps[np.flatnonzero(active)[:1]] = top  # one chunk has the largest
     return Coefficients(
         np.where(active[:, None], random_indices(rows, tensor.chunk_length, k, generator), np.arange(k)).astype("u2"),
         (generator.random(shape) < 0.5) & active[:, None],
-        upper,
-        np.where(active[:, None], steps, 0).astype(np.uint16),
+        np.where(active, steps, 0).astype(np.uint16),
     )
 
 
@@ -154,13 +142,13 @@ def silence(tensor: TensorLayout) -> Coefficients:
     """The coefficients with the shortest section."""
     no = np.zeros((tensor.num_chunks, tensor.k), np.bool_)
     indices = np.tile(np.arange(tensor.k, dtype=np.uint16), (tensor.num_chunks, 1))
-    return Coefficients(indices, no, no, np.zeros((tensor.num_chunks, tensor.levels), np.uint16))
+    return Coefficients(indices, no, np.zeros(tensor.num_chunks, np.uint16))
 
 
 def indices_at_the_end(tensor: TensorLayout) -> Coefficients:
     """Coefficients with the longest section."""
     last = np.arange(tensor.chunk_length - tensor.k, tensor.chunk_length, dtype=np.uint16)
-    steps = np.full((tensor.num_chunks, tensor.levels), MAX_STEP, np.uint16)
+    steps = np.full(tensor.num_chunks, MAX_STEP, np.uint16)
     return replace(silence(tensor), indices=np.tile(last, (tensor.num_chunks, 1)), steps=steps)
 
 
@@ -173,7 +161,7 @@ def section_bytes(top: int, codes: list[int], *planes: str) -> NDArray[np.uint8]
 def dense(coefficients: Coefficients, chunk_length: int) -> NDArray[np.float32]:
     """What a section stands for, float32, shape (C, chunk_length)."""
     chunks = np.zeros((len(coefficients.steps), chunk_length), np.float32)
-    values = SignAndScale(coefficients.steps.shape[1]).decode(coefficients).numpy()
+    values = SignAndScale().decode(coefficients).numpy()
     np.put_along_axis(chunks, coefficients.indices.astype(np.int64), values, axis=1)
     return chunks
 

@@ -179,12 +179,10 @@ def test_norms_are_exact(layout: Layout, seed: int, make: object) -> None:
         assert norms[tensor.name] == squared / Fraction(QUANTUM) ** 2
 
 
-@given(
-    st.lists(seeds, min_size=3, max_size=3), recipes, st.integers(1, 2), st.sampled_from([random_payload, any_payload])
-)
+@given(st.lists(seeds, min_size=3, max_size=3), recipes, st.sampled_from([random_payload, any_payload]))
 @few
-def test_against_exact_fractions(peers: list[int], recipe: Recipe, levels: int, make: object) -> None:
-    layout = layout_of({"p": (6, 8)}, settings_of(target=4, k=3, levels=levels), recipe)
+def test_against_exact_fractions(peers: list[int], recipe: Recipe, make: object) -> None:
+    layout = layout_of({"p": (6, 8)}, settings_of(target=4, k=3), recipe)
     payloads = [make(layout, seed) for seed in peers]
     update = aggregate(payloads, layout)["p"]
     expected = _by_definition(payloads, layout)

@@ -1,6 +1,6 @@
 """Payloads damaged on purpose, under a right checksum: refused with a reason, or read as their only encoding.
 
-The slow tests take 300 000 of them and measure the memory that reading them takes.
+The slow tests take 36 000 of them and measure the memory that reading them takes.
 
     python -m pytest -m slow tests/gradient/test_gradient_fuzz.py
 """
@@ -38,13 +38,12 @@ class Case:
     layout: Layout
 
     @classmethod
-    def of(cls, shapes: dict[str, tuple[int, ...]], levels: int, recipe: Recipe) -> "Case":
-        gradient = settings_of(target=4, k=5, levels=levels, use_dct=recipe == "demo")
+    def of(cls, shapes: dict[str, tuple[int, ...]], recipe: Recipe) -> "Case":
+        gradient = settings_of(target=4, k=5, use_dct=recipe == "demo")
         return cls(layout_of(shapes, gradient, recipe))
 
     def __str__(self) -> str:
-        tensor = self.layout.tensors[0]
-        return f"{tensor.name}-{tensor.levels}-{self.layout.recipe}"
+        return f"{self.layout.tensors[0].name}-{self.layout.recipe}"
 
     @cached_property
     def legal(self) -> list[list[bytes]]:
@@ -56,10 +55,7 @@ class Case:
         return found
 
 
-CASES = [
-    *(Case.of(SHORT, levels, recipe) for levels in (1, 2) for recipe in RECIPES),
-    *(Case.of(LONG, levels, "sparseloco") for levels in (1, 2)),
-]
+CASES = [*(Case.of(SHORT, recipe) for recipe in RECIPES), Case.of(LONG, "sparseloco")]
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 

@@ -40,10 +40,7 @@ from tests.support.threads import threads
 IMPLEMENTATIONS: tuple[kernels.Backend, ...] = ("torch", "numba")
 LARGE = {"matrix": (128, 192), "odd": (65, 39), "vector": (320,), "prime": (97,), "stack": (2, 3, 64)}
 RULE = FeedbackRule("sparseloco", decay=0.9, learning_rate=0.3)
-WAYS = [("sparseloco", 1), ("sparseloco", 2), ("demo", 1)]
-each_way = pytest.mark.parametrize(
-    ("recipe", "levels", "use_dct"), [(*way, dct) for way in WAYS for dct in (False, True)]
-)
+each_way = pytest.mark.parametrize(("recipe", "use_dct"), [(name, dct) for name in RECIPES for dct in (False, True)])
 
 
 def update_of(layout: Layout, seed: int) -> dict[str, Tensor]:
@@ -102,19 +99,18 @@ def test_compression_of_any_shape(layout: Layout, seed: int) -> None:
 
 
 @each_way
-def test_compression_of_large_chunks(recipe: Recipe, levels: int, *, use_dct: bool) -> None:
+def test_compression_of_large_chunks(recipe: Recipe, *, use_dct: bool) -> None:
     for k in (1, 64, 4096):
-        both_implementations(Layout.of(LARGE, settings_of(64, k, use_dct=use_dct, levels=levels), recipe), seed=k)
+        both_implementations(Layout.of(LARGE, settings_of(64, k, use_dct=use_dct), recipe), seed=k)
 
 
 def test_compression_during_the_warm_up_of_demo() -> None:
     both_implementations(Layout.of(SHAPES, settings_of(use_dct=True), "demo"), seed=5, calls=8)
 
 
-@pytest.mark.parametrize("levels", [1, 2])
-def test_compression_of_a_few_small_values_beside_zeros(levels: int) -> None:
-    """All steps are at the foot of the range, and a lower level would be below it."""
-    layout = layout_of({"p": (64, 64)}, settings_of(16, 8, levels=levels))
+def test_compression_of_a_few_small_values_beside_zeros() -> None:
+    """All steps are at the foot of the range."""
+    layout = layout_of({"p": (64, 64)}, settings_of(16, 8))
     update = {"p": torch.zeros(64, 64)}
     update["p"][::16, ::16] = 1e-5
     assert_same_compression(layout, update)
@@ -153,8 +149,8 @@ def test_aggregates_of_any_shape_in_any_order(layout: Layout, peers: list[int], 
 
 
 @each_way
-def test_aggregates_of_large_chunks_to_parameters(recipe: Recipe, levels: int, *, use_dct: bool) -> None:
-    layout = Layout.of(LARGE, settings_of(64, 64, use_dct=use_dct, levels=levels), recipe)
+def test_aggregates_of_large_chunks_to_parameters(recipe: Recipe, *, use_dct: bool) -> None:
+    layout = Layout.of(LARGE, settings_of(64, 64, use_dct=use_dct), recipe)
     payloads, after = [payload(layout, seed) for seed in range(4)], []
     for name, count in (("torch", 1), ("numba", 1), ("numba", 3)):
         params, order = random_update(layout, 99), payloads if count == 1 else payloads[::-1]
@@ -221,22 +217,19 @@ def test_small_models_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_kernels(layout_of())
 
 
-@pytest.mark.parametrize("levels", [1, 2])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_large_models_compile_the_kernels_of_a_window(
-    recipe: Recipe, levels: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_models_compile_the_kernels_of_a_window(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "MIN_ELEMENTS", 1)
-    compile_kernels(layout_of(gradient=settings_of(levels=levels, use_dct=recipe == "demo"), recipe=recipe))
+    compile_kernels(layout_of(gradient=settings_of(use_dct=recipe == "demo"), recipe=recipe))
     step = combine._combine if recipe == "sparseloco" else combine._means
-    written = error_feedback._compress, error_feedback._subtract_again, bit_planes._encode
+    written = error_feedback._compress, error_feedback._keep_whole, bit_planes._encode
     assert all(kernel.signatures for kernel in (*written, bit_planes._largest_index, step))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @each_way
-def test_the_definitions_give_the_same_bytes_on_a_gpu(recipe: Recipe, levels: int, *, use_dct: bool) -> None:
-    layout = Layout.of(LARGE, settings_of(64, 64, levels=levels, use_dct=use_dct), recipe)
+def test_the_definitions_give_the_same_bytes_on_a_gpu(recipe: Recipe, *, use_dct: bool) -> None:
+    layout = Layout.of(LARGE, settings_of(64, 64, use_dct=use_dct), recipe)
     rule, update, found = FeedbackRule(recipe, decay=0.9, learning_rate=0.7), random_update(layout, 1), []
     payloads = [payload(layout, seed) for seed in range(3)]
     for device in ("cpu", "cuda"):

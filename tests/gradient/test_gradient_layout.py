@@ -32,15 +32,13 @@ def test_split_is_the_largest_divisor_up_to_the_target(length: int, target: int)
     assert all(length % other for other in range(edge + 1, min(length, target) + 1))
 
 
-@pytest.mark.parametrize("levels", [1, 2])
-def test_layout_of_every_rank_in_any_order(levels: int) -> None:
-    layout = layout_of(dict(reversed(SHAPES.items())), settings_of(levels=levels))
+def test_layout_of_every_rank_in_any_order() -> None:
+    layout = layout_of(dict(reversed(SHAPES.items())))
     assert layout.names == ("embed", "norm", "prime", "stack", "zero")
     assert [tensor.edges for tensor in layout.tensors] == [(8, 8), (8,), (7, 1), (6, 8), (1,)]
     assert [tensor.k for tensor in layout.tensors] == [5, 5, 5, 5, 1]
     assert [tensor.num_chunks for tensor in layout.tensors] == [12, 2, 11, 1, 1]
     assert [tensor.has_index_planes for tensor in layout.tensors] == [True, True, True, True, False]
-    assert {tensor.levels for tensor in layout.tensors} == {levels}
     assert layout.num_elements == 48 * 16 + 16 + 77 + 48 + 1
 
 
@@ -61,7 +59,6 @@ def test_layout_digest_covers_everything_that_reads_a_payload() -> None:
         layout_of(SHAPES | {"norm": (8, 2)}),
         layout_of(gradient=settings_of(target=4)),
         layout_of(gradient=settings_of(k=4)),
-        layout_of(gradient=settings_of(levels=2)),
         layout_of(gradient=settings_of(use_dct=True)),
         layout_of(recipe="demo"),
     ]
@@ -109,11 +106,9 @@ def test_sections_are_shortest_if_silent_and_longest_with_all_indices_at_the_end
 
 def test_sizes_by_hand() -> None:
     """4 chunks of 64, of which 5 are published: b = 3, so a gap of 59 is 7 zeros, and the longest quotients 12 bits."""
-    one, two = tensor_of(4, 64, 5), tensor_of(4, 64, 5, levels=2)
-    assert (one.remainder_bits, one.max_quotient_bits) == (3, 12)
-    assert (one.min_section_bytes, one.max_section_bytes) == (2 + 4, 2 + 4 + 3 + 8 + 6)
-    assert (two.min_section_bytes, two.max_section_bytes) == (2 + 8, 2 + 8 + 3 + 3 + 8 + 6)
-    whole = tensor_of(4, 5, 5)
+    some, whole = tensor_of(4, 64, 5), tensor_of(4, 5, 5)
+    assert (some.remainder_bits, some.max_quotient_bits) == (3, 12)
+    assert (some.min_section_bytes, some.max_section_bytes) == (2 + 4, 2 + 4 + 3 + 8 + 6)
     assert (whole.min_section_bytes, whole.max_section_bytes) == (2 + 4, 2 + 4 + 3)
 
 

@@ -38,14 +38,14 @@ def _peak(data: bytes, layout: Layout) -> int:
 @pytest.mark.parametrize("implementation", ["torch", "numba"])
 @pytest.mark.parametrize("kind", ["longest", "zeros", "ones", "mixed", "late"])
 def test_decoding_allocates_less_than_twice_the_legal_size(kind: str, implementation: Backend) -> None:
-    layout = layout_of({"p": (1536, 1024), "q": (1024, 1536)}, settings_of(target=16, k=64, levels=2))
+    layout = layout_of({"p": (1536, 1024), "q": (1024, 1536)}, settings_of(target=16, k=64))
     assert peak_of_decoding(payload(layout, kind), layout, implementation) < 2 * layout.max_payload_bytes
 
 
 @pytest.mark.parametrize("implementation", ["torch", "numba"])
 @pytest.mark.parametrize("kind", ["honest", "longest", "noise"])
 def test_the_working_set_is_small_beside_a_small_model(kind: str, implementation: Backend) -> None:
-    layout = layout_of({"p": (1024, 1024), "q": (512, 512)}, settings_of(target=64, k=64, levels=2))
+    layout = layout_of({"p": (1024, 1024), "q": (512, 512)}, settings_of(target=64, k=64))
     peak = peak_of_decoding(payload(layout, kind), layout, implementation)
     assert peak < 2 * layout.max_payload_bytes + WORKING_SET_BYTES
 

@@ -37,7 +37,7 @@ def index_cases(draw: st.DrawFn) -> tuple[TensorLayout, NDArray[np.uint16]]:
 
 def section_of(tensor: TensorLayout, indices: NDArray[np.uint16], after: bytes = b"") -> Section:
     """A section with these indices, followed by other bytes."""
-    steps = np.full((tensor.num_chunks, 1), 5, np.uint16)
+    steps = np.full(tensor.num_chunks, 5, np.uint16)
     section = pack(replace(silence(tensor), indices=indices, steps=steps), tensor)
     return Section(np.frombuffer(section.data.tobytes() + after, np.uint8), tensor)
 

@@ -33,12 +33,7 @@ from templar.gradient.product import UpdateProducts
 from tests.support.threads import threads
 
 IMPLEMENTATIONS: tuple[Backend, ...] = ("torch", "numba")
-LAYOUTS = [
-    layout_of(SHAPES, settings_of(levels=levels, use_dct=use_dct), recipe)
-    for recipe in RECIPES
-    for use_dct in (False, True)
-    for levels in (1, 2)
-]
+LAYOUTS = [layout_of(SHAPES, settings_of(use_dct=use_dct), recipe) for recipe in RECIPES for use_dct in (False, True)]
 
 
 def payloads_of(layout: Layout) -> list[Payload]:

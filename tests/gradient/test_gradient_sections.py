@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from gradient_cases import layouts, more, random_coefficients, section_bytes, seeds, tensor_of, with_bit_flipped
+from gradient_cases import layouts, more, random_coefficients, section_bytes, seeds, tensor_of
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -19,11 +19,9 @@ from templar.gradient.codec.sections import pack, read_section, unpack
 from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients
 from templar.gradient.layout import Layout, TensorLayout
 
-ONE = tensor_of(3, 8, 3)  # b = 1
-TWO = tensor_of(3, 8, 3, levels=2)
+SOME = tensor_of(3, 8, 3)  # b = 1
 WHOLE = tensor_of(3, 3, 3)
 PLANES = ("000", "000", "111")  # one chunk with the indices 0, 1, 2
-TWO_LEVEL_PLANES = ("000", "100", "000", "111")
 
 
 def read(data: NDArray[np.uint8], tensor: TensorLayout) -> Coefficients:
@@ -50,16 +48,13 @@ def test_any_coefficients_come_back_before_any_other_bytes(layout: Layout, seed:
         data = np.concatenate([section.data, np.frombuffer(rest, np.uint8)])
         found = read_section(data, tensor)
         assert found == section
-        assert found.num_active == np.count_nonzero(coefficients.steps[:, -1])
+        assert found.num_active == np.count_nonzero(coefficients.steps)
         assert found.top == coefficients.steps.max()
-        active = coefficients.steps[:, -1] > 0
-        assert found.upper_counts().tolist() == coefficients.upper[active].sum(axis=1).tolist()
 
 
-@pytest.mark.parametrize("levels", [1, 2])
 @pytest.mark.parametrize(("chunks", "length", "k"), [(140, 4096, 64), (70, 4096, 4096), (5, 4096, 1), (1, 4096, 4095)])
-def test_large_chunks_come_back(chunks: int, length: int, k: int, levels: int) -> None:
-    tensor = tensor_of(chunks, length, k, levels)
+def test_large_chunks_come_back(chunks: int, length: int, k: int) -> None:
+    tensor = tensor_of(chunks, length, k)
     for seed in range(2):
         coefficients = random_coefficients(tensor, seed)
         section = pack(coefficients, tensor)
@@ -67,32 +62,21 @@ def test_large_chunks_come_back(chunks: int, length: int, k: int, levels: int) -
         assert read_section(section.data, tensor) == section
 
 
-def test_one_level_by_hand() -> None:
+def test_a_section_by_hand() -> None:
     """Three chunks, the second silent; gaps 0 1 4 and 2 0 0 with b = 1."""
     data = section_bytes(300, [255, 0, 1], "011100", "010000", "110010111")
-    coefficients = read(data, ONE)
+    coefficients = read(data, SOME)
     assert coefficients.indices.tolist() == [[0, 2, 7], [0, 1, 2], [2, 3, 4]]
     assert coefficients.negative.tolist() == [[False, True, True], [False] * 3, [True, False, False]]
-    assert coefficients.steps.tolist() == [[300], [0], [300 - 254]]
-    assert not coefficients.upper.any()
-
-
-def test_two_levels_by_hand() -> None:
-    """Equal levels in the first chunk, so no coefficient is upper; different ones in the third."""
-    planes = ("011100", "000110", "010000", "110010111")
-    data = section_bytes(552, [255, 255, 0, 0, 7, 9], *planes)
-    coefficients = read(data, TWO)
-    assert coefficients.upper.tolist() == [[False] * 3, [False] * 3, [True, True, False]]
-    assert coefficients.steps.tolist() == [[552, 552], [0, 0], [304, 306]]
-    assert read_section(data, TWO).upper_counts().tolist() == [0, 2]
+    assert coefficients.steps.tolist() == [300, 0, 300 - 254]
 
 
 def test_silent_chunks_and_whole_ones_have_no_index() -> None:
     data = section_bytes(9, [0, 255, 254], "011100")
     assert read(data, WHOLE).indices.tolist() == [[0, 1, 2]] * 3
-    assert read(data, WHOLE).steps.tolist() == [[0], [9], [8]]
-    for tensor in (ONE, TWO, WHOLE):
-        data = section_bytes(0, [0] * 3 * tensor.levels)
+    assert read(data, WHOLE).steps.tolist() == [0, 9, 8]
+    for tensor in (SOME, WHOLE):
+        data = section_bytes(0, [0] * 3)
         coefficients = read(data, tensor)
         assert len(data) == tensor.min_section_bytes
         assert not coefficients.steps.any()
@@ -105,8 +89,8 @@ def test_silent_chunks_and_whole_ones_have_no_index() -> None:
 @pytest.mark.parametrize(("top", "codes"), [(MAX_STEP, [255, 1, 0]), (255, [1, 255, 0]), (1, [255, 0, 0])])
 def test_scales_at_the_ends_of_the_range(top: int, codes: list[int]) -> None:
     planes = (plane * sum(code > 0 for code in codes) for plane in PLANES)
-    coefficients = read(section_bytes(top, codes, *planes), ONE)
-    assert coefficients.steps[:, 0].tolist() == [top + code - CODES if code else 0 for code in codes]
+    coefficients = read(section_bytes(top, codes, *planes), SOME)
+    assert coefficients.steps.tolist() == [top + code - CODES if code else 0 for code in codes]
 
 
 @pytest.mark.parametrize(
@@ -121,57 +105,21 @@ def test_scales_at_the_ends_of_the_range(top: int, codes: list[int]) -> None:
 )
 def test_illegal_scales(top: int, codes: list[int], reason: Reason) -> None:
     message = "out of range" if reason is Reason.BAD_PAYLOAD else "largest"
-    rejected(section_bytes(top, codes, "000" * 3, "000" * 3, "111" * 3), ONE, reason, message)
-    both = [code for code in codes for _ in range(2)]
-    rejected(section_bytes(top, both, "000" * 3, "000" * 3, "000" * 3, "111" * 3), TWO, reason, message)
-
-
-@pytest.mark.parametrize(
-    ("codes", "magnitudes", "message"),
-    [
-        ([255, 254], "100", "do not ascend"),
-        ([255, 0], "100", "do not ascend"),
-        ([0, 255], "100", "do not ascend"),
-        ([255, 255], "100", "never used"),
-        ([9, 255], "000", "never used"),
-        ([9, 255], "111", "never used"),
-    ],
-)
-def test_levels_ascend_and_both_are_used(codes: list[int], magnitudes: str, message: str) -> None:
-    assert read(section_bytes(300, [254, 255, 0, 0, 0, 0], *TWO_LEVEL_PLANES), TWO).steps[0].tolist() == [299, 300]
-    data = section_bytes(300, [*codes, 0, 0, 0, 0], "000", magnitudes, "000", "111")
-    rejected(data, TWO, Reason.NOT_CANONICAL, message)
+    rejected(section_bytes(top, codes, "000" * 3, "000" * 3, "111" * 3), SOME, reason, message)
 
 
 # Planes.
 
 
-def test_an_unused_level_in_a_late_chunk() -> None:
-    """Magnitudes are counted some chunks at a time."""
-    tensor = tensor_of(150, 4, 2, levels=2)
-    good = random_coefficients(tensor, 3)
-    upper, steps = np.zeros_like(good.upper), np.full_like(good.steps, 40)
-    upper[:, 1] = True
-    steps[:, 0] = 39
-    section = pack(replace(good, upper=upper, steps=steps), tensor)
-    assert read_section(section.data, tensor) == section
-    for chunk in (0, 63, 64, 127, 128, 149):
-        place = 8 * section.planes.magnitudes + 2 * chunk
-        for bit in (place, place + 1):
-            flipped = np.frombuffer(with_bit_flipped(section.data.tobytes(), bit), np.uint8)
-            rejected(flipped, tensor, Reason.NOT_CANONICAL, "never used")
-
-
 @pytest.mark.parametrize("bit", [3, 4, 7])
-@pytest.mark.parametrize("plane", [0, 1, 2, 3])
+@pytest.mark.parametrize("plane", [0, 1, 2])
 def test_bits_after_the_last_one_of_a_plane(plane: int, bit: int) -> None:
     """Each plane ends after 3 bits; the quotients after the third one."""
-    planes = [list(each.ljust(8, "0")) for each in TWO_LEVEL_PLANES]
-    data = section_bytes(300, [254, 255, 0, 0, 0, 0], *("".join(each) for each in planes))
-    read(data, TWO)
+    planes = [list(each.ljust(8, "0")) for each in PLANES]
+    read(section_bytes(300, [255, 0, 0], *("".join(each) for each in planes)), SOME)
     planes[plane][bit] = "1"
-    data = section_bytes(300, [254, 255, 0, 0, 0, 0], *("".join(each) for each in planes))
-    rejected(data, TWO, Reason.NOT_CANONICAL, "after the last one")
+    data = section_bytes(300, [255, 0, 0], *("".join(each) for each in planes))
+    rejected(data, SOME, Reason.NOT_CANONICAL, "after the last one")
 
 
 @pytest.mark.parametrize(
@@ -189,15 +137,15 @@ def test_bits_after_the_last_one_of_a_plane(plane: int, bit: int) -> None:
 def test_indices_end_with_the_chunk(remainders: str, quotients: str, last: int | None) -> None:
     data = section_bytes(9, [255, 0, 0], "000", remainders, quotients)
     if last is None:
-        rejected(data, ONE, Reason.BAD_PAYLOAD, "beyond 7")
+        rejected(data, SOME, Reason.BAD_PAYLOAD, "beyond 7")
     else:
-        assert read(data, ONE).indices[0, 2] == last
+        assert read(data, SOME).indices[0, 2] == last
 
 
 def test_an_index_beyond_a_late_chunk() -> None:
     tensor = tensor_of(150, 8, 1)
     good = replace(random_coefficients(tensor, 1), indices=np.full((150, 1), 7, np.uint16))
-    good = replace(good, steps=np.full((150, 1), 5, np.uint16))
+    good = replace(good, steps=np.full(150, 5, np.uint16))
     data = pack(good, tensor).data
     assert tensor.remainder_bits == 2
     for chunk in (0, 63, 64, 149):
@@ -220,9 +168,9 @@ def test_a_section_that_ends_too_early(layout: Layout, seed: int) -> None:
 
 def test_quotients_without_enough_ones() -> None:
     for quotients in ("11", "00000000", "11000000" + 40 * "0"):
-        rejected(section_bytes(9, [255, 0, 0], "000", "000", quotients), ONE, Reason.MALFORMED, "ends within")
+        rejected(section_bytes(9, [255, 0, 0], "000", "000", quotients), SOME, Reason.MALFORMED, "ends within")
     late = "1100000000000000" + "1"  # the third one comes after more zeros than any legal quotients have
-    rejected(section_bytes(9, [255, 0, 0], "000", "000", late), ONE, Reason.MALFORMED, "ends within")
+    rejected(section_bytes(9, [255, 0, 0], "000", "000", late), SOME, Reason.MALFORMED, "ends within")
 
 
 # Coefficients that are not written.
@@ -231,11 +179,10 @@ def test_quotients_without_enough_ones() -> None:
 def good() -> Coefficients:
     indices = np.array([[0, 2, 7], [0, 1, 2], [5, 6, 7]], np.uint16)
     negative = np.array([[False, True, True], [False] * 3, [True] * 3])
-    upper = np.array([[False] * 3, [False] * 3, [True, False, True]])
-    return Coefficients(indices, negative, upper, np.array([[300, 300], [0, 0], [290, 299]], np.uint16))
+    return Coefficients(indices, negative, np.array([300, 0, 299], np.uint16))
 
 
-def with_entry(name: str, place: tuple[int, int], value: int) -> Coefficients:
+def with_entry(name: str, place: int | tuple[int, int], value: int) -> Coefficients:
     array = getattr(good(), name).copy()
     array[place] = value
     return replace(good(), **{name: array})
@@ -248,27 +195,25 @@ def with_entry(name: str, place: tuple[int, int], value: int) -> Coefficients:
         (with_entry("indices", (2, 0), 6), "do not ascend below 8"),
         (with_entry("indices", (1, 2), 3), "a silent chunk has coefficients"),
         (with_entry("negative", (1, 0), 1), "a silent chunk has coefficients"),
-        (with_entry("upper", (0, 0), 1), "never used"),
-        (replace(good(), upper=np.zeros((3, 3), np.bool_)), "never used"),
-        (with_entry("steps", (0, 1), MAX_STEP + 1), "out of range"),
-        (with_entry("steps", (2, 0), 300 - CODES), "out of range"),
-        (with_entry("steps", (1, 0), 1), "out of range"),
-        (with_entry("steps", (0, 0), 0), "out of range"),
+        (with_entry("steps", 0, MAX_STEP + 1), "out of range"),
+        (with_entry("steps", 2, 300 - CODES), "out of range"),
+        (with_entry("steps", 1, 1), "out of range"),
+        (with_entry("steps", 0, 0), "a silent chunk has coefficients"),
         (replace(good(), indices=good().indices[:, :2]), "not 3 chunks of 3 coefficients"),
-        (replace(good(), upper=good().upper[:, 1:]), "not 3 chunks of 3 coefficients"),
-        (replace(good(), steps=good().steps[:, :1]), "2 levels"),
+        (replace(good(), negative=good().negative[:, 1:]), "not 3 chunks of 3 coefficients"),
+        (replace(good(), steps=good().steps[:2]), "with a scale each"),
     ],
 )
 def test_illegal_coefficients_are_not_written(wrong: Coefficients, message: str) -> None:
-    assert unpack(pack(good(), TWO)) == good()
+    assert unpack(pack(good(), SOME)) == good()
     with pytest.raises(ValueError, match=message):
-        pack(wrong, TWO)
+        pack(wrong, SOME)
 
 
 def test_sections_compare_by_value_and_cannot_be_changed() -> None:
-    section = pack(good(), TWO)
-    assert section == read_section(section.data.copy(), TWO)
-    assert section not in (pack(with_entry("negative", (0, 0), 1), TWO), Section(section.data, tensor_of(6, 4, 3)), "")
+    section = pack(good(), SOME)
+    assert section == read_section(section.data.copy(), SOME)
+    assert section not in (pack(with_entry("negative", (0, 0), 1), SOME), Section(section.data, tensor_of(6, 4, 3)), "")
     with pytest.raises(ValueError, match="read-only"):
         section.codes[0] = 0
 
@@ -285,9 +230,7 @@ BYTES = range(256)
         (tensor_of(2, 4, 2), 300, [255, 0], [range(16), BYTES], 4 * 6),  # signs, quotients: signs x indices
         (tensor_of(2, 3, 1), 300, [255, 9], [range(16), range(8), range(64)], 4 * 9),
         (tensor_of(1, 7, 7), 300, [255], [BYTES], 2**7),
-        (tensor_of(1, 4, 2, 2), 300, [7, 255], [range(8), range(8), range(64)], 4 * 2 * 6),
-        (tensor_of(1, 3, 3, 2), 300, [7, 255], [range(32), range(32)], 8 * 6),
-        (tensor_of(1, 4, 1, 2), 300, [255, 255], [range(4), range(4), range(4), range(64)], 2 * 4),
+        (tensor_of(1, 4, 1), 300, [255], [range(4), range(4), range(64)], 2 * 4),
     ],
 )
 def test_there_are_as_many_legal_sections_as_coefficients(
@@ -303,5 +246,5 @@ def test_there_are_as_many_legal_sections_as_coefficients(
         coefficients = unpack(section)
         assert pack(coefficients, tensor) == section
         if len(section.data) == len(head) + len(bits):
-            found.add((coefficients.indices.tobytes(), coefficients.negative.tobytes(), coefficients.upper.tobytes()))
+            found.add((coefficients.indices.tobytes(), coefficients.negative.tobytes()))
     assert len(found) == count

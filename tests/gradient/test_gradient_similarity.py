@@ -91,7 +91,7 @@ def places(payload: Payload, layout: Layout) -> set[tuple[str, int, int]]:
     found = set()
     for tensor in layout.tensors:
         coefficients = unpack(payload.sections[tensor.name])
-        for chunk in np.flatnonzero(coefficients.steps[:, -1]) if tensor.has_index_planes else []:
+        for chunk in np.flatnonzero(coefficients.steps) if tensor.has_index_planes else []:
             found |= {(tensor.name, int(chunk), index) for index in coefficients.indices[chunk].tolist()}
     return found
 

@@ -1,4 +1,4 @@
-"""The value code: steps of a twelfth of an octave, one scale per chunk or two, and what cannot be written."""
+"""The value code: steps of a twelfth of an octave, one scale per chunk, and what cannot be written."""
 
 import math
 from fractions import Fraction
@@ -24,7 +24,7 @@ from templar.gradient.codec.values import (
     nearest_steps,
 )
 
-ONE, TWO = SignAndScale(1), SignAndScale(2)
+CODING = SignAndScale()
 
 
 def step_of(value: float) -> int:
@@ -66,10 +66,9 @@ def test_a_mean_is_written_as_the_nearest_step_and_halfway_as_the_lower_one() ->
     assert nearest(*np.nextafter(BOUNDARIES, 0.0)) == list(range(MAX_STEP))
 
 
-def test_one_coefficient_has_one_level() -> None:
-    coded = TWO.encode(torch.tensor([[3], [1]]), torch.tensor([[-4.0], [0.0]]))
-    assert coded.steps.tolist() == [[step_of(4.0)] * 2, [0, 0]]
-    assert not coded.upper.any()
+def test_one_coefficient_is_its_own_mean() -> None:
+    coded = CODING.encode(torch.tensor([[3], [1]]), torch.tensor([[-4.0], [0.0]]))
+    assert coded.steps.tolist() == [step_of(4.0), 0]
 
 
 def with_steps(*steps: int) -> tuple[Tensor, Tensor]:
@@ -78,16 +77,15 @@ def with_steps(*steps: int) -> tuple[Tensor, Tensor]:
     return torch.tensor([[0, 1]] * len(steps)), values
 
 
-@pytest.mark.parametrize("coding", [ONE, TWO])
 @pytest.mark.parametrize("top", [MAX_STEP, CODES + 1])
-def test_a_chunk_far_below_the_largest_of_its_tensor_is_silent(coding: SignAndScale, top: int) -> None:
-    coded = coding.encode(*with_steps(top, top - CODES + 1, top - CODES))
-    assert coded.steps[:, -1].tolist() == [top, top - CODES + 1, 0]
-    received = coding.decode(coded)
+def test_a_chunk_far_below_the_largest_of_its_tensor_is_silent(top: int) -> None:
+    coded = CODING.encode(*with_steps(top, top - CODES + 1, top - CODES))
+    assert coded.steps.tolist() == [top, top - CODES + 1, 0]
+    received = CODING.decode(coded)
     assert received[1].abs().tolist() == [float(STEP_VALUES[top - CODES + 1])] * 2
     assert received[2].tolist() == [0.0, 0.0]
     assert not coded.negative[2].any()
-    assert coding.encode(*with_steps(CODES, 1)).steps[:, -1].tolist() == [CODES, 1]
+    assert CODING.encode(*with_steps(CODES, 1)).steps.tolist() == [CODES, 1]
 
 
 def chunks_of_three(lowest: int, highest: int) -> st.SearchStrategy[list[tuple[float, ...]]]:
@@ -101,47 +99,36 @@ def chunks_of_three(lowest: int, highest: int) -> st.SearchStrategy[list[tuple[f
     return st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=6)
 
 
-@given(chunks_of_three(-140, 126), st.sampled_from([1, 2]))
+@given(chunks_of_three(-140, 126))
 @more
-def test_every_encoding_can_be_packed(chunks: list[tuple[float, ...]], levels: int) -> None:
-    tensor = tensor_of(len(chunks), 3, 3, levels)
+def test_every_encoding_can_be_packed(chunks: list[tuple[float, ...]]) -> None:
     values = torch.tensor(chunks, dtype=torch.float32)
-    coded = SignAndScale(levels).encode(torch.arange(3).repeat(len(chunks), 1), values)
-    pack(coded, tensor)
-    received = SignAndScale(levels).decode(coded)
+    coded = CODING.encode(torch.arange(3).repeat(len(chunks), 1), values)
+    pack(coded, tensor_of(len(chunks), 3, 3))
+    received = CODING.decode(coded)
     assert ((received == 0) | ((received < 0) == (values < 0))).all()
 
 
-@given(chunks_of_three(-38, 12), st.sampled_from([1, 2]))
-@example([(8.0, 8.0, 8.0), (-(2.0**-25), 2.0**-8, 2.0**-8)], 2)  # a lower level below the range
-@example([(1.0, 2.0, -3.0)], 2)
+@given(chunks_of_three(-38, 12))
+@example([(8.0, 8.0, 8.0), (-(2.0**-25), 2.0**-8, 2.0**-8)])
+@example([(1.0, 2.0, -3.0)])
 @more
-def test_coefficients_are_those_of_the_text(chunks: list[tuple[float, ...]], levels: int) -> None:
+def test_coefficients_are_those_of_the_text(chunks: list[tuple[float, ...]]) -> None:
     """Against fractions, within octaves in which float64 adds up powers of two exactly."""
     values = torch.tensor(chunks, dtype=torch.float32)
-    exact = [[Fraction(x) for x in chunk] for chunk in values.abs().double().tolist()]
-    found = [in_halves(chunk) if levels == 2 else [nearest_to_mean(chunk)] for chunk in exact]
-    floor = max(max(steps[-1] for steps in found) - CODES, 0)
-    expected = [[max(step, floor + 1) for step in steps] if steps[-1] > floor else [0] * levels for steps in found]
-    coded = SignAndScale(levels).encode(torch.tensor([[1, 3, 4]] * len(chunks)), values)
-    received = SignAndScale(levels).decode(coded)
+    found = [nearest_to_mean([Fraction(x) for x in chunk]) for chunk in values.abs().double().tolist()]
+    expected = [step if step > max(found) - CODES else 0 for step in found]
+    coded = CODING.encode(torch.tensor([[1, 3, 4]] * len(chunks)), values)
+    received = CODING.decode(coded)
     assert coded.steps.tolist() == expected
-    for row, (chunk, steps) in enumerate(zip(exact, expected, strict=True)):
-        upper = [steps[0] < steps[-1] and x > sum(chunk) / 3 for x in chunk]
-        negative = [steps[-1] > 0 and x < 0 for x in chunks[row]]
-        assert coded.upper[row].tolist() == upper
+    for row, step in enumerate(expected):
+        negative = [step > 0 and x < 0 for x in chunks[row]]
         assert coded.negative[row].tolist() == negative
-        assert coded.indices[row].tolist() == ([1, 3, 4] if steps[-1] else [0, 1, 2])
-        scales = [float(STEP_VALUES[steps[-1] if is_upper else steps[0]]) for is_upper in upper]
-        assert received[row].tolist() == [-x if sign else x for x, sign in zip(scales, negative, strict=True)]
-
-
-def in_halves(magnitudes: list[Fraction]) -> list[int]:
-    mean = sum(magnitudes) / len(magnitudes)
-    lower = nearest_to_mean([x for x in magnitudes if x <= mean])
-    return [lower, max(lower, nearest_to_mean([x for x in magnitudes if x > mean]))]
+        assert coded.indices[row].tolist() == ([1, 3, 4] if step else [0, 1, 2])
+        scale = float(STEP_VALUES[step])
+        assert received[row].tolist() == [-scale if sign else scale for sign in negative]
 
 
 def nearest_to_mean(magnitudes: list[Fraction]) -> int:
-    mean = sum(magnitudes) / len(magnitudes) if magnitudes else Fraction(0)
+    mean = sum(magnitudes) / len(magnitudes)
     return sum(mean > Fraction(boundary) for boundary in BOUNDARIES.tolist())

@@ -23,7 +23,7 @@ from templar.scoring.standing import ScoreCard
 from tests.support.facts import AUTHOR, WINDOW, events_of, like, record_of, revealed, standing_of, veteran, window_of
 from tests.support.payloads import HOTKEY, mixed, payload_of, random_payload, random_update, zero_payload
 
-GRADIENT = Gradient(momentum_decay=0.95, topk_compression=4, target_chunk=8, magnitude_bits=0, use_dct=False)
+GRADIENT = Gradient(momentum_decay=0.95, topk_compression=4, target_chunk=8, use_dct=False)
 LAYOUT = Layout.of(dict.fromkeys("abcd", (64, 64)), GRADIENT, "sparseloco")
 HPARAMS = load_hparams("templar-2.1.3")
 SCORING = HPARAMS.scoring

@@ -40,7 +40,7 @@ BIRTHDAY = 1_700_000_000.4
 
 LAYOUT = Layout.of(
     {"embed": (8, 8), "norm": (8,)},
-    Gradient(momentum_decay=0.9, topk_compression=4, target_chunk=4, magnitude_bits=0, use_dct=False),
+    Gradient(momentum_decay=0.9, topk_compression=4, target_chunk=4, use_dct=False),
     "sparseloco",
 )
 RULES = Windows(

@@ -23,14 +23,12 @@ from templar.gradient.layout import TOP_BYTES, TensorLayout, whole_bytes
 
 _BLOCK_BYTES = 1 << 12
 _BLOCK_INDICES = 1 << 9
-_BLOCK_COEFFICIENTS = 1 << 12
 
 
 class Planes(NamedTuple):
     """Where the planes of a section begin, in bytes from its start."""
 
     signs: int
-    magnitudes: int
     remainders: int
     quotients: int
 
@@ -56,49 +54,27 @@ class Section:
 
     @cached_property
     def codes(self) -> NDArray[np.uint8]:
-        """Scale codes, shape (C, levels)."""
-        shape = self.tensor.num_chunks, self.tensor.levels
-        return self.data[TOP_BYTES : TOP_BYTES + shape[0] * shape[1]].reshape(shape)
+        """Scale codes, shape (C,)."""
+        return self.data[TOP_BYTES : TOP_BYTES + self.tensor.num_chunks]
 
     @cached_property
     def address(self) -> int:
         """Where the bytes lie in memory, for kernels; valid as long as the section lives."""
         return int(self.data.ctypes.data)
 
-    def code_blocks(self) -> Iterator[NDArray[np.uint8]]:
-        """Scale codes of consecutive chunks, a block at a time: the memory this takes does not grow with the tensor."""
-        block = max(_BLOCK_COEFFICIENTS // self.tensor.k, 1)
-        for first in range(0, self.tensor.num_chunks, block):
-            yield self.codes[first : first + block]
-
     @cached_property
     def num_active(self) -> int:
         """Chunks that are not silent."""
-        return int(np.count_nonzero(self.codes[:, -1]))
+        return int(np.count_nonzero(self.codes))
 
     @cached_property
     def planes(self) -> Planes:
         """Where the planes begin."""
         tensor, num_coefficients = self.tensor, self.num_active * self.tensor.k
         signs = tensor.min_section_bytes
-        magnitudes = signs + whole_bytes(num_coefficients)
-        remainders = magnitudes + (whole_bytes(num_coefficients) if tensor.levels == 2 else 0)
+        remainders = signs + whole_bytes(num_coefficients)
         index_bits = tensor.remainder_bits if tensor.has_index_planes else 0
-        return Planes(signs, magnitudes, remainders, remainders + whole_bytes(num_coefficients * index_bits))
-
-    def upper_counts(self) -> NDArray[np.uint16]:
-        """Coefficients of the upper level in each chunk that is not silent, shape (A,)."""
-        found = np.zeros(self.num_active, np.uint16)
-        if self.tensor.levels == 2:
-            block = max(_BLOCK_COEFFICIENTS // self.tensor.k, 1)
-            for first in range(0, len(found), block):
-                found[first : first + block] = self.count_upper(first, min(block, len(found) - first))
-        return found
-
-    def count_upper(self, first: int, count: int) -> NDArray[np.uint16]:
-        """`upper_counts` of `count` of these chunks from `first` on, in a section with two levels."""
-        k, plane = self.tensor.k, self.data[self.planes.magnitudes :]
-        return unpack_bits(plane, first * k, count * k).reshape(-1, k).sum(axis=1, dtype=np.uint16)
+        return Planes(signs, remainders, remainders + whole_bytes(num_coefficients * index_bits))
 
 
 def encode_indices(indices: NDArray[np.uint16], tensor: TensorLayout) -> tuple[bytes, bytes]:

@@ -3,9 +3,8 @@
 For C chunks of k coefficients, of which A are not silent:
 
     top              u16, the largest step in the tensor, or 0 if all chunks are silent
-    codes            C x levels bytes: step - top + 255, or 0 in a silent chunk
+    codes            C bytes: step - top + 255, or 0 in a silent chunk
     signs            A x k bits, 1 is negative
-    magnitudes       A x k bits with two levels, 1 is the upper one; else nothing
     remainders       A x k x b bits  } the Rice code of `planes`; nothing if k is the chunk length,
     quotients        unary           } for then the indices are known
 
@@ -35,12 +34,10 @@ def pack(coefficients: Coefficients, tensor: TensorLayout, *, fast: bool = False
     if (fault := _fault(coefficients, tensor)) is not None:
         raise ValueError(f"{tensor.name}: this section would be rejected: {fault}")
     steps = coefficients.steps.astype(np.int64)
-    active = steps[:, -1] > 0
+    active = steps > 0
     top = int(steps.max())
-    codes = np.where(active[:, None], steps - top + CODES, 0).astype(np.uint8)
+    codes = np.where(active, steps - top + CODES, 0).astype(np.uint8)
     parts = [top.to_bytes(TOP_BYTES, "little"), codes.tobytes(), pack_bits(coefficients.negative[active])]
-    if tensor.levels == 2:
-        parts.append(pack_bits(coefficients.upper[active]))
     if tensor.has_index_planes:
         parts.extend(_index_code(fast=fast).encode_indices(coefficients.indices[active], tensor))
     return Section(np.frombuffer(b"".join(parts), np.uint8), tensor)
@@ -50,17 +47,15 @@ def pack(coefficients: Coefficients, tensor: TensorLayout, *, fast: bool = False
 def unpack(section: Section) -> Coefficients:
     """The coefficients that a section stands for."""
     tensor, begin, count = section.tensor, section.planes, section.num_active * section.tensor.k
-    shape, active = (tensor.num_chunks, tensor.k), section.codes[:, -1] > 0
+    active = section.codes > 0
     indices = np.tile(np.arange(tensor.k, dtype=np.uint16), (tensor.num_chunks, 1))
-    negative, upper = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    negative = np.zeros(indices.shape, np.bool_)
     if section.num_active:
         negative[active] = unpack_bits(section.data[begin.signs :], 0, count).view(np.bool_).reshape(-1, tensor.k)
-        if tensor.levels == 2:
-            upper[active] = unpack_bits(section.data[begin.magnitudes :], 0, count).view(np.bool_).reshape(-1, tensor.k)
         if tensor.has_index_planes:
             indices[active] = decode_indices(section)
-    steps = np.where(active[:, None], section.codes.astype(np.int64) + section.top - CODES, 0)
-    return Coefficients(indices, negative, upper, steps.astype(np.uint16))
+    steps = np.where(active, section.codes.astype(np.int64) + section.top - CODES, 0)
+    return Coefficients(indices, negative, steps.astype(np.uint16))
 
 
 def read_section(data: NDArray[np.uint8], tensor: TensorLayout, *, fast: bool = False) -> Section:
@@ -91,13 +86,10 @@ def read_section(data: NDArray[np.uint8], tensor: TensorLayout, *, fast: bool = 
         end += whole_bytes(bits)
     section = Section(data[:end], tensor)
 
-    # Signs, indices and magnitudes.
+    # Signs and indices.
     _check_padding(data, begin.signs, count, tensor)
     if tensor.has_index_planes and not _index_code(fast=fast).indices_fit(section):
         raise RejectedError(Reason.BAD_PAYLOAD, f"{tensor.name}: an index is beyond {tensor.chunk_length - 1}")
-    if tensor.levels == 2:
-        _check_padding(data, begin.magnitudes, count, tensor)
-        _check_magnitudes(section)
     return section
 
 
@@ -112,50 +104,27 @@ def _index_code(*, fast: bool) -> ModuleType:
 
 def _fault(coefficients: Coefficients, tensor: TensorLayout) -> str | None:
     """The rule that coefficients break, or None."""
-    indices, steps, upper = coefficients.indices, coefficients.steps.astype(np.int64), coefficients.upper
-    shape, active = (tensor.num_chunks, tensor.k), coefficients.steps[:, -1] > 0
-    level_shape = tensor.num_chunks, tensor.levels
-    if {indices.shape, coefficients.negative.shape, upper.shape} != {shape} or steps.shape != level_shape:
-        return f"it is not {tensor.num_chunks} chunks of {tensor.k} coefficients and {tensor.levels} levels"
-    top, num_upper = int(steps.max()), upper.sum(axis=1)
-    if top > MAX_STEP or (steps[active] <= last_silent_step(top)).any() or (steps[:, 0] > steps[:, -1]).any():
+    indices, negative, steps = coefficients.indices, coefficients.negative, coefficients.steps.astype(np.int64)
+    shape = tensor.num_chunks, tensor.k
+    if {indices.shape, negative.shape} != {shape} or steps.shape != shape[:1]:
+        return f"it is not {tensor.num_chunks} chunks of {tensor.k} coefficients with a scale each"
+    top, silent = int(steps.max()), steps == 0
+    if top > MAX_STEP or (steps[~silent] <= last_silent_step(top)).any():
         return "a scale is out of range"
     if int(indices.max()) >= tensor.chunk_length or (indices[:, 1:] <= indices[:, :-1]).any():
         return f"indices do not ascend below {tensor.chunk_length}"
-    silent = ~active
-    if num_upper[silent].any() or coefficients.negative[silent].any() or (indices[silent] != np.arange(tensor.k)).any():
+    if negative[silent].any() or (indices[silent] != np.arange(tensor.k)).any():
         return "a silent chunk has coefficients"
-    two = steps[:, 0] < steps[:, -1]
-    if not np.where(two, (num_upper > 0) & (num_upper < tensor.k), num_upper == 0).all():
-        return "a level of a chunk is never used"
     return None
 
 
 def _check_scales(section: Section) -> None:
-    top, name = section.top, section.tensor.name
-    smallest, largest, ascending = CODES, 0, True
-    for codes in section.code_blocks():
-        smallest = min(smallest, int(codes.min(where=codes > 0, initial=CODES)))
-        largest = max(largest, int(codes.max()))
-        ascending = ascending and bool((codes[:, 0] <= codes[:, -1]).all())
-        ascending = ascending and bool(((codes[:, 0] > 0) == (codes[:, -1] > 0)).all())
+    top, codes, name = section.top, section.codes, section.tensor.name
+    smallest, largest = int(codes.min(where=codes > 0, initial=CODES)), int(codes.max())
     if top > MAX_STEP or (largest and smallest + top - CODES < 1):
         raise RejectedError(Reason.BAD_PAYLOAD, f"{name}: a scale is out of range")
     if largest != (CODES if top else 0):
         raise RejectedError(Reason.NOT_CANONICAL, f"{name}: no chunk has the largest scale")
-    if not ascending:
-        raise RejectedError(Reason.NOT_CANONICAL, f"{name}: the levels of a chunk do not ascend")
-
-
-def _check_magnitudes(section: Section) -> None:
-    """Equal levels have no upper coefficients; different ones have both kinds."""
-    rank = 0
-    for codes in section.code_blocks():
-        active = codes[codes[:, -1] > 0]
-        upper = section.count_upper(rank, len(active))
-        rank += len(active)
-        if not np.where(active[:, 0] == active[:, 1], upper == 0, (upper > 0) & (upper < section.tensor.k)).all():
-            raise RejectedError(Reason.NOT_CANONICAL, f"{section.tensor.name}: a level of a chunk is never used")
 
 
 def _check_padding(data: NDArray[np.uint8], start: int, bits: int, tensor: TensorLayout) -> None:

@@ -1,18 +1,16 @@
-"""How the values of the chosen coefficients are written: a sign each, and one scale per chunk or two.
+"""How the values of the chosen coefficients are written: a sign each, and one scale per chunk.
 
-With one level a coefficient is plus or minus its chunk's scale, the mean magnitude, which for given signs has the
-least squared error. With top-k selection the magnitudes of a chunk are much alike, so this loses far less accuracy per
-bit than finer codes of a whole tensor, and the error stays in the error feedback (SparseLoCo, arXiv 2508.15706, trains
-as well with 2-bit values). With two levels a magnitude bit says which half a coefficient belongs to: the lower scale is
-the mean of the magnitudes up to the mean of all, the upper scale the mean of those above it.
+A coefficient is plus or minus its chunk's scale, the mean magnitude, which for given signs has the least squared error.
+With top-k selection the magnitudes of a chunk are much alike, so this loses far less accuracy per bit than finer codes
+of a whole tensor, and the error stays in the error feedback (SparseLoCo, arXiv 2508.15706, trains as well with 2-bit
+values).
 
 Scales are steps of a twelfth of an octave. Step t of 1..552 stands for `SIGNIFICANDS[(t - 1) % 12] << (t - 1) // 12`
 quanta of 2^-44: from 2^-36 to 966, each exact in float32 and less than 2^54 quanta, so the 256 peers of a full subnet
 add up to less than 2^62 and sums in int64 are exact. Step 0 is silence: a chunk that contributes nothing. A mean is
 written as the nearest step, the lower one if it is halfway; that is within 3.1 % and adds less than 0.1 % to the
 squared error. Within a tensor only its largest step and the 254 below it can be written, 21 octaves: a chunk below
-them is silent, and its values wait in the error feedback. A lower level below them is written as the first of them,
-even for zeros.
+them is silent, and its values wait in the error feedback.
 """
 
 from dataclasses import dataclass
@@ -45,13 +43,12 @@ Coded = TypeVar("Coded")
 class Coefficients:
     """The published coefficients of one tensor, C chunks of k.
 
-    A silent chunk has step 0, the indices 0..k-1, and neither negative nor upper coefficients.
+    A silent chunk has step 0, the indices 0..k-1, and no negative coefficients.
     """
 
     indices: NDArray[np.uint16]  # shape (C, k), ascending in each row
     negative: NDArray[np.bool_]  # shape (C, k)
-    upper: NDArray[np.bool_]  # shape (C, k), whether of its chunk's second level; all False with one level
-    steps: NDArray[np.uint16]  # shape (C, levels); 0 in silent chunks, else ascending: equal if no coefficient is upper
+    steps: NDArray[np.uint16]  # shape (C,); 0 in silent chunks
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Coefficients):
@@ -61,7 +58,7 @@ class Coefficients:
     __hash__ = None  # type: ignore[assignment]
 
     def _arrays(self) -> tuple[NDArray[np.generic], ...]:
-        return self.indices, self.negative, self.upper, self.steps
+        return self.indices, self.negative, self.steps
 
 
 class ValueCoding(Protocol[Coded]):
@@ -76,49 +73,25 @@ class ValueCoding(Protocol[Coded]):
         ...
 
 
-@dataclass(frozen=True)
 class SignAndScale:
     """The value coding of this protocol."""
 
-    levels: int  # scales per chunk, 1 or 2
-
     def encode(self, indices: Tensor, values: Tensor) -> Coefficients:
         """Write signs and scales; -0.0 is positive, a silent chunk is made canonical."""
-        magnitudes = values.abs().to(torch.float64)
-        upper, steps = self._one_level(magnitudes) if self.levels == 1 else self._two_levels(magnitudes)
-        silent = steps[:, -1:] == 0
-        first = torch.arange(values.shape[1], device=values.device)
+        k = values.shape[1]
+        steps = nearest_steps(_row_sums(values.abs().to(torch.float64)) / k)
+        steps = torch.where(steps > last_silent_step(int(steps.max())), steps, 0)
+        silent, first = (steps == 0)[:, None], torch.arange(k, device=values.device)
         return Coefficients(
             torch.where(silent, first, indices).cpu().numpy().astype(np.uint16),
             ((values < 0) & ~silent).cpu().numpy(),
-            (upper & ~silent).cpu().numpy(),
             steps.cpu().numpy().astype(np.uint16),
         )
 
     def decode(self, coded: Coefficients) -> Tensor:
         """Plus or minus the scale; 0.0 throughout a silent chunk."""
-        scales = STEP_VALUES[coded.steps]
-        magnitudes = np.where(coded.upper, scales[:, -1:], scales[:, :1])
-        return torch.from_numpy(np.where(coded.negative, -magnitudes, magnitudes))
-
-    def _one_level(self, magnitudes: Tensor) -> tuple[Tensor, Tensor]:
-        steps = nearest_steps(_row_sums(magnitudes) / magnitudes.shape[1])
-        steps = torch.where(steps > last_silent_step(int(steps.max())), steps, 0)
-        return torch.zeros_like(magnitudes, dtype=torch.bool), steps[:, None]
-
-    def _two_levels(self, magnitudes: Tensor) -> tuple[Tensor, Tensor]:
-        k = magnitudes.shape[1]
-        upper = magnitudes > (_row_sums(magnitudes) / k)[:, None]
-        num_upper = upper.sum(dim=1)
-        # The nearest step of each half; equal magnitudes have no upper half.
-        lower_step = nearest_steps(_row_sums(torch.where(upper, 0.0, magnitudes)) / (k - num_upper))
-        upper_step = nearest_steps(_row_sums(torch.where(upper, magnitudes, 0.0)) / num_upper.clamp(min=1))
-        upper_step = torch.maximum(lower_step, upper_step)
-        # The range of the tensor: raise lower levels to its first step, silence chunks below it.
-        floor = last_silent_step(int(upper_step.max()))
-        steps = torch.stack([lower_step.clamp(min=floor + 1), upper_step], dim=1)
-        steps = torch.where((upper_step > floor)[:, None], steps, 0)
-        return upper & (steps[:, :1] < steps[:, 1:]), steps
+        scales = STEP_VALUES[coded.steps][:, None]
+        return torch.from_numpy(np.where(coded.negative, -scales, scales))
 
 
 def nearest_steps(means: Tensor) -> Tensor:

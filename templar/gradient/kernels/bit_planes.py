@@ -10,7 +10,7 @@ from templar.gradient.codec.planes import Section, end_of_ones
 from templar.gradient.kernels.machine import byte_at, in_ranges, inlined, kernel, trailing_zeros, word_at
 from templar.gradient.layout import TOP_BYTES, TensorLayout, whole_bytes
 
-SIGNS, MAGNITUDES, REMAINDERS, QUOTIENTS = range(4)
+SIGNS, REMAINDERS, QUOTIENTS = range(3)
 
 
 class Views(NamedTuple):
@@ -18,10 +18,9 @@ class Views(NamedTuple):
 
     addresses: NDArray[np.uint64]  # shape (P,)
     sizes: NDArray[np.int64]  # bytes, shape (P,)
-    planes: NDArray[np.int64]  # where their planes begin, shape (P, 4)
+    planes: NDArray[np.int64]  # where their planes begin, shape (P, 3)
     k: int  # coefficients per chunk
     bits: int  # Rice parameter
-    levels: int  # scales per chunk
     coded: bool  # whether they have index planes
 
 
@@ -34,7 +33,6 @@ def views(sections: Sequence[Section]) -> Views:
         np.array([section.planes for section in sections], np.int64),
         tensor.k,
         tensor.remainder_bits,
-        tensor.levels,
         tensor.has_index_planes,
     )
 
@@ -65,16 +63,16 @@ def indices_fit(section: Section) -> bool:
 def _start(section: Section, chunk: int) -> tuple[int, int]:
     if chunk == 0:
         return 0, 0
-    rank = int(np.count_nonzero(section.codes[:chunk, -1]))
+    rank = int(np.count_nonzero(section.codes[:chunk]))
     if not section.tensor.has_index_planes:
         return rank, 0
     return rank, end_of_ones(section.data[section.planes.quotients :], rank * section.tensor.k) or 0
 
 
 @inlined
-def code_at(sections: Any, peer: int, chunk: int, level: int) -> Any:
+def code_at(sections: Any, peer: int, chunk: int) -> Any:
     """The scale code of a chunk."""
-    return byte_at(sections.addresses[peer] + np.uint64(TOP_BYTES + chunk * sections.levels + level))
+    return byte_at(sections.addresses[peer] + np.uint64(TOP_BYTES + chunk))
 
 
 @inlined
@@ -139,7 +137,7 @@ def _largest_index(section: Any, start: Any, first: int, stop: int) -> Any:
     """The largest index in chunks `first` to `stop` of a section; `start` says where they begin."""
     indices, largest = np.zeros(section.k, np.int64), np.int64(0)
     for chunk in range(first, stop):
-        if code_at(section, 0, chunk, section.levels - 1) != 0:
+        if code_at(section, 0, chunk) != 0:
             read_chunk(section, 0, start[0], indices)
             largest = max(largest, indices[section.k - 1])
     return largest

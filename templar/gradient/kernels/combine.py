@@ -15,7 +15,7 @@ from torch import Tensor
 
 from templar.gradient.codec.planes import Section
 from templar.gradient.codec.values import QUANTUM
-from templar.gradient.kernels.bit_planes import MAGNITUDES, SIGNS, bits_at, code_at, read_chunk, starts, views
+from templar.gradient.kernels.bit_planes import SIGNS, bits_at, code_at, read_chunk, starts, views
 from templar.gradient.kernels.machine import count_ones, grid_of, in_ranges, inlined, kernel, origin, store
 from templar.gradient.layout import TensorLayout
 
@@ -92,20 +92,17 @@ def _scratch(peers: Any, length: int) -> Any:
 @inlined
 def _add_all(peers: Any, tables: Any, chunk: int, begin: Any, indices: Any, total: Any, counts: Any) -> None:
     """Add a chunk of every peer; `begin`, where they are, is moved to the next one."""
-    k, last_level = peers.k, peers.levels - 1
+    k = peers.k
     for peer in range(len(peers.addresses)):
-        upper_code = code_at(peers, peer, chunk, last_level)
-        if upper_code == 0:
+        code = code_at(peers, peer, chunk)
+        if code == 0:
             continue
-        lower, upper = tables[peer, code_at(peers, peer, chunk, 0)], tables[peer, upper_code]
-        rank = begin[peer, 0]
+        magnitude, rank = tables[peer, code], begin[peer, 0]
         read_chunk(peers, peer, begin[peer], indices)
         for first in range(0, k, 32):
             at, count = rank * k + first, min(32, k - first)
             signs = bits_at(peers, peer, SIGNS, at, count)
-            levels = bits_at(peers, peer, MAGNITUDES, at, count) if last_level == 1 else np.int64(0)
             for place in range(count):
-                magnitude = upper if levels >> place & 1 else lower
                 negative = signs >> place & 1
                 total[indices[first + place]] += (magnitude ^ -negative) + negative
                 counts[indices[first + place]] += magnitude != 0
@@ -151,21 +148,19 @@ def _multiply(
     peers: Any, tables: Any, first: int, stop: int, begin: Any, grid: Any, gradient: Any, products: Any
 ) -> None:
     """Multiply chunks `first` to `stop`, which begin at `begin`; `products` is zero before."""
-    k, last_level, indices = peers.k, peers.levels - 1, np.empty(peers.k, np.int64)
+    k, indices = peers.k, np.empty(peers.k, np.int64)
     for peer in range(len(peers.addresses)):
         for chunk in range(first, stop):
-            upper_code = code_at(peers, peer, chunk, last_level)
-            if upper_code == 0:
+            code = code_at(peers, peer, chunk)
+            if code == 0:
                 continue
-            lower, upper = tables[peer, code_at(peers, peer, chunk, 0)], tables[peer, upper_code]
+            magnitude = np.float64(tables[peer, code])
             rank, corner, total = begin[peer, 0], origin(grid, chunk), 0.0
             read_chunk(peers, peer, begin[peer], indices)
             for start in range(0, k, 32):
                 at, count = rank * k + start, min(32, k - start)
                 signs = bits_at(peers, peer, SIGNS, at, count)
-                levels = bits_at(peers, peer, MAGNITUDES, at, count) if last_level == 1 else np.int64(0)
                 for place in range(count):
-                    magnitude = np.float64(upper if levels >> place & 1 else lower)
                     index = indices[start + place]
                     element = corner + (index // grid.width) * grid.columns + index % grid.width
                     total += np.float64(gradient[element]) * (-magnitude if signs >> place & 1 else magnitude)
@@ -195,7 +190,7 @@ def _compare(peers: Any, first: int, stop: int, begin: Any, slab: int, bitmaps: 
         bitmaps[:] = 0
         for peer in range(len(peers.addresses)):
             for chunk in range(slab_first, min(slab_first + slab, stop)):
-                if code_at(peers, peer, chunk, peers.levels - 1) != 0:
+                if code_at(peers, peer, chunk) != 0:
                     read_chunk(peers, peer, begin[peer], indices)
                     corner = (chunk - slab_first) * words
                     for index in indices:

@@ -67,10 +67,9 @@ def compress_tensor(
     found = Coefficients(
         np.empty(shape, np.uint16),
         np.empty(shape, np.bool_),
-        np.zeros(shape, np.bool_),
-        np.empty((tensor.num_chunks, tensor.levels), np.uint16),
+        np.empty(tensor.num_chunks, np.uint16),
     )
-    arrays = found.indices, found.negative, found.upper, found.steps
+    arrays = found.indices, found.negative, found.steps
     finite = in_ranges(
         lambda first, stop: _compress(memory, plan, first, stop, *arrays, BOUNDARIES, STEP_VALUES), tensor.num_chunks
     )
@@ -81,20 +80,15 @@ def compress_tensor(
 
 
 def _fit_range(found: Coefficients, memory: _Memory, plan: _Plan) -> None:
-    """Silence chunks that are too small beside the tensor's largest scale, and raise lower levels that are."""
+    """Silence chunks that are too small beside the tensor's largest scale."""
     steps = found.steps
-    floor = last_silent_step(int(steps.max()))
-    changed = np.flatnonzero((steps[:, 0] <= floor) & (steps[:, -1] > 0))
-    if len(changed):
-        raised = np.maximum(steps[changed], floor + 1)
-        raised[steps[changed, -1] <= floor] = 0
-        steps[changed] = raised
-        found.upper[changed] &= raised[:, :1] < raised[:, -1:]
-        _subtract_again(memory, plan, changed, found.indices, found.upper, found.steps, STEP_VALUES)
-    silent = steps[:, -1] == 0
+    too_small = np.flatnonzero((steps > 0) & (steps <= last_silent_step(int(steps.max()))))
+    if len(too_small):
+        steps[too_small] = 0
+        _keep_whole(memory, plan, too_small)
+    silent = steps == 0
     found.indices[silent] = np.arange(found.indices.shape[1])
     found.negative[silent] = False
-    found.upper[silent] = False
 
 
 @kernel
@@ -105,7 +99,6 @@ def _compress(
     stop: int,
     indices: Any,
     negative: Any,
-    upper: Any,
     steps: Any,
     boundaries: Any,
     step_values: Any,
@@ -116,7 +109,7 @@ def _compress(
     bits, maxima = tile.view(np.int32), np.empty(_num_blocks(length, k), np.int32)
     keys, places = np.empty(length, np.int32), np.empty(length, np.int32)
     chosen, ties = np.zeros((length + 63) // 64, np.uint64), np.zeros((length + 63) // 64, np.uint64)
-    magnitudes, sums = np.empty(k, np.float64), np.empty(k, np.float64)
+    magnitudes = np.empty(k, np.float64)
     for chunk in range(first, stop):
         # 1 and 2. Transform and accumulate.
         _accumulate(memory, plan, chunk, tile, scratch)
@@ -130,25 +123,24 @@ def _compress(
             value = tile[indices[chunk, place]]
             negative[chunk, place] = value < 0
             magnitudes[place] = abs(np.float64(value))
-        _scales(magnitudes, sums, upper[chunk], steps[chunk], boundaries)
+        steps[chunk] = np.searchsorted(boundaries, _total(magnitudes) / k)
         # 5. Subtract.
         if plan.subtracts:
-            _subtract(tile, indices[chunk], upper[chunk], steps[chunk], step_values)
+            scale = step_values[steps[chunk]]
+            for place in range(k):
+                value = tile[indices[chunk, place]]
+                tile[indices[chunk, place]] = value + scale if value < 0 else value - scale
         store(tile, np.float32(1), memory.grid, chunk, memory.residual)
     return True
 
 
 @kernel
-def _subtract_again(
-    memory: Any, plan: Any, chunks: Any, indices: Any, upper: Any, steps: Any, step_values: Any
-) -> None:
-    """Write the residuals of `chunks` again: their scales have changed."""
+def _keep_whole(memory: Any, plan: Any, chunks: Any) -> None:
+    """Write the residuals of `chunks` again, of which nothing is published."""
     length = memory.grid.height * memory.grid.width
     tile, scratch = np.empty(length, np.float32), np.empty(2 * length, np.float32)
     for chunk in chunks:
         _accumulate(memory, plan, chunk, tile, scratch)
-        if plan.subtracts:
-            _subtract(tile, indices[chunk], upper[chunk], steps[chunk], step_values)
         store(tile, np.float32(1), memory.grid, chunk, memory.residual)
 
 
@@ -179,46 +171,17 @@ def _accumulate(memory: Any, plan: Any, chunk: int, tile: Any, scratch: Any) -> 
 
 
 @inlined
-def _subtract(tile: Any, indices: Any, upper: Any, steps: Any, step_values: Any) -> None:
-    """Subtract the values that receivers read."""
-    for place in range(len(indices)):
-        scale = step_values[steps[len(steps) - 1 if upper[place] else 0]]
-        value = tile[indices[place]]
-        tile[indices[place]] = value + scale if value < 0 else value - scale
-
-
-@inlined
-def _scales(magnitudes: Any, sums: Any, upper: Any, steps: Any, boundaries: Any) -> None:
-    """The steps of `values.SignAndScale` for one chunk, before `_fit_range`."""
-    k = len(magnitudes)
-    mean = _total(magnitudes, upper, sums, 0) / k
-    if len(steps) == 1:
-        steps[0] = np.searchsorted(boundaries, mean)
-        return
-    count = 0
-    for place in range(k):
-        upper[place] = magnitudes[place] > mean
-        count += upper[place]
-    steps[0] = np.searchsorted(boundaries, _total(magnitudes, upper, sums, 1) / (k - count))
-    steps[1] = max(steps[0], np.searchsorted(boundaries, _total(magnitudes, upper, sums, 2) / max(count, 1)))
-    if steps[0] == steps[1]:
-        upper[:] = False
-
-
-@inlined
-def _total(magnitudes: Any, upper: Any, sums: Any, which: int) -> float:
-    """The sum of all magnitudes (0), of the lower (1) or of the upper ones (2), by halving as in `values`."""
-    count = len(magnitudes)
-    for place in range(count):
-        sums[place] = magnitudes[place] if which == 0 or upper[place] == (which == 2) else 0.0
+def _total(numbers: Any) -> float:
+    """The sum of numbers, which are overwritten, by halving as in `values`."""
+    count = len(numbers)
     while count > 1:
         half = count // 2
         for place in range(half):
-            sums[place] += sums[half + place]
+            numbers[place] += numbers[half + place]
         if count % 2:
-            sums[half] = sums[count - 1]
+            numbers[half] = numbers[count - 1]
         count = half + count % 2
-    return sums[0]
+    return numbers[0]
 
 
 @inlined
