@@ -15,7 +15,7 @@ from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 
 from blocks.chain import PASSWORD, PASSWORD_FILE, Subnet, Wallet
 from blocks.dataset import Dataset
-from blocks.neuron import HONEST, Neuron, actors
+from blocks.neuron import Neuron
 from blocks.storage import R2, BucketCredentials, DatasetBucket, NeuronBucket, StorageEndpoint
 from templar.errors import PermanentError, Reason
 from templar.hparams import DEFAULT_PRESET, PRODUCTION_TRAINER, RENDEZVOUS, TrainerSettings
@@ -173,7 +173,6 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
         Neuron,
         {"role": "TEMPLAR_ROLE", "genesis": "TEMPLAR_GENESIS"},
         role=role,
-        actor=_actor(reader),
         home=reader.path("TEMPLAR_HOME", "~/.templar"),
         preset=reader.text("TEMPLAR_PRESET", DEFAULT_PRESET),
         hparams_path=reader.path("TEMPLAR_HPARAMS", "hparams.json"),
@@ -234,15 +233,6 @@ def _wallet(reader: EnvironmentReader, environment: Mapping[str, str]) -> Wallet
     if password := environment.get(PASSWORD):  # as it stands: it may begin or end with a space
         wallet.know_password(password)
     return wallet
-
-
-def _actor(reader: EnvironmentReader) -> str:
-    actor = reader.text("TEMPLAR_ACTOR", HONEST)
-    if actor != HONEST:
-        known = actors()
-        if actor not in known:
-            reader.problem("TEMPLAR_ACTOR", f"is {actor!r}; there are {', '.join(known)}")
-    return actor
 
 
 def endpoint_block(reader: EnvironmentReader) -> StorageEndpoint:

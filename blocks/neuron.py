@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,14 +18,9 @@ from templar.hparams import PRODUCTION_TRAINER, HParams, TrainerSettings, load_h
 
 if TYPE_CHECKING:
     from templar.neuron.join import Context
-    from templar.neuron.miner import Miner
     from templar.neuron.node import Node
 
 Role = Literal["miner", "validator", "aggregator"]
-HONEST = "honest"
-"""The actor that every miner of a real network is."""
-ACTOR_GROUP = "templar.actors"
-"""The entry points that offer other actors."""
 
 
 class Neuron(Block):
@@ -34,7 +28,6 @@ class Neuron(Block):
 
     Attributes:
         role: What it does.
-        actor: For miners: `honest`, or the name of a bad actor in a test network.
         home: Its folder on this host: journal, snapshots, payloads.
         preset: Preset of hparams.json.
         hparams_path: The file.
@@ -59,7 +52,6 @@ class Neuron(Block):
     _documentation_url = HttpUrl("https://docs.learnbittensor.org/learn/neurons")
 
     role: Role = Field(description="What it does: miner, validator or aggregator.")
-    actor: str = Field(default=HONEST, description="For miners: honest, or a bad actor of a test network.")
     home: str = Field(description="Its folder on this host.")
     preset: str = Field(description="Preset of hparams.json.")
     hparams_path: str = Field(default="hparams.json", description="Path of hparams.json.")
@@ -133,22 +125,12 @@ class Neuron(Block):
         return kind(context)
 
     def node_class(self) -> "type[Node]":
-        """The class of this neuron's node.
-
-        Raises:
-            PermanentError: `bad_environment`; there is no such actor.
-        """
+        """The class of this neuron's node."""
         from templar.neuron.aggregator import Aggregator
+        from templar.neuron.miner import Miner
         from templar.neuron.validator import Validator
 
-        if self.role != "miner":
-            return Validator if self.role == "validator" else Aggregator
-        known = actors()
-        if self.actor not in known:
-            raise PermanentError(
-                Reason.BAD_ENVIRONMENT, f"TEMPLAR_ACTOR is {self.actor!r}; there are {', '.join(known)}"
-            )
-        return known[self.actor]
+        return {"miner": Miner, "validator": Validator, "aggregator": Aggregator}[self.role]
 
 
 def _save(block: Block, name: str) -> None:
@@ -158,16 +140,3 @@ def _save(block: Block, name: str) -> None:
             _save(part, f"{name}-{field}")
     block._block_document_id = None  # a loaded or copied block would replace the document that it came from
     block.save(name, overwrite=True)
-
-
-def actors() -> "dict[str, type[Miner]]":
-    """Every kind of miner by name: the honest one, and those that installed packages offer for test networks.
-
-    A package offers them through entry points of the group `templar.actors`, each a mapping from names to classes.
-    """
-    from templar.neuron.miner import Miner
-
-    found: dict[str, type[Miner]] = {HONEST: Miner}
-    for entry_point in entry_points(group=ACTOR_GROUP):
-        found |= entry_point.load()
-    return found

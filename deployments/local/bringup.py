@@ -15,7 +15,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from blocks.env_file import read_env_file
 from blocks.environment import neuron_from_environment
-from blocks.neuron import Neuron, actors
+from blocks.neuron import Neuron
+from deployments.local.acting import acting_command, actors
 from deployments.local.pace import slowed_windows, write_slowed
 from deployments.local.plan import DEFAULT_NEURON, NETUID, LocalNeuron, LocalPlan
 from deployments.local.prepare import (
@@ -210,7 +211,8 @@ class LocalNetwork:
             ensure_pool(client, HOUSEKEEPING_POOL, "process")
         for neuron in plan.running:
             settings = plan.settings.get(neuron.name, {})
-            self._start(f"worker of {neuron.name}", worker_command(f"neuron-{neuron.name}", "resident"), settings)
+            command = acting_command(neuron.actor, worker_command(f"neuron-{neuron.name}", "resident"))
+            self._start(f"worker of {neuron.name}", command, settings)
         deploying = self._start("deployment", DEPLOY_COMMAND)
         # 2. Blocks and windows' deployments meanwhile.
         for neuron, block in blocks.items():

@@ -201,7 +201,6 @@ def _environment(plan: LocalPlan, neuron: LocalNeuron, keys: Mapping[str, Keys])
     return {
         **_public_environment(plan, keys[DATASET_ACCOUNT]),
         **own_environment(plan, neuron, keys[neuron.account_id]),
-        "TEMPLAR_ACTOR": neuron.actor,
         "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": str(plan.pace * READ_TIMEOUT_SECONDS),
         "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",  # retries are the task's: they are seen in the UI
         **plan.settings.get(neuron.name, {}),

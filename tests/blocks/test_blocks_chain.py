@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from blocks import Neuron, Subnet, Wallet
 from blocks.chain import PASSWORD, PASSWORD_FILE
 from deployments.local.wallets import create_wallet
-from templar.adversary.actors import ACTORS
 from templar.chain.hotkey import Hotkey, Password, verify
 from templar.chain.ledger import create_ledger
 from templar.errors import PermanentError, Reason
@@ -158,14 +157,9 @@ class TestNeuron:
         subnet, home = Subnet(network=f"ledger:{ledger}", netuid=NETUID), str(tmp_path / "home")
         return neuron_block(tmp_path.as_uri(), preset="local", subnet=subnet, wallet=wallet, home=home)
 
-    def test_its_role_and_actor_name_the_class_of_its_node(self, neuron: Neuron) -> None:
-        for role, actor, kind in (
-            ("miner", "honest", Miner),
-            ("validator", "honest", Validator),
-            ("aggregator", "honest", Aggregator),
-            ("miner", "lazy", ACTORS["lazy"]),
-        ):
-            assert neuron.model_copy(update={"role": role, "actor": actor}).node_class() is kind
+    def test_its_role_names_the_class_of_its_node(self, neuron: Neuron) -> None:
+        for role, kind in (("miner", Miner), ("validator", Validator), ("aggregator", Aggregator)):
+            assert neuron.model_copy(update={"role": role}).node_class() is kind
 
     def test_its_context_is_its_own(self, neuron: Neuron, hotkey: Hotkey, tmp_path: Path) -> None:
         (tmp_path / "own-account").mkdir()
@@ -183,7 +177,6 @@ class TestNeuron:
             ({"preset": "150M"}, Reason.BAD_HPARAMS, "windows.block_seconds is 12 in preset '150M'"),
             ({"preset": "none"}, Reason.BAD_HPARAMS, "no preset 'none'; there are"),
             ({"hparams_path": "/none"}, Reason.BAD_HPARAMS, "/none: no such file"),
-            ({"actor": "saint"}, Reason.BAD_ENVIRONMENT, "TEMPLAR_ACTOR is 'saint'; there are honest, lazy"),
         ],
     )
     def test_what_does_not_fit_is_refused(

@@ -79,7 +79,7 @@ def listed(name: str, **changes: Any) -> dict[str, Any]:
 
 def test_everything_reaches_the_block() -> None:
     neuron = neuron_from_environment(GOOD)
-    assert (neuron.role, neuron.actor, neuron.home, neuron.preset) == ("miner", "honest", "/srv/neuron", "local")
+    assert (neuron.role, neuron.home, neuron.preset) == ("miner", "/srv/neuron", "local")
     assert (neuron.subnet.network, neuron.subnet.netuid) == ("ledger:/srv/ledger.sqlite", 3)
     assert (neuron.wallet.path, neuron.wallet.name, neuron.wallet.hotkey) == ("/srv/wallets", "cold", "hot")
     assert (neuron.bucket.account_id, neuron.bucket.read.access_key_id) == (ACCOUNT, "read-id")
@@ -122,13 +122,11 @@ def test_names_and_paths_are_taken_as_they_stand() -> None:
 
 def test_numbers_and_paths_of_a_host() -> None:
     host = {"TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": "2.5", "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1"}
-    neuron = neuron_from_environment(
-        GOOD | host | {"TEMPLAR_HOME": "state/neuron", "TEMPLAR_GENESIS": "ab" * 32, "TEMPLAR_ACTOR": "lazy"}
-    )
+    neuron = neuron_from_environment(GOOD | host | {"TEMPLAR_HOME": "state/neuron", "TEMPLAR_GENESIS": "ab" * 32})
     settings = neuron.bucket.endpoint.settings
     assert (settings.read_timeout_seconds, settings.max_attempts) == (2.5, 1)
     assert neuron.home == str(Path.cwd() / "state" / "neuron")  # a worker has another folder
-    assert (neuron.genesis, neuron.actor) == ("ab" * 32, "lazy")
+    assert neuron.genesis == "ab" * 32
 
 
 def test_the_device_and_how_to_train_on_it() -> None:
@@ -218,7 +216,6 @@ def test_every_missing_variable_is_named_at_once() -> None:
     [
         ("NETUID", "three", "must be a whole number"),
         ("NETWORK", "ledger:relative", "is refused: a ledger is ledger:/path"),
-        ("TEMPLAR_ACTOR", "saint", "is 'saint'; there are honest, lazy"),
         ("TEMPLAR_STORAGE", "s3://KEY:hush@host", "is refused: a storage's url must be r2, http(s)://"),
         ("TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "soon", "must be a number"),
         ("R2_GRADIENTS_ACCOUNT_ID", "Not_An_Account", "is refused: an account id is 3 to 32"),

@@ -56,7 +56,6 @@ def neuron() -> Neuron:
     return neuron_block(
         places=("data-0", "data-1"),
         role="validator",
-        actor="honest",
         hparams_path="/srv/hparams.json",
         genesis="ab" * 32,
     )

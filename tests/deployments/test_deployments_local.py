@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from blocks.storage import BucketCredentials, StorageEndpoint
 from deployments.local import bringup, command, pace
+from deployments.local.acting import acting_command
 from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import SECONDS, measure_pace, rounded_pace, slowed_windows, write_slowed
 from deployments.local.plan import DATASET_PREFIX, LocalPlan
@@ -124,13 +125,28 @@ class TestPace:
         assert not folder.exists()
 
 
+class TestActing:
+    def test_only_the_worker_of_a_bad_actor_is_started_as_one(self) -> None:
+        command = [sys.executable, "-m", "prefect", "worker", "start"]
+        assert acting_command("honest", command) == command
+        assert acting_command("lazy", command)[2:] == ["deployments.local.acting", "lazy", *command[2:]]
+
+    def test_in_its_process_every_miner_is_the_actor(self, tmp_path: Path) -> None:
+        told = "import sys\nfrom blocks.neuron import Neuron\nprint(Neuron.node_class(None).__name__, sys.argv[1:])"
+        (tmp_path / "told.py").write_text(told)
+        command = acting_command("lazy", [sys.executable, "-m", "told", "--pool", "x"])
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path)])}
+        answer = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert answer.stdout == "LazyMiner ['--pool', 'x']\n", answer.stderr
+
+
 class TestEnvironments:
     def test_they_are_for_this_user_alone_and_make_neurons(self, network: PreparedNetwork) -> None:
         for neuron in network.plan.running:
             file = network.plan.env_file(neuron)
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             block = network.block(neuron.name)
-            assert (block.role, block.actor) == (neuron.role, neuron.actor)
+            assert block.role == neuron.role
             assert block.bucket.account_id == neuron.account_id
             assert block.bucket.endpoint.max_attempts == 1  # retries are the tasks'
             assert block.wallet.open().address in {info.hotkey for info in self.registered(network)}

@@ -71,7 +71,7 @@ def test_a_neuron_is_registered_and_its_role_announced(
     assert f"prefect worker start --pool neuron-{NAME}" in out
     block = Neuron.load(NAME)
     assert isinstance(block, Neuron)
-    assert (block.role, block.actor, block.wallet.hotkey) == ("miner", "lazy", "lazy")
+    assert (block.role, block.wallet.hotkey) == ("miner", "lazy")
     with prefect_server.client() as client:
         pool = client.read_work_pool(f"neuron-{NAME}")
         assert pool.type == "resident"
