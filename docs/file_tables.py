@@ -1,0 +1,80 @@
+"""The tables of files in docs/architecture.md, from the first line of each file: `python -m docs.file_tables`.
+
+The page has a part between two marks, which this command writes anew, and lengths of files on the reading path.
+`make lint` fails while the page differs.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+FOLDERS = ("templar", "flows", "tasks", "blocks", "deployments", "benchmarks", "docs")
+BEGIN, END = "<!-- python -m docs.file_tables writes from here -->\n", "<!-- to here -->\n"
+PATH_ROW = re.compile(r"^(\| \d+ \| )`([^`]+\.py)`( \| )[\d,]+( \| .*)$", re.MULTILINE)
+
+
+def first_line(file: Path) -> str:
+    """What a file says that it is, without a full stop, fit for a cell of a table."""
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0].removesuffix(".").replace("|", "\\|")
+
+
+def length(file: Path) -> int:
+    """The lines of a file."""
+    return len(file.read_text(encoding="utf-8").splitlines())
+
+
+def rooms() -> Iterator[tuple[Path, list[Path]]]:
+    """Each folder that has a table, and its files; a folder within a room of templar/ is in the room's table."""
+    for folder in (ROOT / name for name in FOLDERS):
+        inner = [*folder.glob("*/__init__.py")] if folder.name == "templar" else []
+        own = folder.glob("*.py") if inner else folder.rglob("*.py")
+        for room, found in ((folder, own), *((each.parent, each.parent.rglob("*.py")) for each in sorted(inner))):
+            files = [file for file in sorted(found) if file.name != "__init__.py"]
+            yield room, files
+
+
+def tables() -> str:
+    """All tables."""
+    parts = []
+    for room, files in rooms():
+        parts.append(f"### {room.relative_to(ROOT)}/\n")
+        if (package := room / "__init__.py").exists():
+            parts.append(f"{first_line(package)}.\n")
+        rows = [f"| `{file.relative_to(room)}` | {length(file)} | {first_line(file)} |" for file in files]
+        parts.append("\n".join(["| file | lines | what it is |", "|---|---|---|", *rows, ""]))
+    return "\n".join(parts)
+
+
+def path_lengths(page: str) -> str:
+    """The page with the length of each file on the reading path."""
+    return PATH_ROW.sub(lambda row: f"{row[1]}`{row[2]}`{row[3]}{length(ROOT / row[2])}{row[4]}", page)
+
+
+def written(page: str) -> str:
+    """The page as it should be."""
+    before, begin, rest = path_lengths(page).partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{PAGE.name} has lost its marks: {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{begin}\n{tables()}\n{end}{after}"
+
+
+def by_hand(page: str) -> str:
+    """What people have written of a page."""
+    before, _, rest = page.partition(BEGIN)
+    return before + rest.partition(END)[2]
+
+
+def main() -> int:
+    """Write the page."""
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
