@@ -20,15 +20,12 @@ HONEST = "honest"
 
 
 def actors() -> "dict[str, type[Miner]]":
-    """Every kind of miner by name: the honest one, and those of the entry points whose module is here."""
+    """Every kind of miner by name: the honest one, and those that entry points offer."""
     from templar.neuron.miner import Miner  # noqa: PLC0415 - torch takes seconds, and most commands need no actor
 
     found: dict[str, type[Miner]] = {HONEST: Miner}
     for entry_point in entry_points(group=GROUP):
-        try:
-            found |= entry_point.load()
-        except ModuleNotFoundError:  # of an installed package: its checkout alone has them
-            continue
+        found |= entry_point.load()
     return found
 
 

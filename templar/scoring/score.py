@@ -314,8 +314,8 @@ def counted_against(own: float, gained: Collection[float]) -> float:
         own: The miner's advantage in the window.
         gained: Those of the miners whose average is above 0.
     """
-    clear = clarity(gained)
-    return 0.0 if own > 0 or not clear else round_score(clear * (1 + min(1.0, -own / median(gained))))
+    clear = 0.0 if own > 0 else clarity(gained)
+    return round_score(clear * (1 + min(1.0, -own / median(gained)))) if clear else 0.0
 
 
 def placed(card: ScoreCard, fruitless: float, window: int, scoring: Scoring) -> ScoreCard:

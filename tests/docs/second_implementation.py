@@ -885,11 +885,9 @@ class Judge:
         most = scoring["advantage_cap"] * Judge.typical(score for score, _, _ in scores.values())
         most_excess = scoring["advantage_cap"] * Judge.typical(excess for _, _, excess in scores.values())
         gains = {uid: min(score[0], most) - least for uid, score in scores.items()}
-        for uid, score in scores.items():
-            gained, excess = gains[uid], min(score[2], most_excess)
-            cards[uid] = Judge.scored(
-                facts[uid], cards[uid], score, ratings[uid], scoring, gained=gained, excess=excess
-            )
+        for uid, each in scores.items():
+            gained, excess = gains[uid], min(each[2], most_excess)
+            cards[uid] = Judge.scored(facts[uid], cards[uid], each, ratings[uid], scoring, gained=gained, excess=excess)
             cards[uid] |= {"last_reveal": window}
             if Judge.curvature(facts[uid]["measurement"]) is not None:
                 cards[uid] |= {"last_exact": window}
