@@ -44,7 +44,7 @@ status: ## Show what runs of it, and how the newest windows of each neuron went.
 WHERE ?= s3
 ENDPOINT ?= moto
 gauntlet: $(VENV)/.dev ## Attack a network on a real S3 endpoint, and say what came of it; ENDPOINT=rclone for another one.
-	@$(BIN)/python -m deployments gauntlet --where $(WHERE) --endpoint $(ENDPOINT)
+	@$(BIN)/python -m lab.gauntlet --where $(WHERE) --endpoint $(ENDPOINT)
 
 test: $(VENV)/.dev ## Run the tests.
 	$(BIN)/python -m pytest -m "not slow and not prefect" --ignore tests/network --numprocesses 4 --dist loadfile
@@ -103,12 +103,12 @@ $(VENV)/bin/python:
 	@./deployments/debian.sh
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) --editable '.[local]'
+$(VENV)/.run: pyproject.toml lab/pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) --editable '.[local]' --editable ./lab
 	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) --editable '.[dev]'
+$(VENV)/.dev: pyproject.toml lab/pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) --editable '.[dev]' --editable ./lab
 	@$(COMPILE)
 	@touch $@ $(VENV)/.run

@@ -35,7 +35,10 @@ from unittest.mock import PropertyMock, patch
 from rich.console import Console
 from rich.table import Table
 
-from templar.adversary.cheats import ScalingMiner
+from lab.adversary.cheats import ScalingMiner
+from lab.simulate import world
+from lab.simulate.run import HELD_OUT_SEQUENCES, run_nodes
+from lab.simulate.world import START_WINDOW, World
 from templar.agreement.state import AgreedState
 from templar.arguments import whole_number
 from templar.chain.base import NeuronInfo
@@ -48,9 +51,6 @@ from templar.neuron.aggregator import Aggregator
 from templar.neuron.evaluate import held_out_loss
 from templar.neuron.node import Node
 from templar.shared_results import sharing
-from templar.simulate import world
-from templar.simulate.run import HELD_OUT_SEQUENCES, run_nodes
-from templar.simulate.world import START_WINDOW, World
 from templar.store.files import memory_folder
 from templar.training.train import TrainResult
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.neuron_memory import live
+from lab.simulate.world import START_WINDOW, World
 from templar.hparams import HParams, load_hparams
 from templar.neuron.catchup import catch_up, decided_settlement
 from templar.shared_results import sharing
-from templar.simulate.world import START_WINDOW, World
 
 MINERS = 2
 STEPS, MISSED = 3, 5

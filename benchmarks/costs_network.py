@@ -17,12 +17,8 @@ from urllib.parse import parse_qs
 
 from benchmarks.real_window import ACTOR, S3Stage, Traffic, opened
 from deployments.s3_endpoint import Application
-from templar.data.dataset import TrainingData, open_training, transfer_of
-from templar.exchange.object_keys import parse_key
-from templar.hparams import HParams, load_hparams
-from templar.shared_results import sharing
-from templar.simulate.run import run_nodes
-from templar.simulate.world import (
+from lab.simulate.run import run_nodes
+from lab.simulate.world import (
     DATASET_BUCKET,
     DATASET_PREFIX,
     GENESIS_TIME,
@@ -31,6 +27,10 @@ from templar.simulate.world import (
     Weather,
     World,
 )
+from templar.data.dataset import TrainingData, open_training, transfer_of
+from templar.exchange.object_keys import parse_key
+from templar.hparams import HParams, load_hparams
+from templar.shared_results import sharing
 from templar.store.base import ObjectStore
 from templar.store.files import memory_folder
 from templar.timeline import first_block

@@ -3,9 +3,9 @@
     python -m benchmarks.faults [--quick] [--seeds N] [--first SEED] [--jobs N]
 
 Each seed is a small network of 30 windows with faults of clocks, stores, chain, processes and payloads
-(`templar.simulate.faulty_network`). The last line is JSON: `seeds` and `windows` that were run, `violations` of an
+(`lab.simulate.faulty_network`). The last line is JSON: `seeds` and `windows` that were run, `violations` of an
 invariant, each of which names its seed, `windows_per_second`, and `seeds_per_hour`. `holds` says that there is no
-violation; otherwise the exit status is 1, and `python -m templar.simulate --faults SEED` runs the same again.
+violation; otherwise the exit status is 1, and `python -m lab.simulate --faults SEED` runs the same again.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lab.simulate.fault_plan import draw_plan
+from lab.simulate.faulty_network import FaultReport, run_plan
 from templar.arguments import whole_number
-from templar.simulate.fault_plan import draw_plan
-from templar.simulate.faulty_network import FaultReport, run_plan
 
 SEEDS, QUICK_SEEDS = 1000, 2
 WINDOWS, QUICK_WINDOWS = 30, 10
@@ -51,7 +51,7 @@ def run(seeds: range, windows: int, jobs: int) -> dict[str, Any]:
     for report in run_seeds(seeds, windows, jobs):
         reports.append(report)
         if report.violation is not None:
-            again = f"python -m templar.simulate --faults {report.plan.seed}"
+            again = f"python -m lab.simulate --faults {report.plan.seed}"
             print(f"{report.violation}; again: {again}", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - started
     faults = [fault for report in reports for fault in report.plan.faults]

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lab.simulate.run import HELD_OUT_SEQUENCES, KERNEL_WINDOWS, own_evidence, run_nodes
+from lab.simulate.world import START_WINDOW, World
 from templar.gradient.aggregate import compile_kernels, single_update, target_norms
 from templar.gradient.kernels import forced
 from templar.gradient.layout import Layout
@@ -27,8 +29,6 @@ from templar.scoring.evidence import Evidence, MinerFacts
 from templar.scoring.slashing import alike_groups
 from templar.scoring.standing import Standing
 from templar.shared_results import sharing
-from templar.simulate.run import HELD_OUT_SEQUENCES, KERNEL_WINDOWS, own_evidence, run_nodes
-from templar.simulate.world import START_WINDOW, World
 from templar.store.files import memory_folder
 from templar.training.model import parameter_shapes
 from templar.training.schedule import loudest_coefficient, outer_learning_rate
@@ -78,7 +78,7 @@ VALUED_EVERY = 3
 
 @dataclass(frozen=True)
 class Population:
-    """The miners of a network: a number of honest ones, and one name of `templar.adversary.actors.ACTORS` per cheat."""
+    """The miners of a network: a number of honest ones, and one name of `lab.adversary.actors.ACTORS` per cheat."""
 
     name: str
     honest: int

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import measured
+from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX, START_WINDOW, Member, World, hotkey_seed
 from templar import interrupt
 from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger
@@ -39,7 +40,6 @@ from templar.neuron.join import Context
 from templar.neuron.miner import Miner
 from templar.neuron.validator import Validator
 from templar.shared_results import sharing
-from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX, START_WINDOW, Member, World, hotkey_seed
 from templar.store.address import BucketAddress
 from templar.store.directory import DirectoryStore
 from templar.timeline import first_block

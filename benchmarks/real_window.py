@@ -46,6 +46,15 @@ from deployments.s3_endpoint import (
     enforcing_application,
     open_server,
 )
+from lab.simulate.world import (
+    DATASET_BUCKET,
+    DATASET_PREFIX,
+    GENESIS_TIME,
+    START_WINDOW,
+    Member,
+    World,
+    hotkey_seed,
+)
 from templar.audit.evidence_audit import Auditor
 from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import hotkey_from_seed
@@ -59,15 +68,6 @@ from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.neuron.window_time import StepTime, WindowTime
-from templar.simulate.world import (
-    DATASET_BUCKET,
-    DATASET_PREFIX,
-    GENESIS_TIME,
-    START_WINDOW,
-    Member,
-    World,
-    hotkey_seed,
-)
 from templar.store.address import BucketAddress
 from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings

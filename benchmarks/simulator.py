@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lab.simulate.run import SimulationReport, simulate
 from templar.hparams import load_hparams
-from templar.simulate.run import SimulationReport, simulate
 
 NUM_MINERS = 12
 SEED = 7

@@ -21,13 +21,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import measured
-from deployments.gauntlet.asking import ask
-from templar.adversary.actors import ACTORS
+from lab.adversary.actors import ACTORS
+from lab.gauntlet.asking import ask
+from lab.simulate.run import run_nodes
+from lab.simulate.world import START_WINDOW, World
 from templar.hparams import load_hparams
 from templar.neuron.validator import Validator
 from templar.shared_results import sharing
-from templar.simulate.run import run_nodes
-from templar.simulate.world import START_WINDOW, World
 from templar.store.files import memory_folder
 
 LONGEST_SECONDS = 5.0

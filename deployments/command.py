@@ -66,7 +66,6 @@ COMMANDS = (
     Command("dataset merge", "put the shares of several machines together", "deployments.merge_dataset"),
     Command("dataset import", "make a dataset of the reference's files", "deployments.import_dataset"),
     Command("dataset copy", "copy a dataset to another bucket or folder", "deployments.copy_dataset"),
-    Command("gauntlet", "attack a network and print the verdicts", "deployments.gauntlet.command"),
 )
 
 

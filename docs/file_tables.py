@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
-FOLDERS = ("templar", "flows", "tasks", "blocks", "deployments", "benchmarks", "docs")
+FOLDERS = ("templar", "flows", "tasks", "blocks", "deployments", "lab", "benchmarks", "docs")
 BEGIN, END = "<!-- python -m docs.file_tables writes from here -->\n", "<!-- to here -->\n"
 PATH_ROW = re.compile(r"^(\| \d+ \| )`([^`]+\.py)`( \| )[\d,]+( \| .*)$", re.MULTILINE)
 
@@ -29,9 +29,9 @@ def length(file: Path) -> int:
 
 
 def rooms() -> Iterator[tuple[Path, list[Path]]]:
-    """Each folder that has a table, and its files; a folder within a room of templar/ is in the room's table."""
+    """Each folder that has a table, and its files; a folder within a room is in the room's table."""
     for folder in (ROOT / name for name in FOLDERS):
-        inner = [*folder.glob("*/__init__.py")] if folder.name == "templar" else []
+        inner = [*folder.glob("*/__init__.py")] if folder.name in ("templar", "lab") else []
         own = folder.glob("*.py") if inner else folder.rglob("*.py")
         for room, found in ((folder, own), *((each.parent, each.parent.rglob("*.py")) for each in sorted(inner))):
             files = [file for file in sorted(found) if file.name != "__init__.py"]

@@ -2,12 +2,12 @@
 
 import pytest
 
+from lab.simulate.world import START_WINDOW
 from templar.chain.base import Role
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import aggregate_key
 from templar.neuron.journal import Status
 from templar.neuron.node import Node
-from templar.simulate.world import START_WINDOW
 from templar.window import Action, Opening, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.network import Network

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from templar.adversary import cheats, copiers
-from templar.adversary.actors import IDLE
-from templar.adversary.copiers import SybilMiner, others_payloads, varied
+from lab.adversary import cheats, copiers
+from lab.adversary.actors import IDLE
+from lab.adversary.copiers import SybilMiner, others_payloads, varied
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest
 from templar.exchange.signed import unseal

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from templar.adversary import observe
-from templar.adversary.__main__ import main
-from templar.adversary.actors import PUBLISHERS
-from templar.adversary.catalogue import SCENARIOS
-from templar.adversary.gauntlet import Lineup, lineups, run_lineup
-from templar.adversary.judge import Cast, Expect, Scenario, Verdict, judge
-from templar.adversary.mutations import MUTATIONS
+from lab.adversary import observe
+from lab.adversary.__main__ import main
+from lab.adversary.actors import PUBLISHERS
+from lab.adversary.catalogue import SCENARIOS
+from lab.adversary.gauntlet import Lineup, lineups, run_lineup
+from lab.adversary.judge import Cast, Expect, Scenario, Verdict, judge
+from lab.adversary.mutations import MUTATIONS
 from templar.exchange import payload_cache, signed
 from templar.exchange.object_keys import Kind, parse_current_key
 from templar.gradient import aggregate
@@ -153,7 +153,7 @@ def test_a_miner_with_honest_code_is_sound_under_any_fault(monkeypatch: pytest.M
         casts[scenario.name] = cast
         return judge(scenario, cast, *others)
 
-    monkeypatch.setattr("templar.adversary.gauntlet.judge", seen)
+    monkeypatch.setattr("lab.adversary.gauntlet.judge", seen)
     found = run(Lineup((SCENARIOS["huge"], SCENARIOS["bucket_flaky"]), 1, 5))
     assert all(verdict.passed for verdict in found.values())
     (huge,), (flaky,) = (casts[name].attackers for name in ("huge", "bucket_flaky"))
@@ -212,7 +212,7 @@ def test_a_node_that_dies_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(self: Miner, window: int) -> None:
         raise ZeroDivisionError("for a test")
 
-    monkeypatch.setattr("templar.adversary.cheats.IdleMiner.fetch_pages", explode)
+    monkeypatch.setattr("lab.adversary.cheats.IdleMiner.fetch_pages", explode)
     found = problems("late")
     assert "honest-3 crashed: ZeroDivisionError: for a test" in found
     assert "the payload of honest uid 3 is not applied" in found
@@ -253,7 +253,7 @@ def test_a_majority_of_colluders_raises_the_bound_and_is_found_out() -> None:
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["python -m templar.adversary", *options])
+    monkeypatch.setattr(sys, "argv", ["python -m lab.adversary", *options])
     return main()
 
 

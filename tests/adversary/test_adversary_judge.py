@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from templar.adversary.catalogue import SCENARIOS
-from templar.adversary.judge import Cast, Expect, History, Scenario, Sighting, Verdict, judge
+from lab.adversary.catalogue import SCENARIOS
+from lab.adversary.judge import Cast, Expect, History, Scenario, Sighting, Verdict, judge
 from templar.audit.findings import Accusation, Finding, Suspect
 from templar.errors import Reason
 from templar.gradient.layout import Layout

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from templar.adversary import hostile
-from templar.adversary.hostile import TRAP, padded, pickle_bytes
-from templar.adversary.mutations import MUTATIONS
+from lab.adversary import hostile
+from lab.adversary.hostile import TRAP, padded, pickle_bytes
+from lab.adversary.mutations import MUTATIONS
 from templar.canonical import sha256_hex
 from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import Reason, RejectedError

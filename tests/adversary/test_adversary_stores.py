@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.adversary import faults
-from templar.adversary.chains import (
+from lab.adversary import faults
+from lab.adversary.chains import (
     LAGS,
     BlockSchedule,
     IntermittentChain,

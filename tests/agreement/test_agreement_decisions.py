@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.adversary.faults import StoreView
+from lab.adversary.faults import StoreView
 from templar.agreement.ballots import (
     CORE_WORDS,
     WORDS_PER_PLACE,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from templar.adversary.faults import FORBIDDEN, SERVER_ERROR, TIMED_OUT, FailingStore, SlowStore, StoreView
-from templar.adversary.gauntlet import arrive
+from lab.adversary.faults import FORBIDDEN, SERVER_ERROR, TIMED_OUT, FailingStore, SlowStore, StoreView
+from lab.adversary.gauntlet import arrive
+from lab.simulate.world import START_WINDOW, Member, Weather, World
 from templar.chain.base import Clock
 from templar.errors import Reason, TransientError
 from templar.neuron.node import Node
 from templar.shared_results import sharing
-from templar.simulate.world import START_WINDOW, Member, Weather, World
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.timeline import first_block
 from templar.window import drive_window

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from templar.adversary.chains import SkewedChain, UnreachableChain
+from lab.adversary.chains import SkewedChain, UnreachableChain
 from templar.agreement.decisions import READ_SECONDS, Ballots, find_roster, read_ballots
 from templar.agreement.roster import publish_copy
 from templar.agreement.roster_judge import Judge

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from templar.adversary.actors import PUBLISHERS
+from lab.adversary.actors import PUBLISHERS
 from templar.audit.findings import Accusation, Exhibit, Finding, Report, Suspect, is_proven, named_by, read_report
 from templar.errors import Reason
 from templar.exchange.objects import Roster

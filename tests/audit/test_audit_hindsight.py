@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from templar.adversary.actors import PUBLISHERS
+from lab.adversary.actors import PUBLISHERS
 from templar.audit.evidence_audit import Auditor, EvidenceAudit
 from templar.audit.evidence_check import MOMENTARY
 from templar.errors import PermanentError, Reason, TransientError

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from templar.adversary.actors import PUBLISHERS, SilentPublisher
+from lab.adversary.actors import PUBLISHERS, SilentPublisher
 from templar.agreement.decisions import decided_roster
 from templar.agreement.slots import Settlement
 from templar.audit.findings import Accusation, Finding, Report, is_proven, named_by, read_report

@@ -34,7 +34,7 @@ from benchmarks.incentive_population import (
     populations,
     run_population,
 )
-from templar.adversary.actors import ACTORS
+from lab.adversary.actors import ACTORS
 from templar.hparams import HParams
 from tests.support.network import tiny
 

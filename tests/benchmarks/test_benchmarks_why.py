@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks import why
-from deployments.gauntlet import asking
 from deployments.why import Answer, Point, explain
+from lab.gauntlet import asking
 from templar.errors import Reason
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from deployments import why
+from lab.simulate.run import simulate
 from templar.errors import Reason
 from templar.exchange.signed import unseal
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, SlashRecord
 from templar.scoring.standing import Event, Standing
-from templar.simulate.run import simulate
 from tests.support.commands import Call
 from tests.support.facts import AUTHOR, absent, revealed, window_of
 from tests.support.network import tiny

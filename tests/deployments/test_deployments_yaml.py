@@ -17,7 +17,7 @@ MINER, VALIDATOR = "from-yaml", "from-yaml-2"
 ROLES = {MINER: "miner", VALIDATOR: "validator"}
 WARM, HOUSE = "yaml-warm", "yaml-house"
 HOUSEKEEPING = ("bucket-purge", "audit-window")
-WITHOUT_NEURON = {"flows.build_dataset.build_dataset", "deployments.gauntlet.flow.gauntlet"}
+WITHOUT_NEURON = {"flows.build_dataset.build_dataset"}
 
 
 def expected(neuron: str) -> dict[str, tuple[str, str]]:

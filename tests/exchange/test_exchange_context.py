@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.adversary.chains import UnevenLedger, UnreachableChain
+from lab.adversary.chains import UnevenLedger, UnreachableChain
 from templar.chain.base import NeuronInfo, Role
 from templar.errors import PermanentError, Reason
 from templar.exchange import context

@@ -12,9 +12,9 @@ from prefect.client.schemas.objects import State
 from prometheus_client.parser import text_string_to_metric_families
 
 import tasks.alerts
+from lab.adversary.actors import SilentPublisher
 from tasks.alerts import EVENT, Alert
 from tasks.glance import neuron_key
-from templar.adversary.actors import SilentPublisher
 from templar.errors import PermanentError, Reason, TransientError
 from templar.housekeeping.metrics import FILE_NAME
 from templar.neuron.node import Node

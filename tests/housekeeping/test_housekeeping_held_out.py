@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.agreement.checkpoint import EVALUATION_FILE
 from templar.chain.hotkey import Signer
 from templar.data.dataset import read_held_out_texts
@@ -30,7 +31,6 @@ from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.housekeeping.model_card import PICTURE_FILE
 from templar.housekeeping.text_score import TextScore
 from templar.housekeeping.training_curve import NetworkCurve, draw_held_out, held_out_rows
-from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from tests.support.errors import raising
 from tests.support.network import Network, tiny
 

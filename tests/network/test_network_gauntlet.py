@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 
-from deployments.gauntlet.order import SUBSET
+from lab.gauntlet.order import SUBSET
 from tests.support.gauntlet_runs import leftovers, run, verdicts
 from tests.support.prefect_server import RunningPrefectServer
 

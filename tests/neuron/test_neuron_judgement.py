@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.adversary.cheats import ScalingMiner
+from lab.adversary.cheats import ScalingMiner
 from templar.agreement.roster_judge import MOST_OMITTED, check_omissions
 from templar.agreement.slots import Settlement
 from templar.agreement.state import AgreedState

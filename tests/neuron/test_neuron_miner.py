@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from templar.adversary.chains import UnevenLedger, UnreachableChain
+from lab.adversary.chains import UnevenLedger, UnreachableChain
 from templar.agreement.slots import Settlement
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason

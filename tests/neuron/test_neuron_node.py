@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar import interrupt
 from templar.agreement.genesis import publish_genesis
 from templar.agreement.slots import Settlement
@@ -26,7 +27,6 @@ from templar.neuron.node import Node
 from templar.neuron.snapshot import PRIVATE_FILE
 from templar.neuron.validator import Validator
 from templar.neuron.window_time import StepTime, WindowTime
-from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.store.directory import DirectoryStore
 from templar.training.model import WEIGHTS_FILE, genesis_parameters
 from templar.window import (

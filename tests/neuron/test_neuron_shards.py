@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.agreement.state import StateMark, check_mark
 from templar.chain.base import Role
 from templar.chain.hotkey import hotkey_from_seed
@@ -21,7 +22,6 @@ from templar.housekeeping.maintenance import known_epochs, publish_newest_checkp
 from templar.hparams import HParams
 from templar.neuron.catchup import catch_up, take_checkpoint
 from templar.neuron.node import Node
-from templar.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.store.directory import DirectoryStore
 from templar.window import Action, open_window
 from tests.support.datasets import numbered_documents

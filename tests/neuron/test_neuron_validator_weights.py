@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.adversary.chains import ChainView
 from templar import interrupt
-from templar.adversary.chains import ChainView
 from templar.chain.base import Chain, WeightsSchedule
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from templar.adversary.cheats import KeepGoing, SignFlipMiner
+from lab.adversary.cheats import KeepGoing, SignFlipMiner
 from templar.agreement.decisions import decided_roster
 from templar.errors import Reason
 from templar.scoring.evidence import MinerRecord

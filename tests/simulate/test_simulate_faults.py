@@ -9,14 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.adversary.faults import Killed, KillSwitch
-from templar.agreement.slots import Settlement
-from templar.errors import Reason
-from templar.neuron.aggregator import Aggregator
-from templar.scoring.slashing import Slash
-from templar.scoring.standing import Event
-from templar.simulate.__main__ import main
-from templar.simulate.fault_plan import (
+from lab.adversary.faults import Killed, KillSwitch
+from lab.simulate.__main__ import main
+from lab.simulate.fault_plan import (
     CALM_WINDOWS,
     FAULTY_STAKE,
     TRAINED_EVERY,
@@ -24,7 +19,12 @@ from templar.simulate.fault_plan import (
     difficult_plan,
     draw_plan,
 )
-from templar.simulate.faulty_network import FaultReport, run_plan
+from lab.simulate.faulty_network import FaultReport, run_plan
+from templar.agreement.slots import Settlement
+from templar.errors import Reason
+from templar.neuron.aggregator import Aggregator
+from templar.scoring.slashing import Slash
+from templar.scoring.standing import Event
 
 REORGANISED = 28
 """In window 2 of this seed, the close moves by a slot 24 seconds after it; see `test_a_close_that_moves_late`."""
@@ -107,7 +107,7 @@ def test_seeds_hold_every_invariant(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
 def test_a_difficult_chain_costs_no_honest_miner_anything(seed: int) -> None:
-    """For 500 windows: `python -m templar.simulate --difficult --miners 20 --validators 3 --windows 500 --seed 1`."""
+    """For 500 windows: `python -m lab.simulate --difficult --miners 20 --validators 3 --windows 500 --seed 1`."""
     report = run_plan(difficult_plan(seed, 15, num_validators=3, num_miners=20))
     assert (report.violation, report.windows, report.null_windows) == (None, 15, 0)
 
@@ -187,7 +187,7 @@ def test_a_network_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -
 def test_the_command_prints_the_plan_and_what_came_of_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["python -m templar.simulate", *option, "--windows", "2"])
+    monkeypatch.setattr(sys, "argv", ["python -m lab.simulate", *option, "--windows", "2"])
     assert main() == 0
     printed = capsys.readouterr()
     report = json.loads(printed.out)
@@ -200,6 +200,6 @@ def test_the_command_fails_where_an_invariant_does_not_hold(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pay_an_aggregator(monkeypatch)
-    monkeypatch.setattr(sys, "argv", ["python -m templar.simulate", "--difficult", "--miners", "1", "--windows", "2"])
+    monkeypatch.setattr(sys, "argv", ["python -m lab.simulate", "--difficult", "--miners", "1", "--windows", "2"])
     assert main() == 1
     assert "pays uid 1 for nothing" in json.loads(capsys.readouterr().out)["violation"]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from lab.simulate import world as worlds
+from lab.simulate.__main__ import main
+from lab.simulate.run import SimulationReport, simulate
+from lab.simulate.world import World
 from templar.hparams import load_hparams
-from templar.simulate import world as worlds
-from templar.simulate.__main__ import main
-from templar.simulate.run import SimulationReport, simulate
-from templar.simulate.world import World
 from templar.store.files import MEMORY_FOLDER
 from tests.support.network import tiny
 
@@ -69,7 +69,7 @@ def test_another_process_with_more_threads_gives_the_same_report(once: Simulatio
     """Through the command line, with two threads for torch's own kernels as well."""
     options = ["--miners", "3", "--windows", "4", "--seed", "7", "--actor", "lazy", "--threads", "2"]
     done = subprocess.run(
-        [sys.executable, "-m", "templar.simulate", *options],
+        [sys.executable, "-m", "lab.simulate", *options],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "99"},
         capture_output=True,
@@ -146,7 +146,7 @@ def test_what_makes_no_network_is_refused(changes: dict[str, Any], complaint: st
 
 
 def command(*options: str) -> list[str]:
-    return ["python -m templar.simulate", *options]
+    return ["python -m lab.simulate", *options]
 
 
 def bad_number(option: str, text: str) -> tuple[tuple[str, str], str]:

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from templar.adversary.chains import ChainView
-from templar.adversary.faults import StoreView
+from lab.adversary.chains import ChainView
+from lab.adversary.faults import StoreView
+from lab.simulate.run import run_nodes
+from lab.simulate.world import DATASET_BUCKET, GENESIS_TIME, Member, Weather, World
 from templar.agreement.decisions import decided_roster
 from templar.agreement.slots import Settlement
 from templar.chain.base import Chain
 from templar.chain.clock import SimulatedClock
 from templar.exchange.gather import GatherReport
 from templar.neuron.aggregator import Aggregator
-from templar.simulate.run import run_nodes
-from templar.simulate.world import DATASET_BUCKET, GENESIS_TIME, Member, Weather, World
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectStore
 from tests.support.memory_store import MemoryStore

@@ -8,7 +8,7 @@ from typing import Any
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.client.schemas.objects import Artifact, State
 
-from deployments.gauntlet.flow import TABLE, gauntlet
+from lab.gauntlet.flow import TABLE, gauntlet
 from tests.support.prefect_server import RunningPrefectServer
 
 COLUMNS = ["scenario", "rows", "uid", "what happens", "expected", "observed", "verdict"]

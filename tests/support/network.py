@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from lab.simulate.world import Member, World
 from templar.agreement.roster import fetch_roster
 from templar.chain.base import Chain, NeuronInfo, Role
 from templar.chain.clock import SimulatedClock
@@ -27,7 +28,6 @@ from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence
 from templar.shared_results import sharing
-from templar.simulate.world import Member, World
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.window import drive_window, open_window

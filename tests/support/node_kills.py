@@ -34,12 +34,12 @@ from typing import Any, NoReturn, TypeVar
 from safetensors.torch import load_file
 
 from benchmarks.neuron_memory import AskingClock
+from lab.simulate.world import START_WINDOW, Member, SimulatedStage, World
 from templar import window as window_module
 from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind, window_key
 from templar.neuron import window_time
 from templar.neuron.node import Node
-from templar.simulate.world import START_WINDOW, Member, SimulatedStage, World
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectInfo
 from templar.store.s3 import S3Store

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from types import MappingProxyType
 
-from templar.adversary.chains import Arrival, BlockSchedule
+from lab.adversary.chains import Arrival, BlockSchedule
 
 
 def schedule_of(

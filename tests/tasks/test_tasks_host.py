@@ -10,10 +10,10 @@ import pytest
 
 from deployments.local.wallets import create_wallet
 from deployments.processes import free_port
+from lab.adversary.cheats import LazyMiner
 from tasks.host import hosted, hosting, load_block, release
 from tasks.sinks.attached import publish
 from tasks.window import fetch_pages
-from templar.adversary.cheats import LazyMiner
 from templar.errors import Reason, TemplarError
 from templar.housekeeping.metrics import Metrics
 from templar.neuron.lock import NeuronLock

@@ -1,0 +1,249 @@
+"""One network on a real endpoint, from the first bucket to the last verdict.
+
+Every node lives in a thread of this process, and each of its windows is a flow run. Many runs start in the same second,
+more than SQLite takes at once. Prefect's client would then wait for half a window; the clients here ask again at once.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prefect import Flow
+from prefect.client.schemas.objects import State
+from prefect.context import AsyncClientContext, SyncClientContext
+
+from flows.aggregator_window import aggregator_window
+from flows.miner_window import miner_window
+from flows.validator_window import validator_window
+from lab.adversary.observe import Watch
+from lab.gauntlet.casting import PRESET, Casting, Parts, overrides, shown
+from lab.gauntlet.endpoints import endpoint
+from lab.gauntlet.gate import Gates, Log
+from lab.gauntlet.judging import Judging
+from lab.gauntlet.order import Judgement, Order, hparams_file
+from lab.gauntlet.second import SecondProcess, Start, try_to_start
+from lab.gauntlet.stage import S3Stage
+from lab.gauntlet.subset import ONE_HOTKEY, chosen
+from lab.simulate.world import START_WINDOW, Member, World, hotkey_seed
+from tasks.host import hosting
+from tasks.window import took_all_steps
+from templar.chain.base import NeuronInfo
+from templar.errors import Reason, TransientError
+from templar.exchange.gather import Gatherer, GatherReport
+from templar.exchange.reveal import RevealRules
+from templar.hparams import load_hparams
+from templar.neuron.catchup import catch_up
+from templar.neuron.node import Node
+from templar.store.s3_protocol import S3Settings
+
+FLOWS: Mapping[str | None, Flow[..., Any]] = {
+    "miner": miner_window,
+    "validator": validator_window,
+    "aggregator": aggregator_window,
+}
+ASK_AGAIN, PAUSE_SECONDS = 50, 0.2
+"""How often a busy server is asked again, and the mean pause, before the client takes over."""
+SETTINGS = S3Settings(read_timeout_seconds=2.0, max_attempts=2)
+"""On this machine a silence of two seconds is a fault; the gather itself retries."""
+START_SECONDS = 45.0
+"""Time before the first window, for the dataset, the genesis and the start of every node."""
+
+Say = Callable[[str, float], None]
+"""Reports an event to the operator, with the share of the whole that is done."""
+
+
+class Blind(Gatherer):
+    """Gathers nothing, to spare this machine: an attacker takes the payloads from the aggregate."""
+
+    def gather(
+        self,
+        peers: Sequence[NeuronInfo],
+        rules: RevealRules,
+        *,
+        reserve: Sequence[NeuronInfo] = (),
+        others: Sequence[NeuronInfo] = (),
+        retry_until: float,
+    ) -> GatherReport:
+        """An empty report."""
+        return GatherReport(rules.window, ())
+
+
+@dataclass
+class LiveNetwork:
+    """A network whose world is built, ready to run to its last window."""
+
+    casting: Casting
+    world: World
+    stage: S3Stage
+    gates: Gates
+    log: Log
+    seed: int
+    last: int
+    say: Say
+    watch: Watch = field(default_factory=Watch)
+    second: Start | None = None
+    _num_windows_done: int = 0
+
+    def run(self) -> tuple[Judgement, ...]:
+        """Start every node, run its windows as flow runs, judge, and stop every node.
+
+        Raises:
+            TransientError: `process_not_ready`; the machine is too slow for these windows.
+            StoppedError: A stop was asked for.
+        """
+        members = tuple(self.casting.members.values())
+        nodes: dict[str, Node] = {}
+        with ExitStack() as stack, self.watch.logs():
+            lives: list[Callable[[], None]] = [partial(self._live, member, nodes, stack) for member in members]
+            if any(scenario.name == ONE_HOTKEY for scenario in self.casting.parts.scenarios):
+                lives.append(self._run_second)
+            self.stage.run(lives)
+            judging = Judging(self.casting, self.world, self.watch, self.log, self.second, self.last)
+            alive = {shown(each): nodes[shown(each)] for each in members if shown(each) in nodes}
+            questions = judging.ask_why(alive)
+            self.say(questions.summary, 1.0)
+            return judging.judgements(alive, questions)
+
+    def _live(self, member: Member, nodes: dict[str, Node], stack: ExitStack) -> None:
+        """Run one node from its start to the last window; its failure does not stop the others."""
+        name, hostile = shown(member), self.casting.is_hostile(member)
+        try:
+            node = nodes[name] = self.world.node(member, name=name)
+            stack.callback(node.stop)
+            stack.enter_context(hosting(name, node))
+            if member.account_id in self.casting.by_account:
+                node.gatherer = Blind(node.gatherer.buckets, node.gatherer.cache, node.gatherer.clock)
+            self.watch.follow(node)
+            self._require_time(name)
+            for window in range(START_WINDOW, self.last + 1):
+                self.stage.clock.sleep_until(self.casting.opens(window))
+                self._run_window(node, window, hostile=hostile)
+            if node.state.window < self.last and not hostile:
+                catch_up(node, self.last, deadline=self.casting.opens(self.last + 3))
+        except Exception as error:
+            if isinstance(error, TransientError) and error.reason is Reason.PROCESS_NOT_READY:
+                raise
+            self.say(f"{name} ended: {type(error).__name__}: {error}", self._share)
+            if not hostile:
+                self.watch.crashes[name] = f"{type(error).__name__}: {error}"
+
+    def _run_window(self, node: Node, window: int, *, hostile: bool) -> None:
+        name, state = node.name, run_window(node, window)
+        self._num_windows_done += 1
+        self.say(f"{name}: {state.message or state.name}", self._share)
+        if not took_all_steps(state) and not hostile:
+            self.watch.crashes[name] = f"window {window}: {state.name}: {state.message}"
+
+    @property
+    def _share(self) -> float:
+        return self._num_windows_done / (len(self.casting.members) * (self.last - START_WINDOW + 1))
+
+    def _require_time(self, name: str) -> None:
+        late = self.stage.clock.now() - self.casting.opens(START_WINDOW)
+        if late > 0:
+            raise TransientError(
+                Reason.PROCESS_NOT_READY,
+                f"{name} was ready {late:.1f} s after window {START_WINDOW} opened: the machine is too busy for this "
+                "network; ask for fewer miners or scenarios, or try again later",
+            )
+
+    def _run_second(self) -> None:
+        """In the second window, start a second process with an honest miner's hotkey."""
+        self.stage.clock.sleep_until(self.casting.opens(START_WINDOW + 1))
+        victim = self.casting.first_honest
+        address, write_key = self.stage.address_of(victim), self.stage.write_key(victim)
+        self.second = try_to_start(
+            SecondProcess(
+                hotkey_seed=hotkey_seed(self.seed, victim.uid).hex(),
+                ledger=str(self.world.root / "ledger.sqlite"),
+                home=str(self.world.root / "nodes" / "second"),
+                hparams=self.world.hparams.model_dump_json(),
+                endpoint_url=self.gates.url("second", writes=True),
+                address=(address.account_id, address.access_key_id, address.secret_access_key),
+                write_key=(write_key.access_key_id, write_key.secret_access_key),
+            )
+        )
+        self.say(f"a second process of {shown(victim)}: {self.second.message}", self._share)
+
+
+def run_network(order: Order, folder: Path, say: Say) -> tuple[Judgement, ...]:
+    """Bring an endpoint and a network up, run it, and always take everything down.
+
+    Args:
+        order: What to run.
+        folder: An empty folder; everything lies in it.
+        say: Reports the progress.
+
+    Raises:
+        PermanentError: `bad_parameters`, `bad_environment`, `process_died`.
+        TransientError: `process_not_ready`.
+        StoppedError: A stop was asked for.
+    """
+    scenarios = chosen(order.scenarios)
+    parts = Parts.of(scenarios, order)
+    casting, log = Casting(parts), Log()
+    hparams = load_hparams(PRESET, path=hparams_file(), overrides=overrides(scenarios))
+    say(f"starting {order.endpoint} and preparing {len(parts.of_miners)} miners", 0.0)
+    with (
+        endpoint(order.endpoint, folder / "endpoint", num_buckets=parts.num_buckets) as serving,
+        closing(Gates(serving.reading, serving.writing, casting.rule, log)) as gates,
+    ):
+        stage = S3Stage(serving, gates, SETTINGS, genesis_seconds_ago=hparams.windows.seconds - START_SECONDS)
+        weather = casting.weather(stage)
+        world = World(folder / "world", hparams, seed=order.seed, actors=parts.actors, stage=stage, weather=weather)
+        casting.fill(world)
+        last = START_WINDOW + max(order.windows or 0, *(scenario.windows for scenario in scenarios)) - 1
+        return LiveNetwork(casting, world, stage, gates, log, order.seed, last, say).run()
+
+
+class PromptTransport(httpx.HTTPTransport):
+    """Asks a busy server again at once."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        for _ in range(ASK_AGAIN):
+            response = super().handle_request(request)
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                return response
+            response.close()
+            time.sleep(_pause())
+        return super().handle_request(request)
+
+
+class PromptAsyncTransport(httpx.AsyncHTTPTransport):
+    """Asks a busy server again at once."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request."""
+        for _ in range(ASK_AGAIN):
+            response = await super().handle_async_request(request)
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                return response
+            await response.aclose()
+            await asyncio.sleep(_pause())
+        return await super().handle_async_request(request)
+
+
+def run_window(node: Node, window: int) -> State[Any]:
+    """Run one window of a hosted node as a flow run; its final state."""
+    flow = FLOWS[node.role]
+
+    async def run_flow() -> State[Any]:
+        async with AsyncClientContext(httpx_settings={"transport": PromptAsyncTransport()}):
+            run: Any = flow(window=window, neuron=node.name, return_state=True)
+            state: State[Any] = await run
+            return state
+
+    with SyncClientContext(httpx_settings={"transport": PromptTransport()}):  # one client for all the tasks of the run
+        return asyncio.run(run_flow())
+
+
+def _pause() -> float:
+    return random.uniform(0, 2 * PAUSE_SECONDS)

@@ -1,0 +1,400 @@
+"""A network in one folder: ledger, buckets, dataset, genesis and nodes, all from one seed.
+
+What a simulated network stands on: its buckets, its clock, and the faults that some of its nodes see.
+
+The world is the same on every stage. The one that is used unless another is given keeps buckets in directories and
+lets simulated time pass; a stage on a real endpoint and in real time fulfils the same protocol.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lab.adversary.actors import ACTORS, IDLE
+from lab.adversary.chains import BlockSchedule, UnevenLedger
+from templar.agreement.genesis import Birth, publish_genesis
+from templar.chain.base import Chain, Clock, Role
+from templar.chain.clock import SimulatedClock
+from templar.chain.hotkey import Hotkey, hotkey_from_seed
+from templar.chain.ledger import Ledger, create_ledger
+from templar.data.build.page_writer import build_dataset, upload_dataset
+from templar.data.corpus import Document, collect_documents
+from templar.data.dataset import TrainingData, open_training, read_held_out, transfer_of
+from templar.data.shards.shard_writer import build_shards
+from templar.data.tokenizer import load_tokenizer
+from templar.exchange.buckets import Buckets, OwnBucket
+from templar.hparams import Data, HParams
+from templar.neuron.aggregator import Aggregator
+from templar.neuron.join import Context
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator
+from templar.store.address import BucketAddress
+from templar.store.base import ObjectStore
+from templar.store.directory import DirectoryStore
+from templar.training.model import genesis_parameters
+
+GENESIS_TIME = 1_700_000_000.0
+"""Chain time of block 0 on simulated time; any fixed instant would do."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """Somebody on the subnet.
+
+    Attributes:
+        name: Unique in the network.
+        role: `burn`, `aggregator`, `validator`, or the name of an actor for miners.
+        hotkey: Its key.
+        uid: Its uid.
+    """
+
+    name: str
+    role: str
+    hotkey: Hotkey
+    uid: int
+
+    @property
+    def account_id(self) -> str:
+        """Account, and name, of its bucket."""
+        return hashlib.sha256(self.hotkey.address.encode()).hexdigest()[:32]
+
+
+class Stage(Protocol):
+    """Storage and time of one network."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that everybody acts by, and whose time the stores stamp."""
+        ...
+
+    @property
+    def genesis_time(self) -> float:
+        """Chain time of block 0, in seconds since the epoch; on real time not later than now."""
+        ...
+
+    @property
+    def gather_concurrency(self) -> int:
+        """How many peers a node fetches at once; 1 on simulated time, where only participants may wait."""
+        ...
+
+    def open_store(self, bucket: str) -> ObjectStore:
+        """A bucket with write rights; made when it is not there."""
+        ...
+
+    def open_reader(self, address: BucketAddress) -> ObjectStore:
+        """A bucket as those see it who know what its owner committed on chain."""
+        ...
+
+    def address_of(self, member: Member) -> BucketAddress:
+        """What a member commits on chain: its account and a key that may only read."""
+        ...
+
+    def run(self, participants: Sequence[Callable[[], None]]) -> None:
+        """Run participants at once, until all have returned; raises the first failure."""
+        ...
+
+
+class SimulatedStage:
+    """Buckets in directories below a folder, on simulated time.
+
+    Args:
+        folder: Where the buckets lie; made when needed.
+        threads: Worker threads for computations; their number changes nothing but the speed.
+    """
+
+    genesis_time = GENESIS_TIME
+    gather_concurrency = 1
+
+    def __init__(self, folder: Path, *, threads: int = 1) -> None:
+        self._folder = folder
+        self._clock = SimulatedClock(GENESIS_TIME, threads=threads)
+
+    @property
+    def clock(self) -> SimulatedClock:
+        """Simulated time."""
+        return self._clock
+
+    def open_store(self, bucket: str) -> DirectoryStore:
+        """A directory, made when needed."""
+        folder = self._folder / bucket
+        folder.mkdir(parents=True, exist_ok=True)
+        return DirectoryStore(folder, clock=self._clock.now)
+
+    def open_reader(self, address: BucketAddress) -> DirectoryStore:
+        """The account's directory; any key reads it."""
+        return DirectoryStore(self._folder / address.bucket, clock=self._clock.now, writable=False)
+
+    def address_of(self, member: Member) -> BucketAddress:
+        """The account, with a key that nothing checks."""
+        return BucketAddress(member.account_id, "local", "local")
+
+    def run(self, participants: Sequence[Callable[[], None]]) -> None:
+        """One at a time, in the same order every time."""
+        self._clock.run(participants)
+
+
+def _same_store(observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
+    del observer, owner
+    return store
+
+
+def _own_store(owner: Member, store: ObjectStore) -> ObjectStore:
+    del owner
+    return store
+
+
+def _same_chain(observer: Member, chain: Chain) -> Chain:
+    del observer
+    return chain
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What stands between the nodes and their surroundings: nothing, unless a scenario says otherwise.
+
+    Attributes:
+        reader: Given observer, owner and the owner's bucket for reading, what the observer reads instead. The observer
+            is None for a node without a hotkey; the owner is None if the world does not know the account.
+        own: Given a member and its own bucket, what the member writes to instead.
+        chain: Given a member and its chain, what the member sees instead.
+    """
+
+    reader: Callable[[Member | None, Member | None, ObjectStore], ObjectStore] = _same_store
+    own: Callable[[Member, ObjectStore], ObjectStore] = _own_store
+    chain: Callable[[Member, Chain], Chain] = _same_chain
+
+
+CALM = Weather()
+"""Nothing is in the way."""
+
+
+NETUID = 1
+
+
+START_WINDOW = 1
+
+
+DATASET_BUCKET = "dataset"
+
+
+DATASET_PREFIX = "text"
+
+
+ROW_CHARS = 800
+
+
+LEAST_BYTES = 600_000
+"""Text that even the smallest network has."""
+
+
+WINDOWS_PER_ROUND = 4
+"""The text lasts for this many windows before its pages come again in another order."""
+
+
+ROLES = {"aggregator": Aggregator, "validator": Validator}
+
+
+AGGREGATOR_STAKE, VALIDATOR_STAKE = 500.0, 400.0
+
+
+class World:
+    """A simulated network before its nodes start.
+
+    Args:
+        root: An empty folder; everything of the network lies in it.
+        hparams: The network's numbers.
+        seed: Makes keys, blocks and therefore assignments, everything but the text.
+        actors: One name of `ACTORS` per miner.
+        num_validators: Validators besides the aggregator.
+        threads: Worker threads for training; their number changes nothing but the speed.
+        training: Without it miners publish noise and validators measure nothing: only the protocol runs.
+        stage: Storage and time; by default directories below `root`, on simulated time.
+        weather: What stands between the nodes and their surroundings.
+        kinds: Which nodes take a role, where it is not the one of that name: `aggregator`, `validator`, or an actor.
+        schedule: When blocks come, on a difficult chain; by default each is there and final in its slot.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        hparams: HParams,
+        *,
+        seed: int,
+        actors: Sequence[str],
+        num_validators: int = 1,
+        threads: int = 1,
+        training: bool = True,
+        stage: Stage | None = None,
+        weather: Weather = CALM,
+        kinds: Mapping[str, type[Node]] = MappingProxyType({}),
+        schedule: BlockSchedule | None = None,
+    ) -> None:
+        self.root = root
+        self.hparams = hparams
+        self.training = training
+        self._kinds: dict[str, type[Node]] = {**ROLES, **ACTORS, **({} if training else IDLE), **kinds}
+        self.stage = stage or SimulatedStage(root / "buckets", threads=threads)
+        self.clock = self.stage.clock
+        self._weather = weather
+        self._schedule = schedule
+        self._ledger = root / "ledger.sqlite"
+        create_ledger(
+            self._ledger,
+            netuid=NETUID,
+            block_seconds=hparams.windows.block_seconds,
+            genesis_time=self.stage.genesis_time,
+            seed=seed,
+        )
+        self.chain = self._open_chain()
+        self.members: tuple[Member, ...] = ()
+        self.members = self._register(seed, actors, num_validators)
+        self._build_dataset()
+        self.birth = self._publish_genesis()
+
+    def node(self, member: Member, *, name: str | None = None) -> Node:
+        """The node of a member, started, under another name if one is given; the burn uid has none."""
+        context = self.context(member)
+        return self._kinds[member.role](context if name is None else replace(context, name=name))
+
+    def observer(self) -> Node:
+        """A node without a hotkey, started: it replays what the others agreed on."""
+        home = self.root / "nodes" / "observer"
+        buckets = Buckets(self.chain, partial(self._open_reader, None))
+        opening = partial(self.open_dataset, home)
+        return Node(Context("observer", home, self.hparams, self.chain, buckets, None, opening, durable=False))
+
+    def context(self, member: Member, clock: Clock | None = None) -> Context:
+        """What a member's node and housekeeping work with, the latter by another clock if one is given."""
+        home = self.root / "nodes" / member.name
+        chain: Chain = self._open_chain(member.hotkey, clock)
+        if clock is None:
+            chain = self._weather.chain(member, chain)
+        return Context(
+            member.name,
+            home,
+            self.hparams,
+            chain,
+            self._buckets(member, chain),
+            member.hotkey,
+            partial(self.open_dataset, home),
+            gather_concurrency=self.stage.gather_concurrency,
+            durable=False,
+            secret_order=False,
+        )
+
+    def open_dataset(self, home: Path) -> TrainingData:
+        """The training split, for a node with this folder."""
+        transfer = transfer_of(self.hparams.storage)
+        return open_training(
+            [self.stage.open_store(DATASET_BUCKET)], DATASET_PREFIX, self.hparams.data, home / "shards", transfer
+        )
+
+    def held_out(self, node: Node, num_sequences: int) -> NDArray[np.int32]:
+        """Held-out sequences, shape (num_sequences, L)."""
+        stores, folder = [self.stage.open_store(DATASET_BUCKET)], node.home / "shards"
+        tokenizer, data = node.workload.tokenizer, self.hparams.data
+        return read_held_out(stores, DATASET_PREFIX, data, folder, tokenizer=tokenizer, num_sequences=num_sequences)
+
+    def _register(self, seed: int, actors: Sequence[str], num_validators: int) -> tuple[Member, ...]:
+        roles = ["aggregator", *["validator"] * num_validators, *actors]
+        if (burn_uid := self.hparams.weights.burn_uid) is not None:
+            roles.insert(burn_uid, "burn")
+        members = []
+        for index, role in enumerate(roles):
+            hotkey = hotkey_from_seed(hotkey_seed(seed, index))
+            stake = {"aggregator": AGGREGATOR_STAKE, "validator": VALIDATOR_STAKE}.get(role, 0.0)
+            stake *= max(1.0, self.hparams.peers.validator_min_stake)
+            permit = role in ("aggregator", "validator")
+            uid = self.chain.register(hotkey.address, stake=stake, validator_permit=permit)
+            members.append(Member(f"{role}-{index}", role, hotkey, uid))
+        self.stage.run([partial(self._announce_role, member) for member in members if member.role != "burn"])
+        return tuple(members)
+
+    def _announce_role(self, member: Member) -> None:
+        own = Ledger(self._ledger, hotkey=member.hotkey, clock=self.clock, durable=False)
+        own.set_role(Role.VALIDATOR if member.role in ("aggregator", "validator") else Role.MINER)
+        own.close()
+
+    def _build_dataset(self) -> None:
+        data, vocab_size = self.hparams.data, self.hparams.model.vocab_size
+        pages = WINDOWS_PER_ROUND * data.pages_per_window * (len(self.members) + data.spare_slots)
+        folder = Path(_dataset(data, pages, vocab_size).name, DATASET_BUCKET)
+        if not folder.exists():  # a process that lives for days, and a clean-up of old temporary folders
+            _dataset.cache_clear()
+            folder = Path(_dataset(data, pages, vocab_size).name, DATASET_BUCKET)
+        upload_dataset(folder, self.stage.open_store(DATASET_BUCKET), DATASET_PREFIX)
+
+    def _publish_genesis(self) -> Birth:
+        publisher = next(member for member in self.members if member.role == "aggregator")
+        chain = self._open_chain(publisher.hotkey)
+        buckets = self._buckets(publisher, chain)
+        buckets.announce()
+        dataset = self.open_dataset(self.root / "genesis")
+        embedded = dataset.tokenizer_json()
+        tokenizer = load_tokenizer(self.hparams.data.tokenizer_name, embedded=embedded)
+        return publish_genesis(
+            chain,
+            buckets,
+            self.hparams,
+            publisher.hotkey,
+            params=genesis_parameters(self.hparams.model),
+            tokenizer=tokenizer,
+            dataset_digest=dataset.digest,
+            start_window=START_WINDOW,
+            folder=self.root / "genesis",
+        )
+
+    def _open_chain(self, hotkey: Hotkey | None = None, clock: Clock | None = None) -> Ledger:
+        clock = clock or self.clock
+        if self._schedule is None:
+            return Ledger(self._ledger, hotkey=hotkey, clock=clock, durable=False)
+        return UnevenLedger(self._ledger, hotkey=hotkey, clock=clock, durable=False, schedule=self._schedule)
+
+    def _buckets(self, member: Member, chain: Chain) -> Buckets:
+        own = self._weather.own(member, self.stage.open_store(member.account_id))
+        address = self.stage.address_of(member)
+        opening = partial(self._open_reader, member)
+        return Buckets(chain, opening, own=OwnBucket(address, own), hotkey=member.hotkey.address)
+
+    def _open_reader(self, observer: Member | None, address: BucketAddress) -> ObjectStore:
+        owner = next((member for member in self.members if member.account_id == address.account_id), None)
+        return self._weather.reader(observer, owner, self.stage.open_reader(address))
+
+
+def hotkey_seed(seed: int, index: int) -> bytes:
+    """What the hotkey of a network's member is made from; the index is its uid."""
+    return hashlib.sha256(f"templar.simulate:{seed}:{index}".encode()).digest()
+
+
+# The machine's text is collected, and a dataset is built, once for all the networks of a process that want the same.
+
+
+@lru_cache(maxsize=2)
+def _documents(max_bytes: int) -> list[Document]:
+    return list(collect_documents(max_bytes=max_bytes))
+
+
+@lru_cache(maxsize=8)
+def _dataset(data: Data, pages: int, vocab_size: int) -> TemporaryDirectory[str]:
+    folder = TemporaryDirectory(prefix="templar-dataset-")
+    root = Path(folder.name, DATASET_BUCKET)
+    if data.layout == "pages":
+        documents = _documents(max(LEAST_BYTES, 2 * pages * data.rows_per_page * ROW_CHARS))
+        build_dataset(documents, root, vocab_size=vocab_size, row_chars=ROW_CHARS)
+    else:
+        build_shards(
+            _documents(LEAST_BYTES),
+            root,
+            vocab_size=vocab_size,
+            sequence_length=data.sequence_length,
+            samples_per_shard=pages * data.samples_per_page,
+        )
+    return folder

@@ -1,0 +1,315 @@
+"""The parts of the gauntlet on an endpoint: gates, endpoints, casting, judging, and the process that hosts it."""
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.processes import ProcessIdentity
+from deployments.s3_endpoint import AccessKey
+from lab.adversary.catalogue import SCENARIOS
+from lab.adversary.judge import Cast, Expect, History, Verdict
+from lab.gauntlet import network
+from lab.gauntlet.casting import OVERRIDES, PRESET, Parts, overrides
+from lab.gauntlet.endpoints import Endpoint, endpoint
+from lab.gauntlet.gate import Ask, Drip, Gates, Log, Refusal, Treatment
+from lab.gauntlet.judging import Judging, Storm, judge_scenario, measure_storm, with_silence
+from lab.gauntlet.network import PromptAsyncTransport, PromptTransport
+from lab.gauntlet.order import JUDGEMENTS, SUBSET, Judgement, Order
+from lab.gauntlet.second import Start
+from lab.gauntlet.subset import AVAILABLE, BUCKET_RULES, LATE_OR_ABSENT, chosen, telling_reasons
+from templar.errors import PermanentError, Reason, TransientError
+from templar.gradient.layout import Layout
+from templar.hparams import load_hparams
+from templar.store.s3_protocol import S3Settings
+from templar.timeline import WindowTimes
+from templar.training.model import parameter_shapes
+from tests.support.errors import raising
+from tests.support.operator import wait_until
+from tests.support.scripted_server import Reply, scripted_server
+from tests.support.servers import REPOSITORY, store_at
+
+store = partial(store_at, settings=S3Settings(read_timeout_seconds=1.0, max_attempts=1))
+PAYLOAD = b"payload " * 1000
+
+
+@pytest.fixture(scope="module", params=["moto", "rclone"])
+def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+    with endpoint(request.param, tmp_path_factory.mktemp(request.param), num_buckets=10) as found:
+        yield found
+
+
+class TestEndpoints:
+    def test_the_reading_key_reads_and_cannot_write(self, serving: Endpoint) -> None:
+        keys, other = serving.make("keys"), serving.make("other")
+        assert len({keys.read, keys.write, other.read, other.write}) == 4
+        store(serving.writing, "keys", keys.write).put("object", PAYLOAD)
+        reader = store(serving.reading, "keys", keys.read)
+        assert reader.get("object", max_bytes=1 << 20) == PAYLOAD
+        with pytest.raises((PermanentError, TransientError)):
+            reader.put("object", b"other")
+        assert reader.get("object", max_bytes=1 << 20) == PAYLOAD
+
+    def test_a_foreign_key_is_refused(self, serving: Endpoint) -> None:
+        serving.make("closed")
+        with raising(PermanentError, Reason.ACCESS_DENIED):
+            store(serving.reading, "closed", AccessKey("0" * 32, "1" * 64)).get("object", max_bytes=10)
+
+    def test_moto_lets_a_key_into_its_own_bucket_only(self, tmp_path: Path) -> None:
+        with endpoint("moto", tmp_path, num_buckets=2) as moto:
+            own, other = moto.make("own"), moto.make("other")
+            store(moto.writing, "other", other.write).put("object", PAYLOAD)
+            with raising(PermanentError, Reason.ACCESS_DENIED):
+                store(moto.reading, "other", own.read).get("object", max_bytes=1 << 20)
+
+    def test_a_missing_program_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("shutil.which", lambda name, path: None)
+        with (
+            pytest.raises(PermanentError, match="rclone: it is not installed"),
+            endpoint("rclone", tmp_path, num_buckets=1),
+        ):
+            pass
+
+
+class TestGates:
+    """One real endpoint; each test makes its own bucket and its own gates."""
+
+    def gates(self, serving: Endpoint, rule: dict[str, Treatment]) -> tuple[Gates, Log]:
+        """Doors at which some readers of any bucket meet something."""
+        log = Log()
+        return Gates(serving.reading, serving.writing, lambda ask: rule.get(ask.who), log), log
+
+    def test_a_request_passes_unchanged_and_is_logged(self, serving: Endpoint) -> None:
+        keys, before = serving.make("passes"), time.time()
+        gates, log = self.gates(serving, {})
+        with closing(gates):
+            store(gates.url("owner", writes=True), "passes", keys.write).put("an/object", PAYLOAD)
+            reader = store(gates.url("reader", writes=False), "passes", keys.read)
+            assert reader.get("an/object", max_bytes=1 << 20) == PAYLOAD
+            assert reader.head("an/object") is not None
+            assert reader.head("missing") is None
+            assert [info.key for info in reader.list()] == ["an/object"]
+        asks = [(ask.who, ask.method, ask.bucket, ask.key) for ask in log.asks()]
+        assert asks[:2] == [("owner", "PUT", "passes", "an/object"), ("reader", "GET", "passes", "an/object")]
+        assert asks[2:4] == [("reader", "HEAD", "passes", "an/object"), ("reader", "HEAD", "passes", "missing")]
+        assert all(before <= ask.at <= time.time() for ask in log.asks())
+
+    def test_only_the_readers_of_the_rule_are_refused(self, serving: Endpoint) -> None:
+        keys = serving.make("refuses")
+        gates, _ = self.gates(serving, {"a": Refusal(403, "AccessDenied"), "b": Refusal(503, "ServiceUnavailable")})
+        with closing(gates):
+            store(gates.url("a", writes=True), "refuses", keys.write).put("object", PAYLOAD)  # writers pass
+            for who, reason in (("a", Reason.ACCESS_DENIED), ("b", Reason.STORE_BUSY)):
+                with pytest.raises((PermanentError, TransientError)) as caught:
+                    store(gates.url(who, writes=False), "refuses", keys.read).get("object", max_bytes=1 << 20)
+                assert caught.value.reason is reason  # type: ignore[attr-defined]
+            other = store(gates.url("c", writes=False), "refuses", keys.read)
+            assert other.get("object", max_bytes=1 << 20) == PAYLOAD
+
+    def test_a_slow_body_is_given_up(self, serving: Endpoint) -> None:
+        keys = serving.make("drips")
+        gates, _ = self.gates(serving, {"slow": Drip(1024), "slower-end": Drip(len(PAYLOAD) * 100)})
+        with closing(gates):
+            store(gates.url("slow", writes=True), "drips", keys.write).put("object", PAYLOAD)
+            with raising(TransientError, Reason.STORE_UNREACHABLE):
+                store(gates.url("slow", writes=False), "drips", keys.read).get("object", max_bytes=1 << 20)
+            whole = store(gates.url("slower-end", writes=False), "drips", keys.read)
+            assert whole.get("object", max_bytes=1 << 20) == PAYLOAD  # drops are the body, in order
+
+    def test_a_gate_without_an_endpoint_answers_as_a_failing_server(self) -> None:
+        with closing(Gates("http://127.0.0.1:1", "http://127.0.0.1:1", lambda ask: None, Log())) as gates:
+            reader = store(gates.url("reader", writes=False), "nowhere", AccessKey("0" * 32, "1" * 64))
+            with pytest.raises(TransientError) as caught:
+                reader.get("object", max_bytes=10)
+        assert caught.value.reason is Reason.STORE_BUSY
+
+
+class TestSubset:
+    def test_it_has_about_ten_scenarios_of_many_kinds(self) -> None:
+        scenarios = chosen(())
+        assert tuple(scenario.name for scenario in scenarios) == SUBSET
+        rows = {row for scenario in scenarios for row in scenario.rows}
+        assert rows >= {1, 5, 7, 12, 19, 20, 21, 22, 30, 32, 33, 39}
+
+    def test_buckets_misbehave_at_the_gates_only(self) -> None:
+        assert {name for name in BUCKET_RULES if AVAILABLE[name].bucket is not None} == set()
+        assert AVAILABLE["stamped_late"].bucket is SCENARIOS["stamped_late"].bucket  # no gate can do that
+
+    def test_being_late_is_legal_and_proves_no_attack(self) -> None:
+        assert AVAILABLE["pickle"].reasons == {Reason.MALFORMED} | LATE_OR_ABSENT
+        assert telling_reasons("pickle") == {Reason.MALFORMED}
+        assert telling_reasons("late") == {Reason.REVEAL_LATE}
+        assert all(telling_reasons(name) for name in AVAILABLE if AVAILABLE[name].expect is Expect.REJECT)
+
+    def test_a_withheld_bucket_answers_the_aggregator(self) -> None:
+        ask = Ask("who", "bucket", "key", "GET", 0.0)
+        readers: list[Any] = [SimpleNamespace(uid=uid) for uid in range(1, 5)]
+        refused = Refusal(403, "AccessDenied")
+        assert [BUCKET_RULES["withheld"](ask, reader) for reader in readers] == [None, refused, None, refused]
+
+    def test_every_payload_outlasts_a_reader_at_a_kilobyte_per_second(self) -> None:
+        hparams = load_hparams(PRESET, overrides=overrides(chosen(())))
+        layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
+        assert layout.max_payload_bytes > 5_000
+        assert hparams.peers.gather_peer_count >= 64
+        assert set(OVERRIDES) == {"windows", "model", "peers"}
+
+
+class TestParts:
+    def test_honest_miners_first_then_the_attackers_of_each(self) -> None:
+        parts = Parts.of(chosen(["late", "pickle", "one_hotkey"]), Order(attackers=2))
+        assert parts.actors == ["honest", "honest", "honest", "late", "late", "pickle", "pickle"]
+        assert parts.num_buckets == 10
+        assert Parts.of(chosen(["late"]), Order(miners=7)).actors == ["honest"] * 6 + ["late"]
+
+    @pytest.mark.parametrize("miners", [1, 2])
+    def test_without_an_honest_miner_there_is_no_network(self, miners: int) -> None:
+        with raising(PermanentError, Reason.BAD_PARAMETERS, match=f"miners: {miners} are too few for 2 attackers"):
+            Parts.of(chosen(["late", "pickle"]), Order(miners=miners))
+
+    def test_an_order_and_its_judgements_survive_the_pipe(self) -> None:
+        order = Order(("late",), 7, 2, 3, 4, "rclone")
+        assert Order.from_json(order.to_json()) == order
+        for text in ("", "{}x", json.dumps({"miners": 0}), json.dumps({"endpoint": "ceph"})):
+            with raising(PermanentError, Reason.BAD_PARAMETERS):
+                Order.from_json(text)
+        judgement = Judgement("late", (19,), "a title", (4,), "reject", {"reveal_late": 3}, {"x": 1.0}, 0, ("one",))
+        (found,) = JUDGEMENTS.validate_json(JUDGEMENTS.dump_json((judgement,)))
+        assert found == judgement
+        assert found.row()["verdict"] == "failed: one"
+
+
+class TestStorm:
+    def measure(self, calm: int, failing: int, *, who: str = "node") -> Storm:
+        """Requests of one node, spread over two seconds at the edges of a calm window and of one that is not."""
+        hparams = load_hparams(PRESET)
+        edges = [WindowTimes(window, 100.0 * window, 100.0 * (window + 1), hparams.windows) for window in (1, 2)]
+        asks = [
+            Ask(who, bucket, "key", "GET", edges[place].close + 1 + number % 2 + 0.5)
+            for place, count in enumerate((calm, failing))
+            for number in range(2 * count)
+            for bucket in (("bad", "good")[number // 2 % 2],)
+        ]
+        return measure_storm(asks, edges, num_calm=1, healthy={"node"}, failing={"bad"})
+
+    def test_twice_as_many_are_legal_and_more_are_not(self) -> None:
+        assert self.measure(10, 20).problems == ()
+        assert self.measure(10, 20).measured["requests_per_second_failing"] == 20
+        (problem,) = self.measure(10, 21).problems
+        assert "21 requests in one second while a bucket fails, 2.1 times the 10" in problem
+
+    def test_without_requests_nothing_was_measured(self) -> None:
+        assert self.measure(10, 0).problems == ("nobody asked for the bucket that fails, so nothing was measured",)
+        assert self.measure(10, 20, who="attacker").problems != ()
+
+
+class TestVerdicts:
+    """What this stage adds to the verdicts of `lab.adversary.judge`; each turns red."""
+
+    def verdict(self, name: str, **observed: int) -> Verdict:
+        scenario = AVAILABLE[name]
+        return Verdict(name, scenario.expect.value, 1, 2, 1, (), observed, 0, 0, 0, True, {}, ())
+
+    def test_an_attack_that_no_reader_reports_fails(self) -> None:
+        assert with_silence(AVAILABLE["pickle"], self.verdict("pickle", malformed=1, commit_missing=9)).passed
+        silent = with_silence(AVAILABLE["pickle"], self.verdict("pickle", commit_missing=9))
+        assert silent.problems == ("nobody ever said malformed",)
+
+    def test_a_bound_on_what_was_never_applied_proves_nothing(self) -> None:
+        hparams = load_hparams(PRESET)
+        layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
+        history = History((1,), {1: (3,)}, {1: {}}, (), {"honest-3": {1: "root"}}, {})
+        cast = Cast({4: "huge-4"}, {3: "honest-3"}, [3], ["honest-3"], [], 2)
+        verdict = judge_scenario(AVAILABLE["huge"], cast, history, hparams, layout)
+        assert verdict.problems == ("the attackers' payloads were never applied, so there is nothing to bound",)
+
+    @pytest.mark.parametrize(
+        ("second", "words"),
+        [
+            (Start("already_running", "somebody runs it"), None),
+            (Start("", "it started"), "it started"),
+            (Start("local_file", "no disk"), "no disk"),
+            (None, "it never came to its start"),
+        ],
+    )
+    def test_a_second_process_must_be_refused_for_that_reason(self, second: Start | None, words: str | None) -> None:
+        judging = Judging(None, None, None, None, second, 1)  # type: ignore[arg-type]
+        verdict = judging.with_second(AVAILABLE["one_hotkey"], self.verdict("one_hotkey"))
+        assert verdict.problems == (() if words is None else (f"the second process was not refused: {words}",))
+
+
+class TestAskingAgain:
+    def test_a_server_that_is_busy_is_asked_again_at_once(self) -> None:
+        async def ask(url: str) -> int:
+            async with httpx.AsyncClient(transport=PromptAsyncTransport()) as client:
+                return (await client.get(url)).status_code
+
+        answers = itertools.chain([503] * 3, [200], [503] * 3, [404])
+        with scripted_server(lambda request: Reply(next(answers))) as server:
+            with httpx.Client(transport=PromptTransport()) as client:
+                assert client.get(server.endpoint_url).status_code == 200
+            assert asyncio.run(ask(server.endpoint_url)) == 404
+            assert len(server.requests) == 8
+
+    def test_one_that_stays_busy_is_left_to_the_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(network, "PAUSE_SECONDS", 0.0)
+        with scripted_server(lambda request: Reply(503)) as server:
+            with httpx.Client(transport=PromptTransport()) as client:
+                assert client.get(server.endpoint_url).status_code == 503
+            assert len(server.requests) == network.ASK_AGAIN + 1
+
+
+class TestHost:
+    """The process, without a Prefect server: nobody is told a window before it ends."""
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("how", ["stdin ends", "SIGTERM"])
+    def test_it_takes_everything_down(self, how: str, tmp_path: Path) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lab.gauntlet.host", str(tmp_path / "network")],
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        process.stdin.write(Order(("pickle",)).to_json() + "\n")
+        process.stdin.flush()
+        assert "starting moto" in json.loads(process.stdout.readline())["said"]
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: children.read_text().split(), "the endpoint has started")
+        identities = [ProcessIdentity.of(int(pid)) for pid in children.read_text().split()]
+        if how == "SIGTERM":
+            process.terminate()
+        else:
+            process.stdin.close()
+        assert process.wait(60) == 130
+        process.stdout.close()
+        if how == "SIGTERM":
+            process.stdin.close()
+        assert identities
+        wait_until(lambda: not any(identity and identity.alive for identity in identities), "the endpoint has ended")
+
+    @pytest.mark.slow
+    def test_a_bad_order_is_an_answer(self, tmp_path: Path) -> None:
+        answer = subprocess.run(
+            [sys.executable, "-m", "lab.gauntlet.host", str(tmp_path)],
+            cwd=REPOSITORY,
+            input='{"seed": -1}\n',
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        words = json.loads(answer.stdout)
+        assert (answer.returncode, words["error"], words["permanent"]) == (1, "bad_parameters", True)
+        assert "seed" in words["message"]
