@@ -41,10 +41,9 @@ down: ## Stop what `make up` started.
 status: ## Show what runs of it, and how the newest windows of each neuron went.
 	@if [ -x $(BIN)/python ]; then $(LOCAL) status; else echo "nothing is running"; fi
 
-WHERE ?= s3
 ENDPOINT ?= moto
 gauntlet: $(VENV)/.dev ## Attack a network on a real S3 endpoint, and say what came of it; ENDPOINT=rclone for another one.
-	@$(BIN)/python -m lab.gauntlet --where $(WHERE) --endpoint $(ENDPOINT)
+	@$(BIN)/python -m lab.adversary --where s3 --endpoint $(ENDPOINT)
 
 test: $(VENV)/.dev ## Run the tests.
 	$(BIN)/python -m pytest -m "not slow and not prefect" --ignore tests/network --numprocesses 4 --dist loadfile

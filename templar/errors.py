@@ -35,7 +35,6 @@ class Reason(StrEnum):
     BAD_ENVIRONMENT = "bad_environment"
     BAD_PARAMETERS = "bad_parameters"
     NOT_CONFIRMED = "not_confirmed"
-    NOT_AS_EXPECTED = "not_as_expected"
     BAD_HPARAMS = "bad_hparams"
     BAD_WALLET = "bad_wallet"
     NOT_REGISTERED = "not_registered"

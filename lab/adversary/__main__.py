@@ -1,16 +1,22 @@
-"""`python -m lab.adversary --attackers 2 --seed 7`: attacks and faults against a network on simulated time.
+"""`python -m lab.adversary --attackers 2 --seed 7`: attacks and faults against a network, and a verdict on each.
 
-It prints a line per verdict on stderr while it runs, then a table and one line of JSON. The same seed gives the same
-JSON. It ends with 1 if anything is not as expected.
+The network is on simulated time, where the same seed gives the same JSON; or, with `--where s3`, in real time on an S3
+endpoint of its own. It says on stderr how it goes, prints a table and one line of JSON, and ends with 1 if anything is
+not as expected.
 """
 
 import argparse
 import json
 import logging
+import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -18,11 +24,17 @@ from rich.table import Table
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.gauntlet import Overrides, run_gauntlet
 from lab.adversary.judge import Verdict
+from lab.gauntlet.network import run_network
+from lab.gauntlet.order import SUBSET, EndpointName, Judgement, Order
+from lab.gauntlet.subset import AVAILABLE
+from templar import interrupt
 from templar.arguments import whole_number
 from templar.errors import TemplarError
 from templar.hparams import HParams, load_hparams
 
-TABLE_WIDTH = 130
+MINERS = 11
+"""Miners of each simulated network by default, attackers included."""
+TABLE_WIDTH = 150
 
 
 def main() -> int:
@@ -35,25 +47,56 @@ def main() -> int:
     handler.setLevel(logging.WARNING if arguments.verbose else logging.CRITICAL)
     logging.basicConfig(format="%(message)s", handlers=[handler])
     try:
-        verdicts = run_gauntlet(
-            arguments.scenario or list(SCENARIOS),
-            partial(_hparams, arguments.preset),
-            miners=arguments.miners,
-            attackers=arguments.attackers,
-            seed=arguments.seed,
-            windows=arguments.windows,
-            on_verdict=_say,
-        )
+        found: Sequence[Any] = _on_endpoint(arguments) if arguments.where == "s3" else _simulated(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     except TemplarError as error:
         print(error, file=sys.stderr)
         return 1
-    passed = all(verdict.passed for verdict in verdicts)
-    _print_table(verdicts)
-    print(json.dumps({"passed": passed, "seed": arguments.seed, "verdicts": [asdict(each) for each in verdicts]}))
+    passed = all(each.passed for each in found)
+    print(json.dumps({"passed": passed, "seed": arguments.seed, "verdicts": [asdict(each) for each in found]}))
     return 0 if passed else 1
+
+
+def _simulated(arguments: argparse.Namespace) -> Sequence[Verdict]:
+    verdicts = run_gauntlet(
+        arguments.scenario or list(SCENARIOS),
+        partial(_hparams, arguments.preset),
+        miners=arguments.miners or MINERS,
+        attackers=arguments.attackers,
+        seed=arguments.seed,
+        windows=arguments.windows,
+        on_verdict=_say,
+    )
+    _print_table(verdicts)
+    return verdicts
+
+
+def _on_endpoint(arguments: argparse.Namespace) -> Sequence[Judgement]:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    choice = arguments.miners, arguments.attackers, arguments.windows, arguments.seed, arguments.endpoint
+    with tempfile.TemporaryDirectory(prefix="templar-gauntlet-") as folder:
+        judgements = run_network(
+            Order(tuple(arguments.scenario), *choice),
+            Path(folder),
+            lambda text, share: print(f"{share:4.0%} {text}", file=sys.stderr, flush=True),
+        )
+    rows = [judgement.row() for judgement in judgements]
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*row.values())
+    _console().print(table)
+    return judgements
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> None:
+    interrupt.request_stop()  # the nodes' threads see it at their next wait
+    raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,15 +105,17 @@ def _parser() -> argparse.ArgumentParser:
         "--scenario",
         action="append",
         default=[],
-        choices=tuple(SCENARIOS),
+        choices=tuple(dict.fromkeys((*SCENARIOS, *AVAILABLE))),
         metavar="NAME",
-        help="a scenario; may be repeated; all by default",
+        help="a scenario; may be repeated; by default all, or on an endpoint the named subset",
     )
-    parser.add_argument("--miners", type=whole_number(2), default=11, help="miners of a network, attackers included")
+    parser.add_argument("--where", choices=("simulation", "s3"), default="simulation", help="simulated or real time")
+    parser.add_argument("--endpoint", choices=get_args(EndpointName), default="moto", help="which S3 endpoint")
+    parser.add_argument("--miners", type=whole_number(2), help="miners of a network, attackers included")
     parser.add_argument("--attackers", type=whole_number(1), default=1, help="how many of them attack in a scenario")
     parser.add_argument("--windows", type=whole_number(1), help="at least; as many as a scenario needs by default")
-    parser.add_argument("--seed", type=int, default=1, help="keys, blocks and assignments follow from it")
-    parser.add_argument("--preset", default="simulation", help="preset of hparams.json")
+    parser.add_argument("--seed", type=whole_number(0), default=1, help="keys, blocks and assignments follow from it")
+    parser.add_argument("--preset", default="simulation", help="preset of a simulated network")
     parser.add_argument("--list", action="store_true", help="name all scenarios and what is expected of them")
     parser.add_argument("--verbose", action="store_true", help="show warnings of the nodes")
     return parser
@@ -85,11 +130,13 @@ def _say(verdict: Verdict) -> None:
 
 
 def _print_list() -> None:
-    table = Table("scenario", "rows", "expected", "what happens", "legal reasons")
-    for scenario in SCENARIOS.values():
+    table = Table("scenario", "rows", "expected", "what happens", "legal reasons", "runs")
+    for name, scenario in {**AVAILABLE, **SCENARIOS}.items():
         rows = ", ".join(str(row) for row in scenario.rows)
         reasons = ", ".join(sorted(reason.value for reason in scenario.reasons))
-        table.add_row(scenario.name, rows, scenario.expect.value, scenario.title, reasons)
+        places = ["simulation"] * (name in SCENARIOS) + ["s3"] * (name in AVAILABLE)
+        runs = ", ".join(places) + ", in the named subset" * (name in SUBSET)
+        table.add_row(name, rows, scenario.expect.value, scenario.title, reasons, runs)
     _console().print(table)
 
 

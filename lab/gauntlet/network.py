@@ -1,39 +1,21 @@
-"""One network on a real endpoint, from the first bucket to the last verdict.
+"""One network on a real endpoint, from the first bucket to the last verdict; every node lives in a thread."""
 
-Every node lives in a thread of this process, and each of its windows is a flow run. Many runs start in the same second,
-more than SQLite takes at once. Prefect's client would then wait for half a window; the clients here ask again at once.
-"""
-
-import asyncio
-import random
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import httpx
-from prefect import Flow
-from prefect.client.schemas.objects import State
-from prefect.context import AsyncClientContext, SyncClientContext
-
-from flows.aggregator_window import aggregator_window
-from flows.miner_window import miner_window
-from flows.validator_window import validator_window
 from lab.adversary.observe import Watch
 from lab.gauntlet.casting import PRESET, Casting, Parts, overrides, shown
 from lab.gauntlet.endpoints import endpoint
 from lab.gauntlet.gate import Gates, Log
 from lab.gauntlet.judging import Judging
-from lab.gauntlet.order import Judgement, Order, hparams_file
+from lab.gauntlet.order import Judgement, Order
 from lab.gauntlet.second import SecondProcess, Start, try_to_start
 from lab.gauntlet.stage import S3Stage
 from lab.gauntlet.subset import ONE_HOTKEY, chosen
 from lab.simulate.world import START_WINDOW, Member, World, hotkey_seed
-from tasks.host import hosting
-from tasks.window import took_all_steps
 from templar.chain.base import NeuronInfo
 from templar.errors import Reason, TransientError
 from templar.exchange.gather import Gatherer, GatherReport
@@ -42,14 +24,10 @@ from templar.hparams import load_hparams
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
 from templar.store.s3_protocol import S3Settings
+from templar.window import Action, drive_window
 
-FLOWS: Mapping[str | None, Flow[..., Any]] = {
-    "miner": miner_window,
-    "validator": validator_window,
-    "aggregator": aggregator_window,
-}
-ASK_AGAIN, PAUSE_SECONDS = 50, 0.2
-"""How often a busy server is asked again, and the mean pause, before the client takes over."""
+ATTEMPTS = 3
+"""How often a node begins a window at most: after a transient error it takes it up again."""
 SETTINGS = S3Settings(read_timeout_seconds=2.0, max_attempts=2)
 """On this machine a silence of two seconds is a fault; the gather itself retries."""
 START_SECONDS = 45.0
@@ -92,7 +70,7 @@ class LiveNetwork:
     _num_windows_done: int = 0
 
     def run(self) -> tuple[Judgement, ...]:
-        """Start every node, run its windows as flow runs, judge, and stop every node.
+        """Start every node, run its windows, judge, and stop every node.
 
         Raises:
             TransientError: `process_not_ready`; the machine is too slow for these windows.
@@ -117,7 +95,6 @@ class LiveNetwork:
         try:
             node = nodes[name] = self.world.node(member, name=name)
             stack.callback(node.stop)
-            stack.enter_context(hosting(name, node))
             if member.account_id in self.casting.by_account:
                 node.gatherer = Blind(node.gatherer.buckets, node.gatherer.cache, node.gatherer.clock)
             self.watch.follow(node)
@@ -135,11 +112,14 @@ class LiveNetwork:
                 self.watch.crashes[name] = f"{type(error).__name__}: {error}"
 
     def _run_window(self, node: Node, window: int, *, hostile: bool) -> None:
-        name, state = node.name, run_window(node, window)
+        opening = drive_window(node, window)
+        for _ in range(ATTEMPTS - 1):
+            if opening.action is Action.CATCHING_UP:
+                opening = drive_window(node, window)
         self._num_windows_done += 1
-        self.say(f"{name}: {state.message or state.name}", self._share)
-        if not took_all_steps(state) and not hostile:
-            self.watch.crashes[name] = f"window {window}: {state.name}: {state.message}"
+        self.say(f"{node.name}: window {window}: {opening.detail or f'root {node.state.root[:12]}'}", self._share)
+        if opening.action is not Action.RUN and not hostile:
+            self.watch.crashes[node.name] = f"window {window}: {opening.action}: {opening.detail}"
 
     @property
     def _share(self) -> float:
@@ -189,7 +169,7 @@ def run_network(order: Order, folder: Path, say: Say) -> tuple[Judgement, ...]:
     scenarios = chosen(order.scenarios)
     parts = Parts.of(scenarios, order)
     casting, log = Casting(parts), Log()
-    hparams = load_hparams(PRESET, path=hparams_file(), overrides=overrides(scenarios))
+    hparams = load_hparams(PRESET, overrides=overrides(scenarios))
     say(f"starting {order.endpoint} and preparing {len(parts.of_miners)} miners", 0.0)
     with (
         endpoint(order.endpoint, folder / "endpoint", num_buckets=parts.num_buckets) as serving,
@@ -201,49 +181,3 @@ def run_network(order: Order, folder: Path, say: Say) -> tuple[Judgement, ...]:
         casting.fill(world)
         last = START_WINDOW + max(order.windows or 0, *(scenario.windows for scenario in scenarios)) - 1
         return LiveNetwork(casting, world, stage, gates, log, order.seed, last, say).run()
-
-
-class PromptTransport(httpx.HTTPTransport):
-    """Asks a busy server again at once."""
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request."""
-        for _ in range(ASK_AGAIN):
-            response = super().handle_request(request)
-            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                return response
-            response.close()
-            time.sleep(_pause())
-        return super().handle_request(request)
-
-
-class PromptAsyncTransport(httpx.AsyncHTTPTransport):
-    """Asks a busy server again at once."""
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request."""
-        for _ in range(ASK_AGAIN):
-            response = await super().handle_async_request(request)
-            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
-                return response
-            await response.aclose()
-            await asyncio.sleep(_pause())
-        return await super().handle_async_request(request)
-
-
-def run_window(node: Node, window: int) -> State[Any]:
-    """Run one window of a hosted node as a flow run; its final state."""
-    flow = FLOWS[node.role]
-
-    async def run_flow() -> State[Any]:
-        async with AsyncClientContext(httpx_settings={"transport": PromptAsyncTransport()}):
-            run: Any = flow(window=window, neuron=node.name, return_state=True)
-            state: State[Any] = await run
-            return state
-
-    with SyncClientContext(httpx_settings={"transport": PromptTransport()}):  # one client for all the tasks of the run
-        return asyncio.run(run_flow())
-
-
-def _pause() -> float:
-    return random.uniform(0, 2 * PAUSE_SECONDS)

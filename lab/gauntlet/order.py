@@ -1,16 +1,10 @@
-"""The order of a gauntlet and its judgements: values that the flow, the host process and the command line share."""
+"""The order of a gauntlet on an endpoint, and its judgements."""
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal, Self
-
-from pydantic import Field, TypeAdapter, ValidationError
+from typing import Literal, Self
 
 from lab.adversary.judge import Scenario, Verdict
-from templar.errors import PermanentError, Reason
-from templar.hparams.tree import HPARAMS_FILE
 
-Where = Literal["simulation", "s3"]
 EndpointName = Literal["moto", "rclone"]
 
 SUBSET = (
@@ -30,40 +24,21 @@ SUBSET = (
 """The scenarios by default: one for each kind of attack, all of them in one network."""
 
 
-def hparams_file() -> Path:
-    """The current folder's hparams.json, or this project's: a worker runs flows in a folder without one."""
-    return HPARAMS_FILE if HPARAMS_FILE.exists() else Path(__file__).resolve().parents[2] / HPARAMS_FILE.name
-
-
 @dataclass(frozen=True)
 class Order:
-    """What to run; the flow `gauntlet` describes each parameter."""
+    """What to run."""
 
     scenarios: tuple[str, ...] = ()
-    miners: Annotated[int, Field(ge=1, le=64)] | None = None
-    attackers: Annotated[int, Field(ge=1, le=16)] = 1
-    windows: Annotated[int, Field(ge=1, le=100)] | None = None
-    seed: Annotated[int, Field(ge=0)] = 1
+    """Names; by default the subset."""
+    miners: int | None = None
+    """Miners, attackers included; by default three honest ones beside the attackers."""
+    attackers: int = 1
+    """Attackers of each scenario."""
+    windows: int | None = None
+    """At least; by default as many as the scenarios need."""
+    seed: int = 1
+    """Keys, blocks and assignments follow from it."""
     endpoint: EndpointName = "moto"
-
-    def to_json(self) -> str:
-        """The order as one line of JSON."""
-        return _ORDER.dump_json(self).decode()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The order that `to_json` wrote.
-
-        Raises:
-            PermanentError: `bad_parameters`; the message names the field.
-        """
-        try:
-            order: Self = _ORDER.validate_json(text)  # type: ignore[assignment]
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "order"
-            raise PermanentError(Reason.BAD_PARAMETERS, f"{field}: {first['msg']}") from None
-        return order
 
 
 @dataclass(frozen=True)
@@ -114,7 +89,3 @@ class Judgement:
             "observed": ", ".join(seen),
             "verdict": "passed" if self.passed else "failed: " + "; ".join(self.problems),
         }
-
-
-JUDGEMENTS = TypeAdapter(tuple[Judgement, ...])
-_ORDER = TypeAdapter(Order)

@@ -9,7 +9,6 @@ from prefect.client.schemas.objects import State
 from flows.audit_window import audit_window
 from tests.support.audited import VALIDATOR, evidence_of, publish, run_alone
 from tests.support.flow_network import run_flow
-from tests.support.gauntlet_runs import artifacts
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 
@@ -32,7 +31,7 @@ def run(**parameters: Any) -> State[Any]:
 
 
 def rows(server: RunningPrefectServer, state: State[Any]) -> list[dict[str, str]]:
-    return json.loads(str(artifacts(server, state)[f"audit-{NAME}"].data))
+    return json.loads(str(server.artifacts(state)[f"audit-{NAME}"].data))
 
 
 def test_what_is_true_is_verified(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
@@ -42,7 +41,7 @@ def test_what_is_true_is_verified(network: PreparedNetwork, prefect_api: Running
     assert (state.is_completed(), state.name) == (True, "Verified")
     said = f"window {last}: roster of the null window verified; evidence of uid {VALIDATOR} verified"
     assert state.message == said
-    shown = artifacts(prefect_api, state)[f"audit-{NAME}"]
+    shown = prefect_api.artifacts(state)[f"audit-{NAME}"]
     assert shown.description == said
     assert {row["what"] for row in rows(prefect_api, state)} == {"verified"}
 
@@ -75,5 +74,5 @@ def test_what_nobody_published_cannot_be_audited(network: PreparedNetwork, prefe
     assert f"[evidence_missing] no evidence of window {network.first_window} is there: uid 1 shows none" in str(
         state.message
     )
-    assert f"audit-{NAME}" not in artifacts(prefect_api, state)
+    assert f"audit-{NAME}" not in prefect_api.artifacts(state)
     assert run(tolerance=1.0).is_failed()

@@ -11,7 +11,6 @@ from templar.scoring import leaderboard as leaderboard_module
 from templar.scoring.evidence import Evidence
 from templar.scoring.leaderboard import leaderboard as leaderboard_of
 from tests.support.flow_network import run_flow
-from tests.support.gauntlet_runs import artifacts
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.published import MINERS, announce, evaluate_genesis, publish_evidence
@@ -49,7 +48,7 @@ def test_nothing_published_is_no_failure(network: PreparedNetwork, prefect_api: 
         f"[evidence_missing] no validator shows evidence of windows {network.first_window} to {last}: "
         "wait until a window was measured"
     )
-    assert artifacts(prefect_api, state) == {}
+    assert prefect_api.artifacts(state) == {}
 
 
 def test_the_standings_are_a_table_and_a_plot(
@@ -60,7 +59,7 @@ def test_the_standings_are_a_table_and_a_plot(
     state = run()
     read = f"evidence of uid {uid}: 3 of 4 windows, {first} to {first + 3}; nothing of {first + 2}"
     assert (state.name, state.message) == ("Completed", f"{read}: {board.summary}")
-    both = artifacts(prefect_api, state)
+    both = prefect_api.artifacts(state)
     assert set(both) == {f"leaderboard-{NAME}", f"leaderboard-plot-{NAME}"}
     table, plot = both[f"leaderboard-{NAME}"], both[f"leaderboard-plot-{NAME}"]
     assert json.loads(str(table.data)) == board.cells()
@@ -78,7 +77,7 @@ def test_a_validator_and_fewer_windows_can_be_asked_for(
     state = run(windows=1, validator=uid)
     assert state.message is not None
     assert state.message.startswith(f"evidence of uid {uid}: 1 of 1 windows, {last}: loss ")
-    rows = json.loads(str(artifacts(prefect_api, state)[f"leaderboard-{NAME}"].data))
+    rows = json.loads(str(prefect_api.artifacts(state)[f"leaderboard-{NAME}"].data))
     assert rows == leaderboard_of(evidences[-1:]).cells()
     unknown = run(validator=200)
     assert unknown.is_failed()
@@ -94,7 +93,7 @@ def test_without_matplotlib_there_is_the_table(
     state = run()
     assert state.is_completed()
     assert "; no plot: [bad_environment] matplotlib is not installed" in str(state.message)
-    assert set(artifacts(prefect_api, state)) == {f"leaderboard-{NAME}"}
+    assert set(prefect_api.artifacts(state)) == {f"leaderboard-{NAME}"}
 
 
 def test_the_newest_checkpoints_on_held_out_text_are_a_table(
@@ -102,7 +101,7 @@ def test_the_newest_checkpoints_on_held_out_text_are_a_table(
 ) -> None:
     del published
     score = evaluate_genesis(network).score
-    shown = artifacts(prefect_api, run())[f"held-out-{NAME}"]
+    shown = prefect_api.artifacts(run())[f"held-out-{NAME}"]
     assert json.loads(str(shown.data)) == [
         {
             "window": str(network.first_window - 1),

@@ -1,8 +1,8 @@
-"""The parts of the gauntlet on an endpoint: gates, endpoints, casting, judging, and the process that hosts it."""
+"""The gauntlet on an endpoint: gates, endpoints, casting, judging, and the command."""
 
-import asyncio
-import itertools
 import json
+import os
+import re
 import subprocess
 import sys
 import time
@@ -13,20 +13,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import pytest
 
 from deployments.processes import ProcessIdentity
 from deployments.s3_endpoint import AccessKey
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.judge import Cast, Expect, History, Verdict
-from lab.gauntlet import network
 from lab.gauntlet.casting import OVERRIDES, PRESET, Parts, overrides
 from lab.gauntlet.endpoints import Endpoint, endpoint
 from lab.gauntlet.gate import Ask, Drip, Gates, Log, Refusal, Treatment
 from lab.gauntlet.judging import Judging, Storm, judge_scenario, measure_storm, with_silence
-from lab.gauntlet.network import PromptAsyncTransport, PromptTransport
-from lab.gauntlet.order import JUDGEMENTS, SUBSET, Judgement, Order
+from lab.gauntlet.order import SUBSET, Judgement, Order
 from lab.gauntlet.second import Start
 from lab.gauntlet.subset import AVAILABLE, BUCKET_RULES, LATE_OR_ABSENT, chosen, telling_reasons
 from templar.errors import PermanentError, Reason, TransientError
@@ -37,9 +34,21 @@ from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
 from tests.support.errors import raising
 from tests.support.operator import wait_until
-from tests.support.scripted_server import Reply, scripted_server
 from tests.support.servers import REPOSITORY, store_at
 
+TELLING = {
+    "pickle": "malformed",
+    "index_twice": "bad_payload",
+    "huge": "contribution",
+    "copying": "commit_mismatch",
+    "late": "reveal_late",
+    "old_client": "wrong_network",
+    "replaying": "wrong_window",
+    "withheld": "bucket_unreadable",
+    "retry_storm": "requests_per_second_failing",
+    "one_hotkey": "already_running",
+}
+"""What the readers said of each attack, or what was measured."""
 store = partial(store_at, settings=S3Settings(read_timeout_seconds=1.0, max_attempts=1))
 PAYLOAD = b"payload " * 1000
 
@@ -178,16 +187,10 @@ class TestParts:
         with raising(PermanentError, Reason.BAD_PARAMETERS, match=f"miners: {miners} are too few for 2 attackers"):
             Parts.of(chosen(["late", "pickle"]), Order(miners=miners))
 
-    def test_an_order_and_its_judgements_survive_the_pipe(self) -> None:
-        order = Order(("late",), 7, 2, 3, 4, "rclone")
-        assert Order.from_json(order.to_json()) == order
-        for text in ("", "{}x", json.dumps({"miners": 0}), json.dumps({"endpoint": "ceph"})):
-            with raising(PermanentError, Reason.BAD_PARAMETERS):
-                Order.from_json(text)
+    def test_a_judgement_is_a_row(self) -> None:
         judgement = Judgement("late", (19,), "a title", (4,), "reject", {"reveal_late": 3}, {"x": 1.0}, 0, ("one",))
-        (found,) = JUDGEMENTS.validate_json(JUDGEMENTS.dump_json((judgement,)))
-        assert found == judgement
-        assert found.row()["verdict"] == "failed: one"
+        assert judgement.row()["observed"] == "reveal_late 3, x 1"
+        assert judgement.row()["verdict"] == "failed: one"
 
 
 class TestStorm:
@@ -249,67 +252,72 @@ class TestVerdicts:
         assert verdict.problems == (() if words is None else (f"the second process was not refused: {words}",))
 
 
-class TestAskingAgain:
-    def test_a_server_that_is_busy_is_asked_again_at_once(self) -> None:
-        async def ask(url: str) -> int:
-            async with httpx.AsyncClient(transport=PromptAsyncTransport()) as client:
-                return (await client.get(url)).status_code
+class TestCommand:
+    def command(self, *options: str) -> list[str]:
+        return [sys.executable, "-m", "lab.adversary", "--where", "s3", *options]
 
-        answers = itertools.chain([503] * 3, [200], [503] * 3, [404])
-        with scripted_server(lambda request: Reply(next(answers))) as server:
-            with httpx.Client(transport=PromptTransport()) as client:
-                assert client.get(server.endpoint_url).status_code == 200
-            assert asyncio.run(ask(server.endpoint_url)) == 404
-            assert len(server.requests) == 8
-
-    def test_one_that_stays_busy_is_left_to_the_client(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(network, "PAUSE_SECONDS", 0.0)
-        with scripted_server(lambda request: Reply(503)) as server:
-            with httpx.Client(transport=PromptTransport()) as client:
-                assert client.get(server.endpoint_url).status_code == 503
-            assert len(server.requests) == network.ASK_AGAIN + 1
-
-
-class TestHost:
-    """The process, without a Prefect server: nobody is told a window before it ends."""
+    def test_what_cannot_be_run_says_why_and_leaves_nothing(self, tmp_path: Path) -> None:
+        environment = os.environ | {"TMPDIR": str(tmp_path)}
+        for options, words in [
+            (["--scenario", "clean_up"], "[bad_parameters] scenarios: 'clean_up': it runs on simulated time only"),
+            (["--scenario", "late", "--miners", "2", "--attackers", "2"], "[bad_parameters] miners: 2 are too few"),
+        ]:
+            answer = subprocess.run(
+                self.command(*options), cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+            )
+            assert (answer.returncode, answer.stdout) == (1, "")
+            assert words in answer.stderr
+        assert leftovers(tmp_path) == []
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("how", ["stdin ends", "SIGTERM"])
-    def test_it_takes_everything_down(self, how: str, tmp_path: Path) -> None:
+    def test_a_signal_takes_everything_down(self, tmp_path: Path) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", "lab.gauntlet.host", str(tmp_path / "network")],
+            self.command("--scenario", "pickle"),
             cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+            stderr=subprocess.PIPE,
             text=True,
         )
-        process.stdin.write(Order(("pickle",)).to_json() + "\n")
-        process.stdin.flush()
-        assert "starting moto" in json.loads(process.stdout.readline())["said"]
+        assert "starting moto" in process.stderr.readline()
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         wait_until(lambda: children.read_text().split(), "the endpoint has started")
         identities = [ProcessIdentity.of(int(pid)) for pid in children.read_text().split()]
-        if how == "SIGTERM":
-            process.terminate()
-        else:
-            process.stdin.close()
+        process.terminate()
+        assert process.stderr.read().splitlines()[-1] == "interrupted"
+        process.stderr.close()
         assert process.wait(60) == 130
-        process.stdout.close()
-        if how == "SIGTERM":
-            process.stdin.close()
         assert identities
         wait_until(lambda: not any(identity and identity.alive for identity in identities), "the endpoint has ended")
+        assert leftovers(tmp_path) == []
 
-    @pytest.mark.slow
-    def test_a_bad_order_is_an_answer(self, tmp_path: Path) -> None:
+    @pytest.mark.long
+    @pytest.mark.timeout(600)
+    def test_the_named_subset(self, tmp_path: Path) -> None:
         answer = subprocess.run(
-            [sys.executable, "-m", "lab.gauntlet.host", str(tmp_path)],
+            self.command(),
             cwd=REPOSITORY,
-            input='{"seed": -1}\n',
+            env=os.environ | {"TMPDIR": str(tmp_path)},
             capture_output=True,
             text=True,
             check=False,
         )
-        words = json.loads(answer.stdout)
-        assert (answer.returncode, words["error"], words["permanent"]) == (1, "bad_parameters", True)
-        assert "seed" in words["message"]
+        report = json.loads(answer.stdout.splitlines()[-1])
+        assert (answer.returncode, report["passed"]) == (0, True), (report, answer.stderr[-2000:])
+        found = {verdict["scenario"]: verdict for verdict in report["verdicts"]}
+        assert tuple(found) == SUBSET
+        for scenario, reason in TELLING.items():
+            assert reason in found[scenario]["observed"] | found[scenario]["measured"], scenario
+        self.check_the_answers(answer.stderr)
+        assert leftovers(tmp_path) == []
+
+    def check_the_answers(self, said: str) -> None:
+        """`templar why` was asked about each miner in each window, and every answer agrees with the evidence."""
+        found = re.search(r"why: (\d+) of (\d+) answers agree with the evidence, the slowest took [\d.]+ s", said)
+        assert found, said[-2000:]
+        miners = 3 + len(SUBSET) - 1  # honest ones, and one of each scenario but the second process of one hotkey
+        assert int(found[1]) == int(found[2]) >= 3 * (miners - 1)
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What lies in the folder for temporary files that a gauntlet made."""
+    return sorted(path.name for path in folder.glob("templar-gauntlet-*"))

@@ -14,6 +14,8 @@ from typing import Any, Self
 import httpx
 from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.client.schemas.objects import Artifact, State
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
@@ -85,6 +87,16 @@ class RunningPrefectServer:
     def client(self) -> SyncPrefectClient:
         """A client of its API, to be used as a context manager."""
         return SyncPrefectClient(self.server.api_url, httpx_settings={"transport": PromptTransport()})
+
+    def artifacts(self, state: State[Any]) -> dict[str, Artifact]:
+        """The artifacts of a run that ended in a state, by key."""
+        run_id = state.state_details.flow_run_id
+        assert run_id is not None
+        with self.client() as client:
+            found = client.read_artifacts(
+                artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
+            )
+        return {str(artifact.key): artifact for artifact in found}
 
     def configured(self) -> AbstractContextManager[None]:
         """Let this process, and what runs in it, talk to this server."""
