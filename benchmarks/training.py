@@ -8,7 +8,8 @@ in turns, because the machine is shared, each in a process of its own, and each 
 short run are uncertain by some percent. A batch is much smaller than a preset's, so what the trainer does once in a
 window, such as its copy of the parameters, weighs more here than there. On one thread the process's own computing time
 counts, which others cannot add to. The last line is JSON: `plain_x`, tokens per second of `Trainer.learn` over those of
-the bare loop, is the smallest of all rows; `threads_x` is the gain of the second thread over the bare loop's gain.
+the bare loop, is the smallest of all rows; `computing_x` is the same while the trainer computes, without its copies
+from and to the host, which are once per window; `threads_x` is the gain of the second thread over the bare loop's gain.
 `busy_fraction` is the share of a window of the preset `150M` in which a device computes if its inner steps fill the
 time: the window, less the wait for the decision of the window before in the first roster slot and less the margins
 before the close, times the share of the trainer's time that was forward, backward or step. `mfu` is that of the last
@@ -231,8 +232,8 @@ def rows(device: str, quick: bool) -> list[Row]:
     if device != "cpu":
         wide = load_hparams("1B").model
         return [
-            Row("150M", large, 32, 8, 2048, steps=5, rounds=5, device=device),
-            *([] if quick else [Row("1B", wide, 16, 4, 2048, steps=5, rounds=5, device=device)]),
+            Row("150M", large, 64, 16, 2048, steps=15, rounds=3 if quick else 5, device=device),
+            *([] if quick else [Row("1B", wide, 32, 8, 2048, steps=8, rounds=3, device=device)]),
         ]
     both = [1, 2] if given_threads() > 1 else [1]
     steps, rounds = (3, 2) if quick else (4, 7)
@@ -245,16 +246,22 @@ def busy_fraction(figures: TrainFigures) -> float:
     windows = load_hparams("150M").windows
     begins = windows.settle_delay_seconds + windows.roster_slot_seconds
     ends = windows.seconds - windows.commit_guard_seconds - windows.train_margin_seconds
-    computing = sum(figures.phases[name] for name in COMPUTING) / sum(figures.phases.values())
-    return (ends - begins) / windows.seconds * computing
+    return (ends - begins) / windows.seconds * computing_share(figures)
+
+
+def computing_share(figures: TrainFigures) -> float:
+    """Share of the trainer's time that was forward, backward or step."""
+    return sum(figures.phases[name] for name in COMPUTING) / sum(figures.phases.values())
 
 
 def run(device: str, quick: bool) -> dict[str, Any]:
     """Measure, print the tables, and return the figures."""
-    with two_processes() as sides:
-        speeds = [measure(row, *sides) for row in rows(device, quick)]
+    speeds: list[Speed] = []
+    for row in rows(device, quick):
+        with two_processes() as sides:
+            speeds.append(measure(row, *sides))
+        Console().print(speeds_table(speeds))  # with one row more each time: compiling the next takes minutes on a GPU
     is_cuda = speeds[-1].row.is_cuda
-    Console().print(speeds_table(speeds))
     memory = {} if is_cuda else neuron_memory.run(quick)
     memory_holds = memory.pop("holds", True)
 
@@ -270,6 +277,7 @@ def run(device: str, quick: bool) -> dict[str, Any]:
     return {
         "device": last.device,
         "plain_x": round(plain, 3),
+        "computing_x": round(min(speed.ratio / computing_share(speed.figures) for speed in speeds), 3),
         "threads_x": None if threads is None else round(threads, 3),
         **memory,
         "busy_fraction": round(busy_fraction(last), 3),

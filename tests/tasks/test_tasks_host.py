@@ -10,7 +10,6 @@ import pytest
 
 from deployments.local.wallets import create_wallet
 from deployments.processes import free_port
-from lab.adversary.cheats import LazyMiner
 from tasks.host import hosted, hosting, load_block, release
 from tasks.sinks.attached import publish
 from tasks.window import fetch_pages
@@ -29,16 +28,16 @@ NAME = "hosted"
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
-    """A network whose lazy miner is a block on the server."""
-    network = PreparedNetwork(tmp_path_factory.mktemp("hosted"))
+    """A network, one of whose miners is a block on the server."""
+    network = PreparedNetwork(tmp_path_factory.mktemp("hosted"), num_honest=1, actors=())
     with prefect_server.configured():
-        network.at("lazy", network.first_window).save(NAME)
+        network.at("default", network.first_window).save(NAME)
     return network
 
 
 @pytest.fixture
 def home(network: PreparedNetwork) -> Path:
-    return Path(network.block("lazy").home)
+    return Path(network.block("default").home)
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +62,6 @@ def test_threads_that_ask_at_once_get_one_neuron_built_from_its_block(
         nodes = set(threads.map(ask, range(8)))
     (node,) = nodes
     assert hosted(NAME, Miner) is node
-    assert type(node) is LazyMiner
     assert (node.name, node.home) == (NAME, home)
     assert node.state.window == node.birth.start.start_window - 1
 

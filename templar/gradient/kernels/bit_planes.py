@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from templar.gradient.codec.planes import Section, end_of_ones
-from templar.gradient.kernels.machine import byte_at, in_ranges, inlined, kernel, trailing_zeros, word_at
+from templar.gradient.codec.planes import Section
+from templar.gradient.kernels.machine import byte_at, count_ones, in_ranges, inlined, kernel, trailing_zeros, word_at
 from templar.gradient.layout import TOP_BYTES, TensorLayout, whole_bytes
 
 SIGNS, REMAINDERS, QUOTIENTS = range(3)
@@ -37,11 +37,6 @@ def views(sections: Sequence[Section]) -> Views:
     )
 
 
-def starts(sections: Sequence[Section], chunk: int) -> NDArray[np.int64]:
-    """Where a chunk begins in each section, shape (P, 2): active chunks before it, and its first bit of quotients."""
-    return np.array([_start(section, chunk) for section in sections], np.int64)
-
-
 def encode_indices(indices: NDArray[np.uint16], tensor: TensorLayout) -> tuple[bytes, bytes]:
     """`codec.planes.encode_indices`."""
     bits, count = tensor.remainder_bits, indices.size
@@ -53,26 +48,46 @@ def encode_indices(indices: NDArray[np.uint16], tensor: TensorLayout) -> tuple[b
 
 def indices_fit(section: Section) -> bool:
     """`codec.planes.indices_fit`."""
-    one = views([section])
+    one, tensor = views([section]), section.tensor
     largest = in_ranges(
-        lambda first, stop: _largest_index(one, starts([section], first), first, stop), section.tensor.num_chunks
+        lambda first, stop: _largest_index(one, starts(one, first), first, stop), tensor.num_chunks, size=tensor.k
     )
-    return bool(max(largest) < section.tensor.chunk_length)
-
-
-def _start(section: Section, chunk: int) -> tuple[int, int]:
-    if chunk == 0:
-        return 0, 0
-    rank = int(np.count_nonzero(section.codes[:chunk]))
-    if not section.tensor.has_index_planes:
-        return rank, 0
-    return rank, end_of_ones(section.data[section.planes.quotients :], rank * section.tensor.k) or 0
+    return bool(max(largest) < tensor.chunk_length)
 
 
 @inlined
 def code_at(sections: Any, peer: int, chunk: int) -> Any:
     """The scale code of a chunk."""
     return byte_at(sections.addresses[peer] + np.uint64(TOP_BYTES + chunk))
+
+
+@kernel
+def starts(sections: Any, chunk: int) -> Any:
+    """Where a chunk begins in each section, shape (P, 2): active chunks before it, and its first bit of quotients."""
+    found = np.zeros((len(sections.addresses), 2), np.int64)
+    for peer in range(len(found)):
+        rank = 0
+        for before in range(chunk):
+            rank += code_at(sections, peer, before) != 0
+        found[peer, 0] = rank
+        if sections.coded and rank > 0:
+            found[peer, 1] = _end_of_ones(sections, peer, rank * sections.k)
+    return found
+
+
+@inlined
+def _end_of_ones(sections: Any, peer: int, count: Any) -> Any:
+    """`codec.planes.end_of_ones` of the quotients, which are the last plane; 0 if there are fewer ones."""
+    address, size, plane = sections.addresses[peer], sections.sizes[peer], sections.planes[peer, QUOTIENTS]
+    for place in range(plane, size, 8):
+        word = word_at(address, size, place)
+        ones = np.int64(count_ones(word))
+        if count <= ones:
+            for _ in range(count - 1):
+                word &= word - np.uint64(1)
+            return 8 * (place - plane) + np.int64(trailing_zeros(word)) + 1
+        count -= ones
+    return 0
 
 
 @inlined

@@ -43,22 +43,23 @@ def combine(
             them by a quantum.
     """
     peers, magnitudes, update = views(sections), np.stack(tables), out.view(-1).numpy()
-    grid = grid_of(tensor)
+    grid, size = grid_of(tensor), len(sections) * tensor.k + tensor.chunk_length
     if finish is None:
         in_ranges(
-            lambda first, stop: _combine(peers, magnitudes, first, stop, starts(sections, first), grid, update),
+            lambda first, stop: _combine(peers, magnitudes, first, stop, starts(peers, first), grid, update),
             tensor.num_chunks,
+            size=size,
         )
         return out
 
     def take_means(slab_first: int, means: NDArray[np.float64], first: int, stop: int) -> None:
-        begin = starts(sections, slab_first + first)
+        begin = starts(peers, slab_first + first)
         _means(peers, magnitudes, slab_first + first, slab_first + stop, begin, means[first:stop])
 
     slab = max(_SLAB_ELEMENTS // tensor.chunk_length, 1)
     for first in range(0, tensor.num_chunks, slab):
         means = np.empty((min(slab, tensor.num_chunks - first), tensor.chunk_length))
-        in_ranges(partial(take_means, first, means), len(means))
+        in_ranges(partial(take_means, first, means), len(means), size=size)
         _place_all(finish(torch.from_numpy(means)).numpy(), first, grid, update)
     return out
 
@@ -137,8 +138,9 @@ def chunk_products(
     peers, magnitudes, flat = views(sections), np.stack(tables), gradient.reshape(-1)
     grid, products = grid_of(tensor), np.zeros((len(sections), tensor.num_chunks))
     in_ranges(
-        lambda first, stop: _multiply(peers, magnitudes, first, stop, starts(sections, first), grid, flat, products),
+        lambda first, stop: _multiply(peers, magnitudes, first, stop, starts(peers, first), grid, flat, products),
         tensor.num_chunks,
+        size=len(sections) * tensor.k,
     )
     return products
 
@@ -175,10 +177,10 @@ def count_common(sections: Sequence[Section], tensor: TensorLayout) -> NDArray[n
     def count(first: int, stop: int) -> NDArray[np.int64]:
         found = np.zeros((len(sections), len(sections)), np.int64)
         bitmaps = np.zeros((len(sections), slab * words), np.uint64)
-        _compare(peers, first, stop, starts(sections, first), slab, bitmaps, found)
+        _compare(peers, first, stop, starts(peers, first), slab, bitmaps, found)
         return found
 
-    return np.sum(in_ranges(count, tensor.num_chunks), axis=0)
+    return np.sum(in_ranges(count, tensor.num_chunks, size=len(sections) * tensor.k), axis=0)
 
 
 @kernel

@@ -71,7 +71,9 @@ def compress_tensor(
     )
     arrays = found.indices, found.negative, found.steps
     finite = in_ranges(
-        lambda first, stop: _compress(memory, plan, first, stop, *arrays, BOUNDARIES, STEP_VALUES), tensor.num_chunks
+        lambda first, stop: _compress(memory, plan, first, stop, *arrays, BOUNDARIES, STEP_VALUES),
+        tensor.num_chunks,
+        size=tensor.chunk_length,
     )
     if not all(finite):
         return None

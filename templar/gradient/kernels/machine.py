@@ -58,6 +58,8 @@ kernel = njit(nogil=True, cache=_folder is not None, error_model="numpy", bounds
 """Compiled once per machine and version of the source; in each process if no folder can be written."""
 inlined = njit(nogil=True, error_model="numpy", boundscheck=False, forceinline=True)
 """A part of a kernel."""
+LEAST_VALUES = 1 << 16
+"""A thread takes as many values or more. For fewer, waiting for the interpreter's lock takes longer than the work."""
 instruction: Any = intrinsic
 """A function written in the compiler's intermediate language."""
 
@@ -115,13 +117,14 @@ def word_at(address: Any, size: int, place: int) -> Any:
     return word
 
 
-def in_ranges(work: Callable[[int, int], Any], count: int) -> list[Any]:
+def in_ranges(work: Callable[[int, int], Any], count: int, *, size: int) -> list[Any]:
     """Call `work(first, stop)` in threads, for ranges that make up `range(count)`; the results in order.
 
-    It uses as many threads as PyTorch. Their number never changes a bit of what kernels return.
+    For each of them `size` values are read or written. It uses at most as many threads as PyTorch; their number never
+    changes a bit of what kernels return.
     """
     threads = torch.get_num_threads()
-    share = -(-count // threads)
+    share = max(-(-count // threads), -(-LEAST_VALUES // size))
     ranges = [(first, min(first + share, count)) for first in range(0, count, share)]
     if len(ranges) == 1:
         return [work(*ranges[0])]
