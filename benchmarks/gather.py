@@ -33,10 +33,11 @@ from rich.table import Table
 
 from benchmarks.command import measured
 from benchmarks.loader_shard import Endpoint, serving
+from lab.hotkeys import hotkey_from_seed
 from templar.canonical import sha256_hex
 from templar.chain.base import NeuronInfo, Role
 from templar.chain.clock import SystemClock
-from templar.chain.hotkey import Hotkey, hotkey_from_seed
+from templar.chain.hotkey import Hotkey
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import Reason, RejectedError
 from templar.exchange.buckets import Buckets

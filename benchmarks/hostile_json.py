@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import measured
+from lab.hotkeys import hotkey_from_seed
 from templar import PROTOCOL_VERSION
 from templar.canonical import canonical_json
-from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import RejectedError
 from templar.exchange.signed import Body, WindowBody, unseal
 

@@ -29,9 +29,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import measured
+from lab.hotkeys import hotkey_from_seed
 from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX, START_WINDOW, Member, World, hotkey_seed
 from templar import interrupt
-from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger
 from templar.data.dataset import open_training, transfer_of
 from templar.exchange.buckets import Buckets, OwnBucket

@@ -46,6 +46,7 @@ from deployments.s3_endpoint import (
     enforcing_application,
     open_server,
 )
+from lab.hotkeys import hotkey_from_seed
 from lab.simulate.world import (
     DATASET_BUCKET,
     DATASET_PREFIX,
@@ -57,7 +58,6 @@ from lab.simulate.world import (
 )
 from templar.audit.evidence_audit import Auditor
 from templar.chain.clock import SimulatedClock
-from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger
 from templar.data.dataset import open_training, transfer_of
 from templar.exchange.buckets import Buckets, OwnBucket

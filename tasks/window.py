@@ -46,7 +46,7 @@ from templar.neuron.miner import Miner, PageReport, PayloadReport, TrainReport
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator, WeightsReport
 from templar.scoring.evidence import Evidence, WindowFacts
-from templar.window import Action, AggregatorSteps, MinerSteps, Missed, Opening, ValidatorSteps, WindowResult
+from templar.window import Action, AggregatorSteps, MinerSteps, Opening, ValidatorSteps, WindowResult
 
 log = logging.getLogger("templar.window")
 
@@ -83,11 +83,6 @@ def ended(neuron: str, result: WindowResult) -> State[None]:
     if result.missed is None:
         return Completed(message=result.message)
     return Failed(name=result.missed.value, message=result.message)
-
-
-def took_all_steps(state: State[Any]) -> bool:
-    """Whether a window's run came to its end, also if its node missed what it owed: there is nothing to repeat."""
-    return state.is_completed() or (state.is_failed() and state.name in {each.value for each in Missed})
 
 
 @task(task_run_name="update peers {window}", **CHAIN)

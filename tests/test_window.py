@@ -15,7 +15,6 @@ import tasks.window
 import templar.window
 from tasks.alerts import Alert, Raised
 from tasks.sinks.trace import WindowTrace
-from tasks.window import took_all_steps
 from templar.agreement.slots import Settlement
 from templar.audit.roster_audit import AuditReport
 from templar.errors import PermanentError, Reason, TransientError
@@ -244,7 +243,6 @@ def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
     assert calls == expected
     kind = "COMPLETED" if branch.missed is None else "FAILED"  # the UI's colour
     assert (state.type.value, state.name, state.message) == (kind, branch.missed or "Completed", branch.message)
-    assert took_all_steps(state)
     assert (Alert.WINDOW_MISSED in [each.alert for each in sent]) == (branch.missed is not None)
     (trace,) = traces
     assert (trace.window, trace.outcome) == (WINDOW, state.name)

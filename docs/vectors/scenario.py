@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.hotkeys import hotkey_from_seed
 from templar.agreement.state import genesis_root, next_root, parameters_digest
-from templar.chain.hotkey import Hotkey, hotkey_from_seed
+from templar.chain.hotkey import Hotkey
 from templar.gradient import Recipe
 from templar.gradient.aggregate import aggregate, outer_step
 from templar.gradient.codec.values import Coefficients

@@ -17,13 +17,14 @@ from lab.adversary.hostile import SKEW_SECONDS, TRAP
 from lab.adversary.judge import History, Sighting
 from lab.simulate.world import START_WINDOW, Member, World
 from templar.agreement.decisions import decided_roster
-from templar.audit.findings import Accusation, Report, is_proven, read_report
+from templar.audit.findings import Accusation, Report, is_proven
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, TransientError
 from templar.exchange.context import Exchange
 from templar.exchange.gather import GatherReport
-from templar.exchange.object_keys import Kind, aggregate_key, parse_current_key
+from templar.exchange.object_keys import Kind, aggregate_key, parse_current_key, window_key
 from templar.exchange.objects import Roster
+from templar.exchange.signed import read_signed
 from templar.gradient.codec.wire import Payload, decode
 from templar.housekeeping.maintenance import clean_bucket
 from templar.housekeeping.metrics import LOGGER
@@ -146,6 +147,20 @@ def read_accusations(stranger: Node, windows: Sequence[int], names: Mapping[str,
         ]
     finally:
         stranger.stop()
+
+
+def read_report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report | None:
+    """Return the report of a node on a window; None without one.
+
+    Raises:
+        RejectedError: The report is not legal.
+        PermanentError: The node's bucket refuses to be read.
+        TransientError: The store failed.
+    """
+    store = exchange.buckets.reader(neuron)
+    key = window_key(Kind.REPORT, window, neuron.uid)
+    found = read_signed(store, key, Report, network=exchange.network, author=neuron, window=window)
+    return None if found is None else found.body
 
 
 def _report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from templar.chain.hotkey import hotkey_from_seed
+from lab.hotkeys import hotkey_from_seed
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.buckets import Buckets, OwnBucket

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from lab.adversary.actors import ACTORS, IDLE
 from lab.adversary.chains import BlockSchedule, UnevenLedger
+from lab.hotkeys import hotkey_from_seed
 from templar.agreement.genesis import Birth, publish_genesis
 from templar.chain.base import Chain, Clock, Role
 from templar.chain.clock import SimulatedClock
-from templar.chain.hotkey import Hotkey, hotkey_from_seed
+from templar.chain.hotkey import Hotkey
 from templar.chain.ledger import Ledger, create_ledger
 from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document, collect_documents

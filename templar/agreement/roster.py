@@ -7,7 +7,6 @@ miner's name, and a miner that signed two manifests for one window is convicted 
 """
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -310,12 +309,9 @@ def _journalled(path: Path, author: dict[str, object]) -> Roster | None:
 
 
 def _write(path: Path, pieces: Iterable[bytes], *, durable: bool) -> None:
-    with replacing(path) as file:
+    with replacing(path, durable=durable) as file:
         for piece in pieces:
             file.write(piece)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
     if durable:
         with local_file(path):
             sync(path.parent)

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from templar.agreement.ballots import Said, convicting
 from templar.agreement.roster import check_signatures
-from templar.chain.base import NeuronInfo
 from templar.errors import Reason, RejectedError
 from templar.exchange.context import Exchange
 from templar.exchange.object_keys import Kind, window_key
@@ -29,7 +28,6 @@ from templar.exchange.signed import (
     WindowBody,
     check_author,
     check_window,
-    read_signed,
     unseal,
 )
 
@@ -112,20 +110,6 @@ def publish_report(
     report = Report(**exchange.author(window), window=window, findings=findings, exhibits=exhibits)
     key = window_key(Kind.REPORT, window, report.uid)
     return publish_body(exchange.buckets.own, key, report, exchange.own_signer, clock=exchange.chain.clock)
-
-
-def read_report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report | None:
-    """Return the report of a node on a window; None without one.
-
-    Raises:
-        RejectedError: The report is not legal.
-        PermanentError: The node's bucket refuses to be read.
-        TransientError: The store failed.
-    """
-    store = exchange.buckets.reader(neuron)
-    key = window_key(Kind.REPORT, window, neuron.uid)
-    found = read_signed(store, key, Report, network=exchange.network, author=neuron, window=window)
-    return None if found is None else found.body
 
 
 def is_proven(finding: Finding, report: Report, network: Network) -> bool:

@@ -107,17 +107,6 @@ def verify(address: str, message: bytes, signature: bytes) -> bool:
         return False
 
 
-def hotkey_from_seed(seed: bytes) -> Hotkey:
-    """The hotkey of a 32-byte seed, for tests and simulation.
-
-    Raises:
-        ValueError: The seed has another length.
-    """
-    if len(seed) != SEED_BYTES:
-        raise ValueError(f"a seed has {SEED_BYTES} bytes, not {len(seed)}")
-    return Hotkey(bittensor_core.Keypair.create_from_seed(seed))
-
-
 def load_hotkey(
     wallet_path: Path, wallet_name: str, hotkey_name: str, password: Callable[[], Password | None] = lambda: None
 ) -> Hotkey:

@@ -14,7 +14,7 @@ from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.gradient.codec.wire import Payload, decode
 from templar.gradient.layout import Layout
-from templar.store.files import local_file
+from templar.store.files import local_file, replacing
 
 MEMORY_BYTES = 64 << 20
 """Decoded payloads that one process keeps in memory; a larger payload is decoded at each use."""
@@ -55,9 +55,8 @@ class PayloadCache:
         path = self._path(window, digest)
         with local_file(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{digest}.{threading.get_ident()}")
-            part.write_bytes(data)
-            part.replace(path)
+        with replacing(path) as file:
+            file.write(data)
 
     def has(self, digest: str, *, window: int, uid: int, hotkey: str) -> bool:
         """Whether the whole payload is in the cache.

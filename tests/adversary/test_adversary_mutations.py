@@ -10,8 +10,8 @@ import torch
 from lab.adversary import hostile
 from lab.adversary.hostile import TRAP, padded, pickle_bytes
 from lab.adversary.mutations import MUTATIONS
+from lab.hotkeys import hotkey_from_seed
 from templar.canonical import sha256_hex
-from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import Reason, RejectedError
 from templar.exchange.objects import Manifest
 from templar.exchange.payload_cache import PayloadCache

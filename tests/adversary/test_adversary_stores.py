@@ -22,8 +22,8 @@ from lab.adversary.chains import (
     UnreachableChain,
     difficult_blocks,
 )
+from lab.hotkeys import hotkey_from_seed
 from templar.chain.clock import SimulatedClock
-from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.directory import DirectoryStore

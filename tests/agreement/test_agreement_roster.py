@@ -258,10 +258,10 @@ def test_payloads_that_a_bad_aggregate_lacks_are_read_from_the_miner(scene: Scen
 def test_a_full_disk_is_no_verdict_on_a_roster(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     roster, cache = scene.publish(scene.gathered()), scene.empty_cache()
 
-    def full(path: Path, data: bytes) -> None:
+    def full(path: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "replace", full)
     refusal(lambda: scene.fetch(roster, scene.store, cache), TransientError, Reason.LOCAL_FILE)
 
 

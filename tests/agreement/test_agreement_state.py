@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lab.hotkeys import hotkey_from_seed
 from templar.agreement.state import (
     AgreedState,
     StateMark,
@@ -15,7 +16,6 @@ from templar.agreement.state import (
     null_root,
     parameters_digest,
 )
-from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import PermanentError, Reason
 from templar.gradient.aggregate import aggregate
 from templar.gradient.codec.wire import Header, Payload

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from lab.hotkeys import hotkey_from_seed
 from templar.audit.evidence_audit import Auditor, EvidenceAudit, Subject
 from templar.chain.base import Metagraph, WeightsSchedule
 from templar.chain.extrinsics import differing_uids
-from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 from templar.exchange.context import Exchange

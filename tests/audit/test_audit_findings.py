@@ -7,7 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from lab.adversary.actors import PUBLISHERS
-from templar.audit.findings import Accusation, Exhibit, Finding, Report, Suspect, is_proven, named_by, read_report
+from lab.adversary.observe import read_report
+from templar.audit.findings import Accusation, Exhibit, Finding, Report, Suspect, is_proven, named_by
 from templar.errors import Reason
 from templar.exchange.objects import Roster
 from templar.exchange.signed import Network as Identity

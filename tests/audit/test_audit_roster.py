@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from lab.adversary.actors import PUBLISHERS, SilentPublisher
+from lab.adversary.observe import read_report
 from templar.agreement.decisions import decided_roster
 from templar.agreement.slots import Settlement
-from templar.audit.findings import Accusation, Finding, Report, is_proven, named_by, read_report
+from templar.audit.findings import Accusation, Finding, Report, is_proven, named_by
 from templar.audit.roster_audit import audit_window
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport

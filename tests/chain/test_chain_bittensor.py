@@ -12,11 +12,11 @@ import pytest
 from websockets.sync.server import serve
 
 from deployments.local.wallets import create_wallet
+from lab.hotkeys import hotkey_from_seed
 from templar.chain.base import Chain, SubnetRules
 from templar.chain.bittensor import BittensorChain, open_substrate, open_wallet
 from templar.chain.clock import SimulatedClock
 from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError
-from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.remote import CallLimits
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.errors import refusal

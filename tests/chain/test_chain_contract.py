@@ -12,11 +12,11 @@ from typing import Any, Protocol
 import bittensor_core
 import pytest
 
+from lab.hotkeys import hotkey_from_seed
 from templar import interrupt
 from templar.chain.base import Chain, Role
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock, SystemClock
-from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.errors import raising

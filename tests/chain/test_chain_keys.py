@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.local.wallets import create_wallet
+from lab.hotkeys import hotkey_from_seed
 from templar.chain.bittensor import open_wallet
-from templar.chain.hotkey import Password, hotkey_from_seed, load_hotkey, verify
+from templar.chain.hotkey import Password, load_hotkey, verify
 from templar.errors import PermanentError, Reason
 from tests.support.errors import refusal
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from lab.hotkeys import hotkey_from_seed
 from templar.chain.clock import SimulatedClock
-from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.chain.ledger_state import LedgerParameters
 from templar.errors import PermanentError, Reason, TransientError

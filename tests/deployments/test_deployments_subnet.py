@@ -8,9 +8,9 @@ import bittensor_core
 import pytest
 
 from deployments.neuron.subnet import TRIED_RUNTIMES, DoubtError, backups, looks_at_subnet, require_yuma
+from lab.hotkeys import hotkey_from_seed
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock
-from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import PermanentError
 from templar.exchange.encryption import Binding, encrypt
 from templar.exchange.object_keys import Kind, window_key

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from docs.vectors import judging, make, scenario
+from lab.hotkeys import hotkey_from_seed
 from templar.audit.findings import Report
 from templar.chain.extrinsics import announced_role
-from templar.chain.hotkey import hotkey_from_seed, verify
+from templar.chain.hotkey import verify
 from templar.errors import Reason, RejectedError
 from templar.exchange import objects
 from templar.exchange.object_keys import Kind

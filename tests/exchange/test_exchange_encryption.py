@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.chain.hotkey import hotkey_from_seed
+from lab.hotkeys import hotkey_from_seed
 from templar.errors import Reason, RejectedError
 from templar.exchange.encryption import HEADER_BYTES, TAG_BYTES, Binding, decrypt, encrypt
 from tests.support.errors import raising

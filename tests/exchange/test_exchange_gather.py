@@ -221,10 +221,10 @@ def test_a_stop_request_is_no_outcome(scene: Scene, concurrency: int) -> None:
 
 
 def test_a_local_failure_is_no_verdict_on_a_peer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(path: Path, target: Path) -> None:
         raise OSError(errno.ENOSPC, "for a test")
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(TemplarError) as caught:
         scene.gather(list(scene.members))
     assert caught.value.reason is Reason.LOCAL_FILE

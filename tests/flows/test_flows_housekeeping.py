@@ -18,7 +18,6 @@ from flows.miner_window import miner_window
 from flows.private_backup import private_backup
 from flows.shard_rotation import shard_rotation
 from tasks.host import release
-from tasks.window import took_all_steps
 from templar import PROTOCOL_VERSION
 from templar.agreement.checkpoint import list_checkpoints
 from templar.agreement.genesis import find_birth
@@ -44,14 +43,14 @@ RETENTION = 10
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
-    """A network whose lazy miner ran a few windows by its flow, each of them null: no payload was there in time."""
+    """A network, one of whose miners ran a few windows by its flow, each of them null: no payload was there in time."""
     storage = {"retention_windows": RETENTION, "checkpoint_frequency": 3, "checkpoints_kept": 1}
     network = PreparedNetwork(tmp_path_factory.mktemp("keeper"), storage=storage)
     run_alone(network, NUM_WINDOWS, name="aggregator")
     with prefect_server.configured():
         network.at("lazy", network.first_window).save(NAME)
         for window in range(network.first_window, network.first_window + NUM_WINDOWS):
-            assert took_all_steps(run(miner_window, window=window))  # what it published came too late
+            assert run(miner_window, window=window).is_completed()
         release(NAME)
     return network
 

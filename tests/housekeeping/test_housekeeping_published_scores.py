@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.hotkeys import hotkey_from_seed
 from templar.chain.base import Role
-from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import Sealed, seal

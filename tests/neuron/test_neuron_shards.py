@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.hotkeys import hotkey_from_seed
 from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.agreement.state import StateMark, check_mark
 from templar.chain.base import Role
-from templar.chain.hotkey import hotkey_from_seed
 from templar.data.assignment import Assignment, ShardEpoch, first_epochs
 from templar.data.build.page_writer import upload_dataset
 from templar.data.dataset import ShardedTraining

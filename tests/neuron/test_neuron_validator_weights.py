@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.adversary.chains import ChainView
+from lab.hotkeys import hotkey_from_seed
 from templar import interrupt
 from templar.chain.base import Chain, WeightsSchedule
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock
 from templar.chain.extrinsics import ExtrinsicRefusedError, quantise_weights
-from templar.chain.hotkey import hotkey_from_seed
 from templar.chain.ledger import Ledger, create_ledger
 from templar.chain.remote import CallLimits
 from templar.errors import Reason, TransientError

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from lab.hotkeys import hotkey_from_seed
 from templar.canonical import sha256_hex
-from templar.chain.hotkey import hotkey_from_seed
 from templar.errors import Reason
 from templar.scoring.evidence import Estimate, Evidence, Likeness, Measurement, MinerFacts, MinerRecord, WindowFacts
 from templar.scoring.standing import ScoreCard, Standing

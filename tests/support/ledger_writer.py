@@ -7,7 +7,7 @@ acknowledged.
 import sys
 from pathlib import Path
 
-from templar.chain.hotkey import hotkey_from_seed
+from lab.hotkeys import hotkey_from_seed
 from templar.chain.ledger import Ledger
 
 

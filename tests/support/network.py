@@ -10,11 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from lab.hotkeys import hotkey_from_seed
 from lab.simulate.world import Member, World
 from templar.agreement.roster import fetch_roster
 from templar.chain.base import Chain, NeuronInfo, Role
 from templar.chain.clock import SimulatedClock
-from templar.chain.hotkey import Hotkey, hotkey_from_seed
+from templar.chain.hotkey import Hotkey
 from templar.chain.ledger import Ledger
 from templar.errors import Reason, TransientError
 from templar.exchange.object_keys import Kind, window_key

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from lab.hotkeys import hotkey_from_seed
 from templar import PROTOCOL_VERSION
 from templar.canonical import canonical_json, sha256_hex
 from templar.chain.base import NeuronInfo, Role
 from templar.chain.clock import SimulatedClock
-from templar.chain.hotkey import Hotkey, hotkey_from_seed
+from templar.chain.hotkey import Hotkey
 from templar.chain.ledger import Ledger, create_ledger
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.exchange.context import Exchange
