@@ -22,13 +22,13 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 LIMITS = {
     "files of templar/": 152,
-    "lines of templar/": 37_939,
-    "lines of blocks/, tasks/, flows/ and deployments/": 12_967,
-    "lines of lab/, benchmarks/ and docs/": 14_675,
-    "lines of tests/": 58_571,
+    "lines of templar/": 37_929,
+    "lines of blocks/, tasks/, flows/ and deployments/": 12_962,
+    "lines of lab/, benchmarks/ and docs/": 14_527,
+    "lines of tests/": 58_458,
     "files on the reading path": 10,
     "lines on the reading path": 3_608,
-    "words of pages": 62_512,
+    "words of pages": 62_369,
     "lines with vague pronouns": 5,
 }
 BUDGETS: tuple[tuple[str, str, int], ...] = ()
