@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import measured
-from templar.data.build.card import read_card
 from templar.data.corpus import collect_documents
 from templar.data.tokenizer import train_embedded_tokenizer
+from templar.datasets.card import read_card
 
 TEXT_BYTES = 2 * 10**9
 QUICK_TEXT_BYTES = 8 * 10**6

@@ -23,13 +23,13 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.reference.wire import QuantisedValues, RawCoding, StatisticalQuantiser, aggregate_values, pack_12_bits
 from templar.data.assignment import Epoch, SlotPlan, assign
-from templar.data.build.page_writer import build_dataset
 from templar.data.corpus import collect_documents
 from templar.data.dataset import HELD_OUT_ROWS_PER_PAGE
 from templar.data.pages.metadata import HELD_OUT_SPLIT
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.sampling import held_out_sequences, page_sequences
 from templar.data.tokenizer import Tokenizer, load_tokenizer
+from templar.datasets.page_writer import build_dataset
 from templar.gradient.aggregate import aggregate, outer_step
 from templar.gradient.codec import wire
 from templar.gradient.codec.values import Coded, ValueCoding

@@ -26,12 +26,12 @@ from deployments.register import read_environment
 from deployments.resumable import status_of
 from tasks.datasets import upload_target
 from templar.arguments import account_id, folder_path, whole_number
-from templar.data.build.build_dataset import BuiltDataset, build, upload_built
-from templar.data.build.card import CARD_FILE
-from templar.data.build.copying import CopyOutcome
-from templar.data.build.documents import TEXT_SUFFIXES, source_from_text
-from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout, Share
-from templar.data.build.shares import build_share
+from templar.datasets.build_dataset import BuiltDataset, build, upload_built
+from templar.datasets.card import CARD_FILE
+from templar.datasets.copying import CopyOutcome
+from templar.datasets.documents import TEXT_SUFFIXES, source_from_text
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout, Share
+from templar.datasets.shares import build_share
 from templar.store.base import ObjectStore
 
 NUMBERS = {

@@ -26,7 +26,7 @@ from blocks.storage import StorageEndpoint
 from deployments.register import read_environment
 from deployments.resumable import status_of
 from templar.arguments import account_id, folder_path, whole_number
-from templar.data.build.copying import Check, CopiedObject, CopyOutcome, CopyReport, copy_dataset
+from templar.datasets.copying import Check, CopiedObject, CopyOutcome, CopyReport, copy_dataset
 from templar.store.base import ObjectStore
 from templar.store.directory import INCOMING, DirectoryStore
 from templar.store.files import local_file

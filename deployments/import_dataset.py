@@ -16,8 +16,8 @@ from rich.text import Text
 from deployments.build_dataset import step_bars
 from deployments.resumable import status_of
 from templar.arguments import folder_path, whole_number
-from templar.data.build.importing import import_dataset
 from templar.data.tokenizer import load_tokenizer
+from templar.datasets.importing import import_dataset
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:

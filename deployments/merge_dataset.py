@@ -16,7 +16,7 @@ from rich.console import Console
 from deployments.build_dataset import add_upload_options, parse, show_and_upload, step_bars, target_of
 from deployments.resumable import status_of
 from templar.arguments import folder_path
-from templar.data.build.shares import merge_shares
+from templar.datasets.shares import merge_shares
 
 _STEPS = {"read": "checking the shares", "assemble": "assembling"}
 

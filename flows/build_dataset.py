@@ -11,8 +11,8 @@ from prefect.utilities.annotations import quote
 from pydantic import AfterValidator, Field
 
 from tasks.datasets import assemble_dataset, find_dataset, make_parts, read_sources, upload_dataset, upload_target
-from templar.data.build.documents import TEXT_SUFFIXES, source_from_text
-from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
+from templar.datasets.documents import TEXT_SUFFIXES, source_from_text
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.store.address import is_account_id
 
 

@@ -12,10 +12,10 @@ from prefect.cache_policies import NO_CACHE
 from blocks.environment import hosting_from_environment
 from tasks.artifacts import progress, table
 from tasks.policy import HOUSEKEEPING, STORE
-from templar.data.build import build_dataset as building
-from templar.data.build.build_dataset import BuiltDataset, upload_built
-from templar.data.build.copying import CopyOutcome
-from templar.data.build.plan import BuildRequest, Plan
+from templar.datasets import build_dataset as building
+from templar.datasets.build_dataset import BuiltDataset, upload_built
+from templar.datasets.copying import CopyOutcome
+from templar.datasets.plan import BuildRequest, Plan
 from templar.store.base import ObjectStore
 
 

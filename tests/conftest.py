@@ -166,3 +166,18 @@ def build(folder: Path) -> Iterator["Callable[..., Network]"]:
 def network(build: "Callable[..., Network]") -> "Network":
     """An aggregator, a validator and two miners, started; window 1 has not come yet."""
     return build()
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that every store fails is repeated at once; `test_data_replicas` tests the pauses."""
+    monkeypatch.setattr("templar.data.replicas.PAUSE_SECONDS", 0.0)
+
+
+@pytest.fixture(scope="session")
+def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `small_dataset`, which no test changes."""
+    from tests.support.datasets import small_dataset
+    from tests.support.memory_store import MemoryStore
+
+    return small_dataset(tmp_path_factory.mktemp("small") / "dataset", MemoryStore())

@@ -18,9 +18,9 @@ from deployments.s3_endpoint import EndpointAdmin, create_bucket_with_keys
 from templar.agreement.genesis import Birth
 from templar.chain.clock import SystemClock
 from templar.chain.ledger import Ledger, create_ledger
-from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import collect_documents
 from templar.data.shards.shard_writer import build_shards
+from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason
 from templar.hparams import HParams
 from templar.neuron.join import CHAIN_ROLES

@@ -26,11 +26,11 @@ from templar.chain.base import Chain, Clock, Role
 from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import Hotkey
 from templar.chain.ledger import Ledger, create_ledger
-from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document, collect_documents
 from templar.data.dataset import TrainingData, open_training, read_held_out, transfer_of
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import load_tokenizer
+from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.hparams import Data, HParams
 from templar.neuron.aggregator import Aggregator

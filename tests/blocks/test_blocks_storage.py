@@ -8,11 +8,11 @@ from pydantic import SecretStr, ValidationError
 
 from blocks import BucketCredentials, Dataset, DatasetBucket, NeuronBucket, StorageEndpoint
 from templar.data.assignment import Assignment
-from templar.data.build.page_writer import upload_dataset
 from templar.data.dataset import PagedTraining
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import load_tokenizer
+from templar.datasets.page_writer import upload_dataset
 from templar.errors import PermanentError, Reason, TransientError
 from templar.hparams import load_hparams
 from templar.store.address import BucketAddress

@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from templar import interrupt
-from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
 from templar.data.pages.page_dataset import Page, PageDataset
 from templar.data.tokenizer import load_tokenizer
+from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from tests.support.datasets import PREFIX, rows_of
 from tests.support.errors import raising, stopped

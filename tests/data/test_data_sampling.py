@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment, Epoch, SlotPlan, assign
-from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import collect_documents
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.sampling import held_out_sequences, pack, pack_flat, page_sequences, unigram_entropy
 from templar.data.tokenizer import Tokenizer, load_tokenizer
+from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason
 from tests.support.datasets import PREFIX
 from tests.support.errors import raising

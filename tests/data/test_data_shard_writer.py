@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from templar.canonical import sha256_hex
-from templar.data.build.page_writer import build_dataset
 from templar.data.corpus import Document
 from templar.data.sampling import pack
 from templar.data.shards.manifest import BlockedFile, ShardIndex, parse_index, parse_manifest, sample_ids
@@ -21,6 +20,7 @@ from templar.data.shards.shard_writer import (
     write_split,
 )
 from templar.data.tokenizer import encode, load_tokenizer, packed, train_embedded_tokenizer
+from templar.datasets.page_writer import build_dataset
 from templar.errors import PermanentError, Reason
 from tests.support.datasets import contents, numbered_documents, rows_of
 from tests.support.errors import raising

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments import build_dataset as command
-from templar.data.build.plan import DatasetLayout
+from templar.datasets.plan import DatasetLayout
 from tests.support.commands import Call, contents, write_env
 from tests.support.datasets import numbered_documents
 

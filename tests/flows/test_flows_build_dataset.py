@@ -10,10 +10,10 @@ from prefect.exceptions import ParameterTypeError
 
 from flows.build_dataset import build_dataset
 from tasks.datasets import artifact_key
-from templar.data.build.build_dataset import find_built
-from templar.data.build.documents import TextSource
-from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.data.shards.manifest import parse_index
+from templar.datasets.build_dataset import find_built
+from templar.datasets.documents import TextSource
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from tests.support.datasets import numbered_documents
 from tests.support.flow_network import task_runs
 from tests.support.prefect_server import RunningPrefectServer

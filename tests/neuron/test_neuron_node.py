@@ -13,8 +13,8 @@ from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar import interrupt
 from templar.agreement.genesis import publish_genesis
 from templar.agreement.slots import Settlement
-from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
+from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.payload_cache import _decoded_and_size
 from templar.neuron.aggregator import Aggregator

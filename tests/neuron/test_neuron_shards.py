@@ -12,10 +12,10 @@ from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.agreement.state import StateMark, check_mark
 from templar.chain.base import Role
 from templar.data.assignment import Assignment, ShardEpoch, first_epochs
-from templar.data.build.page_writer import upload_dataset
 from templar.data.dataset import ShardedTraining
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.shards.shard_writer import build_shards
+from templar.datasets.page_writer import upload_dataset
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import START_WINDOW_KEY
 from templar.housekeeping.maintenance import known_epochs, publish_newest_checkpoint, rotate_shards

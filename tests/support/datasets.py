@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document
+from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.store.base import ObjectStore
 
 PREFIX = "dataset"

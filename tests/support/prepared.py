@@ -22,8 +22,8 @@ from deployments.local.prepare import (
 )
 from deployments.prefect_server import PROJECT_ROOT
 from templar.chain.ledger import Ledger
-from templar.data.build.page_writer import build_dataset
 from templar.data.shards.shard_writer import build_shards
+from templar.datasets.page_writer import build_dataset
 from templar.hparams import load_hparams
 from templar.store.directory import DirectoryStore
 from templar.timeline import first_block

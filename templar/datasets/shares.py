@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from templar.canonical import canonical_json, file_sha256, sha256_hex
-from templar.data.build.build_dataset import (
+from templar.data.shards.shard_writer import require_absent
+from templar.data.tokenizer import load_tokenizer, save_tokenizer
+from templar.datasets.build_dataset import (
     LOCK_FILE,
     BuiltDataset,
     alone,
@@ -25,12 +27,10 @@ from templar.data.build.build_dataset import (
     make_parts,
     prepare,
 )
-from templar.data.build.documents import InputFile, TextSource
-from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout, Plan, make_plan
-from templar.data.build.token_parts import part_folder
-from templar.data.build.units import Unit, census_file, check_ended, find_groups, identify, in_threads
-from templar.data.shards.shard_writer import require_absent
-from templar.data.tokenizer import load_tokenizer, save_tokenizer
+from templar.datasets.documents import InputFile, TextSource
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout, Plan, make_plan
+from templar.datasets.token_parts import part_folder
+from templar.datasets.units import Unit, census_file, check_ended, find_groups, identify, in_threads
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, replacing, sync
 

@@ -12,11 +12,11 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from templar.data.build.importing import import_dataset
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards.manifest import sample_ids
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.tokenizer import Tokenizer, train_embedded_tokenizer
+from templar.datasets.importing import import_dataset
 from templar.errors import PermanentError, Reason
 from templar.store.directory import DirectoryStore
 from tests.support.commands import contents
@@ -75,7 +75,7 @@ class TestShards:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("templar.data.build.importing.describe_shards", full)
+            patch.setattr("templar.datasets.importing.describe_shards", full)
             with pytest.raises(KeyboardInterrupt):
                 import_dataset(tokens, tmp_path / "one", tokenizer=tokenizer, sequence_length=LENGTH)
         assert not (tmp_path / "one").exists()
@@ -291,7 +291,7 @@ class TestPages:
     def test_a_huge_row_group_and_dropped_characters_are_said(
         self, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("templar.data.build.importing.MOST_GROUP_BYTES", 50)
+        monkeypatch.setattr("templar.datasets.importing.MOST_GROUP_BYTES", 50)
         words = Tokenizer(Backend(models.BPE(vocab={"1": 0, "<eos>": 1}, merges=[])))
         import_dataset(tables, tmp_path / "dataset", tokenizer=words)
         assert caplog.text.count("a node fetches a whole row group") == 6

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from templar.canonical import file_sha256
-from templar.data.build.build_dataset import upload_built
-from templar.data.build.page_writer import build_dataset, upload_dataset
 from templar.data.corpus import Document, split_rows
 from templar.data.tokenizer import load_tokenizer
+from templar.datasets.build_dataset import upload_built
+from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason
 from tests.support.datasets import contents, numbered_documents, rows_of
 from tests.support.errors import raising
@@ -130,7 +130,7 @@ def test_upload_never_replaces_another_dataset(small_root: Path, name: str) -> N
 def test_a_description_larger_than_readers_accept_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(f"templar.data.build.page_writer.{limit}", 100)
+    monkeypatch.setattr(f"templar.datasets.page_writer.{limit}", 100)
     documents = numbered_documents("alpha", num_documents=4, num_lines=10)
     with raising(PermanentError, Reason.OBJECT_TOO_LARGE, "at most"):
         build_dataset(documents, tmp_path / "dataset", vocab_size=300)

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from templar.canonical import canonical_json
-from templar.data.build.plan import DatasetLayout, Plan
-from templar.data.build.units import Unit
 from templar.data.corpus import SPLITS
 from templar.data.tokenizer import EMBEDDED, Tokenizer
+from templar.datasets.plan import DatasetLayout, Plan
+from templar.datasets.units import Unit
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, replacing
 

@@ -29,7 +29,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from templar.data.build.hub_stream import (
+from templar.data.pages.metadata import DEFAULT_CONFIG
+from templar.data.pages.parquet import TextColumnError, require_texts, texts_of
+from templar.datasets.hub_stream import (
     BATCH_ROWS,
     SCHEME,
     SMALL_READS,
@@ -39,8 +41,6 @@ from templar.data.build.hub_stream import (
     parse_hub_split,
     read_shard,
 )
-from templar.data.pages.metadata import DEFAULT_CONFIG
-from templar.data.pages.parquet import TextColumnError, require_texts, texts_of
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from templar.data.build import hub_stream
-from templar.data.build.build_dataset import build
-from templar.data.build.documents import TextSource, find_inputs, read_texts, source_from_text
-from templar.data.build.hub_stream import HubSplit, find_shards, parse_hub_split
-from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
+from templar.datasets import hub_stream
+from templar.datasets.build_dataset import build
+from templar.datasets.documents import TextSource, find_inputs, read_texts, source_from_text
+from templar.datasets.hub_stream import HubSplit, find_shards, parse_hub_split
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.datasets import contents, numbered_documents
 from tests.support.errors import raising

@@ -5,15 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-
-from templar.data.build import token_parts
-from templar.data.build.build_dataset import BuiltDataset, build
-from templar.data.build.documents import TextSource
-from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout, Share
-from templar.data.build.shares import SHARE_FILE, build_share, merge_shares, read_share
-from templar.data.tokenizer import train_embedded_tokenizer
-from templar.errors import PermanentError, Reason
 from tests.data.test_data_build_dataset import rows
+
+from templar.data.tokenizer import train_embedded_tokenizer
+from templar.datasets import token_parts
+from templar.datasets.build_dataset import BuiltDataset, build
+from templar.datasets.documents import TextSource
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout, Share
+from templar.datasets.shares import SHARE_FILE, build_share, merge_shares, read_share
+from templar.errors import PermanentError, Reason
 from tests.support.datasets import contents, numbered_documents
 from tests.support.errors import raising
 

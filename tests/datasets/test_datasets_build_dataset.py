@@ -20,18 +20,18 @@ from tokenizers import models
 
 from templar import interrupt
 from templar.canonical import canonical_json, file_sha256, sha256_hex
-from templar.data.build import token_parts, units
-from templar.data.build.build_dataset import LOCK_FILE, assemble, build, make_parts, prepare
-from templar.data.build.card import read_card
-from templar.data.build.documents import TextSource
-from templar.data.build.page_writer import upload_dataset
-from templar.data.build.plan import BuildRequest, BuildSettings, DatasetLayout
-from templar.data.build.units import find_groups, in_threads
 from templar.data.corpus import Document
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards import shard_writer
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
+from templar.datasets import token_parts, units
+from templar.datasets.build_dataset import LOCK_FILE, assemble, build, make_parts, prepare
+from templar.datasets.card import read_card
+from templar.datasets.documents import TextSource
+from templar.datasets.page_writer import upload_dataset
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
+from templar.datasets.units import find_groups, in_threads
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.datasets import contents, numbered_documents
 from tests.support.errors import raising
@@ -127,8 +127,8 @@ class TestTheSameBytes:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from templar.data.build.build_dataset import build
-from templar.data.build import token_parts
+from templar.datasets.build_dataset import build
+from templar.datasets import token_parts
 from tests.data.test_data_build_dataset import DatasetLayout, request
 
 token_parts.RUN_TOKENS = token_parts.PIECE_TOKENS = 1000
@@ -335,7 +335,7 @@ class TestRefused:
         self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: DatasetLayout
     ) -> None:
         monkeypatch.setattr(shard_writer, "MAX_INDEX_BYTES", 300)
-        monkeypatch.setattr("templar.data.build.page_writer.MAX_SHARD_SIZES_BYTES", 500)
+        monkeypatch.setattr("templar.datasets.page_writer.MAX_SHARD_SIZES_BYTES", 500)
         wanted = request(source_folder, tmp_path / "built", layout)
         with raising(PermanentError, Reason.OBJECT_TOO_LARGE, match=r"raise shard_rows|raise samples_per_shard"):
             build(wanted)

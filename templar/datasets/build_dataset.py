@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from templar.data.build.card import CARD_FILE, Card, files_of, read_card, write_card
-from templar.data.build.copying import CopyReport, copy_dataset
-from templar.data.build.page_writer import assemble_pages, make_page_part, require_free
-from templar.data.build.plan import BuildRequest, DatasetLayout, Plan, plan_build
-from templar.data.build.token_parts import assemble_shards, drop_other_merges, make_token_part
-from templar.data.build.units import Unit, find_groups, identify, in_threads
 from templar.data.shards.shard_writer import require_absent
 from templar.data.tokenizer import EMBEDDED, load_tokenizer
+from templar.datasets.card import CARD_FILE, Card, files_of, read_card, write_card
+from templar.datasets.copying import CopyReport, copy_dataset
+from templar.datasets.page_writer import assemble_pages, make_page_part, require_free
+from templar.datasets.plan import BuildRequest, DatasetLayout, Plan, plan_build
+from templar.datasets.token_parts import assemble_shards, drop_other_merges, make_token_part
+from templar.datasets.units import Unit, find_groups, identify, in_threads
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore

@@ -26,13 +26,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from templar.canonical import file_sha256
-from templar.data.build.build_dataset import alone, remove_work
-from templar.data.build.card import warn_of_dropped
-from templar.data.build.documents import NAME, UNREAD
-from templar.data.build.hub_stream import BATCH_ROWS, SMALL_READS
-from templar.data.build.page_writer import write_metadata
-from templar.data.build.token_parts import finished_shard
-from templar.data.build.units import check_ended, in_threads
 from templar.data.corpus import SPLITS
 from templar.data.pages.metadata import (
     DEFAULT_CONFIG,
@@ -55,6 +48,13 @@ from templar.data.shards.shard_writer import (
     require_index_fits,
 )
 from templar.data.tokenizer import Tokenizer, TokenType, save_tokenizer
+from templar.datasets.build_dataset import alone, remove_work
+from templar.datasets.card import warn_of_dropped
+from templar.datasets.documents import NAME, UNREAD
+from templar.datasets.hub_stream import BATCH_ROWS, SMALL_READS
+from templar.datasets.page_writer import write_metadata
+from templar.datasets.token_parts import finished_shard
+from templar.datasets.units import check_ended, in_threads
 from templar.errors import PermanentError, Reason
 from templar.store.files import link_or_copy, local_file, sync
 

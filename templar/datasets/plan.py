@@ -11,17 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import canonical_json, sha256_hex
-from templar.data.build.documents import TextSource
-from templar.data.build.units import (
-    Census,
-    Unit,
-    checked_texts,
-    find_groups,
-    identify,
-    in_threads,
-    read_census,
-    take_census,
-)
 from templar.data.corpus import DocumentLengths, held_out_masks
 from templar.data.shards.shard_writer import ShardLayout
 from templar.data.tokenizer import (
@@ -31,6 +20,17 @@ from templar.data.tokenizer import (
     load_tokenizer,
     save_tokenizer,
     train_embedded_tokenizer,
+)
+from templar.datasets.documents import TextSource
+from templar.datasets.units import (
+    Census,
+    Unit,
+    checked_texts,
+    find_groups,
+    identify,
+    in_threads,
+    read_census,
+    take_census,
 )
 from templar.store.files import local_file
 

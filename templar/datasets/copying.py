@@ -14,8 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from templar.canonical import file_sha256, sha256_hex
-from templar.data.build.dataset_files import OPTIONAL, DatasetFile, Inventory, Originals, for_each
 from templar.data.pages.metadata import folder_prefix
+from templar.datasets.dataset_files import OPTIONAL, DatasetFile, Inventory, Originals, for_each
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.base import ObjectStore
 from templar.store.files import local_file

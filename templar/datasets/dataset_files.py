@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from templar.canonical import file_sha256, sha256_hex
-from templar.data.build.card import CARD_FILE, README_FILE
 from templar.data.pages.metadata import (
     MAX_METADATA_BYTES,
     MAX_SHARD_SIZES_BYTES,
@@ -34,6 +33,7 @@ from templar.data.shards.manifest import (
     parse_manifest,
 )
 from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from templar.datasets.card import CARD_FILE, README_FILE
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.interrupt import check_stop
 from templar.store.base import ObjectStore

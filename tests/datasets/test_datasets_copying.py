@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from templar.data.build import copying, dataset_files
-from templar.data.build.card import CARD_FILE
-from templar.data.build.copying import Check, CopyOutcome, CopyReport, copy_dataset
-from templar.data.build.dataset_files import Originals
 from templar.data.pages.metadata import METADATA_FILE, SHARD_SIZES_FILE
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards.manifest import INDEX_FILE
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import TOKENIZER_FILE
+from templar.datasets import copying, dataset_files
+from templar.datasets.card import CARD_FILE
+from templar.datasets.copying import Check, CopyOutcome, CopyReport, copy_dataset
+from templar.datasets.dataset_files import Originals
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
 from tests.support.datasets import PREFIX, contents, numbered_documents

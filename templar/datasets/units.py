@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.canonical import canonical_json, sha256_hex
-from templar.data.build.documents import InputFile, TextSource, find_inputs, read_texts
 from templar.data.corpus import held_out_key
 from templar.data.tokenizer import order_key
+from templar.datasets.documents import InputFile, TextSource, find_inputs, read_texts
 from templar.errors import PermanentError, Reason
 from templar.interrupt import StoppedError, check_stop
 from templar.store.files import local_file, replacing

@@ -23,9 +23,6 @@ import yaml
 from numpy.typing import NDArray
 
 from templar.canonical import canonical_json, file_sha256, sha256_hex
-from templar.data.build.card import Card, Counts, make_card
-from templar.data.build.plan import Plan, part_key
-from templar.data.build.units import Unit, checked_texts
 from templar.data.corpus import SPLITS, Document, split_documents, split_rows
 from templar.data.pages.metadata import (
     DEFAULT_CONFIG,
@@ -43,6 +40,9 @@ from templar.data.pages.parquet import TEXT_COLUMN
 from templar.data.shards.manifest import INDEX_FILE
 from templar.data.shards.shard_writer import require_absent
 from templar.data.tokenizer import TOKENIZER_FILE, Tokenizer, save_tokenizer, train_embedded_tokenizer
+from templar.datasets.card import Card, Counts, make_card
+from templar.datasets.plan import Plan, part_key
+from templar.datasets.units import Unit, checked_texts
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
 from templar.store.files import local_file, replacing, sync
@@ -166,7 +166,7 @@ def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> None:
     """Upload a dataset folder of either layout to the folder `prefix` of a store, the files that describe it last.
 
     A reader that finds them finds everything. After a failure, run it again. For datasets of any size, and files that
-    are there already, see `templar.data.build.build_dataset.upload_built`.
+    are there already, see `templar.datasets.build_dataset.upload_built`.
 
     Raises:
         TransientError: The store cannot be reached.

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from templar.data.build.documents import TextSource, find_inputs, read_texts, source_from_text
+from templar.datasets.documents import TextSource, find_inputs, read_texts, source_from_text
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
 

@@ -23,9 +23,6 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from templar.canonical import canonical_json, sha256_hex
-from templar.data.build.card import Card, Counts, make_card
-from templar.data.build.plan import Plan, part_key
-from templar.data.build.units import CensusTaker, Unit, check_ended, in_threads, load_array
 from templar.data.corpus import SPLITS
 from templar.data.pages.metadata import TRAIN_SPLIT
 from templar.data.shards.manifest import ShardEntry, ShardManifest, manifest_file, tokens_file
@@ -39,6 +36,9 @@ from templar.data.shards.shard_writer import (
     stored_type,
 )
 from templar.data.tokenizer import Tokenizer, encode_all, token_type
+from templar.datasets.card import Card, Counts, make_card
+from templar.datasets.plan import Plan, part_key
+from templar.datasets.units import CensusTaker, Unit, check_ended, in_threads, load_array
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, read_exactly, replacing, sync
 
