@@ -42,8 +42,8 @@ from lab.simulate.world import START_WINDOW, World
 from templar.agreement.state import AgreedState
 from templar.arguments import whole_number
 from templar.chain.base import NeuronInfo
-from templar.exchange.context import Exchange
 from templar.exchange.gather import GatherReport
+from templar.exchange.network_view import NetworkView
 from templar.exchange.reveal import Submission
 from templar.hparams import HParams, load_hparams
 from templar.neuron import aggregator, validator
@@ -148,7 +148,7 @@ def play(scene: Scene) -> Outcome:
         own = frozenset(member.uid for member in network.members if member.role == "uphill")
         stack.enter_context(patch.object(Capturer, "own", own))
         publisher = next(member.uid for member in network.members if member.role == "aggregator")
-        stack.enter_context(patch.object(Exchange, "publishers", _with_rank(publisher, scene.rank)))
+        stack.enter_context(patch.object(NetworkView, "publishers", _with_rank(publisher, scene.rank)))
         held_out: list[Any] = []
 
         def tokens(node: Node) -> Any:
@@ -173,9 +173,9 @@ def _left_out(measures: Collection[str]) -> Iterable[Any]:
 
 def _with_rank(uid: int, rank: int) -> Any:
     """`Exchange.publishers`, with one validator in a given rank of the attacked window."""
-    drawn = Exchange.publishers
+    drawn = NetworkView.publishers
 
-    def publishers(exchange: Exchange, window: int) -> tuple[NeuronInfo, ...]:
+    def publishers(exchange: NetworkView, window: int) -> tuple[NeuronInfo, ...]:
         if window != ATTACKED:
             return drawn(exchange, window)
         announced = exchange.announced(window)

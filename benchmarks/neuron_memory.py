@@ -36,7 +36,7 @@ from templar.chain.ledger import Ledger
 from templar.data.dataset import open_training, transfer_of
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.hparams import HParams, load_hparams
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.miner import Miner
 from templar.neuron.validator import Validator
 from templar.shared_results import sharing
@@ -142,7 +142,7 @@ def wait(world: World, line: Connection) -> None:
             line.send(world.clock.now())
 
 
-def context_of(hparams: HParams, root: Path, uid: int, role: str, clock: AskingClock) -> Context:
+def context_of(hparams: HParams, root: Path, uid: int, role: str, clock: AskingClock) -> NeuronConfig:
     """What the measured node works with: the network's ledger and buckets, and a folder of its own."""
     hotkey = hotkey_from_seed(hotkey_seed(SEED, uid))
     account = Member(role, role, hotkey, uid).account_id
@@ -156,7 +156,7 @@ def context_of(hparams: HParams, root: Path, uid: int, role: str, clock: AskingC
     home = root / "measured"
     transfer = transfer_of(hparams.storage)
     opening = partial(open_training, [opened(DATASET_BUCKET)], DATASET_PREFIX, hparams.data, home / "shards", transfer)
-    return Context(role, home, hparams, chain, buckets, hotkey, opening, gather_concurrency=1)
+    return NeuronConfig(role, home, hparams, chain, buckets, hotkey, opening, gather_concurrency=1)
 
 
 def process(role: str, layers: str, folder: str, uid: str, line: str) -> None:

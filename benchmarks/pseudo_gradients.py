@@ -150,7 +150,7 @@ class Learnt:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class NetworkView:
     """The payloads and the agreed update of a window."""
 
     compressed: tuple[Compressed[Any], ...]  # each worker's coefficients and new error feedback
@@ -159,11 +159,11 @@ class Exchange:
     payloads: tuple[Payload, ...] = ()  # as read, if the code is this network's
 
 
-Codec = Callable[[Learnt], Exchange]
+Codec = Callable[[Learnt], NetworkView]
 """From each worker's pseudo-gradient to the update that all of them apply."""
 
 
-def ours(learnt: Learnt) -> Exchange:
+def ours(learnt: Learnt) -> NetworkView:
     """Exchange this network's payloads, as bytes."""
     layout, rule = learnt.layout, learnt.rule
     compressed = tuple(
@@ -176,10 +176,10 @@ def ours(learnt: Learnt) -> Exchange:
     payloads = [Payload.of(header, one.tensors, layout) for header, one in zip(headers, compressed, strict=True)]
     published = [wire.encode(payload, layout) for payload in payloads]
     read = tuple(wire.decode(data, layout) for data in published)
-    return Exchange(compressed, tuple(map(len, published)), aggregate(read, layout), read)
+    return NetworkView(compressed, tuple(map(len, published)), aggregate(read, layout), read)
 
 
-def reference(learnt: Learnt) -> Exchange:
+def reference(learnt: Learnt) -> NetworkView:
     """Exchange the payloads of templar 2.1.3: four levels per tensor, and float means of norms clipped at their median.
 
     A payload is counted as its indices of 12 bits and its values of 8; its tables, names and container are not.
@@ -190,7 +190,7 @@ def reference(learnt: Learnt) -> Exchange:
         coded = [one.tensors[tensor.name] for one in compressed]
         peers = [(one.indices, REFERENCE.decode(one)) for one in coded]
         update[tensor.name] = from_chunks(aggregate_values(peers, tensor.chunk_length, rule="median_clip"), tensor)
-    return Exchange(compressed, tuple(sum(map(_stored_bytes, one.tensors.values())) for one in compressed), update)
+    return NetworkView(compressed, tuple(sum(map(_stored_bytes, one.tensors.values())) for one in compressed), update)
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Window:
 
     net: LlamaForCausalLM  # the next window changes it
     learnt: Learnt
-    exchange: Exchange
+    exchange: NetworkView
 
 
 def train(setup: Setup, codec: Codec) -> Iterator[Window]:

@@ -63,7 +63,7 @@ from templar.data.dataset import open_training, transfer_of
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.hparams import PRODUCTION_TRAINER, HParams, load_hparams
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
@@ -252,7 +252,7 @@ class Outcome:
         return {name: step.seconds for name, step in self.steps.items()}
 
 
-def context_of(given: Given, clock: AskingClock) -> Context:
+def context_of(given: Given, clock: AskingClock) -> NeuronConfig:
     """What the node of a process works with: the network's ledger and buckets, and a folder of its own."""
     hparams, home = hparams_of(given.preset), given.folder / given.role
     hotkey = None if given.uid is None else hotkey_from_seed(hotkey_seed(SEED, given.uid))
@@ -263,26 +263,26 @@ def context_of(given: Given, clock: AskingClock) -> Context:
     address = None if hotkey is None else hotkey.address
     buckets = Buckets(chain, partial(reader, given.url), own=own, hotkey=address)
     dataset, transfer = opened(given.url, DATASET_BUCKET, given.dataset), transfer_of(hparams.storage)
-    opening = partial(open_training, [dataset], DATASET_PREFIX, hparams.data, home / "shards", transfer)
-    return Context(given.role, home, hparams, chain, buckets, hotkey, opening, gather_concurrency=1, trainer=TRAINER)
+    data = partial(open_training, [dataset], DATASET_PREFIX, hparams.data, home / "shards", transfer)
+    return NeuronConfig(given.role, home, hparams, chain, buckets, hotkey, data, gather_concurrency=1, trainer=TRAINER)
 
 
 def live(given: Given, line: Connection) -> None:
     """Be a role's process: do its part of the window, and send what came of it."""
-    context = context_of(given, AskingClock(line))
-    outcome = audited(context) if given.uid is None else lived(ROLES[given.role], context)
+    config = context_of(given, AskingClock(line))
+    outcome = audited(config) if given.uid is None else lived(ROLES[given.role], config)
     line.send(outcome)
 
 
-def lived(kind: type[Node], context: Context) -> Outcome:
+def lived(kind: type[Node], config: NeuronConfig) -> Outcome:
     """The window of a miner, an aggregator or a validator."""
     base, opening_time, results = resident(), WindowTime(), dict[str, Any]()
     with opening_time.spent("open", "other"):
-        node = kind(context)
+        node = kind(config)
     before = status("io", "wchar")
     opening = open_window(node, START_WINDOW)
     if opening.action is not Action.RUN:
-        raise RuntimeError(f"the {context.name} does not take part: {opening.reason} {opening.detail}")
+        raise RuntimeError(f"the {config.name} does not take part: {opening.reason} {opening.detail}")
 
     # 1. The window, as every driver takes it; the results of its steps are kept.
     def step(name: str) -> Callable[..., Any]:
@@ -314,9 +314,9 @@ def lived(kind: type[Node], context: Context) -> Outcome:
     scored = None if evidence is None else sum(each.facts.measurement is not None for each in evidence.miners)
     trained = results.get("train")
     outcome = Outcome(
-        context.name,
+        config.name,
         result.message,
-        parameters_of(context.hparams),
+        parameters_of(config.hparams),
         base,
         resident(),
         {**opening_time.steps, **node.time.steps},
@@ -332,16 +332,16 @@ def lived(kind: type[Node], context: Context) -> Outcome:
     return outcome
 
 
-def audited(context: Context) -> Outcome:
+def audited(config: NeuronConfig) -> Outcome:
     """The audit of the window by a process that had no part in it."""
-    context.chain.wait_for_block(first_block(START_WINDOW + 3, context.hparams.windows))
+    config.chain.wait_for_block(first_block(START_WINDOW + 3, config.hparams.windows))
     base, taken = resident(), WindowTime()
     with taken.spent("open", "other"):
-        node = Node(context)
+        node = Node(config)
     with taken.spent("audit", "evaluating"):
         audit = Auditor(node).audit(START_WINDOW)
     problems = [part.summary for part in audit.parts if not part.verified]
-    parameters = parameters_of(context.hparams)
+    parameters = parameters_of(config.hparams)
     outcome = Outcome(AUDITOR, audit.summary, parameters, base, resident(), taken.steps, problems=tuple(problems))
     node.stop()
     return outcome

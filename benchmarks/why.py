@@ -56,7 +56,7 @@ def run(quick: bool) -> dict[str, Any]:
         asking = next(node for member, node in nodes.items() if member.role == "honest")
         validator = next(node for node in nodes.values() if isinstance(node, Validator))
         asked = [
-            ask(asking.context, validator, member.uid, window)
+            ask(asking.config, validator, member.uid, window)
             for window in range(START_WINDOW, START_WINDOW + windows)
             for member in nodes
             if member.role not in ("validator", "aggregator")

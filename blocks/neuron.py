@@ -17,7 +17,7 @@ from templar.exchange.buckets import Buckets
 from templar.hparams import PRODUCTION_TRAINER, HParams, TrainerSettings, load_hparams
 
 if TYPE_CHECKING:
-    from templar.neuron.join import Context
+    from templar.neuron.configuration import NeuronConfig
     from templar.neuron.node import Node
 
 Role = Literal["miner", "validator", "aggregator"]
@@ -84,7 +84,7 @@ class Neuron(Block):
         """
         return load_hparams(self.preset, path=Path(self.hparams_path))
 
-    def context(self, name: str) -> "Context":
+    def config(self, name: str) -> "NeuronConfig":
         """What the node and the housekeeping of this neuron work with; nothing is changed.
 
         Args:
@@ -94,7 +94,7 @@ class Neuron(Block):
             PermanentError: `bad_hparams`, `bad_wallet`, `bad_environment`, ...
             TransientError: The chain cannot be reached.
         """
-        from templar.neuron.join import Context
+        from templar.neuron.configuration import NeuronConfig
 
         hparams, hotkey, home = self.hparams(), self.wallet.open(), Path(self.home)
         chain = self.subnet.open(self.wallet)
@@ -102,7 +102,7 @@ class Neuron(Block):
         buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=own, hotkey=hotkey.address)
         open_dataset = partial(self.dataset.open, hparams, home)
         pinned = self.genesis or None
-        return Context(name, home, hparams, chain, buckets, hotkey, open_dataset, pinned, trainer=self.trainer)
+        return NeuronConfig(name, home, hparams, chain, buckets, hotkey, open_dataset, pinned, trainer=self.trainer)
 
     def build(self, name: str) -> "Node":
         """The node, started.
@@ -111,18 +111,18 @@ class Neuron(Block):
             name: Name of the neuron on this host.
 
         Raises:
-            PermanentError: As `context`, or what keeps a node from starting, such as `already_running`.
-            TransientError: As `context`, or stores could not be reached, or the network has not started.
+            PermanentError: As `config`, or what keeps a node from starting, such as `already_running`.
+            TransientError: As `config`, or stores could not be reached, or the network has not started.
         """
-        kind, context = self.node_class(), self.context(name)
-        chain, hparams = context.chain, context.hparams
+        kind, config = self.node_class(), self.config(name)
+        chain, hparams = config.chain, config.hparams
         if abs(chain.block_seconds - hparams.windows.block_seconds) > 1e-6:
             raise PermanentError(
                 Reason.BAD_HPARAMS,
                 f"windows.block_seconds is {hparams.windows.block_seconds:g} in preset {self.preset!r}, but a block of "
                 f"{public_address(self.subnet.network)} takes {chain.block_seconds:g} s: choose the network's preset",
             )
-        return kind(context)
+        return kind(config)
 
     def node_class(self) -> "type[Node]":
         """The class of this neuron's node."""

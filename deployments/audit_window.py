@@ -21,12 +21,12 @@ from tasks.observing import auditing, context_from_environment, context_of
 from templar.arguments import whole_number
 from templar.audit.evidence_audit import Auditor
 from templar.errors import Reason, TemplarError
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 
 VERIFIED, DIFFERS, NOT_AUDITED = 0, 1, 2
 
 
-def observer(arguments: argparse.Namespace) -> Context:
+def observer(arguments: argparse.Namespace) -> NeuronConfig:
     """What a node that only reads works with.
 
     Raises:

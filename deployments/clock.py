@@ -41,7 +41,7 @@ from templar.agreement.genesis import Birth, find_birth
 from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.housekeeping.training_curve import NetworkCurve
 from templar.hparams import HParams
 from templar.interrupt import request_stop
@@ -278,11 +278,11 @@ async def _follow(block: Neuron, deployments: Sequence[WindowDeployment]) -> Non
     """Join the network of some deployments, and start their windows for ever."""
     hparams = block.hparams()
 
-    def join() -> tuple[Exchange, Birth]:
+    def join() -> tuple[NetworkView, Birth]:
         chain = block.subnet.open(None)
         buckets = Buckets(chain, block.bucket.endpoint.open_reader)
         birth = find_birth(chain, buckets, hparams, pinned=block.genesis or None)
-        return Exchange(chain, buckets, birth.network, hparams), birth
+        return NetworkView(chain, buckets, birth.network, hparams), birth
 
     exchange, birth = await _patiently(lambda: asyncio.to_thread(join))
     chain, genesis, start = exchange.chain, birth.network.genesis, birth.start.start_window

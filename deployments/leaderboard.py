@@ -91,11 +91,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         TemplarError: What could not be reached or is not there.
     """
     require_server()
-    context = load_block(arguments.neuron).context(arguments.neuron)
+    config = load_block(arguments.neuron).config(arguments.neuron)
     try:
-        published, held_out = read_recent(context, arguments.windows, uid=arguments.validator), evaluations_of(context)
+        published, held_out = read_recent(config, arguments.windows, uid=arguments.validator), evaluations_of(config)
     finally:
-        context.buckets.close()
+        config.buckets.close()
     if not published.evidences:
         raise PermanentError(published.left_out[-1].reason, published.summary)
     board = leaderboard(published.evidences)

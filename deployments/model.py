@@ -59,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         with ExitStack() as resources:
             network = open_network(arguments)
-            resources.callback(network.context.buckets.close)
+            resources.callback(network.config.buckets.close)
             return commands[arguments.command](arguments, network)
     except TemplarError as error:
         print(error, file=sys.stderr)
@@ -90,10 +90,10 @@ def fetched(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
     Raises:
         TemplarError: As in `fetch_model`.
     """
-    context = network.context
-    birth = context.birth()
-    exchange = context.reading(birth)
-    kept = fetch_model(exchange, birth, context.home, window=arguments.window)
+    config = network.config
+    birth = config.birth()
+    exchange = config.reading(birth)
+    kept = fetch_model(exchange, birth, config.home, window=arguments.window)
     print(f"model of window {kept.window}, {kept.outer_steps} outer steps, root {kept.root}", file=sys.stderr)
     return kept
 
@@ -103,17 +103,17 @@ def illustrated(arguments: argparse.Namespace, network: PublicNetwork) -> KeptMo
 
     Those of the publisher are not taken: `export --push` shows them under the operator's own account.
     """
-    kept, context = fetched(arguments, network), network.context
-    birth = context.birth()
+    kept, config = fetched(arguments, network), network.config
+    birth = config.birth()
     try:
-        history = read_history(context.reading(birth), birth, kept.window)
+        history = read_history(config.reading(birth), birth, kept.window)
     except TransientError as error:
         print(f"the model card has no history: {error}", file=sys.stderr)
         history = TrainingHistory(range(kept.window, kept.window + 1), {}, {})
     made = dict[str, bytes]()
     # A genesis has none, unless an earlier release kept its publisher's.
     if kept.window != birth.mark.window or (kept.folder / CARD_FILE).exists():
-        made[CARD_FILE] = model_card(context.hparams, network.preset, birth, kept, history).encode()
+        made[CARD_FILE] = model_card(config.hparams, network.preset, birth, kept, history).encode()
     if history.held_out:
         made[PICTURE_FILE] = draw_held_out(history.held_out)
     for name, data in made.items():
@@ -206,15 +206,15 @@ def generate(arguments: argparse.Namespace, network: PublicNetwork) -> int:
 
 def evaluate(arguments: argparse.Namespace, network: PublicNetwork) -> int:
     """Print the model's loss, perplexity and bits per byte on held-out text, and its results in lm-eval's tasks."""
-    folder, context = fetched(arguments, network).folder, network.context
-    tokenizer, hparams = load_tokenizer(str(folder)), context.hparams
+    folder, config = fetched(arguments, network).folder, network.config
+    tokenizer, hparams = load_tokenizer(str(folder)), config.hparams
     if arguments.tasks:
         from templar.housekeeping.lm_tasks import run_tasks  # noqa: PLC0415 - the extra `evaluation`
 
         for task, metric, value in run_tasks(folder, arguments.tasks.split(","), include=arguments.include):
             print(f"{task}  {metric}  {value:.6f}")
         return DONE
-    texts = network.dataset.held_out_texts(hparams, context.home, tokenizer, arguments.texts)
+    texts = network.dataset.held_out_texts(hparams, config.home, tokenizer, arguments.texts)
     net = build_model(hparams.model)
     load_parameters(net, read_weights(folder, hparams.model))
     score = score_texts(net, tokenizer, texts, hparams.model.max_position_embeddings)
@@ -228,9 +228,9 @@ def evaluate(arguments: argparse.Namespace, network: PublicNetwork) -> int:
 
 def verify(arguments: argparse.Namespace, network: PublicNetwork) -> int:
     """Replay the windows and print a line for each; 1 if a root differs, 2 if the last one is not proven."""
-    home = network.context.home.with_name(VERIFY_FOLDER)
+    home = network.config.home.with_name(VERIFY_FOLDER)
     shutil.rmtree(home, ignore_errors=True)  # a replay that begins anew trusts nothing of an earlier one
-    node = Node(replace(network.context, name=VERIFY_FOLDER, home=home))
+    node = Node(replace(network.config, name=VERIFY_FOLDER, home=home))
     try:
         first = node.state.window if arguments.first is None else arguments.first
         last = _newest(node) if arguments.window is None else arguments.window

@@ -33,7 +33,7 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.objects import StartWindow
 from templar.hparams import HParams
-from templar.neuron.join import announce_role
+from templar.neuron.configuration import announce_role
 from templar.timeline import first_block, window_of
 from templar.training.device import num_parameters
 

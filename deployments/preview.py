@@ -27,18 +27,18 @@ from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.buckets import Buckets
 from templar.housekeeping.maintenance import known_epochs
 from templar.hparams import HParams
-from templar.neuron.join import Context, open_workload
-from templar.neuron.workload import Preview, preview
+from templar.neuron.configuration import NeuronConfig
+from templar.neuron.workload import Preview, open_workload, preview
 from templar.timeline import window_of
 
 
-def reading_context(block: Neuron, chain: Chain, hparams: HParams, home: Path) -> Context:
+def reading_context(block: Neuron, chain: Chain, hparams: HParams, home: Path) -> NeuronConfig:
     """The context for reading a neuron's network, without a hotkey, in a folder of its own."""
     buckets, open_dataset = (
         Buckets(chain, block.bucket.endpoint.open_reader),
         partial(block.dataset.open, hparams, home),
     )
-    return Context("preview", home, hparams, chain, buckets, None, open_dataset, block.genesis or None)
+    return NeuronConfig("preview", home, hparams, chain, buckets, None, open_dataset, block.genesis or None)
 
 
 def show(found: Preview, console: Console) -> None:
@@ -78,11 +78,11 @@ def run(name: str, window: int | None, uid: int | None, sequences: int, console:
             raise PermanentError(Reason.NOT_REGISTERED, f"neuron {name!r} has no uid on its subnet: name one, --uid")
         uid = own.uid
     with tempfile.TemporaryDirectory(prefix="templar-preview-") as home:
-        context = reading_context(block, chain, hparams, Path(home))
-        birth = context.birth()
-        workload = open_workload(context, birth)
+        config = reading_context(block, chain, hparams, Path(home))
+        birth = config.birth()
+        workload = open_workload(config, birth)
         if hparams.data.layout == "shards":
-            workload.follow(*known_epochs(block.context(name), birth))
+            workload.follow(*known_epochs(block.config(name), birth))
         number = window_of(chain.block(), hparams.windows) if window is None else window
         show(preview(workload, number, uid, num_texts=sequences), console)
 

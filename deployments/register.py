@@ -42,7 +42,7 @@ from tasks.sinks.attached import SinkSettings
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.housekeeping.access import check_access
-from templar.neuron.join import announce_role
+from templar.neuron.configuration import announce_role
 from templar.neuron.lock import make_private
 from templar.store.base import ObjectStore
 from templar.store.files import local_file

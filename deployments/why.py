@@ -22,9 +22,9 @@ from tasks.host import load_block
 from templar.arguments import whole_number
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.housekeeping.published_scores import read_published
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.scoring.evidence import Evidence, MinerRecord
 from templar.scoring.standing import ScoreCard
 from templar.timeline import window_of
@@ -117,16 +117,16 @@ def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4g}"
 
 
-def answers(context: Context, uid: int, window: int, validator: int | None) -> list[Answer]:
+def answers(config: NeuronConfig, uid: int, window: int, validator: int | None) -> list[Answer]:
     """What each validator that announced itself says, or one of them; nothing is written.
 
     Raises:
         PermanentError: `window_not_open`; `not_registered`: there is no such validator.
         TransientError: The chain failed.
     """
-    birth = context.birth()
-    exchange = context.reading(birth)
-    current = window_of(context.chain.block(), context.hparams.windows)
+    birth = config.birth()
+    exchange = config.reading(birth)
+    current = window_of(config.chain.block(), config.hparams.windows)
     if not birth.start.start_window <= window < current:
         raise PermanentError(
             Reason.WINDOW_NOT_OPEN,
@@ -138,7 +138,7 @@ def answers(context: Context, uid: int, window: int, validator: int | None) -> l
     return [_answer(exchange, each, uid, window) for each in validators]
 
 
-def _answer(exchange: Exchange, validator: NeuronInfo, uid: int, window: int) -> Answer:
+def _answer(exchange: NetworkView, validator: NeuronInfo, uid: int, window: int) -> Answer:
     try:
         published = read_published(exchange, validator, range(window, window + 1))
     except TemplarError as error:
@@ -162,11 +162,11 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     try:
         require_server()
-        context = load_block(arguments.neuron).context(arguments.neuron)
+        config = load_block(arguments.neuron).config(arguments.neuron)
         try:
-            found = answers(context, arguments.uid, arguments.window, arguments.validator)
+            found = answers(config, arguments.uid, arguments.window, arguments.validator)
         finally:
-            context.buckets.close()
+            config.buckets.close()
     except TemplarError as error:
         print(error, file=sys.stderr)
         return 1

@@ -96,7 +96,7 @@ def of_node(node: Node) -> Iterator[Raised]:
     """Yield the alerts of a node's own condition: its disk, and a history that was not decided."""
     usage = shutil.disk_usage(node.home)
     is_miner = node.role == "miner"
-    progress = PROGRESS_BYTES if is_miner and node.context.trainer.inner_snapshot_seconds else 0
+    progress = PROGRESS_BYTES if is_miner and node.config.trainer.inner_snapshot_seconds else 0
     needed = (AGREED_BYTES + PRIVATE_BYTES * is_miner + progress) * num_parameters(node.hparams.model)
     if usage.free < max(needed, FREE_SHARE * usage.total):
         free = f"{usage.free / 2**30:.1f} GiB free of {usage.total / 2**30:.1f}"

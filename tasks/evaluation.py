@@ -27,17 +27,17 @@ def evaluate_published(neuron: str, tasks: tuple[str, ...] = ()) -> tuple[Evalua
 
 def _evaluated(neuron: str, tasks: tuple[str, ...]) -> tuple[EvaluatedCheckpoint, ...]:
     block = load_block(neuron)
-    context = block.context(neuron)
-    read_texts = partial(block.dataset.held_out_texts, context.hparams, Path(block.home))
+    config = block.config(neuron)
+    read_texts = partial(block.dataset.held_out_texts, config.hparams, Path(block.home))
     harness = partial(run_tasks, tasks=tasks) if tasks else None
     try:
-        return evaluate_checkpoints(context, read_texts, harness)
+        return evaluate_checkpoints(config, read_texts, harness)
     except PermanentError as error:
         if error.reason is not Reason.OBJECT_MISSING:
             raise
         return ()
     finally:
-        context.buckets.close()
+        config.buckets.close()
 
 
 def evaluation_rows(results: tuple[EvaluatedCheckpoint, ...]) -> Rows:

@@ -15,7 +15,7 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.housekeeping.checkpoint_evaluation import HeldOut, read_evaluations
 from templar.housekeeping.published_scores import Published, read_recent
 from templar.housekeeping.training_curve import newest_evaluations
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.scoring.leaderboard import Leaderboard, draw, leaderboard
 
 
@@ -70,23 +70,23 @@ def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standi
     return Standings(summary + _show_plot(neuron, board, published))
 
 
-def evaluations_of(context: Context) -> HeldOut:
+def evaluations_of(config: NeuronConfig) -> HeldOut:
     """What the validators of a node's network measured of its checkpoints."""
-    birth = context.birth()
-    return read_evaluations(context.reading(birth), birth)
+    birth = config.birth()
+    return read_evaluations(config.reading(birth), birth)
 
 
 def _read(neuron: str, windows: int, validator: int | None) -> tuple[Published, HeldOut] | Standings:
     """The evidence, or why there is none to show: a network that has none yet is no failure."""
-    context = load_block(neuron).context(neuron)
+    config = load_block(neuron).config(neuron)
     try:
-        published, held_out = read_recent(context, windows, uid=validator), evaluations_of(context)
+        published, held_out = read_recent(config, windows, uid=validator), evaluations_of(config)
     except PermanentError as error:
         if error.reason is not Reason.EVIDENCE_MISSING:
             raise
         return Standings(error.message, error.reason)
     finally:
-        context.buckets.close()
+        config.buckets.close()
     if not published.evidences:
         return Standings(published.summary, published.left_out[-1].reason)
     return published, held_out

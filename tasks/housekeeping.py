@@ -39,7 +39,7 @@ def _published(neuron: str) -> StateMark | None:
     block, bar = load_block(neuron), f"checkpoint-{neuron}"
     show = progress(bar, "The checkpoint's files in the bucket.")
     try:
-        return maintenance.publish_newest_checkpoint(block.context(neuron), preset=block.preset, on_progress=show)
+        return maintenance.publish_newest_checkpoint(block.config(neuron), preset=block.preset, on_progress=show)
     except PermanentError as error:
         if error.reason is not Reason.OBJECT_MISSING:
             raise
@@ -52,15 +52,13 @@ def back_up_private_state(neuron: str) -> BackupReport:
     block = load_block(neuron)
     if block.role != "miner":
         return BackupReport(None, False, why=f"a {block.role} has no private state")
-    return store_backup(block.context(neuron))
+    return store_backup(block.config(neuron))
 
 
 @task(task_run_name="clean bucket", **HOUSEKEEPING)
 def clean_bucket(neuron: str, dry_run: bool) -> CleanupReport:
     """Delete what has expired from the neuron's bucket; the counts by kind are a table artifact."""
-    report = _count_tries(
-        maintenance.clean_bucket(load_block(neuron).context(neuron), dry_run=dry_run), dry_run=dry_run
-    )
+    report = _count_tries(maintenance.clean_bucket(load_block(neuron).config(neuron), dry_run=dry_run), dry_run=dry_run)
     table(f"cleanup-{neuron}", cleanup_rows(report), _description(f"Window {report.window}", report, dry_run=dry_run))
     return report
 
@@ -102,12 +100,12 @@ def clean_temporary(
 @task(task_run_name="clean local", **HOUSEKEEPING)
 def clean_local(neuron: str, *, hours: float, dry_run: bool) -> LocalReport:
     """Remove from this machine what the neuron does not need any more; the counts are a table artifact."""
-    context = load_block(neuron).context(neuron)
-    rules = LocalRules(context.birth().network, context.hparams.storage, hours, time.time())
-    report = disk_cleanup.clean_local(Path(context.home), rules, kernels=kernel_folder(), dry_run=dry_run)
+    config = load_block(neuron).config(neuron)
+    rules = LocalRules(config.birth().network, config.hparams.storage, hours, time.time())
+    report = disk_cleanup.clean_local(Path(config.home), rules, kernels=kernel_folder(), dry_run=dry_run)
     rows = with_failures([asdict(row) for row in report.rows], report.failed)
     verb = "would be" if dry_run else "was"
-    table(f"local-{neuron}", rows, f"Folder {context.home}: what {verb} removed; {len(report.failed)} failed.")
+    table(f"local-{neuron}", rows, f"Folder {config.home}: what {verb} removed; {len(report.failed)} failed.")
     return report
 
 
@@ -115,11 +113,11 @@ def clean_local(neuron: str, *, hours: float, dry_run: bool) -> LocalReport:
 def rotate_shards(neuron: str) -> RotationReport:
     """Bring the shards in training and the next one to the local disk, with a progress artifact."""
     block = load_block(neuron)
-    context = block.context(neuron)
-    if context.hparams.data.layout == "pages":
+    config = block.config(neuron)
+    if config.hparams.data.layout == "pages":
         return RotationReport(skipped=Reason.NO_SHARDS)
-    shards, bar = block.dataset.shards(context.hparams, Path(block.home)), f"shards-{neuron}"
-    return maintenance.rotate_shards(context, shards, progress(bar, "Shards on the local disk."))
+    shards, bar = block.dataset.shards(config.hparams, Path(block.home)), f"shards-{neuron}"
+    return maintenance.rotate_shards(config, shards, progress(bar, "Shards on the local disk."))
 
 
 @task(task_run_name="check access", **HOUSEKEEPING)

@@ -14,7 +14,7 @@ from blocks.storage import StorageEndpoint
 from templar.audit.evidence_audit import Auditor
 from templar.exchange.buckets import Buckets
 from templar.hparams import DEFAULT_PRESET, HParams, TrainerSettings, load_hparams
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.node import Node
 
 FOLDER = "audit"
@@ -25,30 +25,30 @@ FOLDER = "audit"
 class PublicNetwork:
     """A network as everybody may read it."""
 
-    context: Context
+    config: NeuronConfig
     dataset: Dataset
     preset: str
     """The name of its numbers on this host."""
 
 
-def context_of(block: Neuron) -> Context:
+def context_of(block: Neuron) -> NeuronConfig:
     """What an audit on a neuron's host works with: no hotkey, and a folder of its own beside the neuron's state.
 
     Raises:
         PermanentError: `bad_hparams`.
         TransientError: The chain cannot be reached.
     """
-    return network_of(block, FOLDER).context
+    return network_of(block, FOLDER).config
 
 
-def context_from_environment(environment: Mapping[str, str]) -> Context:
+def context_from_environment(environment: Mapping[str, str]) -> NeuronConfig:
     """The same from the variables of `.env.example` that say where the network is; no wallet, no bucket.
 
     Raises:
         PermanentError: `bad_environment`, which names every variable that is missing or malformed; `bad_hparams`.
         TransientError: The chain cannot be reached.
     """
-    return network_from_environment(environment, FOLDER).context
+    return network_from_environment(environment, FOLDER).config
 
 
 def network_of(block: Neuron, folder: str) -> PublicNetwork:
@@ -112,7 +112,7 @@ def _network(
     trainer: TrainerSettings,
 ) -> PublicNetwork:
     chain = subnet.open(None)
-    context = Context(
+    config = NeuronConfig(
         folder,
         home / folder,
         hparams,
@@ -123,18 +123,18 @@ def _network(
         pinned_genesis=genesis,
         trainer=trainer,
     )
-    return PublicNetwork(context, dataset, preset)
+    return PublicNetwork(config, dataset, preset)
 
 
 @contextmanager
-def auditing(context: Context, tolerance: float | None) -> Iterator[Auditor]:
+def auditing(config: NeuronConfig, tolerance: float | None) -> Iterator[Auditor]:
     """An auditor with a node of its own, as long as the context manager is open.
 
     Raises:
         PermanentError: `already_running`: another audit uses the folder; and as `Node`.
         TransientError: As `Node`.
     """
-    node = Node(context)
+    node = Node(config)
     try:
         yield Auditor(node, tolerance=tolerance)
     finally:

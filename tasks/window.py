@@ -34,8 +34,8 @@ from tasks.policy import CHAIN, LOCAL, SETTLE, STORE, WEIGHTS
 from tasks.sinks.attached import publish
 from tasks.sinks.trace import conclude, name_window, traced
 from templar import window as story
-from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark
+from templar.agreement.voter import Settlement
 from templar.audit.roster_audit import AuditReport
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport
@@ -203,10 +203,10 @@ def settle_and_publish(neuron: str, window: int, report: GatherReport) -> Settle
     return hosted(neuron, RosterNode).settle_and_publish(window, report)
 
 
-@task(task_run_name="decide {settlement.window}", **STORE)
-def decide(neuron: str, settlement: Settlement) -> TimedReport:
+@task(task_run_name="publish decision {settlement.window}", **STORE)
+def publish_decision(neuron: str, settlement: Settlement) -> TimedReport:
     """Store the words that decided the window, and a copy of its roster."""
-    return hosted(neuron, RosterNode).decide(settlement)
+    return hosted(neuron, RosterNode).publish_decision(settlement)
 
 
 @task(task_run_name="evaluate {settlement.window}", **STORE)
@@ -270,7 +270,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "settle": settle,
     "observe_commitments": observe_commitments,
     "settle_and_publish": settle_and_publish,
-    "decide": decide,
+    "publish_decision": publish_decision,
     "evaluate": evaluate,
     "rate": rate,
     "publish_evidence": publish_evidence,

@@ -13,14 +13,14 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Self
 
-from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark
+from templar.agreement.voter import Settlement
 from templar.audit.roster_audit import AuditReport, audit_window
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.gather import GatherReport
 from templar.exchange.publish import TimedReport
 from templar.neuron.catchup import catch_up
-from templar.neuron.join import CHAIN_ROLES, announce_role
+from templar.neuron.configuration import CHAIN_ROLES, announce_role
 from templar.neuron.journal import Status
 from templar.neuron.miner import PageReport, PayloadReport, TrainReport
 from templar.neuron.node import CHAIN_IS_AWAY, Node
@@ -65,7 +65,7 @@ class AggregatorSteps(Steps):
 
     observe_commitments: Callable[[int], object]
     settle_and_publish: Callable[[int, GatherReport], Settlement]
-    decide: Callable[[Settlement], TimedReport]
+    publish_decision: Callable[[Settlement], TimedReport]
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def aggregate(steps: AggregatorSteps, window: int) -> WindowResult:
 
     # 2. Publish aggregate and roster in the own slot unless a lower rank's roster counts; sign what was decided.
     settlement = steps.settle_and_publish(window, report)
-    steps.decide(settlement)
+    steps.publish_decision(settlement)
 
     # 3. Apply the decided payloads, prove the new state, and compare the roster with what was gathered.
     state = steps.apply(settlement)
@@ -156,7 +156,7 @@ def validate(steps: ValidatorSteps, window: int) -> WindowResult:
 
     # 2. Settle on a roster, the own one if no lower rank's counts, and sign it before the next window closes.
     settlement = steps.settle_and_publish(window, report)
-    steps.decide(settlement)
+    steps.publish_decision(settlement)
 
     # 3. Measure every payload on the state before the window, then rate and slash the miners. If the data cannot be
     #    read, the window goes on without scores, because the state must not fall behind. Without the chain no step goes

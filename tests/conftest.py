@@ -95,7 +95,7 @@ DRAWN = frozenset({"adversary", "benchmarks", "docs", "simulate"})
 @pytest.fixture(scope="module", autouse=True)
 def by_rank(request: pytest.FixtureRequest) -> Iterator[None]:
     """Elsewhere publishers follow the order of their stake, so that a test can say which rank somebody has."""
-    context = sys.modules.get("templar.exchange.context")
+    context = sys.modules.get("templar.exchange.network_view")
     if context is None or request.path.parent.name in DRAWN:
         yield
         return

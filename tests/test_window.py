@@ -15,7 +15,7 @@ import tasks.window
 import templar.window
 from tasks.alerts import Alert, Raised
 from tasks.sinks.trace import WindowTrace
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.audit.roster_audit import AuditReport
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.commitments import Observed
@@ -54,7 +54,7 @@ ANSWERS: dict[str, Any] = {
     "gather": GatherReport(WINDOW, ()),
     "settle": Settlement(WINDOW, None),
     "settle_and_publish": Settlement(WINDOW, None),
-    "decide": IN_TIME,
+    "publish_decision": IN_TIME,
     "evaluate": "facts",
     "rate": EVIDENCE,
     "apply": SimpleNamespace(root=ROOT),
@@ -84,7 +84,7 @@ class Branch:
 
 CLOSE = "apply publish_sync_proof finish"
 TRAIN, AGREE = "update_peers fetch_pages train", f"gather settle {CLOSE}"
-LEAD = "update_peers observe_commitments gather settle_and_publish decide"
+LEAD = "update_peers observe_commitments gather settle_and_publish publish_decision"
 MEASURE = f"{LEAD} evaluate rate apply publish_evidence set_weights publish_sync_proof finish"
 END = "root 0123456789ab"
 NO_UNITS = TrainReport(WINDOW, Reason.NO_ASSIGNMENT)

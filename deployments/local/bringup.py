@@ -121,11 +121,11 @@ class LocalNetwork:
         )
         if name is None or block is None:
             raise PermanentError(Reason.OBJECT_MISSING, f"{self.plan.folder}: no aggregator was prepared here")
-        context = block.context(name)
+        config = block.config(name)
         try:
-            mark = publish_newest_checkpoint(context, preset=block.preset)
+            mark = publish_newest_checkpoint(config, preset=block.preset)
         finally:
-            context.buckets.close()
+            config.buckets.close()
         if not block.bucket.endpoint.url.startswith("file:"):
             keep_buckets(self.plan, tuple(blocks.values()))
         return mark

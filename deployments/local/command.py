@@ -29,7 +29,7 @@ from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import measure_pace, pace_of
 from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
 from deployments.local.summary import Summary, summarise
-from deployments.local.view import NetworkView, WindowRow, as_table
+from deployments.local.view import LocalView, WindowRow, as_table
 from deployments.neuron.status import is_green, show_network_status, show_warnings
 from deployments.neuron.streaks import tell_of_streaks
 from deployments.prefect_server import PROJECT_ROOT
@@ -107,7 +107,7 @@ def run(network: LocalNetwork, num_windows: int) -> int:
     started = time.monotonic()
     birth = network.up()
     try:
-        view = NetworkView(network.plan, network.neuron_block(network.plan.running[0]), birth)
+        view = LocalView(network.plan, network.neuron_block(network.plan.running[0]), birth)
         ui = network.plan.server.ui_url
         console.print(f"Prefect UI: {ui}  ·  first window {birth.start.start_window}")
         tell_of_streaks(network.plan.brought_up, network.address, warn)
@@ -201,7 +201,7 @@ def status(network: LocalNetwork, *, as_json: bool) -> int:
     return 0 if is_green(found) else 1
 
 
-def watch(view: NetworkView, num_windows: int) -> int:
+def watch(view: LocalView, num_windows: int) -> int:
     """Show the windows as they are scored; the last window."""
     first = view.birth.start.start_window
     last = first + num_windows - 1
@@ -233,14 +233,14 @@ def report(summary: Summary) -> int:
     return 0 if all(summary.checks.values()) else 1
 
 
-def _row(view: NetworkView, window: int) -> WindowRow | None:
+def _row(view: LocalView, window: int) -> WindowRow | None:
     try:
         return view.row(window)
     except (TransientError, RejectedError):  # the validator has not announced its bucket yet
         return None
 
 
-def _passed(view: NetworkView, window: int) -> bool:
+def _passed(view: LocalView, window: int) -> bool:
     """Whether a later window has been scored: then this one never will be."""
     return _row(view, window + 1) is not None
 

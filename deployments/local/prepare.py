@@ -23,7 +23,7 @@ from templar.data.shards.shard_writer import build_shards
 from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason
 from templar.hparams import HParams
-from templar.neuron.join import CHAIN_ROLES
+from templar.neuron.configuration import CHAIN_ROLES
 from templar.store.address import encode_address
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore

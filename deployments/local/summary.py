@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from deployments.local.view import NetworkView
+from deployments.local.view import LocalView
 from deployments.schedules import Ran
 
 LOSS_FALL = 0.25
@@ -30,7 +30,7 @@ class Summary:
         )
 
 
-def summarise(view: NetworkView, last_window: int, num_windows: int, started: float) -> Summary:
+def summarise(view: LocalView, last_window: int, num_windows: int, started: float) -> Summary:
     """Wait until every node has settled the last window, replay it all, and compare.
 
     Args:

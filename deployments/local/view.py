@@ -10,19 +10,19 @@ from rich.table import Table
 
 from blocks.neuron import Neuron
 from deployments.local.plan import LocalNeuron, LocalPlan
-from templar.agreement.decisions import decided_roster
+from templar.agreement.ballot_box import decided_roster
 from templar.agreement.genesis import Birth
 from templar.agreement.sync_proof import read_proof
 from templar.chain.base import Chain, NeuronInfo
 from templar.errors import RejectedError, TransientError
 from templar.exchange.buckets import Buckets
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import RosterEntry
 from templar.exchange.signed import unseal
 from templar.neuron.catchup import POLL_SECONDS, replay
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.evaluate import HeldOutReport, measure_held_out
-from templar.neuron.join import Context
 from templar.neuron.node import Node
 from templar.scoring.evidence import Evidence
 from templar.timeline import WindowTimes
@@ -42,7 +42,7 @@ class WindowRow:
     weights: Mapping[int, float]  # uid -> weight
 
 
-class NetworkView:
+class LocalView:
     """A read-only view of a local network.
 
     Args:
@@ -58,7 +58,7 @@ class NetworkView:
         self.chain: Chain = block.subnet.open(None)
         self.hparams = block.hparams()
         buckets = Buckets(self.chain, block.bucket.endpoint.open_reader)
-        self.exchange = Exchange(self.chain, buckets, birth.network, self.hparams)
+        self.exchange = NetworkView(self.chain, buckets, birth.network, self.hparams)
 
     @property
     def names(self) -> dict[str, LocalNeuron]:
@@ -134,7 +134,7 @@ class NetworkView:
         """
         home = self.plan.folder / "observer"
         open_dataset = partial(self._block.dataset.open, self.hparams, home)
-        node = Node(Context("observer", home, self.hparams, self.chain, self.exchange.buckets, None, open_dataset))
+        node = Node(NeuronConfig("observer", home, self.hparams, self.chain, self.exchange.buckets, None, open_dataset))
         try:
             while node.state.window < last_window:
                 try:

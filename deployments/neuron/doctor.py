@@ -45,7 +45,7 @@ from templar.housekeeping.access import check_access
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
 from templar.hparams import HParams
 from templar.neuron import lock
-from templar.neuron.join import CHAIN_ROLES
+from templar.neuron.configuration import CHAIN_ROLES
 from templar.scoring.meter import Meter
 from templar.store.address import encode_address
 from templar.store.base import ObjectStore
@@ -411,13 +411,13 @@ def _lease(patient: Patient, netuid: int, uid: int) -> str:
 
 
 def _network(patient: Patient) -> str:
-    birth = patient.block.context(patient.name).birth()
+    birth = patient.block.config(patient.name).birth()
     genesis, first = birth.network.genesis, birth.start.start_window
     return f"genesis {genesis[:12]}, published by uid {birth.publisher.uid}, first window {first}"
 
 
 def _backups(patient: Patient) -> str:
-    network = patient.block.context(patient.name).birth().network
+    network = patient.block.config(patient.name).birth().network
     return backups(patient.store, patient.block.wallet.open(), netuid=network.netuid, genesis=network.genesis)
 
 

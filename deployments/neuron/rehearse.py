@@ -47,13 +47,13 @@ def run(block: Neuron, seconds: float) -> Rehearsal:
             Reason.BAD_ENVIRONMENT,
             f"TEMPLAR_ROLE is {block.role}: only a miner can rehearse; `templar audit` checks a validator's evidence",
         )
-    signer, context = block.wallet.open(), context_of(block)
-    context = replace(context, name=FOLDER, home=context.home.with_name(FOLDER))
+    signer, config = block.wallet.open(), context_of(block)
+    config = replace(config, name=FOLDER, home=config.home.with_name(FOLDER))
     hparams = block.hparams()
     settings = block.trainer.model_copy(update={"hosts": 1, "rendezvous": ""})  # other hosts train with the neuron
     with (
-        auditing(context, None) as auditor,
-        closing(open_trainer(hparams.model, settings, context.home / "ranks")) as trainer,
+        auditing(config, None) as auditor,
+        closing(open_trainer(hparams.model, settings, config.home / "ranks")) as trainer,
     ):
         trainer.check(hparams.training, length=hparams.data.sequence_length)
         return rehearse(auditor, trainer, signer, seconds)

@@ -60,7 +60,7 @@ def standing(block: Neuron, name: str) -> str:
     """
     if block.role == "aggregator":
         return "an aggregator has no private state: start it, it catches up with the network"
-    store = block.context(name).buckets.own
+    store = block.config(name).buckets.own
     keys = (parse_current_key(info.key) for info in store.list(f"{Kind.EVIDENCE}-"))
     newest = max((key.window for key in keys if key is not None and key.window is not None), default=None)
     found = "there is none in its bucket yet" if newest is None else f"the newest is of window {newest}"
@@ -83,7 +83,7 @@ def main(words: Sequence[str] | None = None) -> int:
             text = standing(block, arguments.name)
             print(json.dumps({"restored": False, "why": text}) if arguments.json else text)
             return 0
-        report = restore_home(block.context(arguments.name))
+        report = restore_home(block.config(arguments.name))
     except TemplarError as error:
         print(error, file=sys.stderr)
         return 1

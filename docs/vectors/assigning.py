@@ -12,7 +12,7 @@ from templar.chain.base import NeuronInfo, Role
 from templar.data.assignment import Epoch, SlotPlan, assign, spare_units
 from templar.data.permutation import Permutation
 from templar.data.sampling import pack
-from templar.exchange.context import drawn_by_stake
+from templar.exchange.network_view import drawn_by_stake
 from templar.exchange.peers import merge_lists, select_peers
 from templar.hparams import Peers
 

@@ -20,7 +20,7 @@ from docs.vectors.scenario import (
     root_before,
 )
 from templar import PROTOCOL_VERSION
-from templar.agreement.ballots import Said
+from templar.agreement.ballot_rules import Said
 from templar.agreement.genesis import NO_GENESIS
 from templar.agreement.sync_proof import START, debug_values, state_proof
 from templar.audit.findings import Exhibit, Finding, Report, Suspect

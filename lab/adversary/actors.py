@@ -9,7 +9,7 @@ from dataclasses import replace
 from lab.adversary import cheats, copiers, hostile
 from lab.adversary.hostile import FORGED_MANIFESTS, SKEW_SECONDS, SPOILT_MANIFESTS, variant
 from lab.adversary.mutations import MUTATIONS
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.canonical import sha256_hex
 from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
@@ -74,9 +74,9 @@ class ForgingPublisher(Aggregator):
 class TwoFacedPublisher(Aggregator):
     """Shows an honest roster in its slot and, once that is decided, puts another one in its place."""
 
-    def decide(self, settlement: Settlement) -> TimedReport:
+    def publish_decision(self, settlement: Settlement) -> TimedReport:
         """Decide on the first roster and, after its slot, show one without its first entry."""
-        report = super().decide(settlement)
+        report = super().publish_decision(settlement)
         roster = settlement.roster
         if roster is not None and roster.entries and roster.hotkey == self.exchange.own_signer.address:
             self.chain.clock.sleep_until(self.exchange.times(settlement.window).null_after + 1)
@@ -89,9 +89,9 @@ class TwoFacedPublisher(Aggregator):
 class DoubleVotingPublisher(Aggregator):
     """Honest, but for a second vote in the ballot that decided: it is shown once the window is decided."""
 
-    def decide(self, settlement: Settlement) -> TimedReport:
+    def publish_decision(self, settlement: Settlement) -> TimedReport:
         """Decide, then sign a vote for none in the place of the first one."""
-        report = super().decide(settlement)
+        report = super().publish_decision(settlement)
         voter = self.voter(self.judge(self.exchange.times(settlement.window)))
         if voter is not None:
             vote = next(word for word in voter.ballots.own if word.step == "vote")

@@ -12,14 +12,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.canonical import keyed_seed
 from templar.exchange.gather import GatherReport
 from templar.gradient.codec.planes import Section
 from templar.gradient.codec.wire import Payload
 from templar.hparams import Training
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.evaluate import evaluate
-from templar.neuron.join import Context
 from templar.neuron.miner import Miner, PageReport
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import WindowFacts
@@ -127,8 +127,8 @@ class GarbageMiner(Miner):
 class OwnRulesMiner(Miner, ABC):
     """Joins with the network's settings, and trains with its own."""
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
+    def __init__(self, config: NeuronConfig) -> None:
+        super().__init__(config)
         self.hparams = self.hparams.model_copy(update={"training": self.bend(self.hparams.training)})
 
     @abstractmethod
@@ -197,8 +197,8 @@ class ShuffledMiner(Miner):
 class StaleMiner(Miner):
     """Trains from the parameters of some windows ago: it saves itself the download, or cannot keep up."""
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
+    def __init__(self, config: NeuronConfig) -> None:
+        super().__init__(config)
         self._past: dict[int, dict[str, Tensor]] = {}
 
     def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
@@ -311,8 +311,8 @@ class FamilyMiner(Miner, ABC):
 
     families: ClassVar[dict[tuple[str, str], Family]] = {}
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
+    def __init__(self, config: NeuronConfig) -> None:
+        super().__init__(config)
         address = self.exchange.own_signer.address
         if address in self.family.members:  # a node that was killed, or another run of the same network
             self.family.trained.clear()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lab.adversary.cheats import FamilyMiner, KeepGoing, untrained, zero_update
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.canonical import keyed_seed, sha256_hex
 from templar.chain.ledger import Ledger
 from templar.errors import Reason, TemplarError

@@ -24,7 +24,7 @@ from templar.exchange.reveal import publish_commit
 from templar.exchange.signed import seal
 from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import HEADER_BYTES, TOP_BYTES
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.miner import Miner
 
 TRAP = "somebody-ran-what-a-peer-published"
@@ -263,8 +263,8 @@ class SkewedMiner(Miner):
     skew_seconds: ClassVar[float]
     """Seconds that the clock is ahead."""
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(replace(context, chain=SkewedChain(context.chain, self.skew_seconds)))
+    def __init__(self, config: NeuronConfig) -> None:
+        super().__init__(replace(config, chain=SkewedChain(config.chain, self.skew_seconds)))
 
 
 class SwappingMiner(Miner):

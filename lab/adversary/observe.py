@@ -16,12 +16,12 @@ from lab.adversary.chains import SkewedClock
 from lab.adversary.hostile import SKEW_SECONDS, TRAP
 from lab.adversary.judge import History, Sighting
 from lab.simulate.world import START_WINDOW, Member, World
-from templar.agreement.decisions import decided_roster
+from templar.agreement.ballot_box import decided_roster
 from templar.audit.findings import Accusation, Report, is_proven
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, TransientError
-from templar.exchange.context import Exchange
 from templar.exchange.gather import GatherReport
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, aggregate_key, parse_current_key, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.signed import read_signed
@@ -149,7 +149,7 @@ def read_accusations(stranger: Node, windows: Sequence[int], names: Mapping[str,
         stranger.stop()
 
 
-def read_report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report | None:
+def read_report(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Report | None:
     """Return the report of a node on a window; None without one.
 
     Raises:
@@ -163,7 +163,7 @@ def read_report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report |
     return None if found is None else found.body
 
 
-def _report(exchange: Exchange, neuron: NeuronInfo, window: int) -> Report | None:
+def _report(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Report | None:
     try:
         return read_report(exchange, neuron, window)
     except (PermanentError, TransientError) as error:
@@ -202,7 +202,7 @@ def _clean(world: World, watch: Watch, member: Member, skew_seconds: float) -> N
     before = {info.key for info in store.list()}
     oldest = window_of(world.chain.block(), world.hparams.windows) - world.hparams.storage.retention_windows
     try:
-        clean_bucket(world.context(member, SkewedClock(world.clock, skew_seconds)), dry_run=False)
+        clean_bucket(world.config(member, SkewedClock(world.clock, skew_seconds)), dry_run=False)
     except TransientError:
         return  # by this clock the chain has not begun yet
     except Exception as error:  # noqa: BLE001 - however a clean-up ends, it is the verdict's to say so

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from deployments.why import Answer, Point, answers
 from templar.errors import Reason, TemplarError
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence, MinerRecord
 
@@ -49,13 +49,13 @@ class Questions:
         return tuple(each.problem for each in self.asked if each.uid in uids and each.problem is not None)
 
 
-def ask_all(asking: Context, validator: Validator, uids: Iterable[int], windows: Iterable[int]) -> Questions:
+def ask_all(asking: NeuronConfig, validator: Validator, uids: Iterable[int], windows: Iterable[int]) -> Questions:
     """Ask about each miner in each window, from public objects, as its operator would."""
     miners = tuple(uids)
     return Questions(tuple(ask(asking, validator, uid, window) for window in windows for uid in miners))
 
 
-def ask(asking: Context, validator: Validator, uid: int, window: int) -> Asked:
+def ask(asking: NeuronConfig, validator: Validator, uid: int, window: int) -> Asked:
     """Ask about one miner in one window."""
     own, evidence = validator.exchange.identity(window).uid, validator.book.evidence(window)
     started = time.perf_counter()

@@ -44,7 +44,7 @@ class Judging:
         asking = nodes[shown(self.casting.first_honest)]
         validator = next(node for node in nodes.values() if isinstance(node, Validator))
         miners = sorted(member.uid for member in self.casting.members.values() if member.role not in NO_MINERS)
-        return ask_all(asking.context, validator, miners, range(START_WINDOW, self.last + 1))
+        return ask_all(asking.config, validator, miners, range(START_WINDOW, self.last + 1))
 
     def judgements(self, nodes: Mapping[str, Node], questions: Questions) -> tuple[Judgement, ...]:
         """One judgement for each scenario, in their order, while the nodes still run.

@@ -17,7 +17,7 @@ from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.hparams import HParams
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.miner import Miner
 from templar.store.address import BucketAddress
 from templar.store.s3 import S3Store
@@ -73,7 +73,7 @@ def _start(second: SecondProcess) -> Start:
     )
     hparams = HParams.model_validate_json(second.hparams)
     try:
-        node = Miner(Context("second", Path(second.home), hparams, chain, buckets, hotkey, _no_dataset))
+        node = Miner(NeuronConfig("second", Path(second.home), hparams, chain, buckets, hotkey, _no_dataset))
     except TemplarError as error:
         return Start(error.reason.value, error.message)
     node.stop()

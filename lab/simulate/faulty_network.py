@@ -34,12 +34,12 @@ from lab.adversary.observe import read_accusations
 from lab.simulate.fault_plan import BUCKETS, ENDPOINTS, EPOCH_WINDOWS, PRUNED_AFTER, FaultKind, FaultPlan
 from lab.simulate.run import evidence_in
 from lab.simulate.world import GENESIS_TIME, START_WINDOW, Member, SimulatedStage, Weather, World
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.canonical import keyed_seed
 from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange import context
-from templar.exchange.context import LONGEST_PAUSE_SECONDS
+from templar.exchange import network_view
+from templar.exchange.network_view import LONGEST_PAUSE_SECONDS
 from templar.hparams import HParams, load_hparams
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
@@ -259,7 +259,7 @@ class FaultyNetwork:
             raise self._violation(window, f"not applied in time by {', '.join(late)}")
         chain, opening = self.world.chain, first_block(window, self.hparams.windows)
         ranks, announced = self.hparams.windows.roster_ranks, chain.metagraph(opening).validators()
-        publishers = context.drawn_by_stake(announced, chain.block_hash(opening), ranks)
+        publishers = network_view.drawn_by_stake(announced, chain.block_hash(opening), ranks)
         known = [self.nodes[member.uid].journal.result(window, "settle") for member in self.healthy]
         settled = next((Settlement.from_json(text) for text in known if text is not None), None)
         uids = () if settled is None else settled.uids

@@ -34,7 +34,7 @@ from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.exchange.buckets import Buckets, OwnBucket
 from templar.hparams import Data, HParams
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.store.address import BucketAddress
@@ -262,23 +262,23 @@ class World:
 
     def node(self, member: Member, *, name: str | None = None) -> Node:
         """The node of a member, started, under another name if one is given; the burn uid has none."""
-        context = self.context(member)
-        return self._kinds[member.role](context if name is None else replace(context, name=name))
+        config = self.config(member)
+        return self._kinds[member.role](config if name is None else replace(config, name=name))
 
     def observer(self) -> Node:
         """A node without a hotkey, started: it replays what the others agreed on."""
         home = self.root / "nodes" / "observer"
         buckets = Buckets(self.chain, partial(self._open_reader, None))
         opening = partial(self.open_dataset, home)
-        return Node(Context("observer", home, self.hparams, self.chain, buckets, None, opening, durable=False))
+        return Node(NeuronConfig("observer", home, self.hparams, self.chain, buckets, None, opening, durable=False))
 
-    def context(self, member: Member, clock: Clock | None = None) -> Context:
+    def config(self, member: Member, clock: Clock | None = None) -> NeuronConfig:
         """What a member's node and housekeeping work with, the latter by another clock if one is given."""
         home = self.root / "nodes" / member.name
         chain: Chain = self._open_chain(member.hotkey, clock)
         if clock is None:
             chain = self._weather.chain(member, chain)
-        return Context(
+        return NeuronConfig(
             member.name,
             home,
             self.hparams,

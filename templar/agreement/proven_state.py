@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from templar.agreement.ballots import Stakes
+from templar.agreement.ballot_rules import Stakes
 from templar.agreement.checkpoint import FILES_AT_ONCE, ProvenState, fetched_checkpoint, list_checkpoints, mark_of
 from templar.agreement.genesis import Birth, load_genesis
 from templar.agreement.model_folder import read_weights, write_model
@@ -20,7 +20,7 @@ from templar.agreement.sync_proof import read_proof
 from templar.chain.base import NeuronInfo
 from templar.data.tokenizer import Tokenizer, network_tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_reader_failure
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, parse_current_key
 from templar.store.files import local_file
 from templar.timeline import window_of
@@ -50,7 +50,7 @@ class KeptModel:
     outer_steps: int
 
 
-def proven_state(exchange: Exchange, window: int) -> ProvenState | None:
+def proven_state(exchange: NetworkView, window: int) -> ProvenState | None:
     """The state that a quorum of all announced stake proved for a window; None if there is none."""
     provers: dict[ProvenState, set[int]] = defaultdict(set)
     validators = exchange.announced(window)
@@ -66,7 +66,7 @@ def proven_state(exchange: Exchange, window: int) -> ProvenState | None:
     return next((state for state, uids in provers.items() if stakes.is_quorum(uids)), None)
 
 
-def newest_proven_window(exchange: Exchange) -> int | None:
+def newest_proven_window(exchange: NetworkView) -> int | None:
     """The newest window whose state a quorum proved, by what the validators' buckets show; None if there is none."""
     windows, newest = set[int](), window_of(exchange.chain.block(), exchange.hparams.windows)
     for validator in exchange.newest_metagraph().validators():
@@ -81,7 +81,7 @@ def newest_proven_window(exchange: Exchange) -> int | None:
 
 
 def fetch_proven(
-    exchange: Exchange,
+    exchange: NetworkView,
     publisher: NeuronInfo,
     window: int,
     folder: Path,
@@ -118,7 +118,7 @@ def fetch_proven(
 
 
 def fetch_checked(
-    exchange: Exchange, birth: Birth, publisher: NeuronInfo, window: int, folder: Path, *, proven: ProvenState | None
+    exchange: NetworkView, birth: Birth, publisher: NeuronInfo, window: int, folder: Path, *, proven: ProvenState | None
 ) -> tuple[FetchedModel, Tokenizer]:
     """The genesis checkpoint, or that of a later window as in `fetch_proven`, and the network's tokenizer in it."""
     digest, model = birth.start.tokenizer, exchange.hparams.model
@@ -132,7 +132,7 @@ def fetch_checked(
     return fetched, fetched.tokenizer or network_tokenizer(folder, digest, model.vocab_size)
 
 
-def fetch_model(exchange: Exchange, birth: Birth, home: Path, *, window: int | None = None) -> KeptModel:
+def fetch_model(exchange: NetworkView, birth: Birth, home: Path, *, window: int | None = None) -> KeptModel:
     """Fetch the newest checkpoint of a proven state, or that of a window, from any validator that shows it.
 
     The genesis checkpoint needs no proof: the start window is signed for its root. What was fetched before is not
@@ -175,7 +175,7 @@ def fetch_model(exchange: Exchange, birth: Birth, home: Path, *, window: int | N
     raise _nothing(window, sorted({each[0] for each in shown}), problems)
 
 
-def _keep(exchange: Exchange, birth: Birth, publisher: NeuronInfo, window: int, home: Path) -> KeptModel:
+def _keep(exchange: NetworkView, birth: Birth, publisher: NeuronInfo, window: int, home: Path) -> KeptModel:
     """Fetch and check one checkpoint, unless it is kept already."""
     # 1. The state that it must have.
     proven = (birth.start.root, 0) if window == birth.mark.window else proven_state(exchange, window)

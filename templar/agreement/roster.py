@@ -1,7 +1,7 @@
 """Rosters: which payloads a window applies, so that every node applies the same ones (docs/protocol.md 8).
 
 A publisher writes the aggregate (the payloads' bytes, one after the other) and then the signed roster, in its slot.
-`templar.agreement.slots` decides which roster counts. An entry carries both of the author's signatures, so every reader
+`templar.agreement.voter` decides which roster counts. An entry carries both of the author's signatures, so every reader
 can rebuild the signed commitment and manifest from it: a publisher cannot list a payload of its own making under a
 miner's name, and a miner that signed two manifests for one window is convicted by them.
 """
@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from templar.canonical import file_sha256
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_own_failure
-from templar.exchange.context import Exchange
 from templar.exchange.gather import ask_in_turn
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster, RosterEntry
 from templar.exchange.payload_cache import PayloadCache
@@ -45,7 +45,7 @@ class RosterDraft:
 
 
 def draft_roster(
-    exchange: Exchange,
+    exchange: NetworkView,
     window: int,
     submissions: Sequence[Submission],
     *,
@@ -92,7 +92,7 @@ def draft_roster(
     return RosterDraft(roster, aggregate)
 
 
-def publish_roster(exchange: Exchange, draft: RosterDraft, slot: Interval) -> None:
+def publish_roster(exchange: NetworkView, draft: RosterDraft, slot: Interval) -> None:
     """Publish aggregate and roster in the own slot; waits for the slot.
 
     The store's time counts. If this machine's clock is ahead, the roster is stored before its slot: it is stored again
@@ -119,7 +119,7 @@ def publish_roster(exchange: Exchange, draft: RosterDraft, slot: Interval) -> No
     check_stored_at(stored_at, slot, ROSTER_TIMING, f"{key} was stored")
 
 
-def publish_copy(exchange: Exchange, roster: Sealed[Roster], *, deadline: float) -> PublishReceipt | None:
+def publish_copy(exchange: NetworkView, roster: Sealed[Roster], *, deadline: float) -> PublishReceipt | None:
     """Store another publisher's signed roster in the own bucket; None for the own roster.
 
     Every node that decides on a roster keeps a copy, so late nodes find it even if its publisher deletes it.
@@ -137,7 +137,7 @@ def publish_copy(exchange: Exchange, roster: Sealed[Roster], *, deadline: float)
 
 
 def fetch_roster(
-    exchange: Exchange,
+    exchange: NetworkView,
     publisher: NeuronInfo,
     window: int,
     *,
@@ -163,7 +163,7 @@ def fetch_roster(
 
 
 def fetch_payloads(
-    exchange: Exchange,
+    exchange: NetworkView,
     roster: Roster,
     store: ObjectStore,
     cache: PayloadCache,
@@ -267,7 +267,7 @@ def _admit(cache: PayloadCache, window: int, entry: RosterEntry, data: bytes) ->
     cache.admit(data, entry.payload_sha256, window=window, uid=entry.uid, hotkey=entry.hotkey)
 
 
-def _read_from_miner(exchange: Exchange, window: int, entry: RosterEntry, error: TemplarError) -> bytes:
+def _read_from_miner(exchange: NetworkView, window: int, entry: RosterEntry, error: TemplarError) -> bytes:
     """The payload in its author's bucket; raises the aggregate's error if it is not there."""
     with as_own_failure():
         author = exchange.metagraph(window).by_uid(entry.uid)

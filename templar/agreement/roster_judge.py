@@ -5,12 +5,12 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from templar.agreement.decisions import READ_SECONDS
+from templar.agreement.ballot_box import READ_SECONDS
 from templar.agreement.roster import ROSTER_TIMING, fetch_payloads, fetch_roster
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.context import Exchange
 from templar.exchange.gather import ask_in_turn
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import aggregate_key
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
@@ -53,7 +53,7 @@ class Judge:
     error: a local failure is never a verdict on a roster.
     """
 
-    exchange: Exchange
+    exchange: NetworkView
     times: WindowTimes
     cache: PayloadCache
     check: Callable[[Roster], None] = lambda roster: None

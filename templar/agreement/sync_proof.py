@@ -20,7 +20,7 @@ from torch import Tensor, float32
 from templar.canonical import keyed_seed
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import DEBUG_ELEMENTS, DEBUG_NAME, MAX_DEBUG_PARAMETERS, Debug, Proof
 from templar.exchange.publish import PublishReceipt, publish_body
@@ -60,7 +60,7 @@ def state_proof(params: Mapping[str, Tensor], *, window: int, block_hash: str, h
 
 
 def publish_proof(
-    exchange: Exchange, params: Mapping[str, Tensor], *, window: int, block_hash: str, root: str, outer_steps: int
+    exchange: NetworkView, params: Mapping[str, Tensor], *, window: int, block_hash: str, root: str, outer_steps: int
 ) -> PublishReceipt:
     """Publish the own proof. On failure a later call with the same state continues."""
     author = exchange.author(window)
@@ -70,7 +70,7 @@ def publish_proof(
     return publish_body(exchange.buckets.own, key, body, exchange.own_signer, clock=exchange.chain.clock)
 
 
-def read_proof(exchange: Exchange, neuron: NeuronInfo, window: int) -> Proof | None:
+def read_proof(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Proof | None:
     """A node's proof for a window; None if there is none.
 
     Raises:
@@ -105,7 +105,7 @@ def debug_values(params: Mapping[str, Tensor], start: int) -> dict[str, tuple[fl
 
 
 def publish_debug(
-    exchange: Exchange, params: Mapping[str, Tensor], *, window: int, role: str | None
+    exchange: NetworkView, params: Mapping[str, Tensor], *, window: int, role: str | None
 ) -> PublishReceipt | None:
     """Publish the own debug values of the state after a window; a later call with the same state changes nothing.
 

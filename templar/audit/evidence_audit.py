@@ -129,7 +129,7 @@ class Auditor:
     def __init__(self, node: Node, *, tolerance: float | None = None) -> None:
         self.node = node
         self._tolerance = tolerance
-        chosen = node.context.trainer
+        chosen = node.config.trainer
         sizes = {"ranks": 1, "micro_batch": "preset" if chosen.repeatable else "auto"}
         self.meter, self._repeatable = Meter(chosen.model_copy(update=sizes)), Meter()
         self.model: nn.Module = build_model(node.hparams.model)
@@ -246,7 +246,7 @@ class Auditor:
         if node.state.window > window or gaps:
             node.restore(before=first if gaps else window + 1)
             # The lists of old windows are forgotten.
-            node.peers = PeerBook(node.exchange, node.context.gather_concurrency)
+            node.peers = PeerBook(node.exchange, node.config.gather_concurrency)
         if node.state.window < first - 1:
             catch_up(node, first - 1, deadline=self._deadline())
         for following in range(node.state.window + 1, window + 1):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from templar.agreement.decisions import may_have_expired
+from templar.agreement.ballot_box import may_have_expired
 from templar.audit.hindsight import Hindsight, cache_payloads
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError

@@ -11,10 +11,10 @@ from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
-from templar.agreement.ballots import Said, convicting
+from templar.agreement.ballot_rules import Said, convicting
 from templar.agreement.roster import check_signatures
 from templar.errors import Reason, RejectedError
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest, Roster, Word
 from templar.exchange.publish import PublishReceipt, publish_body
@@ -99,7 +99,7 @@ class Report(WindowBody):
 
 
 def publish_report(
-    exchange: Exchange, window: int, findings: tuple[Finding, ...], exhibits: tuple[Exhibit, ...]
+    exchange: NetworkView, window: int, findings: tuple[Finding, ...], exhibits: tuple[Exhibit, ...]
 ) -> PublishReceipt:
     """Publish the findings of a window. On failure a later call with the same findings goes on.
 

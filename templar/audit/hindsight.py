@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.errors import PermanentError, Reason
 from templar.exchange.gather import GatherReport, PeerOutcome
 from templar.exchange.object_keys import Kind, window_key

@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from templar.agreement.decisions import is_recent
+from templar.agreement.ballot_box import is_recent
 from templar.agreement.roster import check_entries, fetch_roster
 from templar.agreement.roster_judge import PassedOver
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.audit.findings import EXHIBIT_BYTES, MAX_FINDINGS, Exhibit, Finding, Suspect, publish_report
 from templar.audit.hindsight import Hindsight
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.context import Exchange
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
+from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import Manifest, Roster, RosterEntry, Word
 from templar.exchange.reveal import CONCLUSIVE, Submission
 from templar.exchange.signed import Sealed
@@ -177,7 +177,7 @@ class Observations:
     """Two words of each validator that no honest one signs both of."""
 
 
-def find_conflicts(exchange: Exchange, seen: Observations) -> tuple[tuple[Finding, ...], tuple[Exhibit, ...]]:
+def find_conflicts(exchange: NetworkView, seen: Observations) -> tuple[tuple[Finding, ...], tuple[Exhibit, ...]]:
     """Return the conflicts in a window, and the signed objects that show them.
 
     A store that fails now costs exhibits, and never raises.
@@ -243,7 +243,7 @@ class _Case:
         return self.exhibits.index(exhibit)
 
 
-def _find_replaced(exchange: Exchange, applied: Sealed[Roster], case: _Case) -> None:
+def _find_replaced(exchange: NetworkView, applied: Sealed[Roster], case: _Case) -> None:
     roster = applied.body
     suspect = Suspect(uid=roster.uid, hotkey=roster.hotkey)
     shown = _shown_now(exchange, roster.window, suspect)
@@ -253,7 +253,7 @@ def _find_replaced(exchange: Exchange, applied: Sealed[Roster], case: _Case) -> 
         )
 
 
-def _shown_now(exchange: Exchange, window: int, publisher: Suspect) -> Sealed[Roster] | None:
+def _shown_now(exchange: NetworkView, window: int, publisher: Suspect) -> Sealed[Roster] | None:
     neuron = exchange.metagraph(window).by_hotkey(publisher.hotkey)
     if neuron is None:
         return None

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 
 from templar.canonical import keyed_seed
 from templar.errors import TemplarError, TransientError, as_reader_failure
-from templar.exchange.context import Exchange
 from templar.exchange.gather import POLL_SECONDS, Workers
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit
 from templar.exchange.signed import check_author, check_window, unseal
@@ -57,7 +57,7 @@ class Observed:
 _JSON = TypeAdapter(Observed)
 
 
-def observe_commitments(exchange: Exchange, window: int, *, concurrency: int) -> Observed:
+def observe_commitments(exchange: NetworkView, window: int, *, concurrency: int) -> Observed:
     """Look at all commitments of a window, the missing ones again, until all are seen or the window closes.
 
     The first look is `GUARDS` guards before the expected close. What was read when the closing block was at the head
@@ -109,7 +109,7 @@ def observe_commitments(exchange: Exchange, window: int, *, concurrency: int) ->
 class _Looks:
     """The looks at the commitments of one window."""
 
-    def __init__(self, exchange: Exchange, window: int) -> None:
+    def __init__(self, exchange: NetworkView, window: int) -> None:
         rules, own = exchange.hparams.windows, exchange.own_signer.address
         self._exchange, self._window = exchange, window
         self._miners = {neuron.uid: neuron for neuron in exchange.miners(window)}

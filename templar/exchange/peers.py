@@ -15,8 +15,8 @@ from math import fsum
 from templar.canonical import canonical_json, keyed_seed, sha256_hex
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError, as_reader_failure
-from templar.exchange.context import Exchange
 from templar.exchange.gather import ask_in_turn
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, parse_current_key, peers_key
 from templar.exchange.objects import PeerList
 from templar.exchange.publish import PublishReceipt, publish_body
@@ -96,21 +96,21 @@ def merge_lists(lists: Sequence[tuple[float, Sequence[int]]], places: int) -> tu
     return tuple(sorted(order, key=lambda uid: (order[uid], uid)))
 
 
-def publish_peers(exchange: Exchange, window: int, peers: tuple[int, ...], reserve: tuple[int, ...]) -> PublishReceipt:
+def publish_peers(view: NetworkView, window: int, peers: tuple[int, ...], reserve: tuple[int, ...]) -> PublishReceipt:
     """Publish a list in `window`; it takes effect `peer_list_window_margin` windows later.
 
     On failure a later call in the same window continues; a published list never changes.
     """
-    first = window + exchange.hparams.peers.peer_list_window_margin
-    body = PeerList(**exchange.author(window), first_effective_window=first, peers=peers, reserve=reserve)
-    return publish_body(exchange.buckets.own, peers_key(first), body, exchange.own_signer, clock=exchange.chain.clock)
+    first = window + view.hparams.peers.peer_list_window_margin
+    body = PeerList(**view.author(window), first_effective_window=first, peers=peers, reserve=reserve)
+    return publish_body(view.buckets.own, peers_key(first), body, view.own_signer, clock=view.chain.clock)
 
 
 @dataclass
 class PeerBook:
     """The peer lists that this node has read; it requests only lists that may be new."""
 
-    exchange: Exchange
+    exchange: NetworkView
     concurrency: int = 1  # buckets that are read at once
     _lists: dict[str, dict[int, PeerList]] = field(default_factory=dict)
     _read_until: dict[str, int] = field(default_factory=dict)

@@ -13,15 +13,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from templar.agreement.ballot_box import decided_roster
 from templar.agreement.checkpoint import EVALUATION_FILE, list_checkpoints
-from templar.agreement.decisions import decided_roster
 from templar.agreement.genesis import Birth
 from templar.agreement.model_folder import write_model
 from templar.agreement.proven_state import fetch_checked, proven_state
 from templar.chain.base import NeuronInfo
 from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import checkpoint_key
 from templar.exchange.objects import MAX_RESULTS, CheckpointEvaluation
 from templar.exchange.publish import publish_body
@@ -29,7 +29,7 @@ from templar.exchange.signed import read_signed
 from templar.housekeeping.text_score import TextScore, score_texts
 from templar.hparams import MAX_PEERS, Training
 from templar.interrupt import check_stop
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.timeline import closing_block, window_of
 from templar.training.model import build_model, load_parameters, parameters_of
 
@@ -90,7 +90,7 @@ class HeldOut:
 
 
 def evaluate_checkpoints(
-    context: Context,
+    config: NeuronConfig,
     read_texts: Callable[[Tokenizer, int], list[str]],
     run_tasks: RunTasks | None = None,
 ) -> tuple[EvaluatedCheckpoint, ...]:
@@ -99,7 +99,7 @@ def evaluate_checkpoints(
     A second call measures nothing and changes nothing.
 
     Args:
-        context: The neuron.
+        config: The neuron.
         read_texts: Reads held-out texts, at most so many.
         run_tasks: Runs tasks of lm-evaluation-harness on a model's folder; by default none are run.
 
@@ -108,14 +108,14 @@ def evaluate_checkpoints(
         PermanentError: `not_registered`; `object_missing`, there is no checkpoint; `checkpoint_broken`,
             `root_differs`, `dataset_missing`, `non_finite_loss`; `bad_parameters`, the tasks have too many results.
     """
-    birth, store = context.birth(), context.buckets.own
-    neuron = context.own_neuron()
+    birth, store = config.birth(), config.buckets.own
+    neuron = config.own_neuron()
     windows = list_checkpoints(store, neuron.uid)
     if not windows:
         raise PermanentError(
             Reason.OBJECT_MISSING, f"bucket {store.name} has no checkpoint of uid {neuron.uid}: publish one first"
         )
-    exchange = context.reading(birth)
+    exchange = config.reading(birth)
     trained: dict[int, int | None] | None = None
     results = []
     for window in reversed(windows):
@@ -127,8 +127,8 @@ def evaluate_checkpoints(
             if trained is None:
                 trained = {each.window: each.trained for each in read_evaluations(exchange, birth).points}
             tokens = trained[window] = _trained(exchange, birth, window, trained)
-            body = _measure(context, birth, neuron, window, read_texts=read_texts, run_tasks=run_tasks, trained=tokens)
-            publish_body(store, key, body, context.own_signer, clock=context.chain.clock)
+            body = _measure(config, birth, neuron, window, read_texts=read_texts, run_tasks=run_tasks, trained=tokens)
+            publish_body(store, key, body, config.own_signer, clock=config.chain.clock)
         results.append(EvaluatedCheckpoint(window, body.root, score_of(body), body.results, found is None))
     return tuple(results)
 
@@ -147,7 +147,7 @@ def shown_results(results: Results) -> str:
 
 
 def _measure(
-    context: Context,
+    config: NeuronConfig,
     birth: Birth,
     neuron: NeuronInfo,
     window: int,
@@ -157,7 +157,7 @@ def _measure(
     trained: int | None,
 ) -> CheckpointEvaluation:
     """Fetch a checkpoint as a reader would, check its root, and score it."""
-    folder, model, exchange = context.home / FOLDER, context.hparams.model, context.reading(birth)
+    folder, model, exchange = config.home / FOLDER, config.hparams.model, config.reading(birth)
     fetched, tokenizer = fetch_checked(exchange, birth, neuron, window, folder, proven=None)
     net = build_model(model)
     load_parameters(net, fetched.params)
@@ -189,7 +189,7 @@ def _measure(
     )
 
 
-def _trained(exchange: Exchange, birth: Birth, window: int, known: Mapping[int, int | None]) -> int | None:
+def _trained(exchange: NetworkView, birth: Birth, window: int, known: Mapping[int, int | None]) -> int | None:
     """Tokens in the payloads applied up to a window, counted on from the newest earlier window for which it is known.
 
     None if a roster in between cannot be read any more. No payload counts for more than a window's whole training.
@@ -217,7 +217,7 @@ def _most_tokens(training: Training, sequence_length: int) -> int:
 # Reading everybody's.
 
 
-def read_evaluations(exchange: Exchange, birth: Birth, known: HeldOut | None = None) -> HeldOut:
+def read_evaluations(exchange: NetworkView, birth: Birth, known: HeldOut | None = None) -> HeldOut:
     """Read what the validators measured of published checkpoints, and check each evaluation.
 
     An evaluation counts if its author signed it for a closed window of this network, for the state that a quorum
@@ -278,7 +278,7 @@ def read_evaluations(exchange: Exchange, birth: Birth, known: HeldOut | None = N
     return HeldOut(tuple(points), left_out, found)
 
 
-def _read(exchange: Exchange, birth: Birth, author: NeuronInfo, window: int, newest: int) -> CheckpointEvaluation:
+def _read(exchange: NetworkView, birth: Birth, author: NeuronInfo, window: int, newest: int) -> CheckpointEvaluation:
     """Read one evaluation and check it.
 
     Raises:
@@ -303,7 +303,7 @@ def _read(exchange: Exchange, birth: Birth, author: NeuronInfo, window: int, new
     return body
 
 
-def _proven_root(exchange: Exchange, window: int, newest: int) -> str | None:
+def _proven_root(exchange: NetworkView, window: int, newest: int) -> str | None:
     """The root that a quorum proved for a window; None if nobody can look it up any more.
 
     Raises:
@@ -354,13 +354,13 @@ def _point(agreeing: Sequence[CheckpointEvaluation], hours: float) -> HeldOutPoi
     return HeldOutPoint(first.window, tuple(body.uid for body in agreeing), hours, trained, score_of(first), results)
 
 
-def _hours(exchange: Exchange, birth: Birth, window: int) -> float:
+def _hours(exchange: NetworkView, birth: Birth, window: int) -> float:
     """Chain time from the start of the network to the close of a window, in hours."""
     start, end = (_closed(exchange, each) for each in (birth.mark.window, window))
     return (end - start) / 3600
 
 
-def _closed(exchange: Exchange, window: int) -> float:
+def _closed(exchange: NetworkView, window: int) -> float:
     """When a window closed; estimated from the newest block if the chain's endpoint does not have the old one."""
     chain, block = exchange.chain, closing_block(window, exchange.hparams.windows)
     try:

@@ -7,7 +7,7 @@ moment and run again.
 
 import logging
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,7 +38,7 @@ from templar.housekeeping.bucket_cleanup import (
 from templar.housekeeping.model_card import PICTURE_FILE, model_card, read_history
 from templar.housekeeping.training_curve import draw_held_out
 from templar.hparams import HParams
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.snapshot import Snapshots
 from templar.store.base import ObjectStore, Uploads
 from templar.timeline import window_of
@@ -168,13 +168,13 @@ def _own_genesis(store: ObjectStore) -> frozenset[int] | None:
     return frozenset({sealed.body.start_window - 1})
 
 
-def publish_newest_checkpoint(context: Context, *, preset: str = "", on_progress: Progress = silent) -> StateMark:
+def publish_newest_checkpoint(config: NeuronConfig, *, preset: str = "", on_progress: Progress = silent) -> StateMark:
     """Publish the newest snapshot in the Hugging Face layout, once; return its state.
 
     After a failure a later call continues with the same files; readers ignore a checkpoint without its manifest.
 
     Args:
-        context: The neuron.
+        config: The neuron.
         preset: What the model card calls the network's numbers.
         on_progress: As in `publish_checkpoint`.
 
@@ -184,30 +184,30 @@ def publish_newest_checkpoint(context: Context, *, preset: str = "", on_progress
             damaged, and nothing of it was published.
     """
     # 1. The newest snapshot of this network.
-    birth, store = context.birth(), context.buckets.own
-    snapshots = Snapshots(context.home / "snapshots", birth.network, kept=context.hparams.storage.snapshots_kept)
+    birth, store = config.birth(), config.buckets.own
+    snapshots = Snapshots(config.home / "snapshots", birth.network, kept=config.hparams.storage.snapshots_kept)
     mark = next(iter(snapshots.marks()), None)
     if mark is None:
-        raise PermanentError(Reason.OBJECT_MISSING, f"{context.home}: no snapshot yet; the first window makes one")
-    neuron = context.own_neuron()
+        raise PermanentError(Reason.OBJECT_MISSING, f"{config.home}: no snapshot yet; the first window makes one")
+    neuron = config.own_neuron()
     published = read_manifest(store, neuron, mark.window, birth.network)
     if published is not None and published.root == mark.root:
         return mark
 
     # 2. A copy in the Hugging Face layout, unless an earlier call made it.
-    folder = context.home / "publishing" / f"{mark.window}-{mark.root[:16]}"
+    folder = config.home / "publishing" / f"{mark.window}-{mark.root[:16]}"
     if not folder.exists():
-        _make_copy(context, birth, snapshots, mark, folder, preset=preset)
+        _make_copy(config, birth, snapshots, mark, folder, preset=preset)
 
     # 3. Upload it; the manifest comes last.
-    clock, signer = context.chain.clock, context.own_signer
+    clock, signer = config.chain.clock, config.own_signer
     publish_checkpoint(
         *(store, folder, mark),
         network=birth.network,
         uid=neuron.uid,
         signer=signer,
         clock=clock,
-        concurrency=context.gather_concurrency,
+        concurrency=config.gather_concurrency,
         on_progress=on_progress,
     )
     shutil.rmtree(folder.parent, ignore_errors=True)
@@ -215,22 +215,22 @@ def publish_newest_checkpoint(context: Context, *, preset: str = "", on_progress
 
 
 def _make_copy(
-    context: Context, birth: Birth, snapshots: Snapshots, mark: StateMark, folder: Path, *, preset: str
+    config: NeuronConfig, birth: Birth, snapshots: Snapshots, mark: StateMark, folder: Path, *, preset: str
 ) -> None:
     """Write a snapshot in the Hugging Face layout, read it back, and give the folder its name if the root is right."""
-    exchange, model = context.reading(birth), context.hparams.model
+    exchange, model = config.reading(birth), config.hparams.model
     history = read_history(exchange, birth, mark.window)
-    card = model_card(context.hparams, preset, birth, mark, history)
+    card = model_card(config.hparams, preset, birth, mark, history)
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    write_model(part, snapshots.load(mark, model)[0], model, load_tokenizer(str(context.home)), card=card)
+    write_model(part, snapshots.load(mark, model)[0], model, load_tokenizer(str(config.home)), card=card)
     if history.held_out:
         (part / PICTURE_FILE).write_bytes(draw_held_out(history.held_out))
     check_mark(read_weights(part, model), mark, f"snapshot of window {mark.window}")
     part.rename(folder)
 
 
-def clean_bucket(context: Context, *, dry_run: bool) -> CleanupReport:
+def clean_bucket(config: NeuronConfig, *, dry_run: bool) -> CleanupReport:
     """Delete expired objects from the own bucket (docs/protocol.md 15); with `dry_run` only count them.
 
     Age counts from the newest window in the bucket, not from the clock: nothing expires while a network stands still,
@@ -239,20 +239,20 @@ def clean_bucket(context: Context, *, dry_run: bool) -> CleanupReport:
     Raises:
         TransientError: `genesis_missing`, or chain or store failed; a later call continues.
     """
-    store, birth = context.buckets.own, context.birth()
-    state = _state_of(store, context.chain, context.hparams, genesis_windows={birth.mark.window})
+    store, birth = config.buckets.own, config.birth()
+    state = _state_of(store, config.chain, config.hparams, genesis_windows={birth.mark.window})
     candidates = plan(store.list(), Criterion(Mode.RETENTION), state.guard)
     return execute(store, candidates, window=state.window, dry_run=dry_run)
 
 
-def known_epochs(context: Context, birth: Birth) -> tuple[Epochs, int]:
+def known_epochs(config: NeuronConfig, birth: Birth) -> tuple[Epochs, int]:
     """The shard epochs of the newest snapshot, and its window; without a snapshot the first shard's."""
-    snapshots = Snapshots(context.home / "snapshots", birth.network, kept=context.hparams.storage.snapshots_kept)
+    snapshots = Snapshots(config.home / "snapshots", birth.network, kept=config.hparams.storage.snapshots_kept)
     mark = next(iter(snapshots.marks()), birth.mark)
     return mark.epochs or first_epochs(birth.start.start_window), mark.window
 
 
-def rotate_shards(context: Context, dataset: ShardedDataset, on_progress: Callable[[float], None]) -> RotationReport:
+def rotate_shards(config: NeuronConfig, dataset: ShardedDataset, on_progress: Progress) -> RotationReport:
     """Download the shards that the network's state needs; before genesis the first shard.
 
     Raises:
@@ -261,14 +261,14 @@ def rotate_shards(context: Context, dataset: ShardedDataset, on_progress: Callab
     """
     epochs, window = first_epochs(0), -1
     try:
-        birth = context.birth()
+        birth = config.birth()
     except TransientError as error:
         if error.reason is not Reason.GENESIS_MISSING:
             raise
     else:
         require_digest(dataset.digest, birth.start)
-        epochs, window = known_epochs(context, birth)
-    storage = context.hparams.storage
+        epochs, window = known_epochs(config, birth)
+    storage = config.hparams.storage
     budget = None if storage.shard_budget_gib is None else int(storage.shard_budget_gib * 2**30)
     wanted = plan_shards(epochs, window, dataset.num_shards, storage.keep_shards)
     return rotate(dataset, wanted, budget_bytes=budget, on_progress=on_progress)

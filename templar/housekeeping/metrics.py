@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import TypeAdapter
 
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.errors import TemplarError
 from templar.exchange.gather import GatherReport, Tier
 from templar.neuron.miner import Miner, TrainReport

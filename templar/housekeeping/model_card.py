@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from templar.agreement.decisions import decided_roster
+from templar.agreement.ballot_box import decided_roster
 from templar.agreement.genesis import Birth
 from templar.agreement.proven_state import KeptModel
 from templar.agreement.state import StateMark
 from templar.errors import TransientError
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import Roster
 from templar.housekeeping.checkpoint_evaluation import HeldOutPoint, read_evaluations
 from templar.housekeeping.published_scores import first_published
@@ -46,7 +46,7 @@ class TrainingHistory:
     held_out: tuple[HeldOutPoint, ...] = ()  # of earlier checkpoints and the genesis, by rising window
 
 
-def read_history(exchange: Exchange, birth: Birth, window: int) -> TrainingHistory:
+def read_history(exchange: NetworkView, birth: Birth, window: int) -> TrainingHistory:
     """Read the training of the windows up to this one whose objects the buckets keep.
 
     Raises:
@@ -96,7 +96,7 @@ def model_card(
         ("Preset", preset),
         ("Parameters", f"{num_parameters(model):,}"),
         ("Architecture", f"Llama, {model.num_hidden_layers} layers of {model.hidden_size}, float32"),
-        ("Context", f"{model.max_position_embeddings} tokens"),
+        ("NeuronConfig", f"{model.max_position_embeddings} tokens"),
         ("Window", f"{mark.window}, the first was {start.start_window}"),
         ("Outer steps", f"{mark.outer_steps:,}"),
         ("State root", f"`{mark.root}`"),

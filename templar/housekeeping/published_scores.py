@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from templar import interrupt
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import read_signed
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.scoring.evidence import Evidence
 from templar.store.base import ObjectStore
 from templar.timeline import window_of
@@ -63,7 +63,7 @@ class Published:
         return text
 
 
-def read_recent(context: Context, num_windows: int, *, uid: int | None = None) -> Published:
+def read_recent(config: NeuronConfig, num_windows: int, *, uid: int | None = None) -> Published:
     """Read a validator's evidence of the windows that closed last.
 
     By default the validator is this neuron's own hotkey if it has evidence, else the one with the most stake that has.
@@ -74,12 +74,12 @@ def read_recent(context: Context, num_windows: int, *, uid: int | None = None) -
             bucket cannot be read.
         TransientError: `genesis_missing`, or chain or store failed; a later call continues.
     """
-    birth = context.birth()
-    exchange = context.reading(birth)
-    end = window_of(context.chain.block(), context.hparams.windows)
+    birth = config.birth()
+    exchange = config.reading(birth)
+    end = window_of(config.chain.block(), config.hparams.windows)
     windows = range(max(birth.start.start_window, end - num_windows), end)
     if uid is None:
-        found = first_published(exchange, windows, own=context.own_signer.address)
+        found = first_published(exchange, windows, own=config.own_signer.address)
     else:
         found = read_published(exchange, _validator(exchange, uid), windows)
     if found is None or not (found.evidences or found.left_out):
@@ -91,7 +91,7 @@ def read_recent(context: Context, num_windows: int, *, uid: int | None = None) -
     return found
 
 
-def read_published(exchange: Exchange, validator: NeuronInfo, windows: range) -> Published:
+def read_published(exchange: NetworkView, validator: NeuronInfo, windows: range) -> Published:
     """Read a validator's signed evidence of a range of windows, and check each object.
 
     Raises:
@@ -109,7 +109,7 @@ def read_published(exchange: Exchange, validator: NeuronInfo, windows: range) ->
     return Published(validator, windows, evidences, left_out)
 
 
-def _read(exchange: Exchange, store: ObjectStore, validator: NeuronInfo, window: int) -> Evidence | LeftOut | None:
+def _read(exchange: NetworkView, store: ObjectStore, validator: NeuronInfo, window: int) -> Evidence | LeftOut | None:
     interrupt.check_stop()
     key = window_key(Kind.EVIDENCE, window, validator.uid)
     try:
@@ -119,7 +119,7 @@ def _read(exchange: Exchange, store: ObjectStore, validator: NeuronInfo, window:
     return None if found is None else found.body
 
 
-def first_published(exchange: Exchange, windows: range, *, own: str | None = None) -> Published | None:
+def first_published(exchange: NetworkView, windows: range, *, own: str | None = None) -> Published | None:
     """The own hotkey's evidence, or else that of the validator with the most stake that has any; None if none has.
 
     Raises:
@@ -132,7 +132,7 @@ def first_published(exchange: Exchange, windows: range, *, own: str | None = Non
 
 
 def look_for_published(
-    exchange: Exchange, windows: range, *, first: str | None
+    exchange: NetworkView, windows: range, *, first: str | None
 ) -> tuple[Published | None, TransientError | None]:
     """The evidence of one hotkey, or else of the validator with the most stake that has any; and the last failure.
 
@@ -152,7 +152,7 @@ def look_for_published(
     return None, failed
 
 
-def _validator(exchange: Exchange, uid: int) -> NeuronInfo:
+def _validator(exchange: NetworkView, uid: int) -> NeuronInfo:
     validators = exchange.newest_metagraph().validators()
     found = next((neuron for neuron in validators if neuron.uid == uid), None)
     if found is None:

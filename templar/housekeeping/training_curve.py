@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from templar.agreement.decisions import decided_roster
+from templar.agreement.ballot_box import decided_roster
 from templar.agreement.genesis import Birth
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.chain.base import NeuronInfo
 from templar.errors import TemplarError
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import RosterEntry
 from templar.housekeeping.checkpoint_evaluation import HeldOut, HeldOutPoint, read_evaluations, shown_results
 from templar.housekeeping.metrics import train_report
@@ -120,7 +120,7 @@ def node_rows(node: Node, points: Sequence[CurvePoint]) -> Rows:
     return rows
 
 
-def _pay_rows(exchange: Exchange, uid: int) -> Iterator[tuple[str, str]]:
+def _pay_rows(exchange: NetworkView, uid: int) -> Iterator[tuple[str, str]]:
     """Share of the emission and weight of a uid, as the chain has them now."""
     neuron = exchange.newest_metagraph().by_uid(uid)
     weights = {validator: row.get(uid, 0.0) for validator, row in exchange.chain.weights().items()}
@@ -170,7 +170,7 @@ class NetworkCurve:
         names: Hotkey -> name of the neurons of this host.
     """
 
-    def __init__(self, exchange: Exchange, birth: Birth, names: Mapping[str, str]) -> None:
+    def __init__(self, exchange: NetworkView, birth: Birth, names: Mapping[str, str]) -> None:
         self.start_window = birth.start.start_window
         self._exchange, self._birth, self._names = exchange, birth, names
         self._held_out = HeldOut()

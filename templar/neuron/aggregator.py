@@ -3,10 +3,10 @@
 import logging
 from dataclasses import replace
 
-from templar.agreement.decisions import own_may_have_expired
+from templar.agreement.ballot_box import own_may_have_expired
 from templar.agreement.roster import RosterDraft, draft_roster, publish_copy, publish_roster
 from templar.agreement.roster_judge import Judge, check_omissions
-from templar.agreement.slots import Settlement, Voter
+from templar.agreement.voter import Settlement, Voter
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.commitments import Observed, observe_commitments
 from templar.exchange.gather import GatherReport, Tier
@@ -46,7 +46,7 @@ class RosterNode(Node):
         """
         known = self._observed(window)
         if known is None:
-            known = observe_commitments(self.exchange, window, concurrency=self.context.gather_concurrency)
+            known = observe_commitments(self.exchange, window, concurrency=self.config.gather_concurrency)
             self.journal.enter(window, OBSERVED, known.to_json())
         return known
 
@@ -116,11 +116,11 @@ class RosterNode(Node):
     def settle_late(self, window: int, *, deadline: float) -> Settlement:
         """As every node; then show what was decided, so that the others need not wait."""
         settlement = self.settle(window, deadline=deadline)
-        self.decide(settlement)
+        self.publish_decision(settlement)
         return settlement
 
     @spends("exchanging")
-    def decide(self, settlement: Settlement) -> TimedReport:
+    def publish_decision(self, settlement: Settlement) -> TimedReport:
         """Store the words that decided a window, and a copy of its roster before the next one closes.
 
         Raises:
@@ -163,7 +163,7 @@ class RosterNode(Node):
             peer_list=report.peer_list,
             cache=self.cache,
             spool=self.spool,
-            durable=self.context.durable,
+            durable=self.config.durable,
         )
 
     def approve_roster(self, times: WindowTimes, roster: Roster) -> None:

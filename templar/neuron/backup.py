@@ -28,7 +28,7 @@ from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.encryption import Binding, decrypt, encrypt
 from templar.exchange.object_keys import Kind, parse_current_key, window_key
 from templar.exchange.publish import publish_file
-from templar.neuron.join import GENESIS_FILE, Context, take_lease
+from templar.neuron.configuration import GENESIS_FILE, NeuronConfig, take_lease
 from templar.neuron.journal import Journal
 from templar.neuron.lock import NeuronLock, make_private, write_file
 from templar.neuron.snapshot import MARK_FILE, PRIVATE_FILE, PrivateState, Snapshots
@@ -97,7 +97,7 @@ def list_backups(store: ObjectStore) -> list[tuple[int, ObjectInfo]]:
     return sorted(found, key=lambda each: each[0], reverse=True)
 
 
-def store_backup(context: Context) -> BackupReport:
+def store_backup(config: NeuronConfig) -> BackupReport:
     """Store the newest snapshot as a backup if one is due; then delete all but the newest two.
 
     A call that fails or is killed leaves no object, and a later one stores the newest snapshot of then.
@@ -107,10 +107,10 @@ def store_backup(context: Context) -> BackupReport:
         PermanentError: `not_registered`; `access_denied`, ...
     """
     # 1. Whether one is due. What is of a future window belongs to another chain.
-    every, store, birth = context.hparams.storage.private_backup_windows, context.buckets.own, context.birth()
-    snapshots = _snapshots(context, context.home, birth)
+    every, store, birth = config.hparams.storage.private_backup_windows, config.buckets.own, config.birth()
+    snapshots = _snapshots(config, config.home, birth)
     mark = next(iter(snapshots.marks()), None)
-    current = max(window_of(context.chain.head(), context.hparams.windows), -1 if mark is None else mark.window)
+    current = max(window_of(config.chain.head(), config.hparams.windows), -1 if mark is None else mark.window)
     known = [(window, info) for window, info in list_backups(store) if window <= current]
     newest = known[0][0] if known else None
     if mark is None or not (snapshots.folder(mark.window) / PRIVATE_FILE).exists():
@@ -119,14 +119,14 @@ def store_backup(context: Context) -> BackupReport:
         )
     if why := _why_not_due(every, newest, mark.window):
         return BackupReport(newest, False, why=why)
-    signer, neuron = context.own_signer, context.own_neuron()
+    signer, neuron = config.own_signer, config.own_neuron()
 
     # 2. Give the files a second name, because the neuron deletes old snapshots; encrypt them into one.
-    folder, window = context.home / FOLDER, mark.window
+    folder, window = config.home / FOLDER, mark.window
     with local_file(folder):
         shutil.rmtree(folder, ignore_errors=True)
         make_private(folder)
-    paths = _collect(context.home, snapshots.folder(window), folder)
+    paths = _collect(config.home, snapshots.folder(window), folder)
     container = folder / "container"
     with local_file(container), container.open("wb") as target:
         container.chmod(0o600)
@@ -134,13 +134,13 @@ def store_backup(context: Context) -> BackupReport:
         encrypt(blocks, length, target, signer=signer, binding=_binding(birth, signer.address, window))
 
     # 3. Store it, then delete the older ones.
-    receipt = publish_file(store, window_key(Kind.PRIVATE, window, neuron.uid), container, clock=context.chain.clock)
+    receipt = publish_file(store, window_key(Kind.PRIVATE, window, neuron.uid), container, clock=config.chain.clock)
     shutil.rmtree(folder, ignore_errors=True)
     store.delete(info.key for _, info in known[BACKUPS_KEPT - 1 :])
     return BackupReport(window, True, receipt.size)
 
 
-def restore_home(context: Context) -> RestoreReport:
+def restore_home(config: NeuronConfig) -> RestoreReport:
     """Write a neuron's folder from the newest intact backup in its bucket; whole or not at all.
 
     It holds the neuron's lease meanwhile, so nobody else commits. After a kill the next call goes on with the parts
@@ -152,7 +152,7 @@ def restore_home(context: Context) -> RestoreReport:
         TransientError: Chain or store failed, or the disk is full.
     """
     # 1. Nothing may be there, and nobody else may run this neuron.
-    home = context.home
+    home = config.home
     with local_file(home):
         if home.exists() and any(home.iterdir()):
             raise PermanentError(
@@ -163,15 +163,15 @@ def restore_home(context: Context) -> RestoreReport:
     part = home.with_name(f".{home.name}.restoring")
     lock = NeuronLock(part)
     try:
-        lease = take_lease(replace(context, home=part), "miner")
+        lease = take_lease(replace(config, home=part), "miner")
         try:
             # 2. Everything that takes long, in a folder beside it; then its name, if the lease was not lost meanwhile.
-            report = _restore_into(context, part)
+            report = _restore_into(config, part)
             if lease is not None:
                 lease.check()
             _move(part / "content", home)
         finally:
-            context.buckets.write_while(None)
+            config.buckets.write_while(None)
             if lease is not None:
                 lease.release()
     finally:
@@ -181,9 +181,9 @@ def restore_home(context: Context) -> RestoreReport:
     return report
 
 
-def _restore_into(context: Context, part: Path) -> RestoreReport:
+def _restore_into(config: NeuronConfig, part: Path) -> RestoreReport:
     """Build the folder `content` in a temporary folder, from the newest backup that is intact."""
-    store, birth, content = context.buckets.own, context.birth(), part / "content"
+    store, birth, content = config.buckets.own, config.birth(), part / "content"
     found, refused = list_backups(store), list[tuple[int, str]]()
     for window, info in found:
         # 1. Fetch and check one; an older one takes the place of one that cannot be used.
@@ -191,8 +191,8 @@ def _restore_into(context: Context, part: Path) -> RestoreReport:
             with local_file(content):
                 shutil.rmtree(content, ignore_errors=True)
                 make_private(content)
-            _fetch(context, birth, window, info, part)
-            mark = _check(context, birth, window, content)
+            _fetch(config, birth, window, info, part)
+            mark = _check(config, birth, window, content)
         except PermanentError as error:
             if error.reason in (Reason.LOCAL_FILE, Reason.ACCESS_DENIED):
                 raise
@@ -203,10 +203,10 @@ def _restore_into(context: Context, part: Path) -> RestoreReport:
         # 2. The later windows to which this neuron has committed, as bucket and journal know them, are over for it.
         keys = (parse_current_key(each.key) for each in store.list(f"{Kind.COMMIT}-"))
         committed = [key.window for key in keys if key is not None and key.window is not None]
-        journal = Journal(content / JOURNAL_FILE, durable=context.durable)
+        journal = Journal(content / JOURNAL_FILE, durable=config.durable)
         abandoned = journal.return_to(window, committed)
         journal.close()
-        current = window_of(context.chain.head(), context.hparams.windows)
+        current = window_of(config.chain.head(), config.hparams.windows)
         return RestoreReport(window, mark.root, info.size, current, abandoned, tuple(refused))
 
     # 3. None is left.
@@ -222,14 +222,14 @@ def _restore_into(context: Context, part: Path) -> RestoreReport:
     )
 
 
-def _fetch(context: Context, birth: Birth, window: int, info: ObjectInfo, part: Path) -> None:
+def _fetch(config: NeuronConfig, birth: Birth, window: int, info: ObjectInfo, part: Path) -> None:
     """Download one backup and write its files into `content`, chunk by verified chunk."""
     container = part / "container"
     try:
-        context.buckets.own.get_file(info.key, container, max_bytes=info.size, resume=True)
+        config.buckets.own.get_file(info.key, container, max_bytes=info.size, resume=True)
         with local_file(container), container.open("rb") as source:
-            binding = _binding(birth, context.own_signer.address, window)
-            chunks = decrypt(source, container.stat().st_size, signer=context.own_signer, binding=binding)
+            binding = _binding(birth, config.own_signer.address, window)
+            chunks = decrypt(source, container.stat().st_size, signer=config.own_signer, binding=binding)
             _unpack(chunks, window, part / "content")
     finally:
         container.unlink(missing_ok=True)
@@ -240,22 +240,22 @@ def _fetch(context: Context, birth: Birth, window: int, info: ObjectInfo, part: 
         for name in SNAPSHOT_FILES:
             with suppress(FileNotFoundError):
                 (content / name).rename(snapshot / name)
-    write_file(content / GENESIS_FILE, lambda path: path.write_text(birth.network.genesis), durable=context.durable)
+    write_file(content / GENESIS_FILE, lambda path: path.write_text(birth.network.genesis), durable=config.durable)
 
 
-def _check(context: Context, birth: Birth, window: int, content: Path) -> StateMark:
+def _check(config: NeuronConfig, birth: Birth, window: int, content: Path) -> StateMark:
     """Check what a backup held as a start would; the mark of its state.
 
     Raises:
         PermanentError: `backup_broken`, `root_differs`, ...; a file is missing or is not what it should be.
     """
-    snapshots = _snapshots(context, content, birth)
+    snapshots = _snapshots(config, content, birth)
     mark = next(iter(snapshots.marks()), None)
     if mark is None or mark.window != window or not (content / JOURNAL_FILE).is_file():
         raise RejectedError(
             Reason.BACKUP_BROKEN, f"it has no snapshot of window {window} of this network or no journal"
         )
-    params, private = snapshots.load(mark, context.hparams.model)
+    params, private = snapshots.load(mark, config.hparams.model)
     check_mark(params, mark, f"backup of window {window}")
     if private is None:
         raise RejectedError(Reason.BACKUP_BROKEN, f"it has no private state of window {window}")
@@ -371,9 +371,9 @@ def _move(content: Path, home: Path) -> None:
         ) from error
 
 
-def _snapshots(context: Context, home: Path, birth: Birth) -> Snapshots:
-    kept = context.hparams.storage.snapshots_kept
-    return Snapshots(home / "snapshots", birth.network, kept=kept, durable=context.durable)
+def _snapshots(config: NeuronConfig, home: Path, birth: Birth) -> Snapshots:
+    kept = config.hparams.storage.snapshots_kept
+    return Snapshots(home / "snapshots", birth.network, kept=kept, durable=config.durable)
 
 
 def _binding(birth: Birth, hotkey: str, window: int) -> Binding:

@@ -8,11 +8,11 @@ checkpoint, if a quorum proved its state, or waits.
 import logging
 from pathlib import Path
 
+from templar.agreement.ballot_box import decided_value, find_roster, read_ballots
 from templar.agreement.checkpoint import list_checkpoints, read_refusals
-from templar.agreement.decisions import decided_value, find_roster, read_ballots
 from templar.agreement.proven_state import fetch_proven, proven_state
-from templar.agreement.slots import Settlement, settled
 from templar.agreement.state import StateMark
+from templar.agreement.voter import Settlement, settled
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.objects import NULL_WINDOW
@@ -93,7 +93,7 @@ def leave_minority(node: Node) -> bool:
     for applied in node.journal.unconfirmed(last - RECHECKED_WINDOWS + 1, last):
         window = applied.window
         try:
-            concurrency = node.context.gather_concurrency
+            concurrency = node.config.gather_concurrency
             ballots = read_ballots(node.exchange, window, until_decided=False, concurrency=concurrency)
             if decided_value(ballots) == (applied.roster or NULL_WINDOW):
                 node.journal.confirm(window)
@@ -146,7 +146,7 @@ def _take(node: Node, validator: NeuronInfo, window: int, folder: Path) -> State
     proven = proven_state(node.exchange, window)
     if proven is None:
         return None
-    concurrency = node.context.gather_concurrency
+    concurrency = node.config.gather_concurrency
     fetched = fetch_proven(node.exchange, validator, window, folder, proven, concurrency=concurrency)
     value, mark = decided_value(read_ballots(node.exchange, window)), fetched.mark
 

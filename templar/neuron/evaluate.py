@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from templar.agreement.genesis import load_genesis
-from templar.agreement.slots import Settlement
 from templar.agreement.sync_proof import read_proof, state_proof
+from templar.agreement.voter import Settlement
 from templar.canonical import keyed_seed
 from templar.chain.base import NeuronInfo
 from templar.data.sampling import unigram_entropy

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from templar.agreement.decisions import decided_value, read_ballots
+from templar.agreement.ballot_box import decided_value, read_ballots
 from templar.errors import Reason, RejectedError, TransientError
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import NULL_WINDOW, Roster
 from templar.statefile import StateFile
 
@@ -177,7 +177,7 @@ class Journal:
         self._file.close()
 
 
-def check_history(exchange: Exchange, journal: Journal, roster: Roster, *, concurrency: int = 1) -> None:
+def check_history(exchange: NetworkView, journal: Journal, roster: Roster, *, concurrency: int = 1) -> None:
     """Check that a roster follows the window before as this node applied it (docs/protocol.md 11).
 
     Otherwise the window before is looked at once more when the next window opens, also if it was confirmed.

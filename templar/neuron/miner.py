@@ -14,8 +14,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark
+from templar.agreement.voter import Settlement
 from templar.canonical import canonical_json, file_sha256, keyed_seed, sha256_hex
 from templar.data.assignment import Assignment
 from templar.data.replicas import EndpointReport
@@ -27,7 +27,7 @@ from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, compress_each
 from templar.hparams import HParams
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.neuron.progress import ProgressFile
@@ -124,10 +124,10 @@ class Miner(Node):
     private: PrivateState
     """The live private state, which lies on the disk."""
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
+    def __init__(self, config: NeuronConfig) -> None:
+        super().__init__(config)
         with self._released_on_failure():
-            self.trainer = open_trainer(self.hparams.model, context.trainer, self.home / "ranks")
+            self.trainer = open_trainer(self.hparams.model, config.trainer, self.home / "ranks")
             self._resources.callback(self.trainer.close)
             self.trainer.check(self.hparams.training, length=self.hparams.data.sequence_length)
         self._trained: dict[int, TrainResult] = {}
@@ -218,7 +218,7 @@ class Miner(Node):
         # 2. The payload goes to the disk as well, then both into the journal.
         header = Header(self.layout.recipe, window, neuron.uid, neuron.hotkey, self.layout.digest)
         data = self.payload_bytes(window, Payload.of(header, tensors, self.layout))
-        write_file(self._payload_path(window), lambda path: path.write_bytes(data), durable=self.context.durable)
+        write_file(self._payload_path(window), lambda path: path.write_bytes(data), durable=self.config.durable)
         report = PayloadReport(
             window,
             sha256_hex(data),
@@ -253,7 +253,7 @@ class Miner(Node):
                 optimizer,
             )
 
-        write_file(self._staged_path(window), write, durable=self.context.durable)
+        write_file(self._staged_path(window), write, durable=self.config.durable)
         return tensors
 
     def _compressed(
@@ -356,7 +356,7 @@ class Miner(Node):
         def write(path: Path) -> None:
             write_private(path, fresh.buffers.items(), shapes, fresh.num_calls, live.optimizer)
 
-        write_file(target, write, durable=self.context.durable)
+        write_file(target, write, durable=self.config.durable)
         return target
 
     def private_state_restored(self, file: Path | None, mark: StateMark) -> None:
@@ -417,11 +417,11 @@ class Miner(Node):
         Everything else about a miner's training is public, so without it anybody could make the same payload. It is
         the same if the window is trained again.
         """
-        if not self.context.secret_order:
+        if not self.config.secret_order:
             return sequences
         path = self.home / "order_secret"
         if not path.exists():
-            write_file(path, lambda part: part.write_text(secrets.token_hex()), durable=self.context.durable)
+            write_file(path, lambda part: part.write_text(secrets.token_hex()), durable=self.config.durable)
         training, seed = self.hparams.training, keyed_seed("templar.training.order", path.read_text(), window)
         first = min(len(sequences), training.inner_steps * training.batch_size)
         order = torch.randperm(first, generator=torch.Generator().manual_seed(seed % 2**63))
@@ -429,7 +429,7 @@ class Miner(Node):
 
     def _progress(self, window: int, sequences: Tensor) -> ProgressFile | None:
         """Where the progress of a window's training is kept, if the operator wants it to be."""
-        settings = self.context.trainer
+        settings = self.config.trainer
         if not settings.inner_snapshot_seconds:
             return None
         recipe = self.hparams.training.model_dump(mode="json"), self.hparams.model.model_dump(mode="json")
@@ -447,7 +447,7 @@ class Miner(Node):
             parameter_shapes(self.hparams.model),
             has_moments=self.layout.recipe != "demo",
             seconds=settings.inner_snapshot_seconds,
-            durable=self.context.durable,
+            durable=self.config.durable,
             seconds_left=lambda: self._end.at - self.chain.clock.now(),
         )
 
@@ -476,7 +476,7 @@ class Miner(Node):
 
     @cached_property
     def _private_files(self) -> PrivateFolder:
-        return PrivateFolder(self.home / "private", durable=self.context.durable)
+        return PrivateFolder(self.home / "private", durable=self.config.durable)
 
     def _payload_path(self, window: int) -> Path:
         return self.spool / f"payload-{window}.bin"

@@ -15,13 +15,13 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from templar.agreement.decisions import Ballots
+from templar.agreement.ballot_box import BallotBox
 from templar.agreement.genesis import load_genesis
 from templar.agreement.roster import check_entries
 from templar.agreement.roster_judge import Judge
-from templar.agreement.slots import Settlement, Voter, await_decision, settled
 from templar.agreement.state import AgreedState, StateMark, check_mark
 from templar.agreement.sync_proof import publish_debug, publish_proof
+from templar.agreement.voter import Settlement, Voter, await_decision, settled
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_own_failure
 from templar.exchange.gather import Gatherer, GatherReport
@@ -33,11 +33,12 @@ from templar.exchange.publish import PublishReceipt
 from templar.exchange.reveal import RevealRules
 from templar.gradient.aggregate import compile_kernels
 from templar.gradient.layout import Layout
-from templar.neuron.join import CHAIN_ROLES, Context, announce_role, open_workload, take_lease
+from templar.neuron.configuration import CHAIN_ROLES, NeuronConfig, announce_role, take_lease
 from templar.neuron.journal import Applied, Journal, Status, check_history
 from templar.neuron.lock import NeuronLock, prune_spool, write_file
 from templar.neuron.snapshot import Snapshots
 from templar.neuron.window_time import WindowTime, spends
+from templar.neuron.workload import open_workload
 from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
 
@@ -73,16 +74,15 @@ class Node:
     _pending_journal_window: int | None = None
     """The window that was applied to the state and is not entered in the journal yet."""
 
-    def __init__(self, context: Context) -> None:
-        self.context, self.name, self.home = context, context.name, context.home
+    def __init__(self, config: NeuronConfig) -> None:
+        self.config, self.name, self.home = config, config.name, config.home
         self.time = WindowTime()
-        self.hparams, self.chain, self.buckets = context.hparams, context.chain, context.buckets
-        self.layout = Layout.of(
-            parameter_shapes(self.hparams.model), self.hparams.gradient, self.hparams.training.recipe
-        )
+        self.hparams, self.chain, self.buckets = config.hparams, config.chain, config.buckets
+        shapes = parameter_shapes(self.hparams.model)
+        self.layout = Layout.of(shapes, self.hparams.gradient, self.hparams.training.recipe)
         self.cache = PayloadCache(self.home / "payloads", self.layout)
         self.spool = self.home / "spool"
-        self._ballots: Ballots | None = None
+        self._ballots: BallotBox | None = None
         self._lease: NeuronLease | None = None
         self._resources = ExitStack()
         self._resources.callback(self.buckets.close)
@@ -94,32 +94,32 @@ class Node:
             compile_kernels(self.layout)
 
             # 2. One machine per neuron.
-            self._lease = take_lease(context, self.role)
+            self._lease = take_lease(config, self.role)
             self._resources.callback(self.release_lease)
 
             # 3. Join the network, unless its numbers, text or tokenizer are not this node's.
             self.buckets.announce()
             if self.role is not None:
-                announce_role(self.chain, context.own_signer.address, self.role)
-            self.birth = context.join()
-            self.workload = open_workload(context, self.birth)
+                announce_role(self.chain, config.own_signer.address, self.role)
+            self.birth = config.join()
+            self.workload = open_workload(config, self.birth)
             self.exchange = self.workload.exchange
-            self.peers = PeerBook(self.exchange, context.gather_concurrency)
-            self.gatherer = Gatherer(self.buckets, self.cache, self.chain.clock, context.gather_concurrency)
+            self.peers = PeerBook(self.exchange, config.gather_concurrency)
+            self.gatherer = Gatherer(self.buckets, self.cache, self.chain.clock, config.gather_concurrency)
 
             # 4. Open what is on this disk, and restore the newest state.
-            self.journal = Journal(self.home / "journal.sqlite", durable=context.durable)
+            self.journal = Journal(self.home / "journal.sqlite", durable=config.durable)
             self._resources.callback(self.journal.close)
             self.snapshots = Snapshots(
                 self.home / "snapshots",
                 self.birth.network,
                 kept=self.hparams.storage.snapshots_kept,
-                durable=context.durable,
+                durable=config.durable,
             )
             self._resources.callback(self._end_snapshot)
             self.snapshots.sweep()
             for name, content in self.workload.tokenizer.files().items():
-                write_file(self.home / name, partial(Path.write_bytes, data=content), durable=context.durable)
+                write_file(self.home / name, partial(Path.write_bytes, data=content), durable=config.durable)
             self.restore()
 
     @contextmanager
@@ -238,20 +238,20 @@ class Node:
         """Settle a past window that is not decided yet; errors as in `settle`."""
         return self.settle(window, deadline=deadline)
 
-    def ballots(self, window: int) -> Ballots:
+    def ballots(self, window: int) -> BallotBox:
         """The words on a window that this node knows; of one window at a time."""
         if self._ballots is None or self._ballots.window != window:
             self._close_ballots()
-            self._ballots = Ballots(self.exchange, window, concurrency=self.context.gather_concurrency)
+            self._ballots = BallotBox(self.exchange, window, concurrency=self.config.gather_concurrency)
         return self._ballots
 
     def judge(self, times: WindowTimes) -> Judge:
         """Judges the rosters of a window."""
-        check, concurrency = partial(self.check_roster, times), self.context.gather_concurrency
+        check, concurrency = partial(self.check_roster, times), self.config.gather_concurrency
         return Judge(self.exchange, times, self.cache, check, concurrency, partial(self.approve_roster, times))
 
     def _check_history(self, roster: Roster) -> None:
-        check_history(self.exchange, self.journal, roster, concurrency=self.context.gather_concurrency)
+        check_history(self.exchange, self.journal, roster, concurrency=self.config.gather_concurrency)
 
     def _patiently(self, read: Callable[[], T]) -> T:
         """Read from the chain, and wait a while if it is away: a validator that leaves the window makes others wait.
@@ -410,7 +410,7 @@ class Node:
         else:
             params = load_genesis(
                 *(self.birth, self.buckets, self.hparams.model, self.home / "genesis"),
-                concurrency=self.context.gather_concurrency,
+                concurrency=self.config.gather_concurrency,
             )
             self.adopt(params, self.birth.mark, None)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter
 from torch import nn
 
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.chain.base import NeuronInfo, WeightsSchedule
 from templar.chain.extrinsics import ExtrinsicLimitedError, cause_of, differing_uids
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
@@ -26,8 +26,8 @@ from templar.exchange.publish import PublishReceipt, publish_body
 from templar.exchange.signed import unseal
 from templar.hparams import HParams
 from templar.neuron.aggregator import RosterNode
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.evaluate import check_effect, evaluate
-from templar.neuron.join import Context
 from templar.neuron.journal import Journal
 from templar.neuron.node import Node
 from templar.neuron.window_time import spends
@@ -89,15 +89,15 @@ class Validator(RosterNode):
 
     role = "validator"
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(context)
+    def __init__(self, config: NeuronConfig) -> None:
+        super().__init__(config)
         with self._released_on_failure():
-            self.book = ScoreBook(self.home / "scores.sqlite", durable=context.durable)
+            self.book = ScoreBook(self.home / "scores.sqlite", durable=config.durable)
             self._resources.callback(self.book.close)
             if self.book.is_empty and (evidence := published_evidence(self)) is not None:
                 log.warning("%s: no scores on this disk: they go on from window %d", self.name, evidence.window)
                 self.book.record(evidence, first=True)
-            self.meter = Meter(context.trainer)
+            self.meter = Meter(config.trainer)
             self.meter.check(self.hparams)
             self.model: nn.Module = build_model(self.hparams.model)
             self._guard = threading.Lock()  # several rosters may be looked at at once

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from templar.agreement.genesis import Birth, require_digest
 from templar.data.assignment import Assignment, Epoch, Epochs, ShardEpoch, SlotPlan, assign, epoch_of, spare_units
 from templar.data.dataset import PageOrigin, Reading, TrainingData
-from templar.data.tokenizer import Tokenizer
+from templar.data.tokenizer import EMBEDDED, Tokenizer, check_fits, load_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
+from templar.neuron.configuration import NeuronConfig
 from templar.timeline import first_block
 
 CACHED_WINDOWS = 2
@@ -25,7 +27,7 @@ REMEMBERED_EPOCHS = 2
 class Workload:
     """The training data of a network, window by window."""
 
-    exchange: Exchange
+    exchange: NetworkView
     dataset: TrainingData
     tokenizer: Tokenizer
     start_window: int
@@ -172,3 +174,27 @@ def preview(workload: Workload, window: int, uid: int, *, num_texts: int) -> Pre
         num_sequences=len(reading.sequences),
         texts=tuple(workload.tokenizer.decode(sequence) for sequence in reading.sequences[:num_texts]),
     )
+
+
+def open_workload(config: NeuronConfig, birth: Birth) -> Workload:
+    """The data of a network, once dataset and tokenizer are known to be the network's.
+
+    Raises:
+        PermanentError: `dataset_malformed`, `tokenizer_missing`, ...
+        TransientError: The dataset could not be reached.
+    """
+    start, data = birth.start, config.hparams.data
+    dataset = config.open_dataset()
+    require_digest(dataset.digest, start)
+    embedded = dataset.tokenizer_json() if data.tokenizer_name == EMBEDDED else None
+    tokenizer = load_tokenizer(data.tokenizer_name, embedded=embedded)
+    check_fits(tokenizer, config.hparams.model.vocab_size)
+    if tokenizer.digest != start.tokenizer:
+        raise PermanentError(
+            Reason.TOKENIZER_MISSING,
+            f"tokenizer {data.tokenizer_name!r}: digest {tokenizer.digest[:12]} is not the network's "
+            f"{start.tokenizer[:12]}; another version of it was loaded",
+        )
+    dataset.check(tokenizer)
+    exchange = NetworkView(config.chain, config.buckets, birth.network, config.hparams, config.signer)
+    return Workload(exchange, dataset, tokenizer, start.start_window)

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from templar.agreement.decisions import may_have_expired
+from templar.agreement.ballot_box import may_have_expired
 from templar.chain.base import NeuronInfo
 from templar.chain.extrinsics import differing_uids
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, ObjectKey, parse_current_key, window_key
 from templar.exchange.signed import read_signed
 from templar.scoring.differences import Difference, shown
@@ -128,7 +128,7 @@ def _keep_cards(transaction: sqlite3.Connection) -> None:
     transaction.execute("DROP TABLE cards")
 
 
-def read_evidence(exchange: Exchange, validator: NeuronInfo, window: int) -> Evidence | None:
+def read_evidence(exchange: NetworkView, validator: NeuronInfo, window: int) -> Evidence | None:
     """Return a validator's published evidence of a window; None if there is none.
 
     Raises:
@@ -142,7 +142,7 @@ def read_evidence(exchange: Exchange, validator: NeuronInfo, window: int) -> Evi
     return None if found is None else found.body
 
 
-def evidence_windows(exchange: Exchange, validator: NeuronInfo) -> tuple[int, ...]:
+def evidence_windows(exchange: NetworkView, validator: NeuronInfo) -> tuple[int, ...]:
     """Return the windows that a validator shows evidence of, legal or not, in rising order."""
     keys = evidence_keys(exchange.buckets.reader(validator))
     return tuple(dict.fromkeys(key.window for key in keys if key.window is not None))
@@ -160,7 +160,7 @@ def evidence_keys(store: ObjectStore) -> list[ObjectKey]:
     return sorted(found, key=lambda key: (key.window or 0, str(key)))
 
 
-def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | None, tuple[Difference, ...]]:
+def find_standing(exchange: NetworkView, evidence: Evidence) -> tuple[Standing | None, tuple[Difference, ...]]:
     """Return a validator's memory before a window, from the evidence that this one names, and the differences.
 
     The standing is None if it cannot be known. A validator has one past: the newest evidence before this one. To name
@@ -201,7 +201,7 @@ def find_standing(exchange: Exchange, evidence: Evidence) -> tuple[Standing | No
     return None, (*problems, Difference("previous", shown(evidence.previous), f"no evidence of window {earlier}"))
 
 
-def compare_weights(exchange: Exchange, evidence: Evidence) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
+def compare_weights(exchange: NetworkView, evidence: Evidence) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
     """Compare the weights on chain with a validator's evidence; return the differences, and notes on gaps.
 
     Evidence older than `RECENT_WINDOWS` is not compared: the chain shows no older weights. Where it shows weights only
@@ -238,7 +238,7 @@ def compare_weights(exchange: Exchange, evidence: Evidence) -> tuple[tuple[Diffe
     return (Difference("weights on chain", shown(wanted), shown(rounded)),), ()
 
 
-def _legal(exchange: Exchange, window: int, evidence: Evidence) -> Evidence | None:
+def _legal(exchange: NetworkView, window: int, evidence: Evidence) -> Evidence | None:
     if window == evidence.window:
         return evidence
     author = exchange.metagraph(window).by_hotkey(evidence.hotkey)

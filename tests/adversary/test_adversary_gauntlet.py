@@ -22,7 +22,7 @@ from templar.exchange import payload_cache, signed
 from templar.exchange.object_keys import Kind, parse_current_key
 from templar.gradient import aggregate
 from templar.housekeeping.bucket_cleanup import CleanupReport
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.miner import Miner
 from tests.support.network import tiny
 
@@ -198,10 +198,10 @@ def test_a_reader_that_unpickles_is_found_out(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_clean_up_of_what_is_needed_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def greedy(context: Context, *, dry_run: bool) -> CleanupReport:
-        keys = [info.key for info in context.buckets.own.list("proof-")]
+    def greedy(config: NeuronConfig, *, dry_run: bool) -> CleanupReport:
+        keys = [info.key for info in config.buckets.own.list("proof-")]
         assert all((key := parse_current_key(each)) and key.kind is Kind.PROOF for each in keys)
-        context.buckets.own.delete(keys)
+        config.buckets.own.delete(keys)
         return CleanupReport(0, (), ())
 
     monkeypatch.setattr(observe, "clean_bucket", greedy)

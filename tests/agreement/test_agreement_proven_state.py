@@ -33,7 +33,7 @@ def key(network: Network, window: int, file: str) -> str:
 def published(network: Network) -> Network:
     """After two windows, with the checkpoint of the second one."""
     network.run([1, 2])
-    publish_newest_checkpoint(network.context(AGGREGATOR), preset="test")
+    publish_newest_checkpoint(network.config(AGGREGATOR), preset="test")
     return network
 
 

@@ -9,7 +9,7 @@ import pytest
 from templar.agreement.roster import draft_roster, fetch_payloads, fetch_roster, publish_roster
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
@@ -33,7 +33,7 @@ class Scene:
         self.folder = folder
         self.subnet = Subnet(folder, stakes=(100.0, 50.0), num_miners=4)
         self.publisher = self.subnet.validators[0]
-        self.exchange: Exchange = self.subnet.exchange(self.publisher)
+        self.exchange: NetworkView = self.subnet.exchange(self.publisher)
         self.times: WindowTimes = self.exchange.times(WINDOW)
         self.slot = self.times.roster_slot(0)
         self.store: ScriptedStore = self.subnet.store(self.publisher)

@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from templar.agreement.ballots import (
+from templar.agreement.ballot_rules import (
     Said,
     Stakes,
     bound_to,

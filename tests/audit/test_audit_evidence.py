@@ -12,11 +12,11 @@ from templar.chain.base import Metagraph, WeightsSchedule
 from templar.chain.extrinsics import differing_uids
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import seal
 from templar.hparams import TrainerSettings
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.validator import Validator
 from templar.scoring.conclude import conclude
 from templar.scoring.differences import DifferenceKind
@@ -282,9 +282,9 @@ def test_every_difference_says_of_which_kind_it_is(network: Network, auditor: Au
 class InBfloat16(Validator):
     """A validator that measures in bfloat16."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, config: NeuronConfig) -> None:
         chosen = TrainerSettings(precision="bfloat16", repeatable=False)
-        super().__init__(replace(context, trainer=chosen))
+        super().__init__(replace(config, trainer=chosen))
 
 
 @pytest.fixture(scope="module")
@@ -574,7 +574,7 @@ def test_a_validator_keeps_its_past_when_its_hotkey_is_swapped(
     assert (own.hotkey, differences) == (evidence.hotkey, ())
     for registered_at, known in ((own.registered_at, standing), (own.registered_at + 1, None)):
         graph = swapped(registered_at)
-        monkeypatch.setattr(Exchange, "metagraph", lambda _, w, graph=graph: graph if w == WINDOW else metagraph(w))
+        monkeypatch.setattr(NetworkView, "metagraph", lambda _, w, graph=graph: graph if w == WINDOW else metagraph(w))
         found, _ = find_standing(exchange, evidence.model_copy(update={"hotkey": stranger}))
         assert found == known
 

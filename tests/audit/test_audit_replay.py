@@ -16,14 +16,14 @@ from tests.support.network import Network
 @pytest.fixture
 def played(network: Network) -> Network:
     network.run([1, 2])
-    publish_newest_checkpoint(network.context("aggregator-1"))
+    publish_newest_checkpoint(network.config("aggregator-1"))
     network.run([3])
     return network
 
 
 def reader(network: Network, home: Path) -> Node:
-    context = network.world.observer().context
-    return Node(replace(context, name=home.name, home=home))
+    config = network.world.observer().config
+    return Node(replace(config, name=home.name, home=home))
 
 
 def test_every_window_agrees_with_what_was_proven(played: Network, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from lab.adversary.actors import PUBLISHERS, SilentPublisher
 from lab.adversary.observe import read_report
-from templar.agreement.decisions import decided_roster
-from templar.agreement.slots import Settlement
+from templar.agreement.ballot_box import decided_roster
+from templar.agreement.voter import Settlement
 from templar.audit.findings import Accusation, Finding, Report, is_proven, named_by
 from templar.audit.roster_audit import audit_window
 from templar.errors import Reason

@@ -163,13 +163,13 @@ class TestNeuron:
 
     def test_its_context_is_its_own(self, neuron: Neuron, hotkey: Hotkey, tmp_path: Path) -> None:
         (tmp_path / "own-account").mkdir()
-        context = neuron.context("default")
-        assert (context.name, context.home, context.hparams) == ("default", Path(neuron.home), neuron.hparams())
-        assert context.signer.address == hotkey.address
-        context.buckets.own.put("key", b"1")
+        config = neuron.config("default")
+        assert (config.name, config.home, config.hparams) == ("default", Path(neuron.home), neuron.hparams())
+        assert config.signer.address == hotkey.address
+        config.buckets.own.put("key", b"1")
         assert (tmp_path / "own-account" / "key").exists()
-        assert context.pinned_genesis is None
-        assert neuron.model_copy(update={"genesis": "ab"}).context("one").pinned_genesis == "ab"
+        assert config.pinned_genesis is None
+        assert neuron.model_copy(update={"genesis": "ab"}).config("one").pinned_genesis == "ab"
 
     @pytest.mark.parametrize(
         ("change", "reason", "message"),

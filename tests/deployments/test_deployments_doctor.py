@@ -24,7 +24,7 @@ from templar.chain.base import Role, SubnetRules
 from templar.chain.clock import SystemClock
 from templar.chain.ledger import Ledger
 from templar.exchange.lease import Claimant, NeuronLease, Terms
-from templar.neuron.join import GENESIS_FILE
+from templar.neuron.configuration import GENESIS_FILE
 from templar.store.directory import DirectoryStore
 from tests.support.commands import Call, write_env
 from tests.support.prepared import PreparedNetwork

@@ -36,7 +36,7 @@ from deployments.local.prepare import (
     write_environments,
 )
 from deployments.local.summary import summarise
-from deployments.local.view import NetworkView, WindowRow
+from deployments.local.view import LocalView, WindowRow
 from deployments.neuron.folder import Address
 from deployments.processes import Child, ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
 from deployments.s3_endpoint import create_bucket_with_keys
@@ -182,7 +182,7 @@ class TestEnvironments:
 
 
 @pytest.fixture(scope="module")
-def view(network: PreparedNetwork) -> NetworkView:
+def view(network: PreparedNetwork) -> LocalView:
     """The view, some windows later, of one window in which an aggregator and then a miner were alone."""
     for name in ("aggregator", "default"):
         node = network.at(name, network.first_window).build(name)
@@ -191,7 +191,7 @@ def view(network: PreparedNetwork) -> NetworkView:
     block = network.at("default", network.first_window + 3)
     chain = block.subnet.open(None)
     birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), network.hparams)
-    return NetworkView(network.plan, block, birth)
+    return LocalView(network.plan, block, birth)
 
 
 class TestKeeping:
@@ -243,17 +243,17 @@ class TestKeeping:
 
 
 class TestView:
-    def test_roots_come_from_proofs(self, view: NetworkView, network: PreparedNetwork) -> None:
+    def test_roots_come_from_proofs(self, view: LocalView, network: PreparedNetwork) -> None:
         roots = view.roots(network.first_window)
         assert roots.keys() == {"aggregator", "default"}
         assert len(roots["default"]) == 64
         assert view.roots(network.first_window + 1) == {}
 
-    def test_without_evidence_there_is_no_row(self, view: NetworkView, network: PreparedNetwork) -> None:
+    def test_without_evidence_there_is_no_row(self, view: LocalView, network: PreparedNetwork) -> None:
         assert view.row(network.first_window) is None
 
     def test_a_replay_of_public_objects_ends_where_the_miner_did(
-        self, view: NetworkView, network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch
+        self, view: LocalView, network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("deployments.local.view.HELD_OUT_SEQUENCES", 8)
         window = network.first_window

@@ -24,7 +24,7 @@ Call = Callable[..., tuple[int, str, str]]
 def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
     network = PreparedNetwork(tmp_path_factory.mktemp("modelled"), deciding="validator")
     run_alone(network, NUM_WINDOWS)
-    publish_newest_checkpoint(network.at("validator", last(network) + 1).context("validator"), preset="test")
+    publish_newest_checkpoint(network.at("validator", last(network) + 1).config("validator"), preset="test")
     return network
 
 

@@ -31,7 +31,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
     drive_window(miner, first)
     # As if its payload had been applied.
     (miner.snapshots.folder(first) / PRIVATE_FILE).hardlink_to(miner.spool / f"staged-{first}.safetensors")
-    assert store_backup(block.context("default")).stored
+    assert store_backup(block.config("default")).stored
     drive_window(miner, first + 1)
     miner.stop()
     return network

@@ -19,7 +19,7 @@ from templar.exchange.buckets import (
     OwnBucket,
     bucket_digest,
 )
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.store.address import BucketAddress, decode_address, encode_address
 from templar.store.base import ObjectStore
 from templar.timeline import window_of
@@ -162,7 +162,7 @@ def test_every_reader_of_a_window_reads_the_account_of_its_first_block(tmp_path:
     subnet.store(author).put(key, b"shown")
     subnet.store(subnet.miners[1]).put(key, b"shown to others")
 
-    def read(exchange: Exchange, window: int = window) -> bytes:
+    def read(exchange: NetworkView, window: int = window) -> bytes:
         publisher = exchange.metagraph(window).by_hotkey(author.hotkey.address)
         assert publisher is not None
         return exchange.buckets.reader(publisher).get(key, max_bytes=20)

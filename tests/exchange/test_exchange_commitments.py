@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.commitments import GUARDS, LOOKS_PER_GUARD, Observed, observe_commitments
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import CONCLUSIVE, RevealRules, fetch_reveal
@@ -44,7 +44,7 @@ def subnet(tmp_path: Path) -> Subnet:
 
 
 @pytest.fixture
-def exchange(subnet: Subnet) -> Exchange:
+def exchange(subnet: Subnet) -> NetworkView:
     """The network as its validator sees it."""
     return subnet.exchange(subnet.validators[0])
 
@@ -60,15 +60,15 @@ def commit(subnet: Subnet, miner: Member, *, seed: int = 0) -> str:
     return manifest.digest
 
 
-def times(exchange: Exchange) -> WindowTimes:
+def times(exchange: NetworkView) -> WindowTimes:
     return exchange.expected_times(WINDOW)
 
 
-def observe(exchange: Exchange) -> Observed:
+def observe(exchange: NetworkView) -> Observed:
     return observe_commitments(exchange, WINDOW, concurrency=1)
 
 
-def test_each_commitment_is_read_once_shortly_before_the_close(subnet: Subnet, exchange: Exchange) -> None:
+def test_each_commitment_is_read_once_shortly_before_the_close(subnet: Subnet, exchange: NetworkView) -> None:
     digests = {miner.hotkey.address: commit(subnet, miner) for miner in subnet.miners}
     before = {miner.uid: subnet.store(miner).count("get", key_of(miner)) for miner in subnet.miners}
     assert observe(exchange) == Observed(WINDOW, digests)
@@ -78,7 +78,7 @@ def test_each_commitment_is_read_once_shortly_before_the_close(subnet: Subnet, e
         assert subnet.store(miner).count("head", key_of(miner)) == 0
 
 
-def test_what_is_stored_after_the_close_was_not_seen(subnet: Subnet, exchange: Exchange) -> None:
+def test_what_is_stored_after_the_close_was_not_seen(subnet: Subnet, exchange: NetworkView) -> None:
     punctual, late, silent = subnet.miners
     digest = commit(subnet, punctual)
     seen: list[Observed] = []
@@ -93,7 +93,7 @@ def test_what_is_stored_after_the_close_was_not_seen(subnet: Subnet, exchange: E
     assert 2 <= looks <= GUARDS * LOOKS_PER_GUARD + 2
 
 
-def test_a_commitment_in_the_last_second_that_counts_is_seen(subnet: Subnet, exchange: Exchange) -> None:
+def test_a_commitment_in_the_last_second_that_counts_is_seen(subnet: Subnet, exchange: NetworkView) -> None:
     miner, seen = subnet.miners[0], []
 
     def commit_last() -> None:
@@ -106,7 +106,7 @@ def test_a_commitment_in_the_last_second_that_counts_is_seen(subnet: Subnet, exc
 
 @pytest.mark.parametrize("error", [BUSY, PermanentError(Reason.ACCESS_DENIED, "for a test")])
 def test_a_store_that_fails_for_a_moment_is_asked_again_and_a_failing_one_stops_nobody(
-    subnet: Subnet, exchange: Exchange, error: Exception
+    subnet: Subnet, exchange: NetworkView, error: Exception
 ) -> None:
     flaky, broken, honest = subnet.miners
     for miner in subnet.miners:
@@ -116,7 +116,7 @@ def test_a_store_that_fails_for_a_moment_is_asked_again_and_a_failing_one_stops_
     assert set(observe(exchange).digests or {}) == {flaky.hotkey.address, honest.hotkey.address}
 
 
-def test_a_bucket_that_hangs_is_not_asked_again_before_every_other_one(subnet: Subnet, exchange: Exchange) -> None:
+def test_a_bucket_that_hangs_is_not_asked_again_before_every_other_one(subnet: Subnet, exchange: NetworkView) -> None:
     """One read after the other, each of which hangs for longer than the pause until its next look."""
     pause, reads = RULES.commit_guard_seconds / LOOKS_PER_GUARD, list[int]()
 
@@ -133,7 +133,7 @@ def test_a_bucket_that_hangs_is_not_asked_again_before_every_other_one(subnet: S
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"x" * 10_000])
-def test_what_is_no_commitment_was_not_seen(subnet: Subnet, exchange: Exchange, data: bytes) -> None:
+def test_what_is_no_commitment_was_not_seen(subnet: Subnet, exchange: NetworkView, data: bytes) -> None:
     for miner in subnet.miners:
         subnet.store(miner).put(key_of(miner), data)
     stolen = seal(commit_to(manifest_of(subnet.miners[1], WINDOW, b"")), subnet.miners[1].hotkey).encode()
@@ -141,7 +141,7 @@ def test_what_is_no_commitment_was_not_seen(subnet: Subnet, exchange: Exchange, 
     assert observe(exchange) == Observed(WINDOW, {})
 
 
-def test_who_comes_after_the_close_has_not_looked(subnet: Subnet, exchange: Exchange) -> None:
+def test_who_comes_after_the_close_has_not_looked(subnet: Subnet, exchange: NetworkView) -> None:
     for miner in subnet.miners:
         commit(subnet, miner)
     subnet.clock.sleep_until(times(exchange).closed)
@@ -150,7 +150,7 @@ def test_who_comes_after_the_close_has_not_looked(subnet: Subnet, exchange: Exch
 
 
 def test_a_clock_that_is_behind_takes_nothing_from_after_the_close(
-    subnet: Subnet, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    subnet: Subnet, exchange: NetworkView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By this machine's clock there is time left, and the chain shows the closing block."""
     for miner in subnet.miners:
@@ -160,7 +160,7 @@ def test_a_clock_that_is_behind_takes_nothing_from_after_the_close(
 
 
 def test_who_could_not_look_at_every_bucket_has_not_looked(
-    subnet: Subnet, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    subnet: Subnet, exchange: NetworkView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chain shows the closing block too early: for a moment, and from the second read on."""
     for miner in subnet.miners:
@@ -178,7 +178,7 @@ def test_who_could_not_look_at_every_bucket_has_not_looked(
 
 
 def test_a_chain_that_fails_for_a_moment_costs_a_look_and_one_that_is_down_all_of_them(
-    subnet: Subnet, exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+    subnet: Subnet, exchange: NetworkView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for miner in subnet.miners:
         commit(subnet, miner)
@@ -209,7 +209,7 @@ def test_an_observation_survives_the_journal(digests: dict[str, str] | None) -> 
     [("not looked", True), ("this one", True), ("another one", False), ("nobody's", False)],
 )
 def test_a_reveal_counts_with_the_commitment_that_was_seen(
-    subnet: Subnet, exchange: Exchange, tmp_path: Path, observed: str, *, counts: bool
+    subnet: Subnet, exchange: NetworkView, tmp_path: Path, observed: str, *, counts: bool
 ) -> None:
     miner, payload = member(5), payload_bytes(member(5), WINDOW)
     closed = exchange.times(WINDOW)
@@ -241,7 +241,7 @@ class Unproven(ScriptedStore):
         return info and replace(info, is_time_unproven=True)
 
 
-def test_an_object_whose_time_proves_nothing_is_not_read(exchange: Exchange, tmp_path: Path) -> None:
+def test_an_object_whose_time_proves_nothing_is_not_read(exchange: NetworkView, tmp_path: Path) -> None:
     miner, closed = member(5), exchange.times(WINDOW)
     bucket = Bucket(miner)
     bucket.reveal(closed, payload_bytes(miner, WINDOW))

@@ -11,5 +11,5 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Network:
     old_network = Network(tmp_path_factory.mktemp("old"), tiny(storage=storage))
     for window in (2, 4, 6):
         old_network.run([window - 1, window])
-        publish_newest_checkpoint(old_network.context("aggregator-1"))
+        publish_newest_checkpoint(old_network.config("aggregator-1"))
     return old_network

@@ -21,12 +21,12 @@ def evaluate(network: Network, name: str = AGGREGATOR) -> tuple[EvaluatedCheckpo
     def read_texts(tokenizer: Tokenizer, most: int) -> list[str]:
         return TEXTS[:most]
 
-    return evaluate_checkpoints(network.context(name), read_texts)
+    return evaluate_checkpoints(network.config(name), read_texts)
 
 
 def test_a_second_run_changes_nothing_and_measures_what_is_new(network: Network) -> None:
     network.run([1, 2])
-    publish_newest_checkpoint(network.context(AGGREGATOR))
+    publish_newest_checkpoint(network.config(AGGREGATOR))
     first = evaluate(network)
     assert [(each.window, each.is_new) for each in first] == [(0, True), (2, True)]
 
@@ -43,16 +43,16 @@ def test_a_second_run_changes_nothing_and_measures_what_is_new(network: Network)
         (each.window, each.score, False) for each in first
     ]
     assert network.objects(AGGREGATOR) == before
-    assert not (network.context(AGGREGATOR).home / "evaluating").exists()
+    assert not (network.config(AGGREGATOR).home / "evaluating").exists()
 
     network.run([3])
-    publish_newest_checkpoint(network.context(AGGREGATOR))
+    publish_newest_checkpoint(network.config(AGGREGATOR))
     assert [(each.window, each.is_new) for each in evaluate(network)] == [(0, False), (2, False), (3, True)]
 
 
 def test_it_stays_when_its_checkpoint_expires(old: Network) -> None:
     measured = [each.window for each in evaluate(old)]
-    clean_bucket(old.context(AGGREGATOR), dry_run=False)
+    clean_bucket(old.config(AGGREGATOR), dry_run=False)
     assert [each.window for each in evaluate(old)] == [0, 6]
     uid, left = old.member(AGGREGATOR).uid, set(old.objects(AGGREGATOR, "checkpoint-"))
     assert {checkpoint_key(window, uid, EVALUATION_FILE) for window in measured} <= left

@@ -40,13 +40,13 @@ WINDOWS = (2, 4, 6)
 
 def evaluate(network: Network, name: str, tasks: Any = None) -> list[int]:
     """Let a member measure its checkpoints on the network's held-out text; the windows that were measured now."""
-    stores, context = [network.world.stage.open_store(DATASET_BUCKET)], network.context(name)
+    stores, config = [network.world.stage.open_store(DATASET_BUCKET)], network.config(name)
 
     def read_texts(tokenizer: Any, most: int) -> list[str]:
-        data, folder = network.hparams.data, context.home / "shards"
+        data, folder = network.hparams.data, config.home / "shards"
         return read_held_out_texts(stores, DATASET_PREFIX, data, folder, tokenizer=tokenizer, most=min(most, 32))
 
-    return [each.window for each in evaluate_checkpoints(context, read_texts, tasks) if each.is_new]
+    return [each.window for each in evaluate_checkpoints(config, read_texts, tasks) if each.is_new]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     for window in WINDOWS:
         network.run([window - 1, window])
         for name in PUBLISHERS:
-            publish_newest_checkpoint(network.context(name))
+            publish_newest_checkpoint(network.config(name))
             evaluate(network, name)
     network.to_window(WINDOWS[-1] + 2)
     yield network
@@ -353,7 +353,7 @@ def test_results_of_tasks_are_signed_with_the_score(network: Network) -> None:
 
     assert evaluate(network, PUBLISHERS[0], run_tasks) == [0]
     assert [each.results for each in read(network).points] == [(("arc_easy", "acc", 0.25),)]
-    publish_newest_checkpoint(network.context(PUBLISHERS[0]))
+    publish_newest_checkpoint(network.config(PUBLISHERS[0]))
     with raising(PermanentError, Reason.BAD_PARAMETERS, "257 results, at most 256"):
         evaluate(network, PUBLISHERS[0], lambda folder: found[:1] * 257)
     assert len(folders) == 1
@@ -361,7 +361,7 @@ def test_results_of_tasks_are_signed_with_the_score(network: Network) -> None:
 
 def test_tokens_of_windows_that_have_expired_are_unknown_unless_they_were_counted_before(old: Network) -> None:
     first, late = PUBLISHERS
-    publish_newest_checkpoint(old.context(late))
+    publish_newest_checkpoint(old.config(late))
     old.to_window(8)
     assert evaluate(old, late) == [6]
     assert {each.window: each.trained for each in read(old).points} == {6: None}
@@ -375,7 +375,7 @@ def test_tokens_are_unknown_while_a_roster_cannot_be_read(network: Network, monk
         raise TransientError(Reason.DECISION_MISSING, "ask again later")
 
     network.run([1, 2])
-    publish_newest_checkpoint(network.context(PUBLISHERS[0]))
+    publish_newest_checkpoint(network.config(PUBLISHERS[0]))
     network.to_window(4)
     monkeypatch.setattr(checkpoint_evaluation, "decided_roster", missing)
     evaluate(network, PUBLISHERS[0])
@@ -393,7 +393,7 @@ def test_no_payload_counts_for_more_than_a_windows_training(network: Network, mo
         return roster.model_copy(update={"entries": entries}), publisher
 
     network.run([1])
-    publish_newest_checkpoint(network.context(PUBLISHERS[0]))
+    publish_newest_checkpoint(network.config(PUBLISHERS[0]))
     network.to_window(3)
     monkeypatch.setattr(checkpoint_evaluation, "decided_roster", boasting)
     evaluate(network, PUBLISHERS[0])

@@ -11,7 +11,7 @@ from templar.agreement.state import check_mark
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
 from templar.housekeeping.maintenance import clean_bucket, known_epochs, publish_newest_checkpoint
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from tests.support.checkpoints import fetch_checkpoint
 from tests.support.errors import raising
 from tests.support.network import Network
@@ -28,16 +28,16 @@ def windows_in(network: Network, name: str) -> set[int]:
 def test_the_newest_snapshot_is_published_once_and_read_back(network: Network, tmp_path: Path) -> None:
     """While the neuron writes the next one, which is not disturbed."""
     network.run([1, 2])
-    aggregator, reader, context = network.aggregator, network.miners[0], network.context(AGGREGATOR)
+    aggregator, reader, config = network.aggregator, network.miners[0], network.config(AGGREGATOR)
     half = aggregator.snapshots.folder(3).with_name(".writing-3-99")
     half.mkdir()
-    mark = publish_newest_checkpoint(context)
+    mark = publish_newest_checkpoint(config)
     assert mark == aggregator.state.mark
     before = network.objects(AGGREGATOR)
-    assert publish_newest_checkpoint(context) == mark
+    assert publish_newest_checkpoint(config) == mark
     assert network.objects(AGGREGATOR) == before
-    assert not (context.home / "publishing").exists()
-    assert known_epochs(context, context.birth())[1] == 2
+    assert not (config.home / "publishing").exists()
+    assert known_epochs(config, config.birth())[1] == 2
     assert half.exists()
 
     publisher = reader.exchange.metagraph(2).by_uid(network.member(AGGREGATOR).uid)
@@ -55,8 +55,8 @@ def test_the_newest_snapshot_is_published_once_and_read_back(network: Network, t
 
 def test_a_publication_that_failed_goes_on(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     network.run([1])
-    context = network.context(AGGREGATOR)
-    store, real = context.buckets.own, context.buckets.own.put_if_absent
+    config = network.config(AGGREGATOR)
+    store, real = config.buckets.own, config.buckets.own.put_if_absent
 
     def put(key: str, data: bytes) -> bool:
         if key.endswith("manifest.json"):
@@ -66,17 +66,17 @@ def test_a_publication_that_failed_goes_on(network: Network, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setattr(store, "put_if_absent", put)
         with pytest.raises(TransientError):
-            publish_newest_checkpoint(context)
+            publish_newest_checkpoint(config)
     uid = network.member(AGGREGATOR).uid
     assert list_checkpoints(store, uid) == [0], "without its manifest it does not exist"
-    publish_newest_checkpoint(context)
+    publish_newest_checkpoint(config)
     assert list_checkpoints(store, uid) == [1, 0]
 
 
 def test_a_hotkey_that_is_not_registered_publishes_nothing(network: Network) -> None:
     network.run([1])
-    context = network.context(AGGREGATOR)
-    stranger = replace(context, signer=network.world.members[0].hotkey)
+    config = network.config(AGGREGATOR)
+    stranger = replace(config, signer=network.world.members[0].hotkey)
     network.world.chain.deregister(stranger.signer.address)
     with raising(PermanentError, Reason.NOT_REGISTERED):
         publish_newest_checkpoint(stranger)
@@ -84,7 +84,7 @@ def test_a_hotkey_that_is_not_registered_publishes_nothing(network: Network) -> 
 
 def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:
     before = old.objects(AGGREGATOR)
-    report = clean_bucket(old.context(AGGREGATOR), dry_run=True)
+    report = clean_bucket(old.config(AGGREGATOR), dry_run=True)
     assert old.objects(AGGREGATOR) == before
     rows = {row.kind: row for row in report.rows}
     assert {kind: row.found for kind, row in rows.items()} == {
@@ -103,36 +103,36 @@ def test_what_has_expired_is_deleted_and_nothing_else(old: Network) -> None:
     foreign = ["gradient-x-1-v1.bin", "notes/decision-1-1-v1.json", "readme.txt", "gradient-1-3-v999.bin"]
     for key in foreign:
         old.bucket(AGGREGATOR).put(key, b"mine")
-    dry = clean_bucket(old.context(AGGREGATOR), dry_run=True)
-    report = clean_bucket(old.context(AGGREGATOR), dry_run=False)
+    dry = clean_bucket(old.config(AGGREGATOR), dry_run=True)
+    report = clean_bucket(old.config(AGGREGATOR), dry_run=False)
     assert [(row.kind, row.deleted) for row in report.rows] == [(row.kind, row.found) for row in dry.rows]
     assert set(foreign) <= set(old.objects(AGGREGATOR))
     old.bucket(AGGREGATOR).delete(foreign)
     assert windows_in(old, AGGREGATOR) == {3, 4, 5, 6}
     assert list_checkpoints(old.aggregator.buckets.own, old.member(AGGREGATOR).uid) == [6, 0], "genesis stays for ever"
     assert [key for key in old.objects(AGGREGATOR) if key.startswith("start_window")]
-    assert clean_bucket(old.context(AGGREGATOR), dry_run=False).rows == ()
+    assert clean_bucket(old.config(AGGREGATOR), dry_run=False).rows == ()
     for name in old.nodes:
-        clean_bucket(old.context(name), dry_run=False)
+        clean_bucket(old.config(name), dry_run=False)
         assert min(windows_in(old, name)) == 3
     old.run([7])
     assert len(old.roots(7)) == 1
 
 
 def test_without_a_genesis_or_the_pinned_one_nothing_is_cleaned(network: Network) -> None:
-    context = network.context(AGGREGATOR)
+    config = network.config(AGGREGATOR)
     with raising(PermanentError, Reason.WRONG_NETWORK):
-        clean_bucket(replace(context, pinned_genesis="ab" * 32), dry_run=False)
+        clean_bucket(replace(config, pinned_genesis="ab" * 32), dry_run=False)
     network.bucket(AGGREGATOR).delete(network.objects(AGGREGATOR, "start_window"))
     with raising(TransientError, Reason.GENESIS_MISSING):
-        clean_bucket(context, dry_run=False)
+        clean_bucket(config, dry_run=False)
 
 
 def test_an_unreachable_store_is_not_taken_for_no_genesis(network: Network) -> None:
-    context = network.context("validator-2")
+    config = network.config("validator-2")
     for work in (publish_newest_checkpoint, lambda each: clean_bucket(each, dry_run=True)):
         with network.outage(AGGREGATOR), raising(TransientError, Reason.STORE_UNREACHABLE):
-            work(context)
+            work(config)
 
 
 def test_the_genesis_of_the_own_start_window_stays_whatever_network_is_found(
@@ -140,12 +140,12 @@ def test_the_genesis_of_the_own_start_window_stays_whatever_network_is_found(
 ) -> None:
     network.run([1, 2, 3])
     for _ in range(2):
-        publish_newest_checkpoint(network.context(AGGREGATOR))
-    context = network.context(AGGREGATOR)
-    birth = context.birth()
+        publish_newest_checkpoint(network.config(AGGREGATOR))
+    config = network.config(AGGREGATOR)
+    birth = config.birth()
     elsewhere = replace(birth, start=birth.start.model_copy(update={"start_window": 63}))
-    monkeypatch.setattr(Context, "birth", lambda self: elsewhere)
+    monkeypatch.setattr(NeuronConfig, "birth", lambda self: elsewhere)
     before = network.objects(AGGREGATOR, "checkpoint-0-")
-    clean_bucket(context, dry_run=False)
+    clean_bucket(config, dry_run=False)
     assert before
     assert network.objects(AGGREGATOR, "checkpoint-0-") == before

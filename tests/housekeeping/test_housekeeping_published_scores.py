@@ -49,12 +49,12 @@ def key_of(network: Network, window: int) -> str:
 def test_everybody_reads_what_the_validator_has_in_its_book(network: Network) -> None:
     own = tuple(network.validator.book.evidence(window) for window in WINDOWS)
     for node in network.nodes.values():
-        found = read_recent(network.context(node), 100)
+        found = read_recent(network.config(node), 100)
         assert found.evidences == own
         assert (found.validator.uid, found.windows) == (uid_of(network), range(1, 4))
         assert (found.left_out, found.gaps) == ((), ())
     assert found.summary == f"evidence of uid {uid_of(network)}: 3 of 3 windows, 1 to 3"
-    assert read_recent(network.context(node), 2).evidences == own[1:]
+    assert read_recent(network.config(node), 2).evidences == own[1:]
     assert leaderboard(found.evidences).standings["uid"].tolist() == [
         record.uid for record in sorted(found.evidences[-1].miners, key=lambda each: (-each.final, each.uid))
     ]
@@ -63,12 +63,12 @@ def test_everybody_reads_what_the_validator_has_in_its_book(network: Network) ->
 def test_a_window_that_is_not_there_is_a_gap(shown: Network) -> None:
     validator, miner = shown.validator, shown.miners[0]
     shown.bucket(validator).delete([key_of(shown, 2)])
-    found = read_recent(shown.context(miner), 100)
+    found = read_recent(shown.config(miner), 100)
     assert [evidence.window for evidence in found.evidences] == [1, 3]
     assert (found.gaps, found.left_out) == ((2,), ())
     assert found.summary == f"evidence of uid {uid_of(shown)}: 2 of 3 windows, 1 to 3; nothing of 2"
     shown.bucket(validator).delete([key_of(shown, 3)])
-    assert read_recent(shown.context(miner), 100).gaps == ()  # it may still come
+    assert read_recent(shown.config(miner), 100).gaps == ()  # it may still come
 
 
 def test_an_object_that_is_not_evidence_is_left_out_with_its_reason(shown: Network) -> None:
@@ -83,7 +83,7 @@ def test_an_object_that_is_not_evidence_is_left_out_with_its_reason(shown: Netwo
         (b"{}", Reason.MALFORMED),
     ):
         shown.bucket(validator).put(key_of(shown, 2), data)
-        found = read_recent(shown.context(miner), 100)
+        found = read_recent(shown.config(miner), 100)
         assert [evidence.window for evidence in found.evidences] == [1, 3]
         assert [(each.window, each.reason) for each in found.left_out] == [(2, reason)]
         assert found.gaps == ()
@@ -94,31 +94,31 @@ def test_only_forgeries_are_evidence_of_nothing(shown: Network) -> None:
     validator, miner = shown.validator, shown.miners[0]
     for window in WINDOWS:
         shown.bucket(validator).put(key_of(shown, window), b"{}")
-    asked = read_recent(shown.context(miner), 100, uid=uid_of(shown))
+    asked = read_recent(shown.config(miner), 100, uid=uid_of(shown))
     assert (asked.evidences, [each.reason for each in asked.left_out]) == ((), [Reason.MALFORMED] * 3)
     with pytest.raises(PermanentError, match="no validator shows evidence of windows 1 to 3"):
-        read_recent(shown.context(miner), 100)
+        read_recent(shown.config(miner), 100)
 
 
 class TestWhose:
     def test_a_validator_is_asked_for_by_uid(self, network: Network) -> None:
         aggregator, miner = network.aggregator, network.miners[0]
-        context = network.context(miner)
-        assert read_recent(context, 100, uid=uid_of(network)).validator.uid == uid_of(network)
+        config = network.config(miner)
+        assert read_recent(config, 100, uid=uid_of(network)).validator.uid == uid_of(network)
         with raising(PermanentError, Reason.EVIDENCE_MISSING, match="shows evidence of windows 1 to 3"):
-            read_recent(context, 100, uid=network.member(aggregator).uid)
+            read_recent(config, 100, uid=network.member(aggregator).uid)
         with raising(PermanentError, Reason.NOT_REGISTERED, "is no validator", "uids that are: 1, 2"):
-            read_recent(context, 100, uid=network.member(miner).uid)
+            read_recent(config, 100, uid=network.member(miner).uid)
 
     def test_a_bucket_that_nobody_named_is_said(self, network: Network) -> None:
         uid = network.register(hotkey_from_seed(bytes([7]) * 32), Role.VALIDATOR, stake=50.0, validator_permit=True)
         with raising(RejectedError, Reason.COMMITMENT_MISSING, match="had committed no bucket"):
-            read_recent(network.context(network.miners[0]), 100, uid=uid)
-        assert read_recent(network.context(network.miners[0]), 100).validator.uid == uid_of(network)
+            read_recent(network.config(network.miners[0]), 100, uid=uid)
+        assert read_recent(network.config(network.miners[0]), 100).validator.uid == uid_of(network)
 
     def test_a_store_that_fails_is_not_nothing(self, network: Network) -> None:
         validator, miner = network.validator, network.miners[0]
         with network.outage(validator), pytest.raises(TransientError, match="no route"):
             read_published(network.validator.exchange, network.validator.exchange.identity(1), range(1, 4))
         with network.outage(validator), pytest.raises(TransientError, match="no route"):
-            read_recent(network.context(miner), 100)
+            read_recent(network.config(miner), 100)

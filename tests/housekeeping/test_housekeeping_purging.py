@@ -40,10 +40,10 @@ def purge(
     dry_run: bool = False,
     confirm: str | None = None,
 ) -> CleanupReport:
-    context, at = network.context(AGGREGATOR), at or target(network)
+    config, at = network.config(AGGREGATOR), at or target(network)
     return purge_bucket(
         at,
-        context.chain,
+        config.chain,
         network.hparams,
         criterion,
         dry_run=dry_run,
@@ -62,7 +62,7 @@ def test_a_network_continues_after_any_purge(build: Build) -> None:
     storage = {"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}
     network = build(tiny(storage=storage))
     network.run([1, 2, 3, 4, 5])
-    publish_newest_checkpoint(network.context(AGGREGATOR))
+    publish_newest_checkpoint(network.config(AGGREGATOR))
     alive = {key for key in network.objects(AGGREGATOR) if key.split("-")[1:2] in (["2"], ["3"], ["4"], ["5"])}
     for criterion in (
         Criterion(Mode.VERSION, version=PROTOCOL_VERSION),
@@ -120,11 +120,11 @@ def test_objects_of_later_windows_are_deleted_by_prefix_only(old: Network) -> No
     store, uid = old.bucket(AGGREGATOR), old.member(AGGREGATOR).uid
     under_way = checkpoint_key(7, uid, "config.json")
     planted = [checkpoint_key(50_000, uid, "manifest.json"), window_key(Kind.PROOF, 50_000, uid)]
-    clean_bucket(old.context(AGGREGATOR), dry_run=False)
+    clean_bucket(old.config(AGGREGATOR), dry_run=False)
     for key in (under_way, *planted):
         store.put(key, b"{}")
     before = set(old.objects(AGGREGATOR, "checkpoint-"))
-    clean_bucket(old.context(AGGREGATOR), dry_run=False)
+    clean_bucket(old.config(AGGREGATOR), dry_run=False)
     assert set(old.objects(AGGREGATOR, "checkpoint-")) == before
     purge(old, Criterion(Mode.PREFIX, prefix="checkpoint-"))
     assert before - set(old.objects(AGGREGATOR, "checkpoint-")) == {planted[0]}
@@ -158,7 +158,7 @@ def test_abandoned_objects_go_and_running_uploads_stay(old: Network) -> None:
     for key in ("access-check-0123456789abcdef", half, measured):
         store.put(key, b"12345")
     (root / INCOMING / "dead").write_bytes(b"x" * 100)
-    chain, hparams = old.context(AGGREGATOR).chain, old.hparams
+    chain, hparams = old.config(AGGREGATOR).chain, old.hparams
     before = set(old.objects(AGGREGATOR))
     fresh = clean_temporary(at, chain, hparams, hours=0, dry_run=False)
     assert fresh.report.rows == ()
@@ -180,7 +180,7 @@ def test_abandoned_objects_go_and_running_uploads_stay(old: Network) -> None:
 
 
 def test_another_bucket_is_cleaned_of_nothing_without_its_name(old: Network) -> None:
-    at, chain = replace(target(old), is_own=False), old.context(AGGREGATOR).chain
+    at, chain = replace(target(old), is_own=False), old.config(AGGREGATOR).chain
     half = Path(old.bucket(AGGREGATOR)._root) / INCOMING / "dead"
     half.write_bytes(b"1")
     later = replace(at, uploads=DirectoryUploads(half.parent.parent, clock=lambda: time.time() + 10_000))
@@ -199,6 +199,6 @@ def test_a_write_key_that_may_not_list_uploads_is_no_failure(old: Network, moto:
     write = {"access_key_id": keys.write.access_key_id, "secret_access_key": keys.write.secret_access_key}
     read = {"access_key_id": keys.read.access_key_id, "secret_access_key": keys.read.secret_access_key}
     at = Target(S3Store(keys.bucket, endpoint_url=url, **write), S3Uploads(keys.bucket, endpoint_url=url, **read))
-    chain = old.context(AGGREGATOR).chain
+    chain = old.config(AGGREGATOR).chain
     found = clean_temporary(at, chain, old.hparams, hours=1, dry_run=False, confirm_bucket=keys.bucket)
     assert (found.unseen, found.report.rows) == (Reason.ACCESS_DENIED, ())

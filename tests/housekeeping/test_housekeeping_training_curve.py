@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from templar.chain.base import NeuronInfo
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.housekeeping import published_scores
 from templar.housekeeping.training_curve import CurvePoint, NetworkCurve, NodeCurve, draw_curve, node_rows
@@ -120,7 +120,7 @@ class TestNetwork:
         asked = list[range]()
         real = published_scores.read_published
 
-        def read(exchange: Exchange, validator: NeuronInfo, windows: range) -> published_scores.Published:
+        def read(exchange: NetworkView, validator: NeuronInfo, windows: range) -> published_scores.Published:
             asked.append(windows)
             return real(exchange, validator, windows)
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from templar.agreement.decisions import read_ballots
+from templar.agreement.ballot_box import read_ballots
 from templar.agreement.roster import RosterDraft, draft_roster
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.commitments import Observed
-from templar.exchange.context import Exchange
 from templar.exchange.gather import GatherReport
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import NULL_WINDOW
 from templar.exchange.peers import publish_peers
@@ -310,7 +310,7 @@ def rewrite_history(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     network.run([1])
     real = draft_roster
 
-    def lies(exchange: Exchange, *arguments: Any, **options: Any) -> RosterDraft:
+    def lies(exchange: NetworkView, *arguments: Any, **options: Any) -> RosterDraft:
         if exchange.identity(2).uid == network.member(network.aggregator).uid:
             options["previous"] = "ab" * 32
         return real(exchange, *arguments, **options)

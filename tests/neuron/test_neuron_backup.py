@@ -15,7 +15,7 @@ from templar.exchange.object_keys import Kind, window_key
 from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkpoint
 from templar.neuron import backup
 from templar.neuron.backup import FOLDER, RestoreReport, list_backups, restore_home, store_backup
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
 from templar.window import Action, open_window
@@ -27,15 +27,15 @@ NAME = "honest-3"
 WEIGHTS = ("model.safetensors", "private.safetensors")
 
 
-def elsewhere(network: Network, name: str = "new") -> Context:
+def elsewhere(network: Network, name: str = "new") -> NeuronConfig:
     """The same neuron with the folder of another machine, which is not there yet."""
-    context = network.world.context(network.member(NAME))
-    return replace(context, home=context.home.parent / name / NAME)
+    config = network.world.config(network.member(NAME))
+    return replace(config, home=config.home.parent / name / NAME)
 
 
 def lose(network: Network, *, in_good_order: bool = True) -> Path:
     """Let a miner's process end and its disk be lost; the folder's path."""
-    home = network.context(NAME).home
+    home = network.config(NAME).home
     if in_good_order:
         network.nodes.pop(NAME).stop()
     else:
@@ -44,9 +44,9 @@ def lose(network: Network, *, in_good_order: bool = True) -> Path:
     return home
 
 
-def start(network: Network, context: Context) -> Miner:
+def start(network: Network, config: NeuronConfig) -> Miner:
     """The node over a restored folder, as a member of the network."""
-    node = Miner(context)
+    node = Miner(config)
     network.nodes = {
         member.name: node if member.name == NAME else network.nodes[member.name] for member in network.members
     }
@@ -54,9 +54,9 @@ def start(network: Network, context: Context) -> Miner:
 
 
 def restored(network: Network, name: str = "new") -> tuple[RestoreReport, Miner]:
-    context = elsewhere(network, name)
-    context.home.parent.mkdir(exist_ok=True)
-    report = restore_home(context)
+    config = elsewhere(network, name)
+    config.home.parent.mkdir(exist_ok=True)
+    report = restore_home(config)
     return report, start(network, elsewhere(network, name))
 
 
@@ -94,7 +94,7 @@ def test_the_next_payload_has_the_bytes_that_the_lost_machine_would_have_publish
     network, calm = build(), Network(tmp_path / "calm")
     for each in (network, calm):
         each.run([1, 2, 3])
-    report = store_backup(network.context(NAME))
+    report = store_backup(network.config(NAME))
     assert (report.window, report.stored) == (3, True)
     lose(network)
     found, miner = restored(network)
@@ -111,7 +111,7 @@ def test_the_next_payload_has_the_bytes_that_the_lost_machine_would_have_publish
 
 def test_windows_that_followed_are_named_and_never_committed_to_again(network: Network) -> None:
     network.run([1, 2])
-    store_backup(network.context(NAME))
+    store_backup(network.config(NAME))
     network.run([3])
     commit_to(network, 4)
     before = windows_committed(network)
@@ -139,7 +139,7 @@ def test_after_lost_windows_the_optimizer_goes_on_and_error_feedback_starts_afre
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     network.run([1, 2])
-    store_backup(network.context(NAME))
+    store_backup(network.config(NAME))
     network.run([3, 4])
     lose(network)
     _, node = restored(network)
@@ -163,7 +163,7 @@ def test_after_lost_windows_the_optimizer_goes_on_and_error_feedback_starts_afre
 def test_a_payload_that_was_not_applied_costs_no_private_state(network: Network) -> None:
     """The lost machine had committed to it and revealed nothing."""
     network.run([1, 2])
-    store_backup(network.context(NAME))
+    store_backup(network.config(NAME))
     commit_to(network, 3)
     lose(network)
     report, node = restored(network)
@@ -180,7 +180,7 @@ def test_a_miner_that_comes_back_through_a_checkpoint_keeps_its_optimizer(build:
     assert isinstance(miner, Miner)
     steps = miner.private.optimizer.num_steps
     network.run([3, 4, 5], but=[NAME])
-    publish_newest_checkpoint(network.context(network.aggregator))
+    publish_newest_checkpoint(network.config(network.aggregator))
     network.run([6])
     assert miner.journal.applied(4) is None, "a checkpoint was taken"
     assert miner.private.optimizer.num_steps == 2 * steps - steps // 2
@@ -192,30 +192,30 @@ def test_a_miner_that_comes_back_through_a_checkpoint_keeps_its_optimizer(build:
 
 def test_a_backup_is_made_when_it_is_due_and_two_are_kept(build: Build) -> None:
     network = build(tiny(storage={"private_backup_windows": 2}))
-    context = network.context(NAME)
-    assert store_backup(context).why == "no snapshot has private state yet: no payload of this miner was applied"
+    config = network.config(NAME)
+    assert store_backup(config).why == "no snapshot has private state yet: no payload of this miner was applied"
     stored = []
     for window in range(1, 6):
         network.run([window])
-        stored.append(store_backup(context).stored)
-        again = store_backup(context)
+        stored.append(store_backup(config).stored)
+        again = store_backup(config)
         assert (again.stored, again.window) == (False, window - (window + 1) % 2)
         assert "the next one is due at window" in again.why
     assert stored == [True, False, True, False, True]
     assert backups(network) == [5, 3]
-    assert not (context.home / FOLDER).exists()
+    assert not (config.home / FOLDER).exists()
 
 
 def test_none_is_made_if_the_operator_wants_none(build: Build) -> None:
     network = build(tiny(storage={"private_backup_windows": 0}))
     network.run([1])
-    assert store_backup(network.context(NAME)).why == "storage.private_backup_windows is 0"
+    assert store_backup(network.config(NAME)).why == "storage.private_backup_windows is 0"
     assert backups(network) == []
 
 
 def test_a_folder_that_is_behind_never_displaces_a_newer_backup(network: Network) -> None:
     network.run([1])
-    old = network.context(NAME)
+    old = network.config(NAME)
     copy = old.home.with_name("copy")
     shutil.copytree(old.home, copy)
     network.run(range(2, 7))
@@ -229,12 +229,12 @@ def test_what_was_stored_outlives_its_retention_and_nobody_elses_objects_are_tou
     network = build(tiny(storage={"retention_windows": 4, "checkpoint_frequency": 3, "private_backup_windows": 1}))
     for window in (1, 2):
         network.run([window])
-        store_backup(network.context(NAME))
+        store_backup(network.config(NAME))
     key = window_key(Kind.PRIVATE, 0, network.member(NAME).uid)
     network.bucket(NAME).put(key, b"older than the two that are kept")
     others = {name: network.objects(name) for name in network.nodes if name != NAME}
     network.run(range(3, 9))
-    report = clean_bucket(network.context(NAME), dry_run=False)
+    report = clean_bucket(network.config(NAME), dry_run=False)
     assert {row.kind: row.deleted for row in report.rows}["private"] == 1
     assert backups(network) == [2, 1]
     for name, before in others.items():
@@ -245,10 +245,10 @@ def test_what_was_stored_outlives_its_retention_and_nobody_elses_objects_are_tou
 
 def test_neither_backup_nor_restore_holds_the_whole(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that are together larger than what may be allocated meanwhile."""
-    monkeypatch.setattr(backup, "_check", lambda context, birth, window, content: network.aggregator.state.mark)
+    monkeypatch.setattr(backup, "_check", lambda config, birth, window, content: network.aggregator.state.mark)
     network.run([1])
-    context, large = network.context(NAME), 64 << 20
-    home = network.context(NAME).home
+    config, large = network.config(NAME), 64 << 20
+    home = network.config(NAME).home
     with (home / "snapshots" / "1" / "model.safetensors").open("r+b") as file:
         file.truncate(large)
 
@@ -259,7 +259,7 @@ def test_neither_backup_nor_restore_holds_the_whole(network: Network, monkeypatc
         tracemalloc.stop()
         return peak
 
-    assert peak_of(lambda: store_backup(context)) < large // 2
+    assert peak_of(lambda: store_backup(config)) < large // 2
     lose(network)
     elsewhere(network).home.parent.mkdir()
     assert peak_of(lambda: restore_home(elsewhere(network))) < large // 2
@@ -272,7 +272,7 @@ def test_a_backup_that_was_damaged_is_passed_over_for_the_one_before(build: Buil
     network = build(tiny(storage={"private_backup_windows": 1}))
     for window in (1, 2):
         network.run([window])
-        store_backup(network.context(NAME))
+        store_backup(network.config(NAME))
     network.run([3])
     store, (newest, older) = network.bucket(NAME), [info for _, info in list_backups(network.bucket(NAME))]
     good = store.get(newest.key, max_bytes=newest.size)
@@ -297,22 +297,22 @@ def test_a_backup_that_was_damaged_is_passed_over_for_the_one_before(build: Buil
     assert list(elsewhere(network, "none").home.parent.iterdir()) == []
 
 
-def elsewhere_in(network: Network, name: str) -> Context:
+def elsewhere_in(network: Network, name: str) -> NeuronConfig:
     """As `elsewhere`, in a parent folder that is there."""
-    context = elsewhere(network, name)
-    context.home.parent.mkdir(exist_ok=True)
-    return context
+    config = elsewhere(network, name)
+    config.home.parent.mkdir(exist_ok=True)
+    return config
 
 
 def test_parameters_that_are_not_the_marks_are_refused(network: Network) -> None:
     """The disk that the backup was made from had damaged them."""
     network.run([1])
-    file = network.context(NAME).home / "snapshots" / "1" / "model.safetensors"
+    file = network.config(NAME).home / "snapshots" / "1" / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.unlink()
     file.write_bytes(content)
-    store_backup(network.context(NAME))
+    store_backup(network.config(NAME))
     lose(network)
     with raising(PermanentError, Reason.BACKUP_BROKEN, "[root_differs]"):
         restore_home(elsewhere_in(network, "new"))
@@ -321,21 +321,21 @@ def test_parameters_that_are_not_the_marks_are_refused(network: Network) -> None
 
 def test_a_folder_with_content_is_left_alone(network: Network) -> None:
     network.run([1])
-    store_backup(network.context(NAME))
-    home = network.context(NAME).home
+    store_backup(network.config(NAME))
+    home = network.config(NAME).home
     before = sorted(home.rglob("*"))
     with raising(PermanentError, Reason.LOCAL_FILE, str(home), "move it away"):
-        restore_home(network.context(NAME))
+        restore_home(network.config(NAME))
     assert sorted(home.rglob("*")) == before
     lose(network)
-    context = elsewhere_in(network, "empty")
-    context.home.mkdir()
-    assert restore_home(context).window == 1
+    config = elsewhere_in(network, "empty")
+    config.home.mkdir()
+    assert restore_home(config).window == 1
 
 
 def test_a_machine_that_still_runs_keeps_the_neuron_until_it_is_stopped_or_expires(network: Network) -> None:
     network.run([1])
-    store_backup(network.context(NAME))
+    store_backup(network.config(NAME))
     with raising(PermanentError, Reason.ALREADY_RUNNING, "Stop the neuron there"):
         restore_home(elsewhere_in(network, "new"))
     assert list(elsewhere(network).home.parent.iterdir()) == []
@@ -379,21 +379,21 @@ def test_a_store_that_fails_leaves_nothing_half_and_the_next_call_goes_on(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network.run([1])
-    context = network.context(NAME)
+    config = network.config(NAME)
 
     def fails(*arguments: object, **more: object) -> None:
         raise TransientError(Reason.STORE_BUSY, "503")
 
     with monkeypatch.context() as patch, raising(TransientError, Reason.STORE_BUSY):
         for verb in ("put_file", "put_if_absent"):
-            patch.setattr(context.buckets.own, verb, fails)
-        store_backup(context)
+            patch.setattr(config.buckets.own, verb, fails)
+        store_backup(config)
     assert backups(network) == []
-    assert store_backup(context).stored
+    assert store_backup(config).stored
     lose(network)
-    context = elsewhere_in(network, "new")
+    config = elsewhere_in(network, "new")
     with monkeypatch.context() as patch, raising(TransientError, Reason.STORE_BUSY):
-        patch.setattr(context.buckets.own, "get_file", fails)
-        restore_home(context)
+        patch.setattr(config.buckets.own, "get_file", fails)
+        restore_home(config)
     assert_no_folder(network)
-    assert restore_home(context).window == 1
+    assert restore_home(config).window == 1

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from templar.agreement.ballots import Said
+from templar.agreement.ballot_box import read_ballots
+from templar.agreement.ballot_rules import Said
 from templar.agreement.checkpoint import list_checkpoints
-from templar.agreement.decisions import read_ballots
 from templar.agreement.model_folder import write_model
 from templar.agreement.roster import fetch_roster
-from templar.agreement.slots import Settlement
 from templar.agreement.state import StateMark, next_root, null_root, parameters_digest
 from templar.agreement.sync_proof import state_proof
+from templar.agreement.voter import Settlement
 from templar.errors import Reason, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import NULL_WINDOW, Decision, Proof, SignedWord, Word
@@ -184,7 +184,7 @@ def expired(network: Network, windows: list[int], but: list[Node]) -> None:
     network.to_window(windows[-1] + 1)
     assert read_ballots(network.validator.exchange, 1).value is not None
     for node in network.all(RosterNode):
-        assert clean_bucket(network.context(node), dry_run=False).failed == ()
+        assert clean_bucket(network.config(node), dry_run=False).failed == ()
         assert not network.objects(node, "decision-1-")
 
 
@@ -229,7 +229,7 @@ def test_nothing_expires_while_a_network_stands_still(build: Build) -> None:
     network.run([1, 2], but=[miner])
     network.to_window(9)
     for node in network.all(RosterNode):
-        report = clean_bucket(network.context(node), dry_run=False)
+        report = clean_bucket(network.config(node), dry_run=False)
         assert (report.window, sum(row.deleted for row in report.rows)) == (9, 0)
     deadline = now(miner) + 20
     network.clock.run([partial(catch_up, node, 7, deadline=deadline) for node in network.nodes.values()])
@@ -242,7 +242,7 @@ def test_nothing_expires_while_a_network_stands_still(build: Build) -> None:
 
 
 def publish(network: Network, node: Node) -> StateMark:
-    return publish_newest_checkpoint(network.context(node))
+    return publish_newest_checkpoint(network.config(node))
 
 
 def test_a_node_that_is_far_behind_takes_the_newest_checkpoint_and_replays_the_rest(network: Network) -> None:

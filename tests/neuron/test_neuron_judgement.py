@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lab.adversary.cheats import ScalingMiner
 from templar.agreement.roster_judge import MOST_OMITTED, check_omissions
-from templar.agreement.slots import Settlement
 from templar.agreement.state import AgreedState
+from templar.agreement.voter import Settlement
 from templar.errors import Reason, RejectedError, TransientError
 from templar.neuron import validator
 from templar.timeline import WindowTimes

@@ -119,8 +119,8 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def elsewhere(network: Network, node: Node) -> Node:
     """The node of a member over an empty folder of another machine."""
-    context = network.world.context(network.member(node))
-    return type(node)(replace(context, name=f"{node.name}-2", home=context.home.with_name(f"{node.name}-2")))
+    config = network.world.config(network.member(node))
+    return type(node)(replace(config, name=f"{node.name}-2", home=config.home.with_name(f"{node.name}-2")))
 
 
 def expire(network: Network) -> None:
@@ -143,9 +143,9 @@ def test_an_aggregator_and_a_validator_of_one_hotkey_share_one_lease(network: Ne
     """Both sign words on a window: side by side they would convict themselves."""
     aggregator, validator = network.aggregator, network.validator
     for node, role in ((aggregator, type(validator)), (validator, type(aggregator))):
-        context = network.world.context(network.member(node))
+        config = network.world.config(network.member(node))
         with raising(PermanentError, Reason.ALREADY_RUNNING, "Stop the neuron there"):
-            role(replace(context, name="other-role", home=context.home.with_name("other-role")))
+            role(replace(config, name="other-role", home=config.home.with_name("other-role")))
 
 
 def test_a_stopped_neuron_starts_elsewhere_at_once_and_a_killed_one_when_its_lease_is_over(network: Network) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lab.adversary.chains import UnevenLedger, UnreachableChain
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
@@ -109,7 +109,7 @@ def test_training_changes_neither_the_agreed_nor_the_private_state(network: Netw
 
 def test_a_miner_trains_in_an_order_that_nobody_else_knows(network: Network) -> None:
     """Two runs on the same data differ; the same window trained again does not."""
-    miner = Miner(replace(network.kill(network.miners[0]).context, secret_order=True))
+    miner = Miner(replace(network.kill(network.miners[0]).config, secret_order=True))
     to_train(miner, 1)
     assigned, trained = miner._training_sequences(1), miner._trained[1].update
     own = miner._in_own_order(1, assigned)

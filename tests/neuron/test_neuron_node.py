@@ -12,15 +12,15 @@ import pytest
 from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar import interrupt
 from templar.agreement.genesis import publish_genesis
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.data.corpus import Document
 from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.payload_cache import _decoded_and_size
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.catchup import catch_up
+from templar.neuron.configuration import GENESIS_FILE, NeuronConfig
 from templar.neuron.evaluate import measure_held_out
-from templar.neuron.join import GENESIS_FILE, Context
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
@@ -53,12 +53,12 @@ def test_a_window_that_is_out_of_order_is_not_applied(network: Network) -> None:
     assert node.journal.applied(2) is None
 
 
-def refused(context: Context, kind: type[Node] = Miner) -> TemplarError:
+def refused(config: NeuronConfig, kind: type[Node] = Miner) -> TemplarError:
     """The error with which a start fails; it must leave the lock free."""
     with pytest.raises(TemplarError) as caught:
-        kind(context)
+        kind(config)
     with pytest.raises(TemplarError) as again:
-        Node(context)
+        Node(config)
     assert again.value.reason is caught.value.reason, "and not already_running"
     return caught.value
 
@@ -67,22 +67,22 @@ def refused(context: Context, kind: type[Node] = Miner) -> TemplarError:
 
 
 def test_a_network_of_other_numbers_is_refused_but_local_numbers_may_differ(network: Network) -> None:
-    context = network.kill(network.miners[0]).context
-    error = refused(replace(context, hparams=tiny(training={"inner_steps": 3})))
+    config = network.kill(network.miners[0]).config
+    error = refused(replace(config, hparams=tiny(training={"inner_steps": 3})))
     assert isinstance(error, PermanentError)
     assert error.reason is Reason.BAD_HPARAMS
     assert "use the preset that the network was started with" in str(error)
-    Miner(replace(context, hparams=tiny(storage={"snapshots_kept": 7}))).stop()
+    Miner(replace(config, hparams=tiny(storage={"snapshots_kept": 7}))).stop()
 
 
 def test_only_the_pinned_genesis_is_joined(network: Network) -> None:
     node = network.kill(network.miners[0])
     (node.home / GENESIS_FILE).unlink()
-    error = refused(replace(node.context, pinned_genesis="f" * 64))
+    error = refused(replace(node.config, pinned_genesis="f" * 64))
     assert isinstance(error, TransientError)
     assert error.reason is Reason.GENESIS_MISSING
     assert "f" * 64 in str(error)
-    Miner(replace(node.context, pinned_genesis=node.birth.network.genesis)).stop()
+    Miner(replace(node.config, pinned_genesis=node.birth.network.genesis)).stop()
 
 
 def test_a_later_genesis_captures_no_neuron_that_has_joined(network: Network) -> None:
@@ -102,9 +102,9 @@ def test_a_later_genesis_captures_no_neuron_that_has_joined(network: Network) ->
         folder=world.root / "later",
     )
     assert network.restart(miner).birth == miner.birth
-    elsewhere = replace(network.kill(miner).context, home=world.root / "elsewhere")
+    elsewhere = replace(network.kill(miner).config, home=world.root / "elsewhere")
     assert elsewhere.birth() == later
-    error = refused(replace(miner.context, pinned_genesis=later.network.genesis))
+    error = refused(replace(miner.config, pinned_genesis=later.network.genesis))
     assert isinstance(error, PermanentError)
     assert error.reason is Reason.WRONG_NETWORK
     assert later.network.genesis in str(error)
@@ -129,7 +129,7 @@ def test_another_dataset_is_refused(network: Network) -> None:
     dataset = DirectoryStore(network.world.root / "buckets" / DATASET_BUCKET)
     dataset.delete([info.key for info in dataset.list()])
     upload_dataset(folder, dataset, DATASET_PREFIX)
-    error = refused(node.context)
+    error = refused(node.config)
     assert error.reason is Reason.DATASET_MALFORMED
     assert "point the dataset bucket and prefix at the network's dataset" in str(error)
 
@@ -139,7 +139,7 @@ def test_a_damaged_journal_keeps_the_neuron_from_starting(network: Network) -> N
     node = network.nodes.pop(name)
     node.stop()
     (node.home / "journal.sqlite").write_bytes(b"nonsense " * 1000)
-    error = refused(node.context)
+    error = refused(node.config)
     assert error.reason is Reason.BAD_STATE_FILE
 
 

@@ -33,8 +33,8 @@ def hparams_of(recipe: str) -> Any:
 
 def with_progress(network: Network, miner: Miner, settings: TrainerSettings = ALWAYS) -> Miner:
     """A miner of a new process over the same folder."""
-    context = network.kill(miner).context
-    again = Miner(replace(context, trainer=settings))
+    config = network.kill(miner).config
+    again = Miner(replace(config, trainer=settings))
     network.nodes[miner.name] = again
     return again
 
@@ -174,8 +174,8 @@ def test_a_torn_or_foreign_file_is_refused_and_training_starts_from_the_beginnin
 
 
 def test_another_order_secret_is_another_training(network: Network, caplog: pytest.LogCaptureFixture) -> None:
-    context = replace(network.kill(network.miners[0]).context, trainer=ALWAYS, secret_order=True)
-    miner = Miner(context)
+    config = replace(network.kill(network.miners[0]).config, trainer=ALWAYS, secret_order=True)
+    miner = Miner(config)
     die_in_training(miner, 1)
     (miner.home / "order_secret").unlink()
     with caplog.at_level(logging.WARNING):

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from templar.hparams import TrainerSettings
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.miner import Miner
 from templar.training.ranks import RankedTrainer
 from templar.training.train import TrainResult
@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # two groups are star
 class RankedMiner(Miner):
     """Trains on two ranks, one of which is killed in window 2."""
 
-    def __init__(self, context: Context) -> None:
-        super().__init__(replace(context, trainer=RANKS))
+    def __init__(self, config: NeuronConfig) -> None:
+        super().__init__(replace(config, trainer=RANKS))
 
     def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
         def kill_and_go_on() -> bool:

@@ -119,7 +119,7 @@ def test_a_late_node_takes_the_shards_from_a_checkpoint(sharded: Network) -> Non
     away.stop()
     for window in range(2, 7):
         sharded.run([window])
-        publish_newest_checkpoint(sharded.context(sharded.aggregator))
+        publish_newest_checkpoint(sharded.config(sharded.aggregator))
     miner = sharded.restart(name)
     mark = take_checkpoint(miner, 6)
     assert mark == sharded.aggregator.state.mark
@@ -149,7 +149,7 @@ def test_a_checkpoint_with_other_epochs_is_forged(ran: Network) -> None:
 def test_windows_beyond_what_the_state_knows_are_refused(ran: Network) -> None:
     with raising(TransientError, Reason.WINDOW_NOT_OPEN, match="catch up first"):
         ran.validator.workload.assignment(11, 3)
-    found = known_epochs(ran.validator.context, ran.validator.birth)
+    found = known_epochs(ran.validator.config, ran.validator.birth)
     assert found == (ran.validator.state.epochs, 8)
 
 
@@ -170,7 +170,7 @@ def test_an_observer_replays_a_network_of_shards_and_forgets_those_of_another_hi
 def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_another_dataset(
     sharded: Network, tmp_path: Path
 ) -> None:
-    context = sharded.context(sharded.aggregator)
+    config = sharded.config(sharded.aggregator)
     store = DirectoryStore(sharded.world.root / "buckets" / DATASET_BUCKET)
     other = DirectoryStore(tmp_path)
     documents = numbered_documents("alpha", num_documents=8, num_lines=30)
@@ -178,11 +178,11 @@ def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_a
     upload_dataset(tmp_path / "built", other, "other")
     dataset = ShardedDataset([other], "other", folder=tmp_path / "shards")
     with raising(PermanentError, Reason.DATASET_MALFORMED):
-        rotate_shards(context, dataset, lambda percentage: None)
+        rotate_shards(config, dataset, lambda percentage: None)
     assert not [*(tmp_path / "shards").glob("train_*")]
     sharded.bucket(sharded.aggregator).delete([START_WINDOW_KEY])
     dataset = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path / "first")
-    assert rotate_shards(context, dataset, lambda percentage: None).current == (0,)
+    assert rotate_shards(config, dataset, lambda percentage: None).current == (0,)
 
 
 def test_many_registrations_do_not_stop_a_network(build: Build) -> None:

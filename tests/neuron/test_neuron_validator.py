@@ -10,7 +10,7 @@ import pytest
 from templar.agreement.sync_proof import read_proof
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import peers_key
 from templar.exchange.objects import PeerList, Proof
 from templar.exchange.signed import seal, unseal
@@ -48,7 +48,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     network.stop()
 
 
-@pytest.mark.parametrize("dies_after", some_quick(steps_of(ValidatorSteps), {"decide", "rate", "set_weights"}))
+@pytest.mark.parametrize(
+    "dies_after", some_quick(steps_of(ValidatorSteps), {"publish_decision", "rate", "set_weights"})
+)
 def test_a_restart_after_any_step_scores_the_window_once(undisturbed: Network, build: Build, dies_after: str) -> None:
     network = build(undisturbed.hparams, actors=ACTORS)
     network.run([1])
@@ -76,13 +78,13 @@ def test_a_ban_follows_a_swapped_hotkey_into_peer_lists_and_measurements(
     swapped = replace(old, hotkey=stranger)
     banned = replace(standing, bans={old.hotkey: 99})
     monkeypatch.setattr(type(validator.book), "standing", banned)
-    monkeypatch.setattr(Exchange, "miners", lambda *_: (swapped, *miners[1:]))
+    monkeypatch.setattr(NetworkView, "miners", lambda *_: (swapped, *miners[1:]))
     followed = validator._standing(window)
     assert followed.card(stranger) == standing.card(old.hotkey) != ScoreCard()
     assert followed.is_banned(window, stranger, None)
     assert old.uid not in {uid for tier in validator._select_peers(window) or () for uid in tier}
     again = replace(swapped, registered_at=swapped.registered_at + 1)
-    monkeypatch.setattr(Exchange, "miners", lambda *_: (again, *miners[1:]))
+    monkeypatch.setattr(NetworkView, "miners", lambda *_: (again, *miners[1:]))
     assert validator._standing(window).card(stranger) == ScoreCard(), "a new registration is another miner"
 
 
@@ -156,7 +158,7 @@ def test_a_validator_refuses_at_its_start_what_it_cannot_measure_with(
     network.nodes.pop(member.name).stop()
     settings = TrainerSettings.model_validate({"repeatable": False} | changes)
     with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
-        Validator(replace(network.world.context(member), trainer=settings))
+        Validator(replace(network.world.config(member), trainer=settings))
     assert variable in caught.value.message
     network.restart(member.name)  # the folder is free again
 
@@ -237,7 +239,7 @@ def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build: Build, m
     network.bucket(missing).delete(network.objects(missing, "proof-2-"))
     real = read_proof
 
-    def fails(exchange: Exchange, neuron: NeuronInfo, window: int) -> Proof | None:
+    def fails(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Proof | None:
         if window == 2 and neuron.uid == network.member(unread).uid:
             raise TransientError(Reason.STORE_BUSY, "for a test")
         return real(exchange, neuron, window)

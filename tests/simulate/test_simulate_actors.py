@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lab.adversary.cheats import KeepGoing, SignFlipMiner
-from templar.agreement.decisions import decided_roster
+from templar.agreement.ballot_box import decided_roster
 from templar.errors import Reason
 from templar.scoring.evidence import MinerRecord
 from templar.scoring.standing import Event, ScoreCard

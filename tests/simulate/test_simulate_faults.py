@@ -20,7 +20,7 @@ from lab.simulate.fault_plan import (
     draw_plan,
 )
 from lab.simulate.faulty_network import FaultReport, run_plan
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.errors import Reason
 from templar.neuron.aggregator import Aggregator
 from templar.scoring.slashing import Slash
@@ -176,7 +176,7 @@ def test_a_network_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -
     def crash(node: Aggregator, settlement: Settlement) -> Any:
         raise OSError("no such disk")
 
-    monkeypatch.setattr(Aggregator, "decide", crash)
+    monkeypatch.setattr(Aggregator, "publish_decision", crash)
     assert "window 1: aggregator-1: OSError: no such disk" in str(run_difficult().violation)
 
 

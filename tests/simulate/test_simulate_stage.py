@@ -7,8 +7,8 @@ from lab.adversary.chains import ChainView
 from lab.adversary.faults import StoreView
 from lab.simulate.run import run_nodes
 from lab.simulate.world import DATASET_BUCKET, GENESIS_TIME, Member, Weather, World
-from templar.agreement.decisions import decided_roster
-from templar.agreement.slots import Settlement
+from templar.agreement.ballot_box import decided_roster
+from templar.agreement.voter import Settlement
 from templar.chain.base import Chain
 from templar.chain.clock import SimulatedClock
 from templar.exchange.gather import GatherReport

@@ -50,11 +50,11 @@ def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     network = Network(folder, tiny(storage={"private_backup_windows": 1}))
-    context, member = network.context(NAME), network.member(NAME)
+    config, member = network.config(NAME), network.member(NAME)
     network.run([1])
-    store_backup(context)
+    store_backup(config)
     network.run([2])
-    store, birth = network.bucket(NAME), context.birth()
+    store, birth = network.bucket(NAME), config.birth()
 
     def backups() -> dict[str, Any]:
         found = list_backups(store)
@@ -64,10 +64,10 @@ def main() -> None:
                 whole = sum(map(len, decrypt(source, info.size, signer=member.hotkey, binding=binding)))
         return {"windows": [window for window, _ in found], "whole": whole > 0}
 
-    made = _killed(folder, lambda: store_backup(context), backups)
+    made = _killed(folder, lambda: store_backup(config), backups)
     network.nodes.pop(NAME).stop()
-    shutil.rmtree(context.home)
-    new = replace(context, home=context.home.parent / "new" / NAME)
+    shutil.rmtree(config.home)
+    new = replace(config, home=config.home.parent / "new" / NAME)
     new.home.parent.mkdir()
 
     def home() -> dict[str, Any]:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 
-from templar.agreement import ballots
-from templar.agreement.ballots import Said, Stakes
+from templar.agreement import ballot_rules
+from templar.agreement.ballot_rules import Said, Stakes
 
 A, B = "a" * 64, "b" * 64
 Lock = tuple[int, str] | None
@@ -28,10 +28,10 @@ HALF, TWO_THIRDS = 1 / 2, 2 / 3
 class Rules:
     """The rules of production; a test replaces one of them."""
 
-    is_open: Callable[..., bool] = ballots.is_open
-    bound_to: Callable[..., str | None] = ballots.bound_to
-    chosen: Callable[..., str | None] = ballots.chosen
-    decided: Callable[..., tuple[int, str] | None] = ballots.decided
+    is_open: Callable[..., bool] = ballot_rules.is_open
+    bound_to: Callable[..., str | None] = ballot_rules.bound_to
+    chosen: Callable[..., str | None] = ballot_rules.chosen
+    decided: Callable[..., tuple[int, str] | None] = ballot_rules.decided
     quorum: type[Stakes] = Stakes
     counted: Callable[[Sequence[Said]], Sequence[Said]] = lambda words: words  # all words count
     keeps_locks: bool = True  # a lock names the highest one so far, not only that of its ballot

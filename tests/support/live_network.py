@@ -30,7 +30,7 @@ from deployments.local import bringup
 from deployments.local.bringup import STORAGE, LocalNetwork
 from deployments.local.pace import measure_pace
 from deployments.local.plan import LocalNeuron, LocalPlan
-from deployments.local.view import NetworkView
+from deployments.local.view import LocalView
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
 from deployments.schedules import HOUR, runs_until
@@ -106,7 +106,7 @@ class LiveNetwork:
         self.plan = replace(self.plan, pace=measure_pace(len(self.plan.running)))
         self._network = LocalNetwork(self.plan, print)
         self.record = ProcessRecord(self.plan.processes)
-        self.view: NetworkView
+        self.view: LocalView
         self.client: Any = None
 
     def __enter__(self) -> Self:
@@ -122,7 +122,7 @@ class LiveNetwork:
         block = self._network.neuron_block(self.plan.running[0])
         chain = block.subnet.open(None)
         birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), block.hparams())
-        self.view = NetworkView(self.plan, block, birth)
+        self.view = LocalView(self.plan, block, birth)
         self.client = SyncPrefectClient(self.plan.server.api_url, httpx_settings={"transport": PromptTransport()})
         self.client.__enter__()
 

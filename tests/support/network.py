@@ -23,7 +23,7 @@ from templar.exchange.objects import Roster
 from templar.exchange.signed import unseal
 from templar.hparams import HParams, load_hparams
 from templar.neuron.aggregator import Aggregator, RosterNode
-from templar.neuron.join import Context
+from templar.neuron.configuration import NeuronConfig
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
@@ -206,9 +206,9 @@ class Network:
         key = window_key(Kind.EVIDENCE, window, self.member(self.validator).uid)
         return unseal(self.objects(self.validator)[key][1], Evidence).body
 
-    def context(self, who: Who) -> Context:
+    def config(self, who: Who) -> NeuronConfig:
         """What a member's housekeeping works with."""
-        return self.nodes[self.member(who).name].context
+        return self.nodes[self.member(who).name].config
 
     @contextmanager
     def outage(self, who: Who) -> Iterator[None]:

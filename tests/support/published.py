@@ -39,27 +39,27 @@ def evidences(
 
 def announce(network: PreparedNetwork) -> None:
     """Let the chain name the validator's bucket, before anybody looks at a later window."""
-    network.at("validator", network.first_window).context("validator").buckets.announce()
+    network.at("validator", network.first_window).config("validator").buckets.announce()
 
 
 def publish_evidence(network: PreparedNetwork, windows: Iterable[int]) -> tuple[int, list[Evidence]]:
     """Publish evidence of these windows; the validator's uid, and the evidence."""
-    context = network.at("validator", network.first_window).context("validator")
-    validator = context.chain.metagraph().by_hotkey(context.signer.address)
+    config = network.at("validator", network.first_window).config("validator")
+    validator = config.chain.metagraph().by_hotkey(config.signer.address)
     author = {"uid": validator.uid, "hotkey": validator.hotkey}
-    author |= {"netuid": context.chain.netuid, "genesis": context.birth().network.genesis}
+    author |= {"netuid": config.chain.netuid, "genesis": config.birth().network.genesis}
     miners = (revealed(3, 0.2), revealed(4, 0.1), absent(5))
     found = evidences(dict.fromkeys(windows, miners), network.hparams, author)
     for evidence in found:
         key = window_key(Kind.EVIDENCE, evidence.window, validator.uid)
-        context.buckets.own.put(key, seal(evidence, context.signer).encode())
+        config.buckets.own.put(key, seal(evidence, config.signer).encode())
     return validator.uid, found
 
 
 def evaluate_genesis(network: PreparedNetwork) -> EvaluatedCheckpoint:
     """Let the aggregator measure the genesis checkpoint, which is the only one in its bucket."""
     block = network.at("aggregator", network.first_window)
-    context = block.context("aggregator")
-    read_texts = partial(block.dataset.held_out_texts, context.hparams, Path(block.home))
-    (found,) = evaluate_checkpoints(context, read_texts)
+    config = block.config("aggregator")
+    read_texts = partial(block.dataset.held_out_texts, config.hparams, Path(block.home))
+    (found,) = evaluate_checkpoints(config, read_texts)
     return found

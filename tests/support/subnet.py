@@ -15,7 +15,7 @@ from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import Hotkey
 from templar.chain.ledger import Ledger, create_ledger
 from templar.exchange.buckets import Buckets, OwnBucket
-from templar.exchange.context import Exchange
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
 from templar.exchange.payload_cache import PayloadCache
@@ -259,10 +259,10 @@ class Subnet:
         hotkey = None if owner is None else owner.hotkey.address
         return Buckets(self.ledger(owner), lambda address: shown[address.bucket], own=own, hotkey=hotkey)
 
-    def exchange(self, owner: Member | None = None, views: Mapping[str, ObjectStore] | None = None) -> Exchange:
+    def exchange(self, owner: Member | None = None, views: Mapping[str, ObjectStore] | None = None) -> NetworkView:
         buckets = self.buckets(owner, views)
         signer = None if owner is None else owner.hotkey
-        return Exchange(self.ledger(owner), buckets, NETWORK, self.hparams, signer)
+        return NetworkView(self.ledger(owner), buckets, NETWORK, self.hparams, signer)
 
     def times(self, window: int) -> WindowTimes:
         """The times of a window; waits for its closing block."""

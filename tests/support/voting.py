@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from templar.agreement.decisions import Ballots
+from templar.agreement.ballot_box import BallotBox
 from templar.agreement.roster import draft_roster, publish_roster
 from templar.agreement.roster_judge import Judge
-from templar.agreement.slots import Settlement, Voter, await_decision, settled
-from templar.exchange.context import Exchange
+from templar.agreement.voter import Settlement, Voter, await_decision, settled
+from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
 from templar.store.base import ObjectStore
@@ -62,7 +62,7 @@ class Chamber:
         """What makes a validator publish its roster in its ballot."""
         return lambda rank, slot: self.publish(author, miners, rank, slot) and None
 
-    def judge(self, exchange: Exchange, check: Callable[[Roster], None] = lambda roster: None) -> Judge:
+    def judge(self, exchange: NetworkView, check: Callable[[Roster], None] = lambda roster: None) -> Judge:
         """Judges rosters with a cache of its own."""
         return Judge(exchange, self.times, self.cache(), check)
 
@@ -71,7 +71,7 @@ class Chamber:
         member: Member,
         publish: Publish | None = None,
         *,
-        exchange: Exchange | None = None,
+        exchange: NetworkView | None = None,
         views: Mapping[str, ObjectStore] | None = None,
         check: Callable[[Roster], None] = lambda roster: None,
         deadline: float | None = None,
@@ -82,7 +82,7 @@ class Chamber:
             TransientError: `decision_missing`.
         """
         exchange = exchange or self.subnet.exchange(member, views)
-        ballots, judge = Ballots(exchange, self.window), self.judge(exchange, check)
+        ballots, judge = BallotBox(exchange, self.window), self.judge(exchange, check)
         voter = None
         if member.permit:
             voter = Voter(

@@ -87,8 +87,8 @@ def test_a_disk_that_is_nearly_full_is_told(tmp_path: Path, monkeypatch: pytest.
     free = 26 * num_parameters(large.model) / TIB
     for role, seconds, alerts in (("validator", 300, []), ("miner", 0, []), ("miner", 300, [Alert.DISK_LOW])):
         trainer = SimpleNamespace(inner_snapshot_seconds=seconds)
-        context = SimpleNamespace(trainer=trainer)
-        node = SimpleNamespace(role=role, home=tmp_path, hparams=large, left_window=None, context=context)
+        config = SimpleNamespace(trainer=trainer)
+        node = SimpleNamespace(role=role, home=tmp_path, hparams=large, left_window=None, config=config)
         assert with_free(free) == alerts, "a miner that keeps its progress writes 28 bytes per parameter"
 
 

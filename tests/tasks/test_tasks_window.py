@@ -8,7 +8,7 @@ from prefect import Task
 import tasks.window
 from tasks.host import hosting
 from tasks.window import decide, fetch_pages, rate, settle_and_publish, train
-from templar.agreement.slots import Settlement
+from templar.agreement.voter import Settlement
 from templar.data.replicas import EndpointReport
 from templar.errors import PermanentError, Reason
 from templar.exchange.gather import GatherReport

@@ -40,7 +40,7 @@ def drawn_by_stake(validators: Sequence[NeuronInfo], seed: str, count: int) -> t
 
 
 @dataclass(frozen=True)
-class Exchange:
+class NetworkView:
     """One node's view of the network."""
 
     chain: Chain

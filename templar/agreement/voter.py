@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter, ValidationError
 
-from templar.agreement.ballots import (
+from templar.agreement.ballot_box import READ_SECONDS, BallotBox, decided_value, find_roster, is_recent
+from templar.agreement.ballot_rules import (
     Said,
     bound_to,
     cannot_be_chosen,
@@ -22,7 +23,6 @@ from templar.agreement.ballots import (
     is_chosen,
     newest_open,
 )
-from templar.agreement.decisions import READ_SECONDS, Ballots, decided_value, find_roster, is_recent
 from templar.agreement.roster_judge import Judge, PassedOver
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
@@ -127,7 +127,7 @@ class Voter:
 
     def __init__(
         self,
-        ballots: Ballots,
+        ballots: BallotBox,
         judge: Judge,
         *,
         publish_own: Callable[[int, Interval], None],
@@ -354,7 +354,7 @@ class Voter:
             return False
 
 
-def await_decision(ballots: Ballots, times: WindowTimes, voter: Voter | None, *, deadline: float) -> str:
+def await_decision(ballots: BallotBox, times: WindowTimes, voter: Voter | None, *, deadline: float) -> str:
     """Take part in a window's ballots, or only read, until it is decided; what is decided, as in `decided_value`.
 
     Raises:
@@ -376,7 +376,7 @@ def await_decision(ballots: Ballots, times: WindowTimes, voter: Voter | None, *,
         clock.sleep_until(clock.now() + (pause if voter is not None else 2 * pause))
 
 
-def settled(judge: Judge, ballots: Ballots, *, judged: bool = True) -> Settlement:
+def settled(judge: Judge, ballots: BallotBox, *, judged: bool = True) -> Settlement:
     """The settlement of a decided window, with its payloads in the cache.
 
     Args:

@@ -1,22 +1,20 @@
-"""Joining a network: what a node is given, its lease, the network's birth, and the data that belongs to it."""
+"""The configuration of a neuron, and what it takes to join a network: its genesis, the lease, the role on chain."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from templar.agreement.genesis import Birth, find_birth, require_digest, validators_now
+from templar.agreement.genesis import Birth, find_birth, validators_now
 from templar.chain.base import Chain, NeuronInfo, Role
 from templar.chain.hotkey import Signer
 from templar.data.dataset import TrainingData
-from templar.data.tokenizer import EMBEDDED, check_fits, load_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
-from templar.exchange.context import Exchange
 from templar.exchange.lease import Claimant, NeuronLease, Terms
+from templar.exchange.network_view import NetworkView
 from templar.hparams import HParams, TrainerSettings
 from templar.neuron.lock import holder_of, this_machine, write_file
-from templar.neuron.workload import Workload
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +25,7 @@ GENESIS_FILE = "network"
 
 
 @dataclass(frozen=True)
-class Context:
+class NeuronConfig:
     """The configuration and the connections of a neuron, for its node and its housekeeping."""
 
     name: str  # of the neuron, on this host
@@ -63,7 +61,10 @@ class Context:
         """
         neuron = self.chain.metagraph().by_hotkey(self.own_signer.address)
         if neuron is None:
-            raise PermanentError(Reason.NOT_REGISTERED, f"hotkey {self.own_signer.address} is not registered")
+            raise PermanentError(
+                Reason.NOT_REGISTERED,
+                f"hotkey {self.own_signer.address} is not registered on subnet {self.chain.netuid}: register it first",
+            )
         return neuron
 
     def birth(self) -> Birth:
@@ -86,9 +87,9 @@ class Context:
             )
         return find_birth(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis or joined)
 
-    def reading(self, birth: Birth) -> Exchange:
+    def reading(self, birth: Birth) -> NetworkView:
         """The network that started so, for whoever only reads it."""
-        return Exchange(self.chain, self.buckets, birth.network, self.hparams)
+        return NetworkView(self.chain, self.buckets, birth.network, self.hparams)
 
     def join(self) -> Birth:
         """As `birth`, and the folder belongs to that network from now on. Its lock must be held."""
@@ -106,7 +107,7 @@ class Context:
         return birth
 
 
-def take_lease(context: Context, role: str | None) -> NeuronLease | None:
+def take_lease(config: NeuronConfig, role: str | None) -> NeuronLease | None:
     """Take the neuron's lease; from then on its own bucket is only written to while it holds.
 
     It is of the role on chain: an aggregator and a validator of one hotkey would sign words against each other. The
@@ -116,21 +117,16 @@ def take_lease(context: Context, role: str | None) -> NeuronLease | None:
         PermanentError: `not_registered`, `already_running`; nothing was changed.
         TransientError: Chain or store could not be reached.
     """
-    chain, buckets, signer = context.chain, context.buckets, context.signer
+    chain, buckets, signer = config.chain, config.buckets, config.signer
     if signer is None:
         return None
-    neuron = chain.metagraph().by_hotkey(signer.address)
-    if neuron is None:
-        raise PermanentError(
-            Reason.NOT_REGISTERED,
-            f"hotkey {signer.address} is not registered on subnet {chain.netuid}: register it first",
-        )
+    neuron = config.own_neuron()
     if role is None:
         return None
     buckets.write_while(None)  # the lease of an earlier start says nothing of this one
-    holder = holder_of(context.home, durable=context.durable)
+    holder = holder_of(config.home, durable=config.durable)
     claimant = Claimant(chain.netuid, neuron.uid, signer.address, CHAIN_ROLES[role].value, holder, this_machine())
-    lease = NeuronLease(buckets.own, chain.clock, signer, claimant, Terms.of(context.hparams.windows))
+    lease = NeuronLease(buckets.own, chain.clock, signer, claimant, Terms.of(config.hparams.windows))
     lease.enter()
     buckets.write_while(lease.hold)
     return lease
@@ -151,27 +147,3 @@ def announce_role(chain: Chain, address: str, role: str) -> bool:
     log.info("hotkey %s announces that it is a %s", address, wanted)
     chain.set_role(wanted)
     return True
-
-
-def open_workload(context: Context, birth: Birth) -> Workload:
-    """The data of a network, once dataset and tokenizer are known to be the network's.
-
-    Raises:
-        PermanentError: `dataset_malformed`, `tokenizer_missing`, ...
-        TransientError: The dataset could not be reached.
-    """
-    start, data = birth.start, context.hparams.data
-    dataset = context.open_dataset()
-    require_digest(dataset.digest, start)
-    embedded = dataset.tokenizer_json() if data.tokenizer_name == EMBEDDED else None
-    tokenizer = load_tokenizer(data.tokenizer_name, embedded=embedded)
-    check_fits(tokenizer, context.hparams.model.vocab_size)
-    if tokenizer.digest != start.tokenizer:
-        raise PermanentError(
-            Reason.TOKENIZER_MISSING,
-            f"tokenizer {data.tokenizer_name!r}: digest {tokenizer.digest[:12]} is not the network's "
-            f"{start.tokenizer[:12]}; another version of it was loaded",
-        )
-    dataset.check(tokenizer)
-    exchange = Exchange(context.chain, context.buckets, birth.network, context.hparams, context.signer)
-    return Workload(exchange, dataset, tokenizer, start.start_window)

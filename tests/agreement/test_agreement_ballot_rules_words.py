@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.agreement.ballots import (
+from templar.agreement.ballot_box import WORDS_PER_AUTHOR
+from templar.agreement.ballot_rules import (
     CORE_WORDS,
     WORDS_PER_PLACE,
     Said,
@@ -29,7 +30,6 @@ from templar.agreement.ballots import (
     needed_words,
     newest_open,
 )
-from templar.agreement.decisions import WORDS_PER_AUTHOR
 from templar.exchange.objects import MAX_WORDS
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64

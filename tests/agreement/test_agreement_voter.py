@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lab.adversary.chains import SkewedChain, UnreachableChain
-from templar.agreement.decisions import READ_SECONDS, Ballots, find_roster, read_ballots
+from templar.agreement.ballot_box import READ_SECONDS, BallotBox, find_roster, read_ballots
 from templar.agreement.roster import publish_copy
 from templar.agreement.roster_judge import Judge
-from templar.agreement.slots import LOOK_SECONDS, Settlement, Voter
+from templar.agreement.voter import LOOK_SECONDS, Settlement, Voter
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import NULL_WINDOW, Roster
@@ -411,7 +411,7 @@ class Gate:
 def threaded_voter(scene: Scene, rank: int) -> Voter:
     exchange = scene.subnet.exchange(scene.validator(rank))
     judge = Judge(exchange, scene.times, scene.cache(), concurrency=4)
-    return Voter(Ballots(exchange, WINDOW), judge, publish_own=no_roster, kept=None, keep=lambda text: None)
+    return Voter(BallotBox(exchange, WINDOW), judge, publish_own=no_roster, kept=None, keep=lambda text: None)
 
 
 def acts(voter: Voter) -> float:

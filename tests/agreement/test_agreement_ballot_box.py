@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.adversary.faults import StoreView
-from templar.agreement.ballots import (
+from templar.agreement.ballot_box import (
+    STAMP_SECONDS,
+    WORDS_PER_AUTHOR,
+    BallotBox,
+    decided_roster,
+    decided_value,
+    read_ballots,
+)
+from templar.agreement.ballot_rules import (
     CORE_WORDS,
     WORDS_PER_PLACE,
     Said,
@@ -21,14 +29,6 @@ from templar.agreement.ballots import (
     is_open,
     needed_words,
     newest_open,
-)
-from templar.agreement.decisions import (
-    STAMP_SECONDS,
-    WORDS_PER_AUTHOR,
-    Ballots,
-    decided_roster,
-    decided_value,
-    read_ballots,
 )
 from templar.chain.hotkey import Hotkey
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
@@ -82,7 +82,7 @@ class Scene:
             self.carry(index, [word for word in words if word.uid == index + 1])
         return words
 
-    def read(self) -> Ballots:
+    def read(self) -> BallotBox:
         return read_ballots(self.reader, WINDOW, until_decided=False)
 
 
@@ -196,7 +196,7 @@ def test_of_two_decisions_that_of_the_lowest_ballot_stands(tmp_path: Path, first
     """The liar has locked both; it is no matter which of them was read first."""
     scene = Scene(tmp_path, 45.0, 45.0, 10.0)
     sides = [[*agreed(1, B), *agreed(3, B)], [*agreed(2, A, 1), *agreed(3, A, 1)]]
-    ballots = Ballots(scene.reader, WINDOW)
+    ballots = BallotBox(scene.reader, WINDOW)
     ballots.add(map(scene.sign, sides[first]))
     assert ballots.decided == [(0, B), (1, A)][first]
     ballots.add(map(scene.sign, sides[1 - first]))
@@ -240,7 +240,7 @@ def test_what_later_readers_need_is_kept_however_many_ballots_there_are() -> Non
 def test_a_validator_keeps_its_lock_and_the_votes_behind_it_while_it_only_votes(tmp_path: Path) -> None:
     """It skips the locks of ballots that others have opened; its next lock must name the old one all the same."""
     scene = Scene(tmp_path, 40.0, 35.0, 25.0)
-    ballots = Ballots(scene.subnet.exchange(scene.subnet.validators[0]), WINDOW)
+    ballots = BallotBox(scene.subnet.exchange(scene.subnet.validators[0]), WINDOW)
     words = [Said(0, "vote", uid, A) for uid in (1, 2, 3)]
     words += [Said(0, "lock", 1, A, 0), Said(0, "lock", 2, None), Said(0, "lock", 3, None)]
     for ballot in range(1, 9):
@@ -268,7 +268,7 @@ def test_an_object_that_has_not_changed_is_not_read_again_and_one_that_fails_not
     scene.decide(A, 0)
     scene.store(1).before = failing(BUSY)
     scene.subnet.clock.sleep_until(scene.subnet.clock.now() + 10)
-    ballots = Ballots(scene.reader, WINDOW)
+    ballots = BallotBox(scene.reader, WINDOW)
     ballots.look()
     ballots.look()
     assert scene.store(1).count("head", window_key(Kind.DECISION, WINDOW, 2)) == 1
@@ -289,8 +289,8 @@ def test_colluding_authors_push_no_honest_word_out_of_an_object(
     """Five of eleven sign all that they can; an object has just room for the core and the own words."""
     scene = Scene(tmp_path, *[10.0] * 11)
     reader = scene.subnet.validators[0]
-    monkeypatch.setattr("templar.agreement.decisions.MAX_WORDS", CORE_WORDS * 11)
-    ballots = Ballots(scene.subnet.exchange(reader), WINDOW)
+    monkeypatch.setattr("templar.agreement.ballot_box.MAX_WORDS", CORE_WORDS * 11)
+    ballots = BallotBox(scene.subnet.exchange(reader), WINDOW)
     honest = [Said(0, "vote", uid, A) for uid in range(1, 6)] + [Said(0, "vote", 6, B)]
     honest += [Said(0, "lock", uid, None) for uid in range(1, 7)]
     honest += [Said(1, "vote", uid, NULL_WINDOW) for uid in range(1, 7)]
@@ -333,7 +333,7 @@ def test_an_object_is_read_again_until_its_stamp_cannot_be_anothers(tmp_path: Pa
     scene = Scene(tmp_path, 60.0, 40.0)
     clock, author = scene.subnet.clock, scene.subnet.validators[0]
     store = StampingStore(scene.store(0), int(clock.now() + ahead))
-    ballots = Ballots(scene.subnet.exchange(views={author.account: store}), WINDOW)
+    ballots = BallotBox(scene.subnet.exchange(views={author.account: store}), WINDOW)
     scene.carry(0, [scene.sign(Said(0, "lock", 1, B, 0))])
     ballots.look()
     assert ballots.value == B

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from templar.agreement import ballots
-from templar.agreement.ballots import Said, Stakes
+from templar.agreement import ballot_rules
+from templar.agreement.ballot_rules import Said, Stakes
 from tests.support.ballots_model import HALF, TWO_THIRDS, Model, Rules
 
 UNEQUAL = (40.0, 29.0, 18.0, 13.0)
@@ -113,7 +113,7 @@ def first_lock(words: Sequence[Said], stakes: Stakes) -> tuple[int, str] | None:
 
 def decided_last(words: Sequence[Said], stakes: Stakes) -> tuple[int, str] | None:
     """Of two decisions the one of the highest ballot stands."""
-    found = {ballots.decided([word for word in words if word.ballot == each.ballot], stakes) for each in words}
+    found = {ballot_rules.decided([word for word in words if word.ballot == each.ballot], stakes) for each in words}
     return max((each for each in found if each is not None), default=None)
 
 

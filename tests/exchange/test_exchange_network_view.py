@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from lab.adversary.chains import UnevenLedger, UnreachableChain
 from templar.chain.base import NeuronInfo, Role
 from templar.errors import PermanentError, Reason
-from templar.exchange import context
-from templar.exchange.context import Exchange, drawn_by_stake
+from templar.exchange import network_view
+from templar.exchange.network_view import NetworkView, drawn_by_stake
 from templar.timeline import WindowTimes
 from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, NETWORK, RULES, Subnet, member
 from tests.support.uneven_ledger import schedule_of
@@ -80,7 +80,7 @@ def test_stake_is_drawn_first_as_often_as_its_share_however_it_is_split(parts: i
 
 
 def test_publishers_of_a_window_are_drawn_by_its_first_block(subnet: Subnet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "drawn_by_stake", drawn_by_stake)
+    monkeypatch.setattr(network_view, "drawn_by_stake", drawn_by_stake)
     exchange = subnet.exchange()
     for window in (1, 2, 3):
         subnet.clock.sleep_until(BIRTHDAY + window * BLOCKS)
@@ -142,10 +142,10 @@ def uneven(
     *gaps: float,
     finality_lag: int = 0,
     replaced: Mapping[int, Sequence[tuple[float, float]]] = MappingProxyType({}),
-) -> tuple[UnevenLedger, Exchange]:
+) -> tuple[UnevenLedger, NetworkView]:
     schedule = schedule_of(BIRTHDAY, RULES.block_seconds, gaps, lag=finality_lag, replaced=replaced)
     chain = UnevenLedger(subnet.ledger_path, clock=subnet.clock, durable=False, schedule=schedule)
-    return chain, Exchange(chain, subnet.buckets(), NETWORK, subnet.hparams)
+    return chain, NetworkView(chain, subnet.buckets(), NETWORK, subnet.hparams)
 
 
 def test_acting_times_are_those_of_the_blocks_at_the_head(subnet: Subnet) -> None:

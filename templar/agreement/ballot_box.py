@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
-from templar.agreement.ballots import Said, Stakes, convicting, core_words, decided, needed_words
+from templar.agreement.ballot_rules import Said, Stakes, convicting, core_words, decided, needed_words
 from templar.agreement.retention import survey
 from templar.agreement.roster import fetch_roster
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_reader_failure
-from templar.exchange.context import Exchange
 from templar.exchange.gather import Workers, ask_in_turn
+from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import MAX_WORDS, NULL_WINDOW, Decision, Roster, SignedWord, Word
 from templar.exchange.signed import Network, Sealed, check_author, check_signature, check_window, unseal
@@ -54,7 +54,7 @@ class _Answer:
     error: TemplarError | None = None
 
 
-class Ballots:
+class BallotBox:
     """The words on one window that this node has read or signed. Only one thread may use it.
 
     Args:
@@ -66,7 +66,7 @@ class Ballots:
         TransientError: The chain could not be reached.
     """
 
-    def __init__(self, exchange: Exchange, window: int, *, concurrency: int = 1) -> None:
+    def __init__(self, exchange: NetworkView, window: int, *, concurrency: int = 1) -> None:
         self.exchange, self.window = exchange, window
         self.validators = {neuron.uid: neuron for neuron in exchange.announced(window)}
         stakes = {uid: neuron.stake for uid, neuron in self.validators.items()}
@@ -202,13 +202,13 @@ class Ballots:
             self.add(answer.decision.words)
 
 
-def read_ballots(exchange: Exchange, window: int, *, until_decided: bool = True, concurrency: int = 1) -> Ballots:
+def read_ballots(exchange: NetworkView, window: int, *, until_decided: bool = True, concurrency: int = 1) -> BallotBox:
     """The words on a window as the buckets show them now; by default only as many as decide it.
 
     Raises:
         TransientError: The chain could not be reached.
     """
-    ballots = Ballots(exchange, window, concurrency=concurrency)
+    ballots = BallotBox(exchange, window, concurrency=concurrency)
     try:
         ballots.look(until_decided=until_decided)
     finally:
@@ -216,7 +216,7 @@ def read_ballots(exchange: Exchange, window: int, *, until_decided: bool = True,
     return ballots
 
 
-def decided_value(ballots: Ballots) -> str:
+def decided_value(ballots: BallotBox) -> str:
     """What is decided: the digest of a roster, or `NULL_WINDOW`.
 
     Raises:
@@ -232,7 +232,7 @@ def decided_value(ballots: Ballots) -> str:
     return ballots.value
 
 
-def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo] | None:
+def decided_roster(exchange: NetworkView, window: int) -> tuple[Roster, NeuronInfo] | None:
     """The roster that was decided, and its publisher; None for a null window.
 
     Raises:
@@ -246,7 +246,7 @@ def decided_roster(exchange: Exchange, window: int) -> tuple[Roster, NeuronInfo]
     return sealed.body, publisher
 
 
-def find_roster(ballots: Ballots, digest: str, *, concurrency: int = 1) -> tuple[Sealed[Roster], NeuronInfo]:
+def find_roster(ballots: BallotBox, digest: str, *, concurrency: int = 1) -> tuple[Sealed[Roster], NeuronInfo]:
     """The decided roster, and its publisher.
 
     It is read from its publisher's bucket, or else from a validator that locked it: each keeps a copy, so a publisher
@@ -279,12 +279,12 @@ def find_roster(ballots: Ballots, digest: str, *, concurrency: int = 1) -> tuple
     raise TransientError(Reason.ROSTER_MISSING, f"window {window}: no bucket shows the decided roster {digest[:12]}")
 
 
-def is_recent(exchange: Exchange, window: int) -> bool:
+def is_recent(exchange: NetworkView, window: int) -> bool:
     """Whether the window after this one has not closed yet."""
     return exchange.chain.block() < closing_block(window + 1, exchange.hparams.windows)
 
 
-def may_have_expired(exchange: Exchange, neuron: NeuronInfo, window: int) -> bool:
+def may_have_expired(exchange: NetworkView, neuron: NeuronInfo, window: int) -> bool:
     """Whether a clean-up may have deleted a neuron's objects of a window: their absence proves nothing then.
 
     A clean-up counts ages from the newest window in the bucket.
@@ -296,7 +296,7 @@ def may_have_expired(exchange: Exchange, neuron: NeuronInfo, window: int) -> boo
     return _may_have_expired(exchange, window, lambda: exchange.buckets.reader(neuron))
 
 
-def own_may_have_expired(exchange: Exchange, window: int) -> bool:
+def own_may_have_expired(exchange: NetworkView, window: int) -> bool:
     """As `may_have_expired`, of this node's own objects; also while the own bucket cannot be listed.
 
     Raises:
@@ -311,7 +311,7 @@ def own_may_have_expired(exchange: Exchange, window: int) -> bool:
         return True
 
 
-def _may_have_expired(exchange: Exchange, window: int, bucket: Callable[[], ObjectStore]) -> bool:
+def _may_have_expired(exchange: NetworkView, window: int, bucket: Callable[[], ObjectStore]) -> bool:
     current = window_of(exchange.chain.block(), exchange.hparams.windows)
     retention = exchange.hparams.storage.retention_windows
     if window >= current - retention:
