@@ -31,8 +31,8 @@ from deployments.processes import free_port
 from tasks.sinks.attached import NeuronSinks, SinkSettings
 from tasks.sinks.sending import Identity, log
 from tasks.sinks.trace import Span, WindowTrace
-from templar.housekeeping.metrics import Metrics
 from templar.hparams import load_hparams
+from templar.reports.metrics import Metrics
 
 MOST_SHARE = 0.01
 MINERS, STEPS = 256, 13

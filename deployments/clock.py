@@ -42,9 +42,9 @@ from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.network_view import NetworkView
-from templar.housekeeping.training_curve import NetworkCurve
 from templar.hparams import HParams
 from templar.interrupt import request_stop
+from templar.reports.training_curve import NetworkCurve
 from templar.timeline import WindowTimes, closing_block, first_block, window_of
 
 T = TypeVar("T")

@@ -20,10 +20,10 @@ from tasks.evidence import evaluations_of
 from tasks.host import load_block
 from templar.arguments import whole_number
 from templar.errors import PermanentError, TemplarError
-from templar.housekeeping.checkpoint_evaluation import HeldOut
-from templar.housekeeping.published_scores import Published, read_recent
-from templar.housekeeping.training_curve import newest_evaluations
-from templar.scoring.leaderboard import FORMS, Leaderboard, draw, leaderboard
+from templar.reports.checkpoint_evaluation import HeldOut
+from templar.reports.leaderboard import FORMS, Leaderboard, draw, leaderboard
+from templar.reports.published_scores import Published, read_recent
+from templar.reports.training_curve import newest_evaluations
 from templar.store.files import replacing
 
 LEAST_WIDTH = 185

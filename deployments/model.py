@@ -34,10 +34,10 @@ from templar.arguments import positive, whole_number
 from templar.audit.replay import begin_at, replay_to
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.housekeeping.model_card import PICTURE_FILE, TrainingHistory, model_card, read_history
-from templar.housekeeping.text_score import score_texts
-from templar.housekeeping.training_curve import draw_held_out
 from templar.neuron.node import Node
+from templar.reports.model_card import PICTURE_FILE, TrainingHistory, model_card, read_history
+from templar.reports.text_score import score_texts
+from templar.reports.training_curve import draw_held_out
 from templar.store.files import local_file, replacing
 from templar.training.model import build_model, load_parameters
 

@@ -23,8 +23,8 @@ from templar.arguments import whole_number
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.network_view import NetworkView
-from templar.housekeeping.published_scores import read_published
 from templar.neuron.configuration import NeuronConfig
+from templar.reports.published_scores import read_published
 from templar.scoring.evidence import Evidence, MinerRecord
 from templar.scoring.standing import ScoreCard
 from templar.timeline import window_of

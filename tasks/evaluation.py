@@ -9,8 +9,8 @@ from tasks.artifacts import Rows, table
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
 from templar.errors import PermanentError, Reason
-from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
 from templar.housekeeping.lm_tasks import run_tasks
+from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
 
 
 @task(task_run_name="evaluate published", **HOUSEKEEPING)

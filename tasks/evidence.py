@@ -12,11 +12,11 @@ from tasks.observing import auditing, context_of
 from tasks.policy import HOUSEKEEPING
 from templar.audit.evidence_audit import WindowAudit
 from templar.errors import PermanentError, Reason, TransientError
-from templar.housekeeping.checkpoint_evaluation import HeldOut, read_evaluations
-from templar.housekeeping.published_scores import Published, read_recent
-from templar.housekeeping.training_curve import newest_evaluations
 from templar.neuron.configuration import NeuronConfig
-from templar.scoring.leaderboard import Leaderboard, draw, leaderboard
+from templar.reports.checkpoint_evaluation import HeldOut, read_evaluations
+from templar.reports.leaderboard import Leaderboard, draw, leaderboard
+from templar.reports.published_scores import Published, read_recent
+from templar.reports.training_curve import newest_evaluations
 
 
 @task(task_run_name="audit evidence", **HOUSEKEEPING)

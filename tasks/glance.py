@@ -11,7 +11,10 @@ from weakref import WeakKeyDictionary
 from tasks.artifacts import Rows as TableRows
 from tasks.artifacts import page
 from templar.errors import TemplarError
-from templar.housekeeping.training_curve import (
+from templar.neuron.miner import Miner
+from templar.neuron.node import Node
+from templar.neuron.validator import Validator
+from templar.reports.training_curve import (
     NetworkCurve,
     NodeCurve,
     Rows,
@@ -20,9 +23,6 @@ from templar.housekeeping.training_curve import (
     newest_evaluations,
     node_rows,
 )
-from templar.neuron.miner import Miner
-from templar.neuron.node import Node
-from templar.neuron.validator import Validator
 
 log = logging.getLogger("templar.glance")
 

@@ -17,8 +17,8 @@ from blocks.neuron import Neuron
 from tasks.sinks.attached import attach, detach, publish
 from tasks.sinks.sending import Identity
 from templar.errors import PermanentError, Reason
-from templar.housekeeping.metrics import condition_of
 from templar.neuron.node import Node
+from templar.reports.metrics import condition_of
 
 N = TypeVar("N", bound=Node)
 

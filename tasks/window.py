@@ -40,11 +40,11 @@ from templar.audit.roster_audit import AuditReport
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport
 from templar.exchange.publish import TimedReport
-from templar.housekeeping.metrics import Metrics, condition_of, metrics_of, publish_metrics
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.miner import Miner, PageReport, PayloadReport, TrainReport
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator, WeightsReport
+from templar.reports.metrics import Metrics, condition_of, metrics_of, publish_metrics
 from templar.scoring.evidence import Evidence, WindowFacts
 from templar.window import Action, AggregatorSteps, MinerSteps, Opening, ValidatorSteps, WindowResult
 

@@ -22,9 +22,9 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 LIMITS = {
     "files of templar/": 152,
-    "lines of templar/": 37_929,
-    "lines of blocks/, tasks/, flows/ and deployments/": 12_962,
-    "lines of lab/, benchmarks/ and docs/": 14_527,
+    "lines of templar/": 37_928,
+    "lines of blocks/, tasks/, flows/ and deployments/": 12_960,
+    "lines of lab/, benchmarks/ and docs/": 14_526,
     "lines of tests/": 58_458,
     "files on the reading path": 10,
     "lines on the reading path": 3_608,

@@ -12,12 +12,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, get_args
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -80,12 +82,14 @@ def _on_endpoint(arguments: argparse.Namespace) -> Sequence[Judgement]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     choice = arguments.miners, arguments.attackers, arguments.windows, arguments.seed, arguments.endpoint
-    with tempfile.TemporaryDirectory(prefix="templar-gauntlet-") as folder:
-        judgements = run_network(
-            Order(tuple(arguments.scenario), *choice),
-            Path(folder),
-            lambda text, share: print(f"{share:4.0%} {text}", file=sys.stderr, flush=True),
-        )
+    order, say = Order(tuple(arguments.scenario), *choice), partial(print, file=sys.stderr, flush=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="templar-gauntlet-") as folder:
+            judgements = run_network(order, Path(folder), lambda text, share: say(f"{share:4.0%} {text}"))
+    finally:
+        for child in psutil.Process().children():  # a server that was just starting when a signal came
+            with suppress(psutil.NoSuchProcess):
+                child.terminate()
     rows = [judgement.row() for judgement in judgements]
     table = Table(*rows[0])
     for row in rows:

@@ -27,8 +27,8 @@ from templar.exchange.objects import Roster
 from templar.exchange.signed import read_signed
 from templar.gradient.codec.wire import Payload, decode
 from templar.housekeeping.maintenance import clean_bucket
-from templar.housekeeping.metrics import LOGGER
 from templar.neuron.node import Node
+from templar.reports.metrics import LOGGER
 from templar.timeline import window_of
 
 log = logging.getLogger(__name__)

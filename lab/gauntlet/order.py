@@ -28,16 +28,11 @@ SUBSET = (
 class Order:
     """What to run."""
 
-    scenarios: tuple[str, ...] = ()
-    """Names; by default the subset."""
-    miners: int | None = None
-    """Miners, attackers included; by default three honest ones beside the attackers."""
-    attackers: int = 1
-    """Attackers of each scenario."""
-    windows: int | None = None
-    """At least; by default as many as the scenarios need."""
-    seed: int = 1
-    """Keys, blocks and assignments follow from it."""
+    scenarios: tuple[str, ...] = ()  # names; by default the subset
+    miners: int | None = None  # attackers included; by default three honest ones beside the attackers
+    attackers: int = 1  # of each scenario
+    windows: int | None = None  # at least; by default as many as the scenarios need
+    seed: int = 1  # keys, blocks and assignments follow from it
     endpoint: EndpointName = "moto"
 
 

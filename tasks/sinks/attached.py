@@ -24,7 +24,7 @@ from tasks.sinks.sending import CLOSE_SECONDS, Identity, Point, QueueState, Send
 from tasks.sinks.trace import WindowTrace, tracing
 from tasks.sinks.wandb import WandbRun
 from templar.errors import PermanentError, Reason, TemplarError
-from templar.housekeeping.metrics import Metrics
+from templar.reports.metrics import Metrics
 
 PREFIX = "TEMPLAR_SINK_"
 DOMAIN = "templar"

@@ -33,7 +33,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from tasks.sinks.http import HttpTarget
 from tasks.sinks.sending import Identity, Point, UnacceptableError
 from tasks.sinks.trace import WindowTrace
-from templar.housekeeping.metrics import COUNTERS, HELP
+from templar.reports.metrics import COUNTERS, HELP
 
 KIND = "application/x-protobuf"
 SCOPE = InstrumentationScope(name="templar", version=version("templar"))

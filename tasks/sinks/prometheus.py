@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 from tasks.sinks.sending import QueueState
 from templar.errors import PermanentError, Reason
-from templar.housekeeping.metrics import Metrics
+from templar.reports.metrics import Metrics
 
 DROPPED = "templar_sink_dropped"
 WAITING = "templar_sink_waiting"

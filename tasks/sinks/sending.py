@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from templar.housekeeping.metrics import Metrics
+from templar.reports.metrics import Metrics
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)

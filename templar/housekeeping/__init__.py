@@ -1,1 +1,1 @@
-"""Clean-up of buckets and disks, access checks, checkpoints, shard rotation and metrics."""
+"""Clean-up of buckets and disks, access checks, checkpoints and shard rotation."""

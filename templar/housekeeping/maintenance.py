@@ -35,11 +35,11 @@ from templar.housekeeping.bucket_cleanup import (
     plan,
     plan_temporary,
 )
-from templar.housekeeping.model_card import PICTURE_FILE, model_card, read_history
-from templar.housekeeping.training_curve import draw_held_out
 from templar.hparams import HParams
 from templar.neuron.configuration import NeuronConfig
 from templar.neuron.snapshot import Snapshots
+from templar.reports.model_card import PICTURE_FILE, model_card, read_history
+from templar.reports.training_curve import draw_held_out
 from templar.store.base import ObjectStore, Uploads
 from templar.timeline import window_of
 

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.data.test_data_build_dataset import rows
 
 from templar.data.tokenizer import train_embedded_tokenizer
 from templar.datasets import token_parts
@@ -14,6 +13,7 @@ from templar.datasets.documents import TextSource
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout, Share
 from templar.datasets.shares import SHARE_FILE, build_share, merge_shares, read_share
 from templar.errors import PermanentError, Reason
+from tests.datasets.test_datasets_build_dataset import rows
 from tests.support.datasets import contents, numbered_documents
 from tests.support.errors import raising
 

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from deployments.prefect_server import PROJECT_ROOT
 from tasks.sinks.prometheus import DROPPED, WAITING
-from templar.housekeeping.metrics import COUNTERS, HELP
+from templar.reports.metrics import COUNTERS, HELP
 
 FOLDER = PROJECT_ROOT / "deployments" / "grafana"
 ROLES = ("miner", "validator", "aggregator")

@@ -12,8 +12,8 @@ from templar.agreement.checkpoint import EVALUATION_FILE
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import checkpoint_key
 from templar.hparams import load_hparams
-from templar.scoring import leaderboard as leaderboard_module
-from templar.scoring.leaderboard import leaderboard
+from templar.reports import leaderboard as leaderboard_module
+from templar.reports.leaderboard import leaderboard
 from tests.support.commands import Call
 from tests.support.errors import raising
 from tests.support.facts import absent, revealed

@@ -10,7 +10,7 @@ import pytest
 from deployments import model
 from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
 from templar.housekeeping.maintenance import publish_newest_checkpoint
-from templar.housekeeping.model_card import PICTURE_FILE
+from templar.reports.model_card import PICTURE_FILE
 from tests.support.audited import run_alone
 from tests.support.commands import write_env
 from tests.support.prepared import PreparedNetwork

@@ -7,9 +7,9 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.leaderboard import leaderboard
-from templar.scoring import leaderboard as leaderboard_module
+from templar.reports import leaderboard as leaderboard_module
+from templar.reports.leaderboard import leaderboard as leaderboard_of
 from templar.scoring.evidence import Evidence
-from templar.scoring.leaderboard import leaderboard as leaderboard_of
 from tests.support.flow_network import run_flow
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork

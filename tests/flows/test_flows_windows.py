@@ -16,8 +16,8 @@ from lab.adversary.actors import SilentPublisher
 from tasks.alerts import EVENT, Alert
 from tasks.glance import neuron_key
 from templar.errors import PermanentError, Reason, TransientError
-from templar.housekeeping.metrics import FILE_NAME
 from templar.neuron.node import Node
+from templar.reports.metrics import FILE_NAME
 from tests.support.flow_network import run_beside_publishers, run_id, run_window, run_windows, task_runs
 from tests.support.network import Network, tiny
 from tests.support.prefect_server import RunningPrefectServer

@@ -12,9 +12,9 @@ from tasks.window import open_window as open_window_task
 from templar.canonical import file_sha256
 from templar.errors import PermanentError, Reason
 from templar.exchange.lease import Terms
-from templar.housekeeping.metrics import Metrics
 from templar.neuron.lock import HOLDER_FILE, NeuronLock, holder_of, write_file
 from templar.neuron.node import Node
+from templar.reports.metrics import Metrics
 from templar.window import open_window
 from tests.support import lock_holder
 from tests.support.errors import raising

@@ -10,8 +10,8 @@ from typing import Any
 
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import seal
-from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints
 from templar.hparams import HParams
+from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
 from templar.scoring.standing import Standing

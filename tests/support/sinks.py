@@ -4,7 +4,7 @@ import threading
 from http.server import BaseHTTPRequestHandler
 
 from tasks.sinks.sending import Identity
-from templar.housekeeping.metrics import Metrics
+from templar.reports.metrics import Metrics
 from tests.support.loopback_server import LoopbackServer
 
 WHO = Identity("default", "validator", 3, "a" * 64, "5Hotkey")

@@ -10,8 +10,8 @@ import pytest
 import tasks.glance
 from tasks.glance import network_key, neuron_key, show_network, show_neuron
 from templar.errors import Reason, TransientError
-from templar.housekeeping.training_curve import CurvePoint, NetworkGlance
 from templar.neuron.aggregator import Aggregator
+from templar.reports.training_curve import CurvePoint, NetworkGlance
 from tests.support.recording import recording_node
 
 Page = tuple[str, str, list[Any]]

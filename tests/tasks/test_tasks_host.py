@@ -14,10 +14,10 @@ from tasks.host import hosted, hosting, load_block, release
 from tasks.sinks.attached import publish
 from tasks.window import fetch_pages
 from templar.errors import Reason, TemplarError
-from templar.housekeeping.metrics import Metrics
 from templar.neuron.lock import NeuronLock
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
+from templar.reports.metrics import Metrics
 from tests.support.errors import error_of
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork

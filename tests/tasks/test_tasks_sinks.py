@@ -20,7 +20,7 @@ from tasks.sinks.loki import LogHandler
 from tasks.sinks.sending import BATCH, QueueState, Sender
 from tasks.sinks.trace import WindowTrace
 from templar.errors import PermanentError, Reason
-from templar.housekeeping.metrics import Metrics
+from templar.reports.metrics import Metrics
 from tests.support.operator import wait_until
 from tests.support.sinks import FIGURES, WHO, Receiver
 

@@ -11,7 +11,7 @@ from deployments.processes import free_port
 from tasks.sinks.attached import NeuronSinks, SinkSettings
 from tasks.sinks.sending import Identity
 from templar.errors import Reason
-from templar.housekeeping.metrics import metrics_of
+from templar.reports.metrics import metrics_of
 from templar.traffic import Traffic
 from tests.support.loopback_server import serving
 from tests.support.network import Network
@@ -42,7 +42,7 @@ def ports(network: Network) -> Iterator[list[int]]:
     traffic.count_retry("alice", Reason.STORE_BUSY)
     with serving(Receiver()) as receiver, pytest.MonkeyPatch.context() as patch:
         receiver.refusing.set()
-        patch.setattr("templar.housekeeping.metrics.TRAFFIC", traffic)
+        patch.setattr("templar.reports.metrics.TRAFFIC", traffic)
         for node in (network.validator, network.aggregator, *network.miners):
             port = free_port()
             settings = SinkSettings(prometheus=f"127.0.0.1:{port}", influx_url=receiver.endpoint_url)

@@ -7,7 +7,7 @@ from prefect import Task
 
 import tasks.window
 from tasks.host import hosting
-from tasks.window import decide, fetch_pages, rate, settle_and_publish, train
+from tasks.window import fetch_pages, publish_decision, rate, settle_and_publish, train
 from templar.agreement.voter import Settlement
 from templar.data.replicas import EndpointReport
 from templar.errors import PermanentError, Reason
@@ -35,7 +35,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ("task", "kind", "arguments"),
     [
         (train, Validator, (WINDOW,)),
-        (decide, Miner, (Settlement(WINDOW, None),)),
+        (publish_decision, Miner, (Settlement(WINDOW, None),)),
         (settle_and_publish, Miner, (WINDOW, GatherReport(WINDOW, ()))),
         (rate, Aggregator, (WINDOW, None)),
     ],

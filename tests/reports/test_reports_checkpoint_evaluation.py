@@ -6,9 +6,9 @@ from templar.agreement.checkpoint import EVALUATION_FILE, MANIFEST_FILE
 from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import checkpoint_key
-from templar.housekeeping.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
 from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkpoint
-from templar.housekeeping.text_score import score_texts
+from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
+from templar.reports.text_score import score_texts
 from templar.training.model import build_model, load_parameters
 from tests.support.errors import raising
 from tests.support.network import Network

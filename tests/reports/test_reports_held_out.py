@@ -20,17 +20,17 @@ from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import checkpoint_key
 from templar.exchange.objects import CheckpointEvaluation
 from templar.exchange.signed import seal, unseal
-from templar.housekeeping import checkpoint_evaluation
-from templar.housekeeping.checkpoint_evaluation import (
+from templar.housekeeping.maintenance import publish_newest_checkpoint
+from templar.reports import checkpoint_evaluation
+from templar.reports.checkpoint_evaluation import (
     HeldOut,
     HeldOutPoint,
     evaluate_checkpoints,
     read_evaluations,
 )
-from templar.housekeeping.maintenance import publish_newest_checkpoint
-from templar.housekeeping.model_card import PICTURE_FILE
-from templar.housekeeping.text_score import TextScore
-from templar.housekeeping.training_curve import NetworkCurve, draw_held_out, held_out_rows
+from templar.reports.model_card import PICTURE_FILE
+from templar.reports.text_score import TextScore
+from templar.reports.training_curve import NetworkCurve, draw_held_out, held_out_rows
 from tests.support.errors import raising
 from tests.support.network import Network, tiny
 

@@ -8,9 +8,9 @@ import pytest
 from templar.chain.base import NeuronInfo
 from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
-from templar.housekeeping import published_scores
-from templar.housekeeping.training_curve import CurvePoint, NetworkCurve, NodeCurve, draw_curve, node_rows
 from templar.neuron.node import Node
+from templar.reports import published_scores
+from templar.reports.training_curve import CurvePoint, NetworkCurve, NodeCurve, draw_curve, node_rows
 from tests.support.network import Network, tiny
 
 WINDOWS = (1, 2, 3)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
-from templar.scoring import leaderboard as leaderboard_module
+from templar.reports import leaderboard as leaderboard_module
+from templar.reports.leaderboard import BARS, LINES, draw, leaderboard, sparkline
 from templar.scoring.evidence import Evidence, MinerFacts
-from templar.scoring.leaderboard import BARS, LINES, draw, leaderboard, sparkline
 from tests.support.facts import LOSS, absent, bucket, hotkey, measurement, revealed
 from tests.support.published import evidences as evidences_of
 

@@ -26,10 +26,10 @@ from templar.exchange.object_keys import checkpoint_key
 from templar.exchange.objects import MAX_RESULTS, CheckpointEvaluation
 from templar.exchange.publish import publish_body
 from templar.exchange.signed import read_signed
-from templar.housekeeping.text_score import TextScore, score_texts
 from templar.hparams import MAX_PEERS, Training
 from templar.interrupt import check_stop
 from templar.neuron.configuration import NeuronConfig
+from templar.reports.text_score import TextScore, score_texts
 from templar.timeline import closing_block, window_of
 from templar.training.model import build_model, load_parameters, parameters_of
 

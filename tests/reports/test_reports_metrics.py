@@ -15,7 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from templar.errors import Reason, TransientError
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
-from templar.housekeeping.metrics import (
+from templar.hparams import load_hparams
+from templar.neuron.node import Node
+from templar.reports.metrics import (
     FILE_NAME,
     HELP,
     Metrics,
@@ -25,8 +27,6 @@ from templar.housekeeping.metrics import (
     miner_values,
     publish_metrics,
 )
-from templar.hparams import load_hparams
-from templar.neuron.node import Node
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, MinerFacts
 from templar.scoring.standing import Standing
@@ -269,7 +269,7 @@ def test_a_lease_that_is_lost_is_told(ran: Network, monkeypatch: pytest.MonkeyPa
 
 def test_traffic_is_counted_since_the_process_began(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = Traffic()
-    monkeypatch.setattr("templar.housekeeping.metrics.TRAFFIC", traffic)
+    monkeypatch.setattr("templar.reports.metrics.TRAFFIC", traffic)
     names = {"bytes/up", "bytes/down"}
     assert not names & condition_of(ran.miners[0], 1).values.keys()
     traffic.count_sent(5)

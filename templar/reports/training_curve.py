@@ -19,12 +19,12 @@ from templar.chain.base import NeuronInfo
 from templar.errors import TemplarError
 from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import RosterEntry
-from templar.housekeeping.checkpoint_evaluation import HeldOut, HeldOutPoint, read_evaluations, shown_results
-from templar.housekeeping.metrics import train_report
-from templar.housekeeping.published_scores import look_for_published
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
+from templar.reports.checkpoint_evaluation import HeldOut, HeldOutPoint, read_evaluations, shown_results
+from templar.reports.metrics import train_report
+from templar.reports.published_scores import look_for_published
 from templar.scoring.evidence import Evidence
 
 log = logging.getLogger(__name__)

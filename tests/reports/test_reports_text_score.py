@@ -16,8 +16,8 @@ from templar.agreement.model_folder import write_model
 from templar.data.tokenizer import Tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.housekeeping.lm_tasks import run_tasks
-from templar.housekeeping.text_score import score_texts, text_windows
 from templar.hparams import load_hparams
+from templar.reports.text_score import score_texts, text_windows
 from templar.training.model import build_model, parameters_of
 from tests.support.errors import raising
 

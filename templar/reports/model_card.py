@@ -17,10 +17,10 @@ from templar.agreement.state import StateMark
 from templar.errors import TransientError
 from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import Roster
-from templar.housekeeping.checkpoint_evaluation import HeldOutPoint, read_evaluations
-from templar.housekeeping.published_scores import first_published
-from templar.housekeeping.training_curve import held_out_rows
 from templar.hparams import HParams
+from templar.reports.checkpoint_evaluation import HeldOutPoint, read_evaluations
+from templar.reports.published_scores import first_published
+from templar.reports.training_curve import held_out_rows
 from templar.scoring.evidence import Evidence
 from templar.training.device import num_parameters
 
