@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Reason(StrEnum):
-    """Why something was skipped, retried, rejected, slashed or refused.
+    """The reason for which something was skipped, retried, rejected, slashed or refused.
 
     One vocabulary for the whole project: an operator greps for these words, an audit compares them.
     """

@@ -35,7 +35,7 @@ def header_bytes(shapes: Mapping[str, Sequence[int]]) -> int:
 
 
 def header_size(path: Path) -> int:
-    """Where the tensors of a safetensors file begin, by its first bytes."""
+    """Read from a safetensors file's first bytes where its tensors begin."""
     with path.open("rb") as file:
         return _LENGTH_BYTES + int.from_bytes(file.read(_LENGTH_BYTES), "little")
 

@@ -12,7 +12,7 @@ from templar.hparams import Windows
 
 
 class Timing(Enum):
-    """Where an object's time lies relative to an interval."""
+    """The place of an object's time relative to an interval."""
 
     EARLY = "early"
     IN_TIME = "in_time"

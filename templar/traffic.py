@@ -1,4 +1,4 @@
-"""What this process sent to stores, fetched from them, and asked for again; for monitoring, no decision rests on it.
+"""Count what this process sends to stores, fetches, and asks for again; for monitoring, no decision rests on it.
 
 The counts grow from the start of the process on. Several neurons in one process share them.
 """
@@ -31,7 +31,7 @@ class Traffic:
         return self._fetched
 
     def retries(self) -> Mapping[tuple[str, ...], int]:
-        """How many requests were repeated, by the name of the bucket or chain endpoint, and the reason."""
+        """Requests that were repeated, by the name of the bucket or chain endpoint, and the reason."""
         with self._lock:
             return dict(self._retries)
 

@@ -79,7 +79,7 @@ class ValidatorSteps(AggregatorSteps):
 
 
 class Missed(StrEnum):
-    """What a node owed in a window and did not do. The window was closed all the same, so nothing is left to repeat."""
+    """The duty that a node did not do in a window. The window was closed all the same, so nothing is left to repeat."""
 
     NOTHING_PUBLISHED = "NothingPublished"
     """A miner with an assignment published no payload, or an aggregator no roster that counts when it had its turn."""
@@ -89,7 +89,7 @@ class Missed(StrEnum):
 
 @dataclass(frozen=True)
 class WindowResult:
-    """What came of a window that was run to its end."""
+    """The result of a window that was run to its end."""
 
     message: str
     missed: Missed | None = None
@@ -189,7 +189,7 @@ def validate(steps: ValidatorSteps, window: int) -> WindowResult:
 
 
 def _why_unscored(evidence: Evidence | None) -> Reason | None:
-    """Why no payload of a window was measured; None if one was, or if there was none.
+    """Say why no payload of a window was measured; None if one was, or if there was none.
 
     A window without evidence that did not fail now was applied, unmeasured, by an earlier process.
     """
@@ -207,7 +207,7 @@ def close_window(node: Node, report: GatherReport, settlement: Settlement) -> Au
 
 
 class Action(StrEnum):
-    """What to do with a window."""
+    """The treatment of a window."""
 
     RUN = "run"
     SKIP = "skip"
@@ -216,7 +216,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Opening:
-    """What `open_window` decided; reason and detail say why a window is not run."""
+    """The decision of `open_window`; reason and detail say why a window is not run."""
 
     window: int
     action: Action
@@ -310,7 +310,7 @@ def _next_window(node: Node, current: int) -> int:
 
 
 def _refusal(node: Node, window: int, current: int) -> Opening | None:
-    """Why a window cannot run; None if it can."""
+    """Say why a window cannot run; None if it can."""
     skip = partial(Opening, window, Action.SKIP)
     status, start = node.journal.status(window), node.birth.start.start_window
     if status in (Status.FINISHED, Status.ABANDONED):

@@ -41,7 +41,7 @@ WORDS_PER_AUTHOR = 28
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a bucket showed when it was last read."""
+    """The content of a bucket when it was last read."""
 
     info: ObjectInfo
     since: float  # when this size and this stamp were seen for the first time
@@ -88,7 +88,7 @@ class BallotBox:
 
     @property
     def value(self) -> str | None:
-        """What is decided: the digest of a roster, or `NULL_WINDOW`; None while nothing is."""
+        """The decision: the digest of a roster, or `NULL_WINDOW`; None while there is none."""
         return None if self.decided is None else self.decided[1]
 
     def look(self, *, until_decided: bool = False) -> None:
@@ -217,7 +217,7 @@ def read_ballots(exchange: NetworkView, window: int, *, until_decided: bool = Tr
 
 
 def decided_value(ballots: BallotBox) -> str:
-    """What is decided: the digest of a roster, or `NULL_WINDOW`.
+    """Return the decision: the digest of a roster, or `NULL_WINDOW`.
 
     Raises:
         TransientError: `decision_missing`; it is not decided, or the buckets do not show it now.

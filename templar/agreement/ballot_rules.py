@@ -36,7 +36,7 @@ class Said(NamedTuple):
 
     @classmethod
     def of(cls, word: Word | SignedWord) -> "Said":
-        """What a word says."""
+        """The content of a word."""
         return cls(word.ballot, word.step, word.uid, word.value, word.locked_in)
 
     @property

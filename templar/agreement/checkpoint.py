@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 EVALUATION_FILE = "evaluation.json"
-"""How the checkpoint did on held-out text, signed; it comes after the manifest, which does not name it."""
+"""The checkpoint's result on held-out text, signed; it comes after the manifest, which does not name it."""
 _LATER = (MANIFEST_FILE, EVALUATION_FILE)
 TOKENIZER_FILES = {TOKENIZER_FILE: MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE: 1 << 16}
 """The files of a checkpoint that are fetched besides those of weights, and their largest sizes."""
@@ -138,7 +138,7 @@ def _replace_other(store: ObjectStore, key: str, path: Path, digest: str) -> Non
 
 
 class _Moving:
-    """How much of a checkpoint's files has been moved, by several threads."""
+    """The share of a checkpoint's files that several threads have moved."""
 
     def __init__(self, what: str, sizes: Mapping[str, int], on_progress: Progress) -> None:
         self._what, self._left, self._on_progress = what, dict(sizes), on_progress
@@ -201,7 +201,7 @@ def mark_of(manifest: CheckpointManifest) -> StateMark:
 
 
 def read_refusals(folder: Path) -> list[tuple[str, str]]:
-    """What was fetched into a folder and refused: hotkey and digest of what was stored, the newest last."""
+    """A record of what was fetched into a folder and refused: hotkey and digest of what was stored, the newest last."""
     path = folder.with_name(folder.name + REFUSED)
     with local_file(path):
         lines = path.read_text(errors="replace").splitlines() if path.exists() else []

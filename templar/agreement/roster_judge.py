@@ -100,7 +100,7 @@ class Judge:
         return shown
 
     def passed_over(self, before: int) -> tuple[tuple[PassedOver, ...], Sealed[Roster] | None]:
-        """Why the publishers before a rank were passed over, and the first roster without entries that counts.
+        """Say why the publishers before a rank were passed over, and find the first roster without entries that counts.
 
         For after the decision: a store that fails now is left out, for an error is never absence. Each bucket has its
         own deadline.

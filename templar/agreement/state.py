@@ -111,7 +111,7 @@ class AgreedState:
 
     @property
     def limit(self) -> float | None:
-        """How large the coefficients of the next window may be, as `loudest_coefficient` gives it."""
+        """The bound of the next window's coefficients, as `loudest_coefficient` gives it."""
         return loudest_coefficient(self._training, self._momentum_decay, self.outer_steps)
 
     def apply(self, window: int, payloads: Sequence[Payload]) -> None:

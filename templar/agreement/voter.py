@@ -106,7 +106,7 @@ _WORDS = TypeAdapter(tuple[SignedWord, ...])
 
 @dataclass(frozen=True)
 class _Look:
-    """What a look at a publisher's bucket in a slot showed."""
+    """The result of a look at a publisher's bucket in a slot."""
 
     slot: Interval
     was_over: bool  # whether the time of the ballot was over when the look began: nothing can change it then

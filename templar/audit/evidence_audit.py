@@ -68,7 +68,7 @@ class EvidenceAudit:
 
     @property
     def title(self) -> str:
-        """What was audited, in a few words."""
+        """The subject of the audit, in a few words."""
         return f"{self.subject} of the null window" if self.uid is None else f"{self.subject} of uid {self.uid}"
 
     @property

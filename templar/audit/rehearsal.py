@@ -38,7 +38,7 @@ from templar.training.train import Trainer, TrainResult
 
 @dataclass(frozen=True)
 class Trained:
-    """What the rehearsal trained; losses are means of an inner step in nats per token."""
+    """The training of the rehearsal; losses are means of an inner step in nats per token."""
 
     num_steps: int
     first_loss: float

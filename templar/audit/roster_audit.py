@@ -41,7 +41,7 @@ class AuditReport:
     window: int
     findings: tuple[Finding, ...]
     own_fault: Reason | None = None
-    """Why this node's own roster did not count in its turn; None if it did, or if it had no turn."""
+    """The reason why this node's own roster did not count in its turn; None if it did, or if it had no turn."""
 
     @property
     def summary(self) -> str:

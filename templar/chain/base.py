@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Role(StrEnum):
-    """What a hotkey announced that it is. Only the hotkey itself can sign this, unlike stake, which anybody may add."""
+    """The role that a hotkey announced. Only the hotkey itself can sign this, unlike stake, which anybody may add."""
 
     MINER = "miner"
     VALIDATOR = "validator"
@@ -55,7 +55,7 @@ class Metagraph:
         return next((neuron for neuron in self.neurons if neuron.hotkey == hotkey), None)
 
     def before_swap(self, neuron: NeuronInfo) -> NeuronInfo | None:
-        """Who had the place of another block's neuron, under that hotkey or another one."""
+        """The neuron in the place of another block's neuron, under that hotkey or another one."""
         place = (neuron.uid, neuron.registered_at)
         return next((each for each in self.neurons if (each.uid, each.registered_at) == place), None)
 
@@ -86,7 +86,7 @@ class WeightsSchedule:
 
 @dataclass(frozen=True)
 class SubnetRules:
-    """What the subnet's owner and the chain's root have set, and the version of the chain's runtime."""
+    """The settings of the subnet's owner and the chain's root, and the version of the chain's runtime."""
 
     spec_version: int
     consensus: str  # "Yuma", or another way from weights to pay
@@ -182,7 +182,7 @@ class Chain(Protocol):
         """
 
     def rules(self) -> SubnetRules | None:
-        """What owner and root have set for the subnet; None for a chain without such settings."""
+        """The settings of owner and root for the subnet; None for a chain without such settings."""
 
 
 class NumberCache(Generic[T]):

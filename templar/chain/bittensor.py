@@ -247,7 +247,7 @@ class BittensorChain(FinalizedChain):
         return self._read("when weights are shown", read)
 
     def rules(self) -> SubnetRules:
-        """What owner and root have set for the subnet."""
+        """The settings of owner and root for the subnet."""
         number = self.block()
 
         async def read(link: _Link) -> SubnetRules:

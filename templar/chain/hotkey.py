@@ -155,7 +155,7 @@ def _missing_message(wallet: Path, hotkey_name: str) -> str:
 
 
 def _unlock(file: Path, data: bytes, password: Password | None) -> bytes:
-    """What an encrypted file holds."""
+    """The content of an encrypted file."""
     if password is None:
         raise PermanentError(
             Reason.BAD_WALLET,

@@ -44,7 +44,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class SlotPlan:
-    """How a window's slice is cut; it does not change within an epoch."""
+    """The cut of a window's slice; it does not change within an epoch."""
 
     num_slots: int  # miners that one window serves
     units_per_slot: int

@@ -32,7 +32,7 @@ HELD_OUT_ROWS_PER_PAGE = 4
 
 @dataclass(frozen=True)
 class PageOrigin:
-    """Where a page's rows or samples are from."""
+    """The origin of a page's rows or samples."""
 
     index: int  # in the training split, or in its shard
     source: str  # its config, or its shard's file
@@ -153,7 +153,7 @@ def read_held_out_texts(
 
 
 def transfer_of(storage: Storage) -> Transfer:
-    """How this node downloads shards."""
+    """The settings by which this node downloads shards."""
     part = storage.download_part_mib
     return Transfer(None if part is None else part << 20, storage.download_workers, storage.loader_mib << 20)
 

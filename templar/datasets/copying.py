@@ -29,7 +29,7 @@ class CopyOutcome(StrEnum):
 
 
 class Check(StrEnum):
-    """How an object at the target was checked."""
+    """The way in which an object at the target was checked."""
 
     SIZE = "size"
     """It has the right length."""

@@ -44,7 +44,7 @@ _EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")
 
 
 class DatasetLayout(StrEnum):
-    """How a dataset lies in its folder."""
+    """The layout of a dataset in its folder."""
 
     PAGES = "pages"
     SHARDS = "shards"
@@ -56,7 +56,7 @@ def _only(layout: DatasetLayout, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """How to build a dataset.
+    """The request to build a dataset.
 
     Raises:
         ValueError: A number is out of range.

@@ -207,7 +207,7 @@ def read_census(unit: Unit, folder: Path) -> Census:
 
 
 def census_file(unit: Unit, folder: Path) -> Path:
-    """Where the census of a unit lies."""
+    """The path of a unit's census."""
     return folder / "census" / f"{unit.key}.npy"
 
 

@@ -31,7 +31,7 @@ _INFO = b"templar.private_backup.v1"
 
 @dataclass(frozen=True)
 class Binding:
-    """What a container belongs to; another one cannot be read in its place."""
+    """The owner and purpose of a container; another one cannot be read in its place."""
 
     netuid: int
     genesis: str

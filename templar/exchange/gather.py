@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Tier(StrEnum):
-    """Why a miner is fetched."""
+    """The purpose for which a miner is fetched."""
 
     GATHER = "gather"
     RESERVE = "reserve"
@@ -186,7 +186,7 @@ class Gatherer:
 
 @dataclass
 class _Peer:
-    """What is known of one peer so far."""
+    """The knowledge of one peer so far."""
 
     neuron: NeuronInfo
     tier: Tier

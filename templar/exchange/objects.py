@@ -1,4 +1,4 @@
-"""What the objects of the exchange say: one schema per kind."""
+"""The objects of the exchange: one schema per kind."""
 
 from typing import Annotated, Literal, Self
 
@@ -277,7 +277,7 @@ class CheckpointManifest(WindowBody):
 
 
 class CheckpointEvaluation(WindowBody):
-    """How well a checkpoint predicts held-out text, as its publisher measured it. Nothing depends on it.
+    """The figures of a checkpoint on held-out text, as its publisher measured them. Nothing depends on it.
 
     It lies beside the checkpoint's files under a name of its own, and stays when these expire.
     """

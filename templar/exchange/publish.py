@@ -187,7 +187,7 @@ def _check_deadline(key: str, times: Times) -> None:
 
 
 def _there(store: ObjectStore, key: str) -> ObjectInfo:
-    """What the store shows of an object that was just written."""
+    """Look at an object that was just written."""
     info = store.head(key)
     if info is None:
         raise TransientError(Reason.OBJECT_MISSING, f"{store.name}/{key}: not there after it was written; retry")

@@ -35,7 +35,7 @@ MAX_VALUES = 1 << 18
 """Most commas and opening brackets in one object: a bound of the values in it. Legal objects have far fewer."""
 
 _GONE = frozenset({Reason.OBJECT_MISSING, Reason.OBJECT_TOO_LARGE})
-"""Why a GET fails when the object was deleted or replaced after its HEAD."""
+"""The reasons for which a GET fails when the object was deleted or replaced after its HEAD."""
 
 
 @dataclass(frozen=True)

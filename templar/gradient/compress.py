@@ -54,7 +54,7 @@ class FeedbackRule:
 
 @dataclass(frozen=True)
 class Call:
-    """How one compression treats a buffer."""
+    """The treatment of a buffer in one compression."""
 
     decay: float | None  # factor of the buffer; None discards it
     rate: float  # factor of the update

@@ -1,4 +1,4 @@
-"""How every tensor of the model is cut into chunks, and how many coefficients of a chunk are published.
+"""The cut of every tensor of the model into chunks, and how many coefficients of a chunk are published.
 
 Two nodes with the same layout digest read a payload in the same way; a payload names the digest it was made for.
 """

@@ -1,4 +1,4 @@
-"""How much of one payload is in another: honest miners share few places by chance, and a copy keeps most of them.
+"""Measure likeness of payloads: honest miners share few places by chance, and a copy keeps most of them.
 
 Two payloads are compared by the places of their coefficients. Among honest miners the share of common places is some
 hundredths; a scaled copy keeps all of its places, and one that is mixed with noise or other work keeps a large part.

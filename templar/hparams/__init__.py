@@ -1,8 +1,8 @@
 """`hparams.json` as one frozen, typed tree.
 
-Every number that decides something stands in `hparams.json` and nowhere else; every field is documented here, at the
-field. An unknown key, a missing key or a value out of range is an error that names it. Secrets and endpoints are not
-hyper-parameters: they come from the environment and from blocks.
+Every number that networks may choose stands in `hparams.json` and nowhere else, and each field is documented here, at
+the field; the constants of the rules are in docs/protocol.md. An unknown key, a missing key or a value out of range is
+an error that names it. Secrets and endpoints are not hyper-parameters: they come from the environment and from blocks.
 
 A preset may name another one in `extends`; its sections are merged over it, key by key.
 """

@@ -208,7 +208,7 @@ MAX_PEERS = 256
 
 
 class Peers(SettingsGroup):
-    """Who takes part, and who is gathered."""
+    """The choice of peers: who takes part, and who is gathered."""
 
     validator_min_stake: float = Field(ge=0)
     """Least stake of a validator, in the chain's unit: with less it publishes no roster, and it decides nothing."""
@@ -266,7 +266,7 @@ class Slashing(SettingsGroup):
 
 
 class Scoring(SettingsGroup):
-    """How a validator turns payloads into scores."""
+    """The rules by which a validator turns payloads into scores."""
 
     validator_offset: int = Field(ge=0)
     """Blocks after the settling block at which a validator starts to evaluate."""
@@ -327,7 +327,7 @@ class Scoring(SettingsGroup):
 
 
 class Weights(SettingsGroup):
-    """How scores become weights on chain."""
+    """The rules by which scores become weights on chain."""
 
     rule: Literal["value", "ramp", "power"]
     """`value`: in proportion to the value of the work. By rating, as the reference: `ramp`, gather tier and reserve
@@ -406,7 +406,7 @@ RENDEZVOUS = r"^([^:\s]+:[0-9]{1,5})?$"
 
 
 class TrainerSettings(SettingsGroup):
-    """How a neuron trains on its host. The defaults are those of the simulator and the tests: one thread, exact."""
+    """Training on the neuron's host. The defaults are those of the simulator and the tests: one thread, exact."""
 
     device: str = Field(default="cpu", pattern="^(auto|cpu|cuda(:[0-9]+)?)$")
     """`cpu`, `cuda`, `cuda:1`, ...; `auto` takes the first CUDA device, else the CPU."""
@@ -453,4 +453,4 @@ class TrainerSettings(SettingsGroup):
 PRODUCTION_TRAINER = TrainerSettings(
     device="auto", threads=0, precision="auto", repeatable=False, inner_snapshot_seconds=300.0
 )
-"""What a neuron of a real network takes unless its operator chooses otherwise."""
+"""The settings of a neuron of a real network unless its operator chooses otherwise."""

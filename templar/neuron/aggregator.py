@@ -32,7 +32,7 @@ class RosterNode(Node):
     windows_late = 1
 
     _gathered: GatherReport | None = None
-    """What the own roster is made of; None while this process has gathered nothing in the window."""
+    """The makings of the own roster; None while this process has gathered nothing in the window."""
     _voter: Voter | None = None
     _expired: int | None = None
     """The window on which this node signs no words, because it may have signed some and lost them."""

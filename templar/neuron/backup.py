@@ -60,7 +60,7 @@ class _File(BaseModel):
 
 
 class _Index(BaseModel):
-    """What a backup begins with: its files, in the order in which they follow."""
+    """The beginning of a backup: its files, in the order in which they follow."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -264,7 +264,7 @@ def _check(config: NeuronConfig, birth: Birth, window: int, content: Path) -> St
 
 
 def _why_not_due(every: int, newest: int | None, snapshot: int) -> str:
-    """Why no backup of a snapshot's window is made now; empty if one is due."""
+    """Say why no backup of a snapshot's window is made now; empty if one is due."""
     if every == 0:
         return "storage.private_backup_windows is 0"
     if newest is not None and newest > snapshot:

@@ -68,7 +68,7 @@ class NeuronConfig:
         return neuron
 
     def birth(self) -> Birth:
-        """Where the network started: the one that the operator insists on, or that this folder joined first.
+        """Find where the network started: the one that the operator insists on, or that this folder joined first.
 
         A validator with more stake may publish another genesis later: it captures nobody that is in a network.
 

@@ -1,4 +1,4 @@
-"""What a validator sees and measures in one window: the facts from which scores, ratings and weights follow."""
+"""The evaluation of one window by a validator: the facts from which scores, ratings and weights follow."""
 
 import logging
 import math

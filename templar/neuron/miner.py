@@ -53,7 +53,7 @@ NOTHING_TO_PUBLISH = frozenset(
         Reason.TRAINER_FAILED,
     }
 )
-"""Why a miner may have nothing to publish in a window; it still applies the decided roster."""
+"""The reasons for which a miner may have nothing to publish in a window; it still applies the decided roster."""
 FINISH_BYTES, FINISH_BYTES_PER_SECOND = {"sparseloco": 24, "demo": 8}, 2e9
 """Bytes per parameter that are written after the last step: update and moments by ranks, then the staged private state,
 which is half of it. The speed is assumed until a window has shown it."""
@@ -428,7 +428,7 @@ class Miner(Node):
         return torch.cat((sequences[:first][order], sequences[first:]))
 
     def _progress(self, window: int, sequences: Tensor) -> ProgressFile | None:
-        """Where the progress of a window's training is kept, if the operator wants it to be."""
+        """The place where the progress of a window's training is kept, if the operator wants it to be."""
         settings = self.config.trainer
         if not settings.inner_snapshot_seconds:
             return None

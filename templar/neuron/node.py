@@ -45,7 +45,7 @@ from templar.training.model import parameter_shapes
 log = logging.getLogger(__name__)
 
 CHAIN_IS_AWAY = frozenset({Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED})
-"""Why a read of the chain may succeed later."""
+"""The reasons after which a read of the chain may succeed later."""
 T = TypeVar("T")
 
 
@@ -66,7 +66,7 @@ class Node:
     signs_words = False
     """Whether it takes part in the ballots on windows, if it had announced that."""
     windows_late = 0
-    """How many windows after its close an unclaimed window may still be opened."""
+    """Windows after its close in which an unclaimed window may still be opened."""
 
     left_window: int | None = None
     """The newest window that was found decided otherwise, until somebody has been told."""

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _STATE = "state/"
 _BYTES_PER_SECOND = 1e9
-"""How fast a write is assumed to be, until one has shown it."""
+"""The assumed speed of a write, until one has shown it."""
 _LOSSES, _NUM_STEPS, _CHECKSUM = "losses", "num_steps", "crc32"
 
 

@@ -127,7 +127,7 @@ class PrivateFolder:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def path(self, window: int, digest: str) -> Path:
-        """Where the state lies that is live after a window in which this payload was applied."""
+        """The path of the state that is live after a window in which this payload was applied."""
         return self._root / f"{window}-{digest}.safetensors"
 
     def go_live(self, staged: Path, window: int, digest: str) -> PrivateState:

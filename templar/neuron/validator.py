@@ -167,7 +167,7 @@ class Validator(RosterNode):
                 raise refused
 
     def _effect(self, roster: Roster) -> RejectedError | None:
-        """Why a roster's step does harm; None if it does none, or if this node cannot say."""
+        """Say why a roster's step does harm; None if it does none, or if this node cannot say."""
         try:
             check_effect(self, self.model, roster, meter=self.meter)
         except RejectedError as error:
@@ -314,7 +314,7 @@ def _hidden(journal: Journal) -> dict[int, int]:
 
 
 def _find_dropped(node: Node, evidence: Evidence, schedule: WeightsSchedule) -> str:
-    """What the chain has dropped of the hidden weights, and why; empty if it shows or still hides them.
+    """Name the hidden weights that the chain has dropped, and why; empty if it shows or still hides them.
 
     The newest weights that it does not hide any more must be those that it shows.
     """

@@ -1,4 +1,4 @@
-"""Where a node's time in a window goes, as the node itself measures it; and when a miner's training must stop.
+"""Measure where a node's time in a window goes, and say when a miner's training must stop.
 
 Each step of a window counts as one activity. The time that it sleeps in, until a block, the close or a decision, counts
 as waiting instead. The figures are informative: no decision rests on them. On simulated time they have no meaning.
@@ -34,7 +34,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class StepTime:
-    """What one step took of a window, repeated calls included."""
+    """The time that one step took of a window, repeated calls included."""
 
     activity: str  # training, compressing, exchanging, evaluating or applying
     seconds: float  # without the sleep
@@ -42,7 +42,7 @@ class StepTime:
 
 
 class WindowTime:
-    """How a node spends its time in a window, as it measures it in this process."""
+    """The time of a node in a window by step, as it measures it in this process."""
 
     def __init__(self) -> None:
         self.window: int | None = None

@@ -107,7 +107,7 @@ class Workload:
         return epoch_of(self._epochs, self._state_window, window)
 
     def _permuted(self, stretch: ShardEpoch) -> tuple[Epoch, SlotPlan]:
-        """How the units of a shard epoch are permuted and cut into slots."""
+        """Permute the units of a shard epoch and cut them into slots."""
         if stretch not in self._known:
             # 1. The key has the hash of the epoch's first block, so nobody knows the order before.
             data, chain = self.exchange.hparams.data, self.exchange.chain

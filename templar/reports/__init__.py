@@ -1,1 +1,1 @@
-"""What a network shows of itself: metrics, evaluations of checkpoints, curves, scores, the model card."""
+"""Views of a network by its public objects: metrics, evaluations of checkpoints, curves, scores, the model card."""

@@ -117,7 +117,7 @@ LABELS: dict[str, tuple[str, ...]] = {
     "retries": ("store", "reason"),
     "slash": ("uid", "event", "reason"),
 }
-"""What tells the samples of a figure apart, besides the neuron."""
+"""Labels that tell the samples of a figure apart, besides the neuron."""
 COUNTERS = frozenset({"bytes/up", "bytes/down", "retries"})
 """Figures that only grow, until the process ends; Prometheus adds `_total` to their names."""
 _INACTIVITY = (Event.INACTIVITY, Event.INACTIVITY_RESET)
@@ -224,7 +224,7 @@ def metrics_of(
 
 
 def condition_of(node: Node, window: int) -> Metrics:
-    """What is known of a node in a window that it did not run: its own condition."""
+    """The metrics of a node in a window that it did not run: its own condition."""
     by_labels = labelled_values(None)
     return Metrics(node.name, node.role or "observer", window, condition_values(node), of_labels=by_labels)
 
@@ -261,7 +261,7 @@ def labelled_values(report: GatherReport | None) -> dict[str, dict[tuple[str, ..
 
 
 def train_report(miner: Miner, window: int) -> TrainReport:
-    """What a miner's journal says of its training in a window; an empty report if it says nothing."""
+    """Read from a miner's journal how it trained in a window; an empty report if it says nothing."""
     known = miner.journal.result(window, "train")
     return TrainReport(window, None) if known is None else _TRAIN_REPORT.validate_json(known)
 

@@ -36,7 +36,7 @@ MOST_ROWS = 20
 
 @dataclass(frozen=True)
 class TrainingHistory:
-    """What public objects show of the training up to a window."""
+    """The training up to a window, as public objects show it."""
 
     windows: range  # that are counted
     rosters: Mapping[int, Roster | None]  # by window: the decided roster, None for a null window; unreadable ones miss
@@ -146,7 +146,7 @@ def _use() -> list[str]:
 
 
 def _training(hparams: HParams, history: TrainingHistory) -> list[str]:
-    """How much was trained in the windows that are counted, and the loss."""
+    """Tell how much was trained in the windows that are counted, and the loss."""
     entries = [entry for roster in history.rosters.values() if roster is not None for entry in roster.entries]
     null = sum(roster is None for roster in history.rosters.values())
     training = hparams.training
@@ -175,7 +175,7 @@ def _training(hparams: HParams, history: TrainingHistory) -> list[str]:
 
 
 def _held_out(points: Sequence[HeldOutPoint]) -> list[str]:
-    """How well earlier checkpoints predict text that nobody trained on."""
+    """Tell how well earlier checkpoints predict text that nobody trained on."""
     if not points:
         return []
     rows = held_out_rows([points[index] for index in _thinned(list(range(len(points))))])
@@ -193,7 +193,7 @@ def _held_out(points: Sequence[HeldOutPoint]) -> list[str]:
 
 
 def _contributors(history: TrainingHistory) -> list[str]:
-    """Who trained, by the share of the pay: it follows how far a miner's payloads lowered the loss."""
+    """Name the miners by the share of the pay: it follows how far a miner's payloads lowered the loss."""
     payloads, tokens = Counter[str](), Counter[str]()
     for roster in history.rosters.values():
         for entry in () if roster is None else roster.entries:

@@ -1,4 +1,4 @@
-"""How well a model predicts text: loss, perplexity and bits per byte, as lm-evaluation-harness counts them.
+"""Measure how well a model predicts text: loss, perplexity and bits per byte, as lm-evaluation-harness counts them.
 
 Every text stands for itself: its first token is predicted from the end token, as documents follow each other in
 training, and every token exactly once. A text that is longer than the model's context is cut into windows; the last

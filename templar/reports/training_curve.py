@@ -45,7 +45,7 @@ Rows = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """What is known of one window; None for what is not."""
+    """The figures of one window; None for those that are not known."""
 
     window: int
     loss: float | None = None  # in nats per token
@@ -98,7 +98,7 @@ def _point_of(node: Node, window: int) -> CurvePoint:
 
 
 def node_rows(node: Node, points: Sequence[CurvePoint]) -> Rows:
-    """What a node's page says besides its curve, one row per figure.
+    """The rows of a node's page beside its curve, one per figure.
 
     Raises:
         TemplarError: The chain failed.

@@ -31,7 +31,7 @@ _MEASURED = re.compile(r"loss|miners\[uid \d+\]\.facts\.(estimate|measurement)(\
 
 
 class DifferenceKind(StrEnum):
-    """What differs."""
+    """The names of the fields that differ."""
 
     OBSERVATION = "observation"
     MEASUREMENT = "measurement outside the tolerance"

@@ -73,7 +73,7 @@ class Likeness(Record):
 
 
 class MeasuredOn(Record):
-    """What computed the losses and gains of a window.
+    """The device that computed the losses and gains of a window.
 
     Attributes:
         device: Kind of the device.

@@ -186,7 +186,7 @@ def step_losses(
 
 @dataclass(frozen=True)
 class _FirstOrder:
-    """What the backward passes over some segments give."""
+    """The results of the backward passes over some segments."""
 
     before: dict[int, list[float]]  # segment -> losses of its sequences
     gains: dict[int, dict[int, float]]  # uid -> segment -> product with its gradient, the sum over its sequences
@@ -195,7 +195,7 @@ class _FirstOrder:
 
 @dataclass(eq=False)
 class _Part:
-    """What one device computes of an evaluation."""
+    """The part of an evaluation that one device computes."""
 
     net: nn.Module
     params: Mapping[str, Tensor]  # the agreed parameters, where the model computes with them

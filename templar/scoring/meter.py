@@ -52,7 +52,7 @@ class Meter:
 
     @property
     def measured_on(self) -> MeasuredOn:
-        """What evidence says of it."""
+        """The description of the device in evidence."""
         device: Literal["cpu", "cuda"] = "cuda" if self.device.is_cuda else "cpu"
         precision: Literal["float32", "bfloat16"] = "float32" if self.device.precision == "float32" else "bfloat16"
         return MeasuredOn(device=device, precision=precision, repeatable=self.repeatable)

@@ -125,7 +125,7 @@ def curvature_of(measurement: Measurement | None) -> float | None:
 
 @dataclass(frozen=True)
 class CurvaturePrior:
-    """What a window assumes about the curvature of miners that were not measured exactly in it.
+    """The assumption of a window about the curvature of miners that were not measured exactly in it.
 
     A miner keeps the curvature of its past as long as its predicted gain is about as large as it was then. A step that
     is too long predicts more, the longer it is. So large predicted gains are discounted by the shortfall of measured

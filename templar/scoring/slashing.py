@@ -133,7 +133,7 @@ def _slash(event: Event, reason: Reason, scoring: Scoring) -> Slash:
 
 @dataclass(frozen=True)
 class Discount:
-    """How much of the score of a payload that is like another one counts."""
+    """The share of a score that counts if the payload is like another one."""
 
     reason: Reason
     parts: int  # the number of miners that share the score; 0 if it does not count

@@ -1,4 +1,4 @@
-"""What a hotkey commits on chain: where its bucket is and the key that reads it, in exactly 128 ASCII characters.
+"""The commitment of a hotkey on chain: where its bucket is and the key that reads it, in exactly 128 ASCII characters.
 
     account id 32 | read key id 32 | read secret 64
 

@@ -74,7 +74,7 @@ class Renewable(Generic[T]):
 
 
 class _TimedSocket(io.RawIOBase):
-    """What arrives on a socket; after a moment, until it is lifted, nothing more is read."""
+    """The stream from a socket; after a moment, until it is lifted, nothing more is read."""
 
     def __init__(self, raw: Any, until: float) -> None:
         self._raw = raw

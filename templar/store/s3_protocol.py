@@ -30,7 +30,7 @@ FREE_PAGES, FREE_SECONDS, LEAST_ENTRIES = 100, 300.0, 10
 """A listing may have so many pages, and take so long; each further page and second must bring so many entries."""
 Page = tuple[tuple[ObjectInfo, ...], dict[str, str] | None]
 FIRST_PAGE: dict[str, str] | None = {}
-"""Where a listing begins, as part of its request."""
+"""The beginning of a listing, as part of its request."""
 _PROXIES = [form(f"{each}_PROXY") for each in ("HTTP", "HTTPS", "ALL") for form in (str.upper, str.lower)]
 
 

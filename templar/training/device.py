@@ -45,12 +45,12 @@ _PROBE_REPEATS = 3
 _PROBE_GAIN = 1.1
 """bfloat16 must be this many times as fast as float32 to be chosen: it has fewer digits."""
 _CGROUP = Path("/sys/fs/cgroup")
-"""What this process's container gives it, if it is in one."""
+"""The limits of this process's container, if it is in one."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a device is for, in the words of messages about it."""
+    """The use of a device, in the words of messages about it."""
 
     name: str
     batch: str  # the setting that a micro-batch divides
@@ -63,7 +63,7 @@ EVALUATION = Work("evaluation", "scoring.eval_micro_batch_size", "nothing is mea
 
 @dataclass(frozen=True)
 class Device:
-    """What training or evaluation runs on."""
+    """The device that training or evaluation runs on."""
 
     place: torch.device
     name: str  # "NVIDIA H100 80GB HBM3", or "CPU, 2 threads"
@@ -315,5 +315,5 @@ def _probe_function(numbers: Tensor) -> Tensor:
 
 
 def bad_environment(message: str) -> PermanentError:
-    """What the operator has set does not fit this machine."""
+    """Make the error for a setting that does not fit this machine."""
     return PermanentError(Reason.BAD_ENVIRONMENT, message)

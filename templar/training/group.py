@@ -27,7 +27,7 @@ from templar.training.model import LayerStep, empty_model, meta_model, named_par
 BUCKET_ELEMENTS = 1 << 24
 """Gradients are added up over the ranks in pieces of so many elements."""
 PATIENCE = timedelta(days=1)
-"""How long a collective may take: the worker's watchdog ends a group much earlier."""
+"""The longest that a collective may take: the worker's watchdog ends a group much earlier."""
 
 
 class Alone:
@@ -57,7 +57,7 @@ class Alone:
         return tensor.cpu()
 
     def layer_step(self, step: LayerStep) -> LayerStep:
-        """How a layer is computed."""
+        """Choose how a layer is computed."""
         return step
 
     def loss(self, net: nn.Module, compute: Callable[[], Tensor]) -> Tensor:
@@ -94,7 +94,7 @@ class ReplicatedGroup(Alone):
         self.shards = shards_of(self.size, hosts)
         """Ranks that share one model, if it is sharded: those of a host."""
         self.folder = Path()
-        """Where the first rank writes results; it is set before each training."""
+        """The folder where the first rank writes results; it is set before each training."""
         self._model = model
 
     def decide(self, here: Callable[[], bool]) -> bool:
@@ -129,7 +129,7 @@ class ReplicatedGroup(Alone):
         return StoredTensors(path)
 
     def _elsewhere(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
-        """What a rank does while the first one writes: nothing, for that one has everything."""
+        """Wait while the first rank writes: that one has everything."""
         del tensors
         return {}
 

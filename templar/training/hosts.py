@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 PACKAGE = Path(__file__).resolve().parents[1]
 SECRET = "TEMPLAR_RENDEZVOUS_SECRET"  # noqa: S105 - the name of the variable
 _VISIT_SECONDS = 2.0
-"""How long a connection may take for its first word; nobody else is heard meanwhile."""
+"""The longest that a connection may take for its first word; nobody else is heard meanwhile."""
 _VISIT_BYTES = 4096
 _SEND_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
@@ -51,7 +51,7 @@ _LAST_PORT = 65535
 
 @cache
 def program() -> str:
-    """What the ranks of a group must have in common: the source of this package, and torch."""
+    """Hash what the ranks of a group must have in common: the source of this package, and torch."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
@@ -98,7 +98,7 @@ def interface_to(rendezvous: str, *, is_own: bool) -> str:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a rank knows before it meets the others."""
+    """A rank's place in the group, known before it meets the others."""
 
     setup: Setup
     rank: int  # in the group
@@ -244,7 +244,7 @@ class FirstRank:
         return visit.rank
 
     def _objection(self, visit: Message) -> str:
-        """Why a rank cannot join; empty if it can."""
+        """Say why a rank cannot join; empty if it can."""
         setup = self._setup
         if not isinstance(visit, Visit):
             return f"not the first word of a rank: {visit.kind}"
@@ -269,7 +269,7 @@ class FirstRank:
 
 
 def _prove(side: str, visit: Message, nonce: str) -> SecretProof:
-    """What only those who know the secret can say of a visit."""
+    """Compute the answer to a visit that only those who know the secret can give."""
     key, text = os.environ.get(SECRET, "").encode(), f"{side} {nonce} {visit}"
     return SecretProof(hmac.digest(key, text.encode(), "sha256").hex(), nonce)
 

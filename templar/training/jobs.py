@@ -1,4 +1,4 @@
-"""What a worker and its ranks say to each other: short JSON over sockets; tensors are in files.
+"""The messages between a worker and its ranks: short JSON over sockets; tensors are in files.
 
 A message is its length in 4 bytes, little-endian, and the JSON of one of the classes below. Nothing is unpickled.
 """
@@ -55,7 +55,7 @@ class Hello:
 
 @dataclass(frozen=True)
 class Setup:
-    """What every rank of a group builds when it joins it."""
+    """The model that every rank of a group builds when it joins it."""
 
     model: Model
     settings: TrainerSettings  # of one rank; a CUDA device has no number in it
@@ -75,7 +75,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Host:
-    """What the ranks of one host find when they start, in a file: they wait for no worker that does something else."""
+    """Settings for the ranks of one host, in a file: they wait for no worker that does something else."""
 
     tensors: str  # folder of the files that the ranks read and write; it goes with the process that started them
     setup: Setup | None  # None on a host that lends its devices: the first rank tells it

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 RANK_MODULE = "templar.training.rank"
 START_SECONDS = 600.0
-"""How long a worker that needs the ranks waits until they have met."""
+"""The longest that a worker which needs the ranks waits until they have met."""
 _POLL_SECONDS = 0.05
 _SEND_SECONDS = 30.0
 _END_SECONDS = 10.0
@@ -52,7 +52,7 @@ _ENVIRONMENT = (
     "CXX",
 )
 _ENVIRONMENT_PREFIXES = ("CUDA_", "GLOO_", "NCCL_", "TORCH", "TRITON_", "NVIDIA_", "LC_")
-"""What ranks inherit. They need no keys of stores and wallets, so they get none."""
+"""Variables that ranks inherit. They need no keys of stores and wallets, so they get none."""
 
 
 class RankGroup:
@@ -234,7 +234,7 @@ class RankGroup:
             )
 
     def messages(self) -> list[tuple[int, Message]]:
-        """What ranks say within a moment.
+        """Return the messages of ranks within a moment.
 
         Raises:
             PermanentError: `trainer_failed`; one of the processes is gone.
@@ -318,7 +318,7 @@ class Watchdog:
 
     @property
     def patience(self) -> float:
-        """How many seconds they may stay as they are."""
+        """Seconds for which they may stay as they are."""
         return min(max(self._seconds, 3 * self._longest), 5 * self._seconds)
 
     def is_over(self) -> bool:

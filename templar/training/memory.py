@@ -171,7 +171,7 @@ class PassSizes:
         )
 
     def _remedies(self, size: int, others: Sequence[str] = ()) -> str:
-        """What takes less memory than forward passes of `size` sequences do, of what is not set yet."""
+        """Name the settings that take less memory than forward passes of `size` sequences, of those not set yet."""
         smaller = ["TEMPLAR_MICRO_BATCH=auto"] if size > 1 and self._settings.micro_batch != "auto" else []
         if self._settings.checkpoint_layers != 1:
             smaller.append("TEMPLAR_CHECKPOINT_LAYERS=1")
@@ -230,7 +230,7 @@ class MicroBatches(PassSizes):
         )
 
     def _free_bytes(self) -> int:
-        """What one rank may take: on a CPU those of a host share the memory, and a GPU's counts as if it were free."""
+        """Memory for one rank: on a CPU those of a host share it, and a GPU's counts as if it were free."""
         if self._ranks > 1 and self._device.is_cuda:
             return int(torch.cuda.get_device_properties(self._device.place).total_memory)
         return self._device.free_bytes() // (self._ranks // self._settings.hosts)

@@ -31,7 +31,7 @@ from templar.training.train import OptimizerState, Trainer, TrainProgress, Train
 log = logging.getLogger(__name__)
 
 WATCHDOG_SECONDS = 60.0
-"""How long after the deadline the ranks may neither answer nor write more of the result."""
+"""The longest after the deadline that the ranks may neither answer nor write more of the result."""
 
 
 def open_trainer(model: Model, settings: TrainerSettings, folder: Path) -> "Trainer | RankedTrainer":

@@ -42,7 +42,7 @@ def inner_learning_rate(training: Training, outer_steps: int, inner_step: int) -
 
 
 def loudest_coefficient(training: Training, momentum_decay: float, outer_steps: int) -> float | None:
-    """How large a payload's coefficients may be in a window (docs/protocol.md 9); None in `demo`, which has no sizes.
+    """Bound a payload's coefficients in a window (docs/protocol.md 9); None in `demo`, which has no sizes.
 
     AdamW moves a parameter by about its learning rate in a step (Kingma and Ba 2015, 2.1), so a run moves it by at most
     the sum of its rates. With what error feedback keeps of all runs before it is `1 / (1 - momentum_decay)` times that.

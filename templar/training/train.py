@@ -47,7 +47,7 @@ class OptimizerState:
 
 @dataclass(frozen=True)
 class TrainFigures:
-    """What training took, and how well it used the device."""
+    """The time that training took, and how well it used the device."""
 
     device: str  # its name
     precision: str  # of the products
@@ -92,7 +92,7 @@ class StepState:
 
 
 class TrainProgress(Protocol):
-    """Where a training keeps its progress, so that another call of `learn` with the same arguments goes on from it."""
+    """A store for the progress of a training, so that a later `learn` with the same arguments goes on from it."""
 
     def save(self, state: StepState) -> None:
         """Take note of the state after a step, or pass it by; its tensors change when this has returned."""
@@ -310,7 +310,7 @@ class _Run:
         return {name: param.data for name, param in sorted(named_parameters(self.net))}
 
     def moved(self, before: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """How far each parameter moved, negated, in the working copy's own memory."""
+        """Yield how far each parameter moved, negated, in the working copy's own memory."""
         for name, tensor in self.tensors().items():
             after = self.group.whole(tensor)
             yield name, torch.sub(before[name], after, out=after)

@@ -29,7 +29,7 @@ _Path = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class DataFiles(BaseModel):
-    """Where the files of one split lie, as patterns."""
+    """The files of one split, as patterns."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 

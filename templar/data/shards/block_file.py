@@ -48,7 +48,7 @@ class Fetch(Protocol):
 
 @dataclass(frozen=True)
 class Transfer:
-    """How files are fetched and read."""
+    """The settings by which files are fetched and read."""
 
     part_bytes: int | None = None  # most bytes of one request; None: 8 MiB. Blocks are not split: at least one block
     workers: int | None = None  # requests at the same time, one part of memory each; None: by the processors

@@ -55,7 +55,7 @@ _READ_BYTES = 2**22
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How the samples of a dataset lie in its shards; the last shard of a split may have fewer samples.
+    """The layout of a dataset's samples in its shards; the last shard of a split may have fewer samples.
 
     Raises:
         ValueError: A number is out of range, or the blocks are so small that no reader would accept the manifest.

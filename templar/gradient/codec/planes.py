@@ -26,7 +26,7 @@ _BLOCK_INDICES = 1 << 9
 
 
 class Planes(NamedTuple):
-    """Where the planes of a section begin, in bytes from its start."""
+    """The beginnings of a section's planes, in bytes from its start."""
 
     signs: int
     remainders: int
@@ -59,7 +59,7 @@ class Section:
 
     @cached_property
     def address(self) -> int:
-        """Where the bytes lie in memory, for kernels; valid as long as the section lives."""
+        """The address of the bytes in memory, for kernels; valid as long as the section lives."""
         return int(self.data.ctypes.data)
 
     @cached_property
@@ -69,7 +69,7 @@ class Section:
 
     @cached_property
     def planes(self) -> Planes:
-        """Where the planes begin."""
+        """The beginnings of the planes."""
         tensor, num_coefficients = self.tensor, self.num_active * self.tensor.k
         signs = tensor.min_section_bytes
         remainders = signs + whole_bytes(num_coefficients)

@@ -1,4 +1,4 @@
-"""How the values of the chosen coefficients are written: a sign each, and one scale per chunk.
+"""The code for the values of the chosen coefficients: a sign each, and one scale per chunk.
 
 A coefficient is plus or minus its chunk's scale, the mean magnitude, which for given signs has the least squared error.
 With top-k selection the magnitudes of a chunk are much alike, so this loses far less accuracy per bit than finer codes

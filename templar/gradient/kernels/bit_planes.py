@@ -63,7 +63,7 @@ def code_at(sections: Any, peer: int, chunk: int) -> Any:
 
 @kernel
 def starts(sections: Any, chunk: int) -> Any:
-    """Where a chunk begins in each section, shape (P, 2): active chunks before it, and its first bit of quotients."""
+    """Find a chunk in each section, shape (P, 2): active chunks before it, and its first bit of quotients."""
     found = np.zeros((len(sections.addresses), 2), np.int64)
     for peer in range(len(found)):
         rank = 0

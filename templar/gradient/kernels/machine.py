@@ -1,4 +1,4 @@
-"""What all kernels share: compiler options, machine instructions that numba lacks, threads, and chunks in memory."""
+"""The parts of all kernels: compiler options, machine instructions that numba lacks, threads, and chunks in memory."""
 
 import hashlib
 import os
@@ -141,7 +141,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # threads stay behind in 
 
 
 class Grid(NamedTuple):
-    """Where the chunks of a tensor are in its row-major memory."""
+    """The places of a tensor's chunks in its row-major memory."""
 
     height: int  # rows of a chunk; 1 for a vector
     width: int  # columns of a chunk
