@@ -1,4 +1,4 @@
-"""What can a publisher do that belongs to an attacker, alone with its own miners?
+"""Measure what a publisher can do that belongs to an attacker, alone with its own miners.
 
     python -m benchmarks.capture [--quick] [--jobs N]
 
@@ -79,7 +79,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it; losses in nats per token on held-out text."""
+    """The result; losses in nats per token on held-out text."""
 
     loss_before: float
     loss_after: float
@@ -162,7 +162,7 @@ def play(scene: Scene) -> Outcome:
 
 
 def _left_out(measures: Collection[str]) -> Iterable[Any]:
-    """What takes measures away."""
+    """A context that takes measures away."""
     if "omissions" in measures:
         yield patch.object(aggregator, "check_omissions", lambda *_: None)
     if "effect" in measures:

@@ -1,4 +1,4 @@
-"""How fast a snapshot is written and read, beside `torch.save` and PyTorch's distributed checkpoint.
+"""Measure how fast a snapshot is written and read, beside `torch.save` and PyTorch's distributed checkpoint.
 
     python -m benchmarks.checkpoint [--quick]
 

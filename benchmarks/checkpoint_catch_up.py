@@ -1,4 +1,4 @@
-"""How long a node takes to catch up, in outer steps: part of `python -m benchmarks.checkpoint`.
+"""Measure how long a node takes to catch up, in outer steps: part of `python -m benchmarks.checkpoint`.
 
 A network on simulated time lives through some windows; its miners publish noise, so nobody trains. Then a node that
 has nothing but the genesis applies the first windows one by one, which is an outer step each: payloads are decoded and

@@ -1,4 +1,4 @@
-"""What a role costs per window and month: requests, traffic, stored bytes at R2's prices, and GPU hours.
+"""Measure what a role costs per window and month: requests, traffic, stored bytes at R2's prices, and GPU hours.
 
     python -m benchmarks.costs [--miners N] [--quick]
 
@@ -59,13 +59,13 @@ MOST_DEVIATION = 0.02
 LISTING = 1000
 """Keys of a page of a listing."""
 CLEANUP_SECONDS, BACKUP_SECONDS = 3600.0, 600.0
-"""How often `bucket-cleanup` runs, which lists the bucket twice, and `private-backup`, which looks for the newest."""
+"""Runs of `bucket-cleanup`, which lists the bucket twice, and `private-backup`, which looks for the newest."""
 S3 = S3Settings()
 
 
 @dataclass(frozen=True)
 class Bill:
-    """What one member of a role costs; requests and bytes are per window."""
+    """The costs of one member of a role; requests and bytes are per window."""
 
     class_a: float  # requests to its bucket, by all
     class_b: float
@@ -77,7 +77,7 @@ class Bill:
 
 
 class Line:
-    """How requests grow with the number of miners: a straight line through two counted networks.
+    """The growth of requests with the number of miners: a straight line through two counted networks.
 
     Per bucket the line is exact for any number: each miner reads a bucket alike. Per member it is so up to the length
     of the peer list: a miner or an aggregator fetches no more payloads than that has, a validator all.
@@ -89,7 +89,7 @@ class Line:
         self.items = sorted(few.keys() | many.keys())
 
     def amount(self, item: Item, miners: int, *, role: str) -> Amount:
-        """What is counted of an item in a network, for one member of the role that asks or that is asked."""
+        """Return what is counted of an item in a network, for one member of the role that asks or that is asked."""
         few, many = (
             _divided(counts.get(item, Amount()), number if role == MINER else 1)
             for counts, number in zip(self._counts, (self._few, self._many), strict=True)
@@ -113,7 +113,7 @@ class Sizes:
 
     @cached_property
     def layout(self) -> Layout:
-        """How the model's tensors are cut."""
+        """Return how the model's tensors are cut."""
         hparams = self.hparams
         return Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
 
@@ -194,7 +194,7 @@ def uploads(num_bytes: int) -> int:
 
 
 def bill(line: Line, sizes: Sizes, role: str) -> Bill:
-    """What one member of a role costs in a network of `sizes.miners`."""
+    """Return what one member of a role costs in a network of `sizes.miners`."""
     # 1. The requests to its bucket, and what a window leaves there.
     class_a = class_b = stored = keys = 0.0
     for item in line.items:
@@ -242,7 +242,7 @@ def _divided(amount: Amount, number: int) -> Amount:
 
 
 def deviation(line: Line, counts: Counts, miners: int) -> float:
-    """How far counted requests are from the line, as a part of all; those of the dataset and of leases do not count."""
+    """The distance of counted requests from the line, as a part of all but those of the dataset and of leases."""
     items = [item for item in {*line.items, *counts} if item.owner != DATASET and "lease" not in item.kind]
     apart = sum(abs(counts.get(item, Amount()).requests - line.total(item, miners)) for item in items)
     return apart / sum(counts.get(item, Amount()).requests for item in items)

@@ -64,7 +64,7 @@ DATASET, ITSELF = "dataset", "itself"
 
 
 class Item(NamedTuple):
-    """What is counted together."""
+    """The key under which requests are counted together."""
 
     who: str  # role of the one that asks; `itself` if the bucket is its own
     owner: str  # role of the bucket's owner, or `dataset`
@@ -88,7 +88,7 @@ class Amount:
 
 
 Counts = Mapping[Item, Amount]
-"""What was counted in one network, of all members together."""
+"""The counts of one network, of all members together."""
 
 
 @dataclass

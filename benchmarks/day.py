@@ -46,7 +46,7 @@ HOURS = 24
 HOUR_SECONDS = 180.0
 QUICK_HOUR_SECONDS, QUICK_SECONDS = 10.0, 13.0
 SAMPLES = 96
-"""How often in a day the buckets are looked at."""
+"""Looks at the buckets in a day."""
 PLANNING_SECONDS, PATIENCE_SECONDS = 60.0, 120.0
 """Runs count that are due so long after the beginning, when all is planned, and so long before the end."""
 QUICK_PLANNING_SECONDS, QUICK_PATIENCE_SECONDS = 1.0, 9.0
@@ -62,13 +62,13 @@ class Due:
 
     @property
     def num_run(self) -> int:
-        """How many have run to their end."""
+        """Return how many have run to their end."""
         return sum(number for (_, how), number in self.ends.items() if Reason.SUPERSEDED not in how)
 
 
 @dataclass(frozen=True)
 class Day:
-    """What a day came to."""
+    """The result of a day."""
 
     due: Due
     windows: Counter[str]  # how windows ended -> number
@@ -80,7 +80,7 @@ class Day:
 
     @property
     def growth(self) -> float:
-        """How much more the buckets hold in the last quarter than in the one before; 0.1 is a tenth."""
+        """Return how much more the buckets hold in the last quarter than in the one before; 0.1 is a tenth."""
         quarter = max(1, len(self.bucket_bytes) // 4)
         before, last = self.bucket_bytes[-2 * quarter : -quarter], self.bucket_bytes[-quarter:]
         return fmean(last) / fmean(before or last) - 1 if last else 0.0
@@ -118,7 +118,7 @@ def live(plan: LocalPlan, seconds: float, *, planning_seconds: float, patience_s
 
 
 def due_of(client: SyncPrefectClient, begun: datetime, end: datetime) -> Due:
-    """What became of all runs that were due between two moments, also of those that the server never planned."""
+    """Return what became of all runs that were due between two moments, also of those that the server never planned."""
     ends, planned = Counter[tuple[str, str]](), set[tuple[UUID | None, int]]()
     missed = []
     flows = {flow.id: flow.name for flow in client.read_flows()}
@@ -151,7 +151,7 @@ def due_times(deployment: DeploymentResponse, begin: datetime, end: datetime) ->
 
 
 def windows_of(client: SyncPrefectClient) -> Counter[str]:
-    """How the runs of all neurons' windows ended."""
+    """Return how the runs of all neurons' windows ended."""
     flows = {flow.id for flow in client.read_flows() if flow.name in WINDOW_FLOWS}
     runs = [run for run in runs_until(client, datetime.now(UTC)) if run.flow_id in flows]
     return Counter(str(run.state.name) for run in runs if run.state is not None and run.state.is_final())

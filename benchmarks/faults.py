@@ -1,4 +1,4 @@
-"""How many seeds of the fault simulation hold every invariant, and how fast they run.
+"""Measure how many seeds of the fault simulation hold every invariant, and how fast they run.
 
     python -m benchmarks.faults [--quick] [--seeds N] [--first SEED] [--jobs N]
 

@@ -1,4 +1,4 @@
-"""What a gather costs over the transfer itself: 20 peers with payloads of 5 MB behind one S3 endpoint.
+"""Measure what a gather costs over the transfer itself: 20 peers with payloads of 5 MB behind one S3 endpoint.
 
     python -m benchmarks.gather [--quick]
 
@@ -67,7 +67,7 @@ BAR = 1.3
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """The size of a measurement.
 
     Attributes:
         num_peers: Peers.
@@ -86,7 +86,7 @@ QUICK = Sizes(rounds=9)
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run took, in seconds."""
+    """The time of one run, in seconds."""
 
     cpu: float
     wall: float
@@ -121,7 +121,7 @@ class Scene:
         self.hotkeys = hotkeys
 
     def keys(self, uid: int) -> tuple[str, str, str]:
-        """What a peer published: commitment, manifest, payload."""
+        """Return what a peer published: commitment, manifest, payload."""
         commit, manifest, payload = (
             window_key(kind, WINDOW, uid) for kind in (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT)
         )

@@ -40,7 +40,7 @@ MOST_CPU_SECONDS = 0.5
 SIGNER = hotkey_from_seed(bytes(31) + b"\x01")
 MARK = "@MARK@"
 Fill = Callable[[int], str]
-"""What fills so many characters of JSON."""
+"""A function that fills so many characters of JSON."""
 ROOMS = ("templar.exchange.objects", "templar.audit.findings", "templar.scoring.evidence")
 """Modules that define kinds, besides those of `templar.agreement`."""
 STRINGS = ("5", "gather", "a", *("a" * length for length in (8, 32, 64, 128)), SIGNER.address)
@@ -61,7 +61,7 @@ class Hostile:
 
 @dataclass(frozen=True)
 class Cost:
-    """What reading it cost."""
+    """The cost of reading it."""
 
     hostile: Hostile
     mb: float  # beyond its bytes

@@ -101,7 +101,7 @@ class Penalised:
 
 @dataclass(frozen=True)
 class PayloadValue:
-    """What one payload is worth on text that no validator uses.
+    """The worth of one payload on text that no validator uses.
 
     Attributes:
         fall: Fall of the held-out loss in nats per token if the outer step applies this payload alone, clipped.
@@ -280,7 +280,7 @@ def run_population(
 
 @dataclass(frozen=True)
 class PlacesReport:
-    """Who kept a place in the gather tier, by the first validator's evidence.
+    """The miners that kept a place in the gather tier, by the first validator's evidence.
 
     Attributes:
         roles: Uid -> actor, of the miners.

@@ -1,4 +1,4 @@
-"""How fast training data gets from documents to batches, relative to what the machine and the endpoint can do.
+"""Measure how fast training data gets from documents to batches, relative to what the machine and the endpoint can do.
 
     python -m benchmarks.loader [--quick]
 

@@ -56,7 +56,7 @@ def pack_naively(
 
 
 def packing_ratio(num_tokens: int, repetitions: int) -> float:
-    """How many times faster packing is than with lists, on the same tokens and offsets: the median of pairs."""
+    """Return how many times faster packing is than with lists, on the same tokens and offsets: the median of pairs."""
     tokens, offsets = documents(num_tokens)
     packed = pack_flat(tokens, offsets, SEQUENCE_LENGTH, EOS)
     assert np.array_equal(packed, pack_naively(tokens, offsets, SEQUENCE_LENGTH, EOS))
@@ -86,7 +86,7 @@ def reading(shard: Shard, repetitions: int) -> Reading:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long some work takes."""
+    """Return how long some work takes."""
     gc.collect()
     started = time.perf_counter()
     work()

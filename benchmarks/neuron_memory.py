@@ -1,4 +1,4 @@
-"""How much memory and disk a miner and a validator take per parameter, over whole windows.
+"""Measure how much memory and disk a miner and a validator take per parameter, over whole windows.
 
     python -m benchmarks.neuron_memory [--quick]
 
@@ -60,7 +60,7 @@ ROLES = {"miner": (Miner, "honest"), "validator": (Validator, "validator")}
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one process took."""
+    """The memory and disk that one process took."""
 
     parameters: int
     peak: int  # bytes of resident memory
@@ -143,7 +143,7 @@ def wait(world: World, line: Connection) -> None:
 
 
 def context_of(hparams: HParams, root: Path, uid: int, role: str, clock: AskingClock) -> NeuronConfig:
-    """What the measured node works with: the network's ledger and buckets, and a folder of its own."""
+    """Return what the measured node works with: the network's ledger and buckets, and a folder of its own."""
     hotkey = hotkey_from_seed(hotkey_seed(SEED, uid))
     account = Member(role, role, hotkey, uid).account_id
 

@@ -1,4 +1,4 @@
-"""What Prefect costs per window: a miner window whose training and waiting are no-ops, resident and cold.
+"""Measure what Prefect costs per window: a miner window whose training and waiting are no-ops, resident and cold.
 
     python -m benchmarks.overhead [--quick]
 

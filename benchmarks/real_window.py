@@ -93,7 +93,7 @@ TRAINER = PRODUCTION_TRAINER.model_copy(update={"micro_batch": 1, "checkpoint_la
 AUDITOR = "auditor"
 ROLES: dict[str, type[Node]] = {"aggregator": Aggregator, "validator": Validator, "miner": Miner}
 ACTOR = "honest"
-"""What the world calls this miner."""
+"""The name of this miner in the world."""
 READ_SECONDS, PART_BYTES = 300.0, 128 << 20
 """The endpoint's silence that a store waits for, and its parts: for each the endpoint reads the whole object."""
 
@@ -206,7 +206,7 @@ def reader(url: str, address: BucketAddress) -> S3Store:
 
 @dataclass(frozen=True)
 class Given:
-    """What the process of a role is given."""
+    """The settings that the process of a role is given."""
 
     role: str
     preset: str
@@ -220,7 +220,7 @@ class Given:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of the window in one process."""
+    """The result of the window in one process."""
 
     role: str
     message: str
@@ -253,7 +253,7 @@ class Outcome:
 
 
 def context_of(given: Given, clock: AskingClock) -> NeuronConfig:
-    """What the node of a process works with: the network's ledger and buckets, and a folder of its own."""
+    """Return what the node of a process works with: the network's ledger and buckets, and a folder of its own."""
     hparams, home = hparams_of(given.preset), given.folder / given.role
     hotkey = None if given.uid is None else hotkey_from_seed(hotkey_seed(SEED, given.uid))
     chain = Ledger(given.folder / "ledger.sqlite", hotkey=hotkey, clock=clock, durable=False)

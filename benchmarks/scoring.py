@@ -1,4 +1,4 @@
-"""What it costs to score a window's miners, and how well the score ranks them: 32 miners in 8 graded step counts.
+"""Measure what scoring a window's miners costs, and how well the score ranks them: 32 miners in 8 graded step counts.
 
     python -m benchmarks.scoring [--quick]
 
@@ -56,7 +56,7 @@ COST_BAR, RANK_BAR = 0.1, 0.9
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured.
+    """The size of a measurement.
 
     Attributes:
         per_grade: Miners of each step count.

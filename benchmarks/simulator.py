@@ -1,4 +1,4 @@
-"""How fast the simulator is, what of that is the protocol alone, and whether threads change anything.
+"""Measure how fast the simulator is, what of that is the protocol alone, and whether threads change anything.
 
     python -m benchmarks.simulator [--quick]
 

@@ -47,7 +47,7 @@ lines = logging.getLogger("templar.benchmark")
 
 @dataclass(frozen=True)
 class State:
-    """What the servers do, and how much the neuron logs."""
+    """The behaviour of the servers, and how much the neuron logs."""
 
     name: str
     status: int | None  # of every answer; None for none
@@ -115,7 +115,7 @@ def serving(status: int | None) -> Iterator[str]:
 
 
 def figures(window: int) -> Metrics:
-    """What a validator passes on in a window."""
+    """Return what a validator passes on in a window."""
     of_uids = {name: {uid: uid / 7 + window for uid in range(MINERS)} for name in NAMES}
     values = {"network/window": float(window), "loss": 3.5, "disk/free_share": 0.5, "lease/held": 1.0}
     return Metrics("default", "validator", window, values, of_uids, (), {"retries": {("alice", "store_busy"): 2.0}})

@@ -1,4 +1,4 @@
-"""How close the trainer comes to a bare torch loop, what a second thread gains, what memory and disk a neuron takes.
+"""Measure the trainer beside a bare torch loop, the gain of a second thread, and a neuron's memory and disk.
 
     python -m benchmarks.training [--quick] [--device cuda]
 
@@ -88,7 +88,7 @@ class Row:
         return load_hparams("150M").training.model_copy(update=sizes)
 
     def settings(self) -> TrainerSettings:
-        """What an operator would choose for this row."""
+        """Return what an operator would choose for this row."""
         return TrainerSettings(
             device=self.device,
             threads=self.threads,
@@ -125,7 +125,7 @@ def bare_loop(net: nn.Module, forward: Callable[..., Any], sequences: Tensor, ro
 
 @dataclass(frozen=True)
 class Speed:
-    """What a row showed."""
+    """The result of a row."""
 
     row: Row
     plain: float  # tokens per second of the bare loop, median
@@ -227,7 +227,7 @@ def sequences_of(row: Row) -> Tensor:
 
 
 def rows(device: str, quick: bool) -> list[Row]:
-    """What is measured: on a CPU 8 and 150 million parameters with one and two threads, on a GPU `150M` and `1B`."""
+    """The rows: on a CPU 8 and 150 million parameters with one and two threads, on a GPU `150M` and `1B`."""
     large = load_hparams("150M").model
     if device != "cpu":
         wide = load_hparams("1B").model

@@ -1,4 +1,4 @@
-"""How well `templar why` explains a network of cheats: answers, agreement with the evidence, and seconds.
+"""Measure how well `templar why` explains a network of cheats: answers, agreement with the evidence, and seconds.
 
     python -m benchmarks.why [--quick]
 

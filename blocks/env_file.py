@@ -59,7 +59,7 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 
 def _problem(binding: Binding, written: str) -> str | None:
-    """What is wrong with a line, without its value, which may be a secret."""
+    """Return what is wrong with a line, without its value, which may be a secret."""
     name = re.sub(r"\Aexport\s+", "", written.partition("=")[0]).strip()
     if _NAME.fullmatch(name) is None or "=" not in written:
         shown = re.match(r"[A-Z][A-Z0-9_]*(?=[\s:]|\Z)", written)  # the rest may be a secret

@@ -32,13 +32,13 @@ B = TypeVar("B", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Hosting:
-    """What copying a dataset needs; dataset and key are None if they were not asked for."""
+    """The settings for copying a dataset; dataset and key are None if they were not asked for."""
 
     endpoint: StorageEndpoint
     prefix: str
     """Folder of the dataset in a bucket."""
     dataset: Dataset | None
-    """Where the dataset is read."""
+    """The place where the dataset is read."""
     write: BucketCredentials | None
     """The key that writes the copy."""
 

@@ -85,7 +85,7 @@ class Neuron(Block):
         return load_hparams(self.preset, path=Path(self.hparams_path))
 
     def config(self, name: str) -> "NeuronConfig":
-        """What the node and the housekeeping of this neuron work with; nothing is changed.
+        """Return what the node and the housekeeping of this neuron work with; nothing is changed.
 
         Args:
             name: Name of the neuron on this host.

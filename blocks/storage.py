@@ -1,4 +1,4 @@
-"""Where objects live: the endpoint that a network stores in, keys to it, and one neuron's bucket."""
+"""Storage of objects: the endpoint that a network stores in, keys to it, and one neuron's bucket."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""What runs the flows: the resident worker, the window clock, the local network."""
+"""Processes that run the flows: the resident worker, the window clock, the local network."""

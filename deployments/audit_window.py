@@ -27,7 +27,7 @@ VERIFIED, DIFFERS, NOT_AUDITED = 0, 1, 2
 
 
 def observer(arguments: argparse.Namespace) -> NeuronConfig:
-    """What a node that only reads works with.
+    """Return what a node that only reads works with.
 
     Raises:
         TemplarError: What is missing, malformed, or cannot be reached.

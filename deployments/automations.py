@@ -45,7 +45,7 @@ REMEDIES: Mapping[Alert, str] = {
     Alert.SCHEDULE_STALLED: "Start the neuron again; if it stays, look at the Prefect server's log.",
     Alert.SERVER_ERRORS: "Look at the Prefect server's log: what it cannot do by itself, such as schedules, stands.",
 }
-"""What to do for each alert."""
+"""The remedy for each alert."""
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def _blocks_until(chain: Chain, hparams: HParams, window: int) -> int:
 
 
 def lines(started: Started, *, dry_run: bool) -> list[str]:
-    """What to tell the operator."""
+    """Return what to tell the operator."""
     start = started.birth.start
     opens = datetime.fromtimestamp(started.opens_at, UTC)
     verb = "would start" if dry_run and started.is_new else "starts" if started.is_new else "has started"

@@ -26,9 +26,9 @@ from templar.errors import PermanentError, Reason
 from templar.store.s3_protocol import is_loopback
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
-"""Where pyproject.toml lies: Prefect reads its `[tool.prefect]` only when started in this folder."""
+"""The folder of pyproject.toml: Prefect reads its `[tool.prefect]` only when started in this folder."""
 SERVER_NAME = "the Prefect server"
-"""What the server's process is called in messages and records."""
+"""The name of the server's process in messages and records."""
 SERVER_LOG = "server.log"
 """The server's log in its folder."""
 REPEATED = 3
@@ -40,7 +40,7 @@ DATABASE_URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """The variable that names the server's database; without it, that is a SQLite file in the server's folder."""
 DATABASE_PATIENCE_SECONDS = 10.0
 LOG_DATE = "%Y-%m-%d %H:%M:%S"
-"""How the lines of logs begin; Prefect's own format has no date."""
+"""The beginning of log lines; Prefect's own format has no date."""
 _ERROR = re.compile(r"^([0-9-]{10} [0-9:]{8})\.\d+ \| (?:ERROR|CRITICAL)\s*\| (.+)$", re.MULTILINE)
 _CHANGING = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}|\d+(?:\.\d+)?")
 _POSTGRESQL, _SQLITE = "postgresql+asyncpg", "sqlite+aiosqlite"
@@ -48,7 +48,7 @@ _POSTGRESQL, _SQLITE = "postgresql+asyncpg", "sqlite+aiosqlite"
 
 @dataclass(frozen=True)
 class PrefectServer:
-    """Where a server keeps its data and where it listens."""
+    """The place of a server's data and its address."""
 
     home: Path  # database, profiles and log; created at the first start
     port: int  # of API and UI
@@ -66,7 +66,7 @@ class PrefectServer:
 
     @property
     def log(self) -> Path:
-        """What the server prints."""
+        """Return what the server prints."""
         return self.home / SERVER_LOG
 
     @property
@@ -151,7 +151,7 @@ def repeated_errors(log: Path, *, span: timedelta = LOG_SPAN) -> dict[str, int]:
 
 
 def exposes_keys(api_url: str) -> str | None:
-    """Why a server that answers should not have this neuron's keys in its database; None if it asks for a password."""
+    """Return why a server that answers should not have this neuron's keys; None if it asks for a password."""
     if not http_serves(f"{api_url.rstrip('/')}/admin/version"):
         return None
     return (

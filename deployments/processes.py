@@ -45,7 +45,7 @@ def program(name: str) -> str:
 
 
 def state_folder() -> Path:
-    """Where processes of this user are known: the same for every shell, with any HOME, TMPDIR or PREFECT_HOME.
+    """Return where processes of this user are known: the same for every shell, with any HOME, TMPDIR or PREFECT_HOME.
 
     Raises:
         PermanentError: `local_file`; it lies in /tmp, since there is no home, and somebody else has made it.

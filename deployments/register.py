@@ -221,7 +221,7 @@ def register(name: str, block: Neuron, *, pool: str | None = None, grace_seconds
 
 
 def deployment_variables(name: str, role: str) -> dict[str, str]:
-    """What deployments/prefect.yaml reads from the environment."""
+    """Return what deployments/prefect.yaml reads from the environment."""
     return {
         "TEMPLAR_NEURON": name,
         "TEMPLAR_ROLE": role,

@@ -39,7 +39,7 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 PLANNING = timedelta(minutes=2)
 """A deployment that was made shorter ago need not be planned yet: the server's scheduler looks once a minute."""
 LATEST = timedelta(minutes=5)
-"""How long after its time a planned run may begin."""
+"""The longest after its time that a planned run may begin."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Stalled:
 
     @property
     def line(self) -> str:
-        """What is wrong and what to do, in one line."""
+        """Return what is wrong and what to do, in one line."""
         return f"{self.deployment} {self.why}"
 
 
@@ -181,7 +181,7 @@ class Ran:
 
     @property
     def line(self) -> str:
-        """What has run, in one line."""
+        """Return what has run, in one line."""
         found = ", ".join(f"{flow} {number}" for flow, number in sorted(self.completed.items()))
         return f"scheduled work has run by itself: {found or 'none was due yet'}"
 

@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 COLLECT_SECONDS = 5.0
 """Between two collections of garbage."""
 TURN_SECONDS = 5.0
-"""How long a transaction waits for its turn; they take milliseconds."""
+"""The longest that a transaction waits for its turn; they take milliseconds."""
 
 
 def collect_garbage_aside() -> None:

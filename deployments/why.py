@@ -45,7 +45,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one validator says about a miner in a window."""
+    """The statements of one validator about a miner in a window."""
 
     validator: int
     evidence: str | None  # hash of the signed object that says so; None if there is none
@@ -53,7 +53,7 @@ class Answer:
 
 
 def explain(evidence: Evidence, uid: int) -> tuple[Point, ...]:
-    """What a validator's evidence of a window says about a uid, in the order in which it came about."""
+    """Return what a validator's evidence of a window says about a uid, in the order in which it came about."""
     record = next((each for each in evidence.miners if each.uid == uid), None)
     if record is None:
         text = f"uid {uid} was no miner when window {evidence.window} opened: not registered, or with another role"
@@ -118,7 +118,7 @@ def _number(value: float | None) -> str:
 
 
 def answers(config: NeuronConfig, uid: int, window: int, validator: int | None) -> list[Answer]:
-    """What each validator that announced itself says, or one of them; nothing is written.
+    """Return what each validator that announced itself says, or one of them; nothing is written.
 
     Raises:
         PermanentError: `window_not_open`; `not_registered`: there is no such validator.

@@ -84,7 +84,7 @@ def require_server() -> None:
 
 
 def _ask_server() -> BaseException | None:
-    """What a call of the Prefect API met; None if the server has answered it."""
+    """Return what a call of the Prefect API met; None if the server has answered it."""
     try:
         with get_client(sync_client=True) as client:
             if (problem := client.api_healthcheck()) is None and client.server_type is not ServerType.CLOUD:
@@ -95,7 +95,7 @@ def _ask_server() -> BaseException | None:
 
 
 def _server_problem(error: BaseException) -> str:
-    """What a call of the Prefect API met, and what to do."""
+    """Return what a call of the Prefect API met, and what to do."""
     what = one_line(str(error).splitlines()[0] if str(error) else type(error).__name__)
     if isinstance(error, httpx.HTTPStatusError):
         what = f"status {error.response.status_code}"

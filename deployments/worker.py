@@ -51,9 +51,9 @@ from templar.errors import PermanentError, Reason
 from templar.interrupt import StoppedError, clear_stop, request_stop
 
 CANCELLATION_POLL_SECONDS = 2.0
-"""How often a worker checks whether its run was cancelled."""
+"""The pause after which a worker checks whether its run was cancelled."""
 BUSY_POLL_SECONDS = 15.0
-"""How often a worker with a run looks for others: often enough for the server to show its queues as ready."""
+"""The pause after which a worker with a run looks for others: so short that the server shows its queues as ready."""
 STOPPING = "Stopping"
 """Name of the state of a run that its worker interrupts; it keeps the engine from reporting a failure."""
 _IDLE_POLL_SECONDS = 0.1
@@ -61,7 +61,7 @@ _CUT_SHORT = {StateType.PENDING, StateType.RUNNING, StateType.FAILED, StateType.
 
 
 class ResidentConfiguration(BaseJobConfiguration):
-    """What an operator sets in the pool, or in a deployment's job variables."""
+    """Settings of an operator in the pool, or in a deployment's job variables."""
 
     grace_seconds: float = Field(
         default=30.0, ge=0, description="How long a run may go on after the worker was asked to stop."

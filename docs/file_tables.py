@@ -18,7 +18,7 @@ PATH_ROW = re.compile(r"^(\| \d+ \| )`([^`]+\.py)`( \| )[\d,]+( \| .*)$", re.MUL
 
 
 def first_line(file: Path) -> str:
-    """What a file says that it is, without a full stop, fit for a cell of a table."""
+    """Return what a file says that it is, without a full stop, fit for a cell of a table."""
     text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return text.partition("\n")[0].removesuffix(".").replace("|", "\\|")
 
@@ -65,7 +65,7 @@ def written(page: str) -> str:
 
 
 def by_hand(page: str) -> str:
-    """What people have written of a page."""
+    """Return what people have written of a page."""
     before, _, rest = page.partition(BEGIN)
     return before + rest.partition(END)[2]
 

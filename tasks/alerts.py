@@ -35,7 +35,7 @@ AGREED_BYTES, PRIVATE_BYTES, PROGRESS_BYTES = 4, 12, 12
 
 
 class Alert(StrEnum):
-    """What happened; the name is part of the event's."""
+    """The event; its name is part of the event's in Prefect."""
 
     WINDOW_MISSED = "window-missed"
     LATE = "late"

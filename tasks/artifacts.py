@@ -236,7 +236,7 @@ def _rating(rating: Rating) -> str:
 
 
 def _absence(record: MinerRecord, bans: dict[str, int]) -> str:
-    """Why the miner has no payload in this window, and how long it is banned."""
+    """Return why the miner has no payload in this window, and how long it is banned."""
     facts = record.facts
     if facts.payload_sha256 is not None:
         why = ""

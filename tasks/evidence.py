@@ -44,7 +44,7 @@ def audit_state(audit: WindowAudit) -> State[None]:
 
 @dataclass(frozen=True)
 class Standings:
-    """What was shown, in one line; `skipped` says why there is no table."""
+    """The content of what was shown, in one line; `skipped` says why there is no table."""
 
     summary: str
     skipped: Reason | None = None
@@ -71,7 +71,7 @@ def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standi
 
 
 def evaluations_of(config: NeuronConfig) -> HeldOut:
-    """What the validators of a node's network measured of its checkpoints."""
+    """Return what the validators of a node's network measured of its checkpoints."""
     birth = config.birth()
     return read_evaluations(config.reading(birth), birth)
 

@@ -1,4 +1,4 @@
-"""What readers of a network work with, such as an audit: chain, buckets and dataset, and no hotkey."""
+"""The means of readers of a network, such as an audit: chain, buckets and dataset, and no hotkey."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ class PublicNetwork:
 
 
 def context_of(block: Neuron) -> NeuronConfig:
-    """What an audit on a neuron's host works with: no hotkey, and a folder of its own beside the neuron's state.
+    """Return what an audit on a neuron's host works with: no hotkey, and a folder of its own beside the neuron's state.
 
     Raises:
         PermanentError: `bad_hparams`.

@@ -248,12 +248,12 @@ class LocalNetwork:
         return Address(server.api_url, str(server.home))
 
     def status(self) -> dict[str, Any]:
-        """What runs of the network that was brought up in this folder, and the newest windows of its neurons."""
+        """Return what runs of the network that was brought up in this folder, and the newest windows of its neurons."""
         address = Address.read(self.plan.address)
         return status_of_network(self._record, address, self.plan.brought_up, newest=HOUSEKEEPING)
 
     def scheduled(self) -> Ran:
-        """What its schedules have made of the runs that are due."""
+        """Return what its schedules have made of the runs that are due."""
         with temporary_settings(self.address.settings), get_client(sync_client=True) as client:
             return scheduled_runs(client)
 

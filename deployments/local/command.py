@@ -41,7 +41,7 @@ from templar.hparams import load_hparams
 
 POLL_SECONDS = 1.0
 PATIENCE_WINDOWS = 4
-"""How many windows the view waits for one that does not come."""
+"""Windows for which the view waits for one that does not come."""
 console = Console(stderr=False)
 
 

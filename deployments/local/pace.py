@@ -20,9 +20,9 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, load_hparams
 
 WORK = "import torch"
-"""What each process of a measurement does."""
+"""The work of each process of a measurement."""
 EXPECTED_SECONDS = 4.2
-"""How long two cores take for it in five processes, as many as the default network's neurons, if nothing else runs."""
+"""Seconds that two cores take for it in five processes, as many as the default network's neurons, and nothing else."""
 NOISE = 1.25
 """A machine that takes less than so many times the expected time gets the preset's windows."""
 SECONDS = (

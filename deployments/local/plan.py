@@ -14,7 +14,7 @@ DATASET_PREFIX = "text"
 WALLET_NAME = "local"
 DEFAULT_NEURON = "default"
 LOCAL_FOLDER = Path(".templar") / "local"
-"""Where everything lies unless `--folder` says otherwise."""
+"""The folder of everything unless `--folder` says otherwise."""
 NETWORK_ENV_FILE = "network.env"
 """In this folder: where the network is, for those who only read it. It outlives the network's servers."""
 AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0
@@ -31,7 +31,7 @@ class LocalNeuron:
 
     @property
     def title(self) -> str:
-        """What the summary calls it."""
+        """Return what the summary calls it."""
         return self.role if self.actor == "honest" else self.actor
 
     @property
@@ -92,7 +92,7 @@ class LocalPlan:
 
     @property
     def storage_url(self) -> str:
-        """Where objects are stored, as `TEMPLAR_STORAGE` says it."""
+        """Return where objects are stored, as `TEMPLAR_STORAGE` says it."""
         if self.directory_store:
             return self.buckets.as_uri()
         return f"http://127.0.0.1:{self.storage_port}"
@@ -139,7 +139,7 @@ class LocalPlan:
 
     @property
     def address(self) -> Path:
-        """Where the Prefect server of the network that was brought up listens, for `status`."""
+        """Return where the Prefect server of the network that was brought up listens, for `status`."""
         return self.folder / "server.json"
 
     @property

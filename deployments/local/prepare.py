@@ -226,7 +226,7 @@ def own_environment(plan: LocalPlan, neuron: LocalNeuron, bucket: Keys) -> dict[
 
 
 def _public_environment(plan: LocalPlan, dataset: Keys) -> dict[str, str]:
-    """Where the network is, and how its programs compute on this machine."""
+    """Return where the network is, and how its programs compute on this machine."""
     return {
         "TEMPLAR_HOME": str(plan.folder / "reader"),
         "TEMPLAR_PRESET": plan.preset,

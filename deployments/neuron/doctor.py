@@ -64,7 +64,7 @@ NOTE = b"This object was written to look at the bucket. It may be deleted.\n"
 
 
 class Verdict(StrEnum):
-    """How something is."""
+    """The condition of something."""
 
     GOOD = "good"
     DOUBTFUL = "doubtful"  # it may be meant so, or mend itself
@@ -73,7 +73,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Line:
-    """What was found about one thing; what is not good says what to do."""
+    """A finding about one thing; what is not good says what to do."""
 
     topic: str
     verdict: Verdict

@@ -1,4 +1,4 @@
-"""Where a neuron's processes are known on this machine: by the neuron's name, in every shell of the same user."""
+"""The folder that knows a neuron's processes on this machine: by the neuron's name, in every shell of the same user."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -23,7 +23,7 @@ class Address:
 
     @property
     def settings(self) -> dict[Setting, Any]:
-        """What a client of this process needs, for `temporary_settings`."""
+        """Return what a client of this process needs, for `temporary_settings`."""
         home = {} if self.home is None else {PREFECT_HOME: self.home}
         return {PREFECT_API_URL: self.api_url, PREFECT_API_AUTH_STRING: self.password} | home
 
@@ -98,7 +98,7 @@ def known_neurons() -> list[NeuronFolder]:
 
 
 def foreign_home(home: Path, pid: int) -> str:
-    """Why a neuron is refused a folder that this process holds for another one, whose name is said if it is known."""
+    """Return why a neuron is refused a folder that this process holds for another one, named if it is known."""
     holders = ((folder.name, holder_of(folder.lock)) for folder in known_neurons())
     names = [name for name, holder in holders if holder is not None and holder.pid == pid]
     whose = f"the neuron {names[0]!r}" if names else "another neuron"

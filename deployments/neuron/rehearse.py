@@ -70,7 +70,7 @@ def verdict(found: Rehearsal) -> str:
 
 
 def lines(found: Rehearsal) -> list[str]:
-    """What was done, and the result, line by line."""
+    """Return what was done, and the result, line by line."""
     said = [f"uid {found.uid}, window {found.window}, rated on what validator {found.validator} remembered"]
     if found.trained is None:
         said.append("the payload that this neuron published in that window was measured")

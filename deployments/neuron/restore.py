@@ -25,7 +25,7 @@ from templar.neuron.backup import RestoreReport, restore_home
 
 
 def lost(report: RestoreReport) -> str:
-    """What the windows after a backup leave of it, in one line."""
+    """Return what the windows after a backup leave of it, in one line."""
     if not report.abandoned:
         return (
             "nothing was lost: this neuron has committed to no payload since, and goes on with the error feedback and "
@@ -40,7 +40,7 @@ def lost(report: RestoreReport) -> str:
 
 
 def lines(report: RestoreReport, home: str) -> list[str]:
-    """What was restored, line by line."""
+    """Return what was restored, line by line."""
     said = [f"the backup of window {window} was left out: {why}" for window, why in report.refused]
     behind = report.current - report.window
     return [
@@ -53,7 +53,7 @@ def lines(report: RestoreReport, home: str) -> list[str]:
 
 
 def standing(block: Neuron, name: str) -> str:
-    """Why a validator or an aggregator needs no restore, and from which window a start would go on.
+    """Return why a validator or an aggregator needs no restore, and from which window a start would go on.
 
     Raises:
         TemplarError: Chain or bucket could not be read.

@@ -1,4 +1,4 @@
-"""What runs, and how the newest windows of each neuron went: of `templar neuron start` and of the local network."""
+"""Report what runs, and how each neuron's newest windows went: of `templar neuron start` and of the local network."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _COLUMNS = ("window", "state", "message")
 
 
 def status_of(folder: NeuronFolder) -> dict[str, Any]:
-    """What is known of a neuron: whether all of it runs, its processes, its server, its newest windows."""
+    """The knowledge of a neuron: whether all of it runs, its processes, its server, its newest windows."""
     address, running = folder.address, folder.record.running()
     server_is_own = address is not None and address.home is not None
     expected = {"worker", "housekeeping worker", "window clock", *([SERVER_NAME] if server_is_own else [])}
@@ -57,7 +57,7 @@ def show_neuron_status(name: str, found: Mapping[str, Any], console: Console) ->
 def status_of_network(
     record: ProcessRecord, address: Address | None, neurons: Sequence[str], *, newest: str
 ) -> dict[str, Any]:
-    """What is known of a network that one record has: its processes, and the newest windows of each neuron.
+    """Return what is known of a network that one record has: its processes, and the newest windows of each neuron.
 
     Args:
         record: Its processes.
@@ -124,7 +124,7 @@ def show_warnings(warnings: Sequence[str], console: Console) -> None:
 
 @dataclass(frozen=True)
 class _Server:
-    """What a Prefect server has of some neurons."""
+    """The records of a Prefect server about some neurons."""
 
     newest: Mapping[str, list[dict[str, str]]]  # name -> the windows that have begun, the newest first
     warnings: Sequence[str] = ()  # a line per neuron that missed several in a row

@@ -1,4 +1,4 @@
-"""What the doctor says of the subnet's settings and of backups that a swapped hotkey left (docs/subnet.md).
+"""The doctor's lines on the subnet's settings and on backups that a swapped hotkey left (docs/subnet.md).
 
 Each function returns what is good, or raises: `DoubtError` for what may be meant so, a `PermanentError` for what keeps
 the neuron from working or earning.

@@ -18,7 +18,7 @@ READY_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Pauses:
-    """How long to wait before a process is started again, in seconds."""
+    """Seconds to wait before a process is started again."""
 
     first: float = 1.0
     longest: float = 60.0  # each pause is twice the one before it, up to this

@@ -63,7 +63,7 @@ def start_window() -> StartWindow:
 
 
 def network() -> Network:
-    """What is signed into every object."""
+    """Return what is signed into every object."""
     return Network(NETUID, start_window().digest)
 
 

@@ -1,4 +1,4 @@
-"""What a validator saw in six windows of the tiny network, and the evidence that follows from it.
+"""Six windows of the tiny network as a validator saw them, and the evidence that follows from it.
 
 Numbers that a reader can check by eye; every rule of scores, penalties and bans has its say somewhere.
 """

@@ -36,7 +36,7 @@ VECTORS: Mapping[str, Callable[[], Any]] = {
 
 
 def vector_file(name: str) -> Path:
-    """Where a set of vectors lies."""
+    """Return where a set of vectors lies."""
     return FOLDER / f"{name}.json"
 
 

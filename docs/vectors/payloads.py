@@ -23,7 +23,7 @@ REST = -1
 
 
 class Damage(NamedTuple):
-    """How a payload is changed: some bytes of one of its parts are replaced by others, perhaps of another number.
+    """A change of a payload: some bytes of one of its parts are replaced by others, perhaps of another number.
 
     Attributes:
         what: What becomes wrong.

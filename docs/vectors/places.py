@@ -16,7 +16,7 @@ def time_vectors() -> dict[str, Any]:
 
 
 def commitment_vectors() -> dict[str, Any]:
-    """What a hotkey commits on chain about its bucket, and the axon records that announce roles."""
+    """Return what a hotkey commits on chain about its bucket, and the axon records that announce roles."""
     addresses = (
         BucketAddress("0123456789abcdef" * 2, "fedcba9876543210" * 2, "00112233445566778899aabbccddeeff" * 2),
         BucketAddress("local-bucket", "readkey", "secret/with+base64="),

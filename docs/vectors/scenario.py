@@ -91,7 +91,7 @@ def header(uid: int, layout: Layout, window: int = WINDOW) -> Header:
 
 
 def payload(uid: int, recipe: Recipe) -> Payload:
-    """What a miner publishes in the window."""
+    """Return what a miner publishes in the window."""
     tensors = {
         name: Coefficients(np.array(indices, np.uint16), np.array(negative, np.bool_), np.array(steps, np.uint16))
         for name, (steps, indices, negative) in _COEFFICIENTS[uid].items()

@@ -189,4 +189,4 @@ IDLE: Mapping[str, type[Node]] = {
     "validator": cheats.IdleValidator,
     **{name: idle(kind) for name, kind in ACTORS.items()},
 }
-"""What takes the place of the roles that train and measure when only the protocol is to run."""
+"""Stand-ins for the roles that train and measure when only the protocol is to run."""

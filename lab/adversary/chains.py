@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Arrival:
-    """How one block comes."""
+    """The coming of one block."""
 
     gap: float  # seconds from the block before it
     lag: int = 0  # blocks that must follow it before it is final

@@ -336,7 +336,7 @@ class FamilyMiner(Miner, ABC):
         return [neuron.uid for neuron in self.exchange.miners(window) if neuron.hotkey in members]
 
     def first_trained(self, window: int, payload: Payload) -> Mapping[str, Section]:
-        """What the first member that was ready in a window has to publish; this one's `payload` if it is the first."""
+        """Return the work of the first member that was ready in a window; this one's `payload` if it is the first."""
         trained = self.family.trained
         if window not in trained:
             trained.clear()

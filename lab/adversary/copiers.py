@@ -48,7 +48,7 @@ class SecondHandMiner(Miner, ABC):
 
     @abstractmethod
     def find(self, window: int) -> Sections | None:
-        """What to publish under the own header; None if there is nothing."""
+        """Return what to publish under the own header; None if there is nothing."""
 
     def train(self, window: int) -> TrainReport:
         """As every miner; what there is to be found is found before."""
@@ -62,7 +62,7 @@ class SecondHandMiner(Miner, ABC):
         return untrained(self, zero_update(self))
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
-        """What was found, under the own header of this window."""
+        """Return what was found, under the own header of this window."""
         return super().payload_bytes(window, payload if self._found is None else Payload(payload.header, self._found))
 
 
@@ -70,7 +70,7 @@ class RecyclingMiner(SecondHandMiner):
     """Trains in every second window, and publishes the result again in the next one."""
 
     def find(self, window: int) -> Sections | None:
-        """What it published itself in the window before."""
+        """Return what it published itself in the window before."""
         path = self._payload_path(window - 1)
         return decode(path.read_bytes(), self.layout).sections if window % 2 == 0 and path.exists() else None
 
@@ -103,7 +103,7 @@ class WithinNormMiner(Miner):
     """
 
     def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
-        """What the others' payloads say; the data is looked at only if there are none yet."""
+        """Return what the others' payloads say; the data is looked at only if there are none yet."""
         payloads = others_payloads(self, window - 1)
         if not payloads:
             return super().learn(window, sequences, keep_going)
@@ -124,7 +124,7 @@ class SybilMiner(FamilyMiner):
     """One of several uids of one trainer: all train what the first was assigned, and publish nearly the same."""
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
-        """What the first of the family has to publish, but for some coefficients."""
+        """Return what the first of the family has to publish, but for some coefficients."""
         sections = self.first_trained(window, payload)
         if sections is not payload.sections:
             sections = varied(sections, kept=SYBIL_SHARE, seed=seed_for("sybil", self, window))

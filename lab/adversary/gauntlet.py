@@ -53,7 +53,7 @@ class Lineup:
         return self.miners - sum(self.places(scenario) for scenario in self.scenarios)
 
     def places(self, scenario: Scenario) -> int:
-        """How many miners attack in a scenario."""
+        """Return how many miners attack in a scenario."""
         if scenario.name == "nobody" or scenario.publisher is not None:
             return 0
         return self.attackers if scenario.honest is None else self.miners - scenario.honest

@@ -30,7 +30,7 @@ ROUNDING = 1 + 1e-5
 
 
 class Expect(StrEnum):
-    """What must come of an attack or fault."""
+    """The result that an attack or fault must have."""
 
     REJECT = "R"
     """No payload of an attacker is applied; every reader says why with one of the legal reasons."""
@@ -48,7 +48,7 @@ ChainFault = Callable[[Chain], Chain]
 
 @dataclass(frozen=True)
 class Misconduct:
-    """How an aggregator misbehaves, and what the public reports must come to."""
+    """The misbehaviour of an aggregator, and what the public reports must come to."""
 
     kind: type[Aggregator]  # takes the honest one's place
     is_provable: bool = False  # whether every finding convicts it, from any reporter
@@ -95,7 +95,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Sighting:
-    """What one node found of one miner in one window."""
+    """The finding of one node about one miner in one window."""
 
     window: int
     observer: str  # name of the node
@@ -106,7 +106,7 @@ class Sighting:
 
 @dataclass(frozen=True)
 class History:
-    """What can be known of a network that ran, from its public objects, its gather reports and its journals."""
+    """The knowledge of a network that ran, from its public objects, its gather reports and its journals."""
 
     windows: tuple[int, ...]  # as far back as objects are kept
     rosters: Mapping[int, tuple[int, ...]]  # window -> uids that were applied; none in a null window
@@ -304,7 +304,7 @@ def _roots_agree(names: Collection[str], history: History) -> bool:
 
 
 def measure_influence(cast: Cast, history: History, hparams: HParams, layout: Layout) -> dict[str, float]:
-    """What the attackers' payloads could do, as shares of what is legal: none may be more than 1.
+    """Return what the attackers' payloads could do, as shares of what is legal: none may be more than 1.
 
     Returns:
         `contribution`: largest norm that one payload of an attacker contributes to a tensor, over the median.

@@ -21,7 +21,7 @@ PayloadMutation = Callable[[bytes, Layout], bytes]
 """From an honest payload and its layout to hostile bytes."""
 VERSION_OFFSET, UID_OFFSET, WINDOW_OFFSET, DIGEST_OFFSET, HOTKEY_OFFSET = 4, 6, 8, 16, 48
 _NAN_BITS, _NEGATIVE_BITS = 0x7E00, 0xBC00
-"""What a half-precision NaN, and -1, would be where the largest step stands."""
+"""The bytes of a half-precision NaN, and of -1, where the largest step stands."""
 
 
 def with_checksum(body: bytes) -> bytes:

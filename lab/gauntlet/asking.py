@@ -24,7 +24,7 @@ class Asked:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the answer, in one line; None if nothing is."""
+        """Return what is wrong with the answer, in one line; None if nothing is."""
         if self.answered and not self.differences:
             return None
         wrong = f"says otherwise than the evidence: {', '.join(self.differences)}" if self.differences else "no answer"
@@ -45,7 +45,7 @@ class Questions:
         return f"why: {right} of {len(self.asked)} answers agree with the evidence, the slowest took {slowest:.1f} s"
 
     def problems(self, uids: Collection[int]) -> tuple[str, ...]:
-        """What is wrong with the answers about some miners."""
+        """Return what is wrong with the answers about some miners."""
         return tuple(each.problem for each in self.asked if each.uid in uids and each.problem is not None)
 
 

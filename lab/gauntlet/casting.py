@@ -89,7 +89,7 @@ class Casting:
         }
 
     def rule(self, ask: Ask) -> Treatment | None:
-        """What the gates do with a request for a member's bucket; None to pass it on."""
+        """Return what the gates do with a request for a member's bucket; None to pass it on."""
         scenario = self.by_account.get(ask.bucket)
         rule = None if scenario is None else BUCKET_RULES.get(scenario.name)
         if scenario is None or rule is None or ask.at < self._attacks_from(START_WINDOW + scenario.quiet):

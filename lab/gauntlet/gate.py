@@ -47,7 +47,7 @@ class Drip:
 
 Treatment = Refusal | Drip
 Rule = Callable[[Ask], Treatment | None]
-"""What a gate does with a request; None passes it on."""
+"""The treatment of a request by a gate; None passes it on."""
 
 
 @dataclass

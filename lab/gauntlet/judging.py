@@ -140,7 +140,7 @@ class Storm:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why the figures do not pass; empty if they do."""
+        """Return why the figures do not pass; empty if they do."""
         if not self.asked_calm or not self.asked_failing:
             return ("nobody asked for the bucket that fails, so nothing was measured",)
         if self.ratio > MOST:

@@ -27,7 +27,7 @@ from templar.store.s3_protocol import S3Settings
 from templar.window import Action, drive_window
 
 ATTEMPTS = 3
-"""How often a node begins a window at most: after a transient error it takes it up again."""
+"""The most times that a node begins a window: after a transient error it takes it up again."""
 SETTINGS = S3Settings(read_timeout_seconds=2.0, max_attempts=2)
 """On this machine a silence of two seconds is a fault; the gather itself retries."""
 START_SECONDS = 45.0

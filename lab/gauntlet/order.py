@@ -26,7 +26,7 @@ SUBSET = (
 
 @dataclass(frozen=True)
 class Order:
-    """What to run."""
+    """The choice of what to run."""
 
     scenarios: tuple[str, ...] = ()  # names; by default the subset
     miners: int | None = None  # attackers included; by default three honest ones beside the attackers

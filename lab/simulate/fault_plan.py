@@ -33,7 +33,7 @@ PRUNED_AFTER = 256
 
 
 class FaultKind(StrEnum):
-    """Where a fault is."""
+    """The place of a fault."""
 
     CLOCK = "clock"
     BUCKET = "bucket"
@@ -57,7 +57,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """What happens to a network; everything follows from the seed."""
+    """The events of a network; everything follows from the seed."""
 
     seed: int
     windows: int
@@ -90,7 +90,7 @@ BUCKETS: dict[str, BucketFault] = {
     "two_faced": faults.TWO_FACED,
     "withheld": faults.WITHHELD,
 }
-"""What readers see of a bucket in its place."""
+"""The view of a bucket that readers have in its place."""
 ENDPOINTS: dict[str, Callable[[Chain], Chain]] = {
     "unreachable": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=25.0, every=140.0),
     "down": lambda chain: UnreachableChain(chain, since=GENESIS_TIME, seconds=1.0, every=1.0),
@@ -98,7 +98,7 @@ ENDPOINTS: dict[str, Callable[[Chain], Chain]] = {
     "reorganising": lambda chain: ReorganisingChain(chain, depth=3),
     "pruned": lambda chain: PrunedChain(chain, kept=PRUNED_AFTER),
 }
-"""What a member sees of the chain in its place."""
+"""The view of the chain that a member has in its place."""
 PAYLOADS = tuple(
     each.name
     for each in SCENARIOS.values()

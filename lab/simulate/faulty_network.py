@@ -201,7 +201,7 @@ class FaultyNetwork:
             clock.sleep_until(clock.now() + pause)
 
     def _bury(self, member: Member) -> None:
-        """What the kernel does for a process that was killed."""
+        """Return what the kernel does for a process that was killed."""
         node = self.nodes.pop(member.uid, None)
         self.kills += 1
         if node is not None:
@@ -321,7 +321,7 @@ class FaultyNetwork:
 
 @dataclass(frozen=True)
 class FaultReport:
-    """What came of a plan; everything but the last two follows from the plan."""
+    """The result of a plan; everything but the last two follows from the plan."""
 
     plan: FaultPlan
     violation: str | None  # the first one; the run ended there

@@ -32,7 +32,7 @@ KERNEL_WINDOWS = 20  # from this many windows on a run is worth loading the kern
 
 @dataclass(frozen=True)
 class SimulationReport:
-    """What a simulation came to; everything but `seconds` and what follows from it depends on the seed alone.
+    """The result of a simulation; everything but `seconds` and what follows from it depends on the seed alone.
 
     Attributes:
         windows: Windows that were run.

@@ -83,7 +83,7 @@ class Stage(Protocol):
 
     @property
     def gather_concurrency(self) -> int:
-        """How many peers a node fetches at once; 1 on simulated time, where only participants may wait."""
+        """Return how many peers a node fetches at once; 1 on simulated time, where only participants may wait."""
         ...
 
     def open_store(self, bucket: str) -> ObjectStore:
@@ -95,7 +95,7 @@ class Stage(Protocol):
         ...
 
     def address_of(self, member: Member) -> BucketAddress:
-        """What a member commits on chain: its account and a key that may only read."""
+        """Return what a member commits on chain: its account and a key that may only read."""
         ...
 
     def run(self, participants: Sequence[Callable[[], None]]) -> None:
@@ -159,7 +159,7 @@ def _same_chain(observer: Member, chain: Chain) -> Chain:
 
 @dataclass(frozen=True)
 class Weather:
-    """What stands between the nodes and their surroundings: nothing, unless a scenario says otherwise.
+    """The weather between the nodes and their surroundings: nothing, unless a scenario says otherwise.
 
     Attributes:
         reader: Given observer, owner and the owner's bucket for reading, what the observer reads instead. The observer
@@ -273,7 +273,7 @@ class World:
         return Node(NeuronConfig("observer", home, self.hparams, self.chain, buckets, None, opening, durable=False))
 
     def config(self, member: Member, clock: Clock | None = None) -> NeuronConfig:
-        """What a member's node and housekeeping work with, the latter by another clock if one is given."""
+        """Return what a member's node and housekeeping work with, the latter by another clock if one is given."""
         home = self.root / "nodes" / member.name
         chain: Chain = self._open_chain(member.hotkey, clock)
         if clock is None:
@@ -371,7 +371,7 @@ class World:
 
 
 def hotkey_seed(seed: int, index: int) -> bytes:
-    """What the hotkey of a network's member is made from; the index is its uid."""
+    """Return what the hotkey of a network's member is made from; the index is its uid."""
     return hashlib.sha256(f"templar.simulate:{seed}:{index}".encode()).digest()
 
 

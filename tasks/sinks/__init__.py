@@ -1,1 +1,1 @@
-"""Where a neuron's figures and log lines go besides its folder: Prometheus, InfluxDB, Loki. All are off by default."""
+"""Sinks for a neuron's figures and log lines besides its folder: Prometheus, InfluxDB, Loki. All are off by default."""

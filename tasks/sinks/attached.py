@@ -148,7 +148,7 @@ class NeuronSinks:
         return (*self._points, *self._traces, *self._lines)
 
     def queues(self) -> dict[str, QueueState]:
-        """How each sink that is sent to keeps up."""
+        """Return how each sink that is sent to keeps up."""
         return {sender.target.name: sender.state for sender in self._senders}
 
     def put(self, metrics: Metrics) -> None:

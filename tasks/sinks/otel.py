@@ -91,7 +91,7 @@ class OtelTraces(HttpTarget):
 
 
 def resource_of(who: Identity) -> Resource:
-    """What every figure and span is about."""
+    """Return what every figure and span is about."""
     return Resource(
         attributes=_attributes(
             {

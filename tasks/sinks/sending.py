@@ -23,9 +23,9 @@ BATCH = 500
 PAUSES = (1.0, 5.0, 15.0, 60.0)
 """Seconds until a failed batch is sent again; the last one repeats."""
 POLL_SECONDS = 0.2
-"""How long the thread waits for an item before it looks whether it should end."""
+"""The longest that the thread waits for an item before it looks whether it should end."""
 CLOSE_SECONDS = 2.0
-"""How long the end of a process waits for what is still in the queue."""
+"""The longest that the end of a process waits for what is still in the queue."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True)
 class QueueState:
-    """How a sink that is sent to keeps up."""
+    """The progress of a sink that is sent to."""
 
     waiting: int  # items that are not delivered yet
     dropped: int  # items that it has lost
@@ -60,7 +60,7 @@ class UnacceptableError(Exception):
 
 
 class Target(Protocol[T_contra]):
-    """What takes the items."""
+    """The target of the items."""
 
     name: str
 
@@ -99,7 +99,7 @@ class Sender(Generic[T]):
 
     @property
     def state(self) -> QueueState:
-        """How the target keeps up."""
+        """Return how the target keeps up."""
         return QueueState(self._queue.qsize() + self._under_way, self.dropped)
 
     @property
@@ -137,7 +137,7 @@ class Sender(Generic[T]):
         self.target.close()
 
     def _next_batch(self) -> list[T]:
-        """What waits, as far as it fits into a batch; waits a moment for the first item."""
+        """Return what waits, as far as it fits into a batch; waits a moment for the first item."""
         batch: list[T] = []
         with suppress(queue.Empty):
             batch.append(self._queue.get(timeout=POLL_SECONDS))

@@ -20,9 +20,9 @@ from tasks.sinks.sending import Identity, Point
 from tasks.sinks.wandb_run import FINISH_SECONDS
 
 ANSWER_SECONDS = 60.0
-"""How long a batch may take; the first one includes the start of the client and of the run."""
+"""The longest that a batch may take; the first one includes the start of the client and of the run."""
 INIT_SECONDS = 30
-"""How long the client itself waits for W&B when a run starts."""
+"""The longest that the client itself waits for W&B when a run starts."""
 
 
 class WandbError(Exception):

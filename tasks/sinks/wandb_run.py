@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 FINISH_SECONDS = 10.0
-"""How long the end of the run waits for W&B; what is not uploaded by then stays in the run's folder."""
+"""The longest that the end of the run waits for W&B; what is not uploaded by then stays in the run's folder."""
 
 
 def main() -> None:
