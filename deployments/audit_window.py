@@ -10,7 +10,6 @@ if something differs, 2 if something could not be audited, or if the command lin
 
 import argparse
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from templar.audit.evidence_audit import Auditor
 from templar.errors import Reason, TemplarError
 from templar.neuron.configuration import NeuronConfig
 
-VERIFIED, DIFFERS, NOT_AUDITED = 0, 1, 2
+VERIFIED, DIFFERS, FAILED = 0, 1, 2
 
 
 def observer(arguments: argparse.Namespace) -> NeuronConfig:
@@ -49,7 +48,7 @@ def audit(auditor: Auditor, window: int, validator: int | None) -> int:
         if error.reason is Reason.STOPPED:
             raise
         print(f"window {window}: not audited {error}")
-        return NOT_AUDITED
+        return FAILED
     for part in found.parts:
         print(f"window {window}: {part.summary}, {part.seconds:.1f} s")
         for difference in part.differences[1:]:
@@ -58,7 +57,7 @@ def audit(auditor: Auditor, window: int, validator: int | None) -> int:
             print(f"  note: {note}")
     if found.verified:
         return VERIFIED
-    return NOT_AUDITED if found.differing is None else DIFFERS
+    return FAILED if found.differing is None else DIFFERS
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
             last = max(auditor.newest_window(arguments.validator), arguments.first or 0)
         first = arguments.first if arguments.first is not None else last
         statuses = [audit(auditor, window, arguments.validator) for window in range(first, last + 1)]
-    return DIFFERS if DIFFERS in statuses else max(statuses, default=NOT_AUDITED)
+    return DIFFERS if DIFFERS in statuses else max(statuses, default=FAILED)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -90,11 +89,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if None not in (arguments.first, arguments.last) and arguments.first > arguments.last:
         parser.error(f"--first {arguments.first} comes after --last {arguments.last}")
-    try:
-        return run(arguments)
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return NOT_AUDITED
+    return run(arguments)
 
 
 def _tolerance(text: str) -> float:

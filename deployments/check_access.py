@@ -7,7 +7,6 @@ every key is as it should be, 1 if not, 2 if the command line is wrong.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from rich.text import Text
 from blocks.environment import neuron_from_environment
 from blocks.keyring import credentials_of
 from deployments.register import read_environment
-from templar.errors import TemplarError
 from templar.housekeeping.access import AccessReport, check_access
 
 COLUMNS = ("bucket", "key", "right", "should", "does", "answer", "problem")
@@ -41,11 +39,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="templar access", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
     arguments = parser.parse_args(words)
-    try:
-        environment = read_environment(arguments.env_file)
-        report = check_access(credentials_of(neuron_from_environment(environment), environment))
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    environment = read_environment(arguments.env_file)
+    report = check_access(credentials_of(neuron_from_environment(environment), environment))
     show(report, Console())
     return 1 if report.problems else 0

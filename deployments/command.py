@@ -10,14 +10,14 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, TemplarError
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except ValidationError as error:  # Prefect reads its settings when it is imported
                 print(_refused_settings(error), file=sys.stderr)
                 return 1
-            return int(module.main([*command.given, *words[len(name) :]]))
+            arguments_of = [*command.given, *words[len(name) :]]
+            return exit_status(module.main, arguments_of, failed=getattr(module, "FAILED", 1))
     asked = [word for word in words if not word.startswith("-")]
     matches = [command for command in COMMANDS if command.words.split()[: len(asked)] == asked]
     if matches and (not words or words[-1] in ("-h", "--help")):
@@ -88,6 +89,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(f"templar: there is no command {' '.join(asked)!r}\n{_help(matches or list(COMMANDS))}", file=sys.stderr)
     return 2
+
+
+def exit_status(main: Callable[..., int], *arguments: Sequence[str], failed: int = 1) -> int:
+    """Run a command; its exit status, `failed` after an error of ours and 130 after Ctrl-C, which are one line each."""
+    try:
+        return int(main(*arguments))
+    except TemplarError as error:
+        print(error, file=sys.stderr)
+        return failed
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
 
 
 def _module(command: Command) -> Any:

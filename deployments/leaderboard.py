@@ -7,7 +7,6 @@ validator is this neuron, or else the one with the most stake that has evidence.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from deployments.work_pool import require_server
 from tasks.evidence import evaluations_of
 from tasks.host import load_block
 from templar.arguments import whole_number
-from templar.errors import PermanentError, TemplarError
+from templar.errors import PermanentError
 from templar.reports.checkpoint_evaluation import HeldOut
 from templar.reports.leaderboard import FORMS, Leaderboard, draw, leaderboard
 from templar.reports.published_scores import Published, read_recent
@@ -113,11 +112,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per window and miner")
     parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw the curves; ends with .svg or .png")
     arguments, console = parser.parse_args(words), Console()
-    try:
-        run(arguments, console if console.width >= LEAST_WIDTH else Console(width=LEAST_WIDTH))
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    run(arguments, console if console.width >= LEAST_WIDTH else Console(width=LEAST_WIDTH))
     return 0
 
 

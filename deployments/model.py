@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from deployments.command import exit_status
 from deployments.hub import TOKEN, open_pusher, push_model
 from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
 from deployments.register import read_environment
@@ -33,7 +34,7 @@ from templar.agreement.proven_state import KeptModel, fetch_model, newest_proven
 from templar.arguments import positive, whole_number
 from templar.audit.replay import begin_at, replay_to
 from templar.data.tokenizer import load_tokenizer
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.neuron.node import Node
 from templar.reports.model_card import PICTURE_FILE, TrainingHistory, model_card, read_history
 from templar.reports.text_score import score_texts
@@ -56,16 +57,10 @@ def main(words: Sequence[str] | None = None) -> int:
         "export": export,
         "verify": verify,
     }
-    try:
-        with ExitStack() as resources:
-            network = open_network(arguments)
-            resources.callback(network.config.buckets.close)
-            return commands[arguments.command](arguments, network)
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return 130
+    with ExitStack() as resources:
+        network = open_network(arguments)
+        resources.callback(network.config.buckets.close)
+        return commands[arguments.command](arguments, network)
 
 
 def open_network(arguments: argparse.Namespace) -> PublicNetwork:
@@ -293,4 +288,4 @@ def _temperature(text: str) -> float:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.exit(main())
+    sys.exit(exit_status(main, failed=FAILED))

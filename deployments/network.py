@@ -13,7 +13,6 @@ or with `--from` those of a model: a folder in the Hugging Face layout, or a rep
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +28,7 @@ from templar.agreement.genesis import Birth, draft_birth, publish_genesis, read_
 from templar.arguments import positive
 from templar.chain.base import Chain, NeuronInfo
 from templar.data.tokenizer import check_fits, load_tokenizer
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.objects import StartWindow
 from templar.hparams import HParams
@@ -199,22 +198,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="check everything and write nothing")
     parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
-    try:
-        environment = environment_of(arguments)
-        block = checked_neuron(environment)
-        home = Path(block.home)
-        started = start_network(
-            block,
-            opens_in_seconds=arguments.opens_in,
-            folder=home / GENESIS_FOLDER,
-            data_folder=home,
-            source=arguments.source,
-            hub_token=environment.get("HF_TOKEN"),
-            dry_run=arguments.dry_run,
-        )
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    environment = environment_of(arguments)
+    block = checked_neuron(environment)
+    home = Path(block.home)
+    started = start_network(
+        block,
+        opens_in_seconds=arguments.opens_in,
+        folder=home / GENESIS_FOLDER,
+        data_folder=home,
+        source=arguments.source,
+        hub_token=environment.get("HF_TOKEN"),
+        dry_run=arguments.dry_run,
+    )
     if arguments.json:
         record = started.birth.start.model_dump() | {
             "genesis": started.birth.network.genesis,

@@ -7,7 +7,6 @@ of the window that is open now.
 """
 
 import argparse
-import sys
 import tempfile
 import unicodedata
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from deployments.work_pool import require_server
 from tasks.host import load_block
 from templar.arguments import whole_number
 from templar.chain.base import Chain
-from templar.errors import PermanentError, Reason, TemplarError
+from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.housekeeping.maintenance import known_epochs
 from templar.hparams import HParams
@@ -95,11 +94,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--uid", type=whole_number(0), help="the miner; by default the neuron itself")
     parser.add_argument("--sequences", type=whole_number(0), default=3, help="sequences to decode")
     arguments = parser.parse_args(words)
-    try:
-        run(arguments.neuron, arguments.window, arguments.uid, arguments.sequences, Console())
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    run(arguments.neuron, arguments.window, arguments.uid, arguments.sequences, Console())
     return 0
 
 

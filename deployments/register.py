@@ -323,14 +323,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="templar neuron register", description=(__doc__ or "").splitlines()[0])
     add_neuron_options(parser)
     arguments = parser.parse_args(words)
-    try:
-        environment = environment_of(arguments)
-        block = checked_neuron(environment)
-        require_server()
-        enrol(arguments.name, block, environment)
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    environment = environment_of(arguments)
+    block = checked_neuron(environment)
+    require_server()
+    enrol(arguments.name, block, environment)
     worker = f"{program('prefect')} worker start --pool neuron-{arguments.name}"
     print(f"neuron {arguments.name!r} is registered; its worker: {worker}")
     return 0

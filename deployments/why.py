@@ -9,7 +9,6 @@ evidence that says so. `templar audit` checks whether that evidence is true.
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -160,16 +159,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--validator", type=whole_number(0), metavar="UID", help="whose evidence; all by default")
     parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
+    require_server()
+    config = load_block(arguments.neuron).config(arguments.neuron)
     try:
-        require_server()
-        config = load_block(arguments.neuron).config(arguments.neuron)
-        try:
-            found = answers(config, arguments.uid, arguments.window, arguments.validator)
-        finally:
-            config.buckets.close()
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+        found = answers(config, arguments.uid, arguments.window, arguments.validator)
+    finally:
+        config.buckets.close()
     if arguments.json:
         print(json.dumps([asdict(answer) for answer in found]))
     else:

@@ -23,7 +23,7 @@ MAX_FUNCTION_LINES = 60
 LIMITS = {
     "files of templar/": 152,
     "lines of templar/": 37_928,
-    "lines of blocks/, tasks/, flows/ and deployments/": 12_960,
+    "lines of blocks/, tasks/, flows/ and deployments/": 12_898,
     "lines of lab/, benchmarks/ and docs/": 14_526,
     "lines of tests/": 58_458,
     "files on the reading path": 10,

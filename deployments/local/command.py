@@ -14,7 +14,6 @@ import json
 import os
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -66,15 +65,8 @@ def main(words: Sequence[str] | None = None) -> int:
         "status": lambda: status(network_of(plan), as_json=arguments.json),
     }
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is ended takes its network down as well
-    try:
-        os.environ.update(exempting_loopback(os.environ))
-        return commands[arguments.command]()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    os.environ.update(exempting_loopback(os.environ))
+    return commands[arguments.command]()
 
 
 def network_of(plan: LocalPlan) -> LocalNetwork:

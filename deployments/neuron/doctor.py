@@ -10,7 +10,6 @@ import argparse
 import json
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -478,11 +477,7 @@ def main(words: Sequence[str] | None = None) -> int:
     add_neuron_options(parser)
     parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
-    try:
-        lines = list(examine(arguments.name, environment_of(arguments)))
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    lines = list(examine(arguments.name, environment_of(arguments)))
     if arguments.json:
         print(json.dumps([asdict(line) for line in lines]))
     else:

@@ -12,7 +12,6 @@ private.
 import argparse
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from pathlib import Path
 from deployments.neuron.supervisor import Pauses
 from deployments.processes import sole_process, state_folder
 from templar.arguments import whole_number
-from templar.errors import PermanentError, TemplarError
+from templar.errors import PermanentError
 from templar.hparams import TrainerSettings
 from templar.interrupt import StoppedError, request_stop, wait
 from templar.training.device import given_threads
@@ -105,9 +104,6 @@ def main(words: Sequence[str] | None = None) -> int:
             run(host, rank_count(settings), folder, say)
     except StoppedError:
         say("the devices are this host's own again")
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
     return 0
 
 

@@ -29,7 +29,7 @@ from deployments.prefect_server import PROJECT_ROOT, SERVER_LOG
 from deployments.processes import end_of, holder_of, stop_process
 from deployments.register import BITTENSOR_OPTIONS, neuron_name
 from templar.arguments import whole_number
-from templar.errors import PermanentError, Reason, TemplarError
+from templar.errors import PermanentError, Reason
 
 STOP_SECONDS = 120.0
 """A worker's grace, what an interrupted window has to end, and the server's end."""
@@ -47,11 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "logs": logs,
         "service": service,
     }
-    try:
-        return commands[arguments.command](arguments, Console())
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    return commands[arguments.command](arguments, Console())
 
 
 def init(arguments: argparse.Namespace, console: Console) -> int:

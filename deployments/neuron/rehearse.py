@@ -11,7 +11,6 @@ that runs meanwhile shares the device. The exit status is 1 if the payload would
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -26,7 +25,7 @@ from deployments.why import Answer, explain, show
 from tasks.observing import auditing, context_of
 from templar.arguments import positive
 from templar.audit.rehearsal import Rehearsal, rehearse
-from templar.errors import PermanentError, Reason, TemplarError
+from templar.errors import PermanentError, Reason
 from templar.training.ranks import open_trainer
 
 FOLDER = "rehearsal"
@@ -108,11 +107,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=positive, default=SECONDS, help="longest training (60)")
     parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
-    try:
-        found = run(neuron_from_environment(dict(environment_of(arguments))), arguments.seconds)
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    found = run(neuron_from_environment(dict(environment_of(arguments))), arguments.seconds)
     if arguments.json:
         print(json.dumps(as_json(found)))
     else:

@@ -11,7 +11,6 @@ they published, and a start on an empty folder reads it from there.
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,6 @@ from pathlib import Path
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.register import add_neuron_options, environment_of
-from templar.errors import TemplarError
 from templar.exchange.object_keys import Kind, parse_current_key
 from templar.neuron.backup import RestoreReport, restore_home
 
@@ -77,16 +75,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--from-bucket", action="store_true", required=True, help="from the neuron's own bucket")
     parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
-    try:
-        block = neuron_from_environment(dict(environment_of(arguments)))
-        if block.role != "miner":
-            text = standing(block, arguments.name)
-            print(json.dumps({"restored": False, "why": text}) if arguments.json else text)
-            return 0
-        report = restore_home(block.config(arguments.name))
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    block = neuron_from_environment(dict(environment_of(arguments)))
+    if block.role != "miner":
+        text = standing(block, arguments.name)
+        print(json.dumps({"restored": False, "why": text}) if arguments.json else text)
+        return 0
+    report = restore_home(block.config(arguments.name))
     if arguments.json:
         print(json.dumps({"restored": True, **asdict(report), "lost": lost(report)}))
     else:

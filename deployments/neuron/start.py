@@ -39,7 +39,7 @@ from deployments.schedules import HOUSEKEEPING_POOL
 from deployments.work_pool import require_server
 from tasks.glance import neuron_key, open_page
 from templar.arguments import port
-from templar.errors import PermanentError, Reason, TemplarError
+from templar.errors import PermanentError, Reason
 
 WORKER_GRACE_SECONDS = 60.0
 """The pool's grace for a window (30 s), what an interrupted one has to end (10 s), and room."""
@@ -59,9 +59,6 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say(f"neuron {arguments.name!r} has stopped")
         return 0
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
     return 0
 
 

@@ -129,7 +129,7 @@ import os, signal, sys
 from pathlib import Path
 from templar.datasets.build_dataset import build
 from templar.datasets import token_parts
-from tests.data.test_data_build_dataset import DatasetLayout, request
+from tests.datasets.test_datasets_build_dataset import DatasetLayout, request
 
 token_parts.RUN_TOKENS = token_parts.PIECE_TOKENS = 1000
 left = int(sys.argv[4])

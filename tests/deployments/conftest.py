@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.command import exit_status
 from tests.support.commands import Call
 from tests.support.operator import Operator
 from tests.support.prefect_server import RunningPrefectServer
@@ -27,7 +28,7 @@ def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     def run(main: Callable[[], int], *arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
         try:
-            status = main()
+            status = exit_status(main, failed=getattr(sys.modules[main.__module__], "FAILED", 1))
         except SystemExit as end:
             status = int(end.code or 0)
         out, err = capsys.readouterr()
