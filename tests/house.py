@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("templar", "blocks", "tasks", "flows", "deployments", "lab", "benchmarks", "docs")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
+MAX_CELL_WORDS = 60
 LIMITS = {
     "files of templar/": 152,
     "lines of templar/": 37_928,
@@ -155,6 +156,15 @@ def figures(files: Iterable[Path]) -> dict[str, int]:
     return dict(zip(LIMITS, found, strict=True))
 
 
+def long_cells(page: Path) -> Iterator[str]:
+    """Cells of a page's tables with more words than one takes in at a glance; names of tests are no words."""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        for cell in line.split("|")[1:-1] if line.startswith("|") else ():
+            words = [word for word in cell.split() if not word.startswith("`test_")]
+            if len(words) > MAX_CELL_WORDS:
+                yield f"{page.relative_to(ROOT)}:{number}: a cell has {len(words)} words, at most {MAX_CELL_WORDS}"
+
+
 def committed_limits() -> Iterator[tuple[str, int]]:
     """Every limit that was ever committed; nothing where there is no whole history."""
 
@@ -190,7 +200,7 @@ def main() -> int:
     files = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
     problems = [problem for path, tree in trees.items() for problem in too_long(path, tree)]
-    problems += problems_of_templar(trees)
+    problems += [*problems_of_templar(trees), *long_cells(ROOT / "docs" / "threat-model.md")]
 
     problems += raised_limits()
     for name, number in figures(files).items():
