@@ -20,7 +20,7 @@ from tasks.host import load_block
 from templar.arguments import whole_number
 from templar.errors import PermanentError
 from templar.reports.checkpoint_evaluation import HeldOut
-from templar.reports.leaderboard import FORMS, Leaderboard, draw, leaderboard
+from templar.reports.leaderboard import Leaderboard, draw, leaderboard
 from templar.reports.published_scores import Published, read_recent
 from templar.reports.training_curve import newest_evaluations
 from templar.store.files import replacing
@@ -68,19 +68,18 @@ def save(board: Leaderboard, *, csv: Path | None, plot: Path | None) -> None:
     Args:
         board: The leaderboard.
         csv: Gets one row per window and miner (`Leaderboard.history`).
-        plot: Gets the drawing; its ending says in which form.
+        plot: Gets the drawing, an SVG.
 
     Raises:
-        PermanentError: `bad_environment`: matplotlib is not installed; `local_file`: the file cannot be written.
+        PermanentError: `local_file`: the file cannot be written.
         TransientError: `local_file`: the disk is full.
     """
     if csv is not None:
         with replacing(csv) as file:
             file.write(board.history.to_csv(index=False).encode())
     if plot is not None:
-        content = draw(board, form=FORMS[plot.suffix.lower()])
         with replacing(plot) as file:
-            file.write(content)
+            file.write(draw(board))
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -110,7 +109,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--validator", type=whole_number(0), metavar="UID", help="whose evidence")
     parser.add_argument("--windows", type=whole_number(1), default=100, metavar="N", help="the last N closed windows")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per window and miner")
-    parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw the curves; ends with .svg or .png")
+    parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw the curves; ends with .svg")
     arguments, console = parser.parse_args(words), Console()
     run(arguments, console if console.width >= LEAST_WIDTH else Console(width=LEAST_WIDTH))
     return 0
@@ -118,6 +117,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _picture(text: str) -> Path:
     path = Path(text)
-    if path.suffix.lower() not in FORMS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a picture: let it end with {' or '.join(FORMS)}")
+    if path.suffix.lower() != ".svg":
+        raise argparse.ArgumentTypeError(f"{text!r} is not an SVG file: let it end with .svg")
     return path

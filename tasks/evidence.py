@@ -14,7 +14,7 @@ from templar.audit.evidence_audit import WindowAudit
 from templar.errors import PermanentError, Reason, TransientError
 from templar.neuron.configuration import NeuronConfig
 from templar.reports.checkpoint_evaluation import HeldOut, read_evaluations
-from templar.reports.leaderboard import Leaderboard, draw, leaderboard
+from templar.reports.leaderboard import draw, leaderboard
 from templar.reports.published_scores import Published, read_recent
 from templar.reports.training_curve import newest_evaluations
 
@@ -67,7 +67,8 @@ def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standi
             [dict(row) for row in rows],
             f"The newest {len(rows)} of {len(held_out.points)} measured checkpoints.",
         )
-    return Standings(summary + _show_plot(neuron, board, published))
+    picture(f"leaderboard-plot-{neuron}", draw(board), published.summary)
+    return Standings(summary)
 
 
 def evaluations_of(config: NeuronConfig) -> HeldOut:
@@ -90,12 +91,3 @@ def _read(neuron: str, windows: int, validator: int | None) -> tuple[Published, 
     if not published.evidences:
         return Standings(published.summary, published.left_out[-1].reason)
     return published, held_out
-
-
-def _show_plot(neuron: str, board: Leaderboard, published: Published) -> str:
-    """Show the plot; the end of the summary says why there is none."""
-    try:
-        picture(f"leaderboard-plot-{neuron}", draw(board), published.summary)
-    except PermanentError as error:
-        return f"; no plot: {error}"
-    return ""

@@ -4,30 +4,28 @@ A window without evidence is a gap: nothing is filled in, and means are over the
 followed by hotkey, under any uid.
 """
 
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from templar.errors import PermanentError, Reason
+from templar.reports.training_curve import LEFT, RIGHT, curve, svg, text_at
 from templar.scoring.evidence import Evidence, MinerRecord
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_WIDTH = 12
 """Most characters of a sparkline; of more windows each character is the mean of several."""
 LINES = 10
-"""The best miners have lines and names, as many as the palette has colours; all others are within a grey band."""
-Form = Literal["svg", "png"]
-FORMS: dict[str, Form] = {".svg": "svg", ".png": "png"}
-"""Ending of a file's name -> form."""
+"""The best miners have lines and names, as many as there are colours; all others are within a grey band."""
+COLOURS = (
+    *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
+    *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
+)
+CURVES_RIGHT = RIGHT - 84
+"""The end of the curves, and to the right of it their names."""
 _DTYPES = {
     "window": "int64",
     "uid": "int64",
@@ -42,17 +40,6 @@ _DTYPES = {
     "discount": "object",
     "slashes": "object",
     "weight": "float64",
-}
-_STYLE: dict[Any, Any] = {
-    "svg.hashsalt": "templar",
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 2.5,
 }
 
 
@@ -287,60 +274,69 @@ def _with_ban(slashes: str, banned_until: Any) -> str:
     return "; ".join(text for text in (ban, slashes) if text)
 
 
-def draw(board: Leaderboard, *, form: Form = "svg") -> bytes:
-    """Draw the loss, the final scores with their penalties, and the weights by window; return the file's bytes.
+def draw(board: Leaderboard) -> bytes:
+    """Draw the loss, the final scores with their penalties, and the weights by window, as SVG.
 
     The same leaderboard gives the same bytes. Gaps are gaps in the lines.
-
-    Raises:
-        PermanentError: `bad_environment`; matplotlib is not installed.
     """
-    if find_spec("matplotlib") is None:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            "matplotlib is not installed, and it draws the plot: install the extra `plot`, `pip install -e '.[plot]'`",
-        )
-    import matplotlib as mpl  # noqa: PLC0415 - a second of start-up, only to draw
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(9, 7), layout="constrained")
-        loss, finals, weights = figure.subplots(3, 1, sharex=True, height_ratios=(2, 4, 3))
-        _line(loss, board.losses, color="black")
-        loss.set(title=f"loss of the evaluation batch, as uid {board.newest.uid} measured it (nats per token)")
-        _draw_miners(finals, board, board.finals)
-        finals.set(title="final score; grey: all others; a cross is a penalty")
-        _mark_slashes(finals, board)
-        _draw_miners(weights, board, board.weights)
-        weights.set(title="weight", xlabel="window", ylim=(0, None))
-        weights.xaxis.get_major_locator().set_params(integer=True)
-        names = finals.get_legend_handles_labels()
-        figure.legend(*names, loc="outside right upper", frameon=False, fontsize=8)
-        target = io.BytesIO()
-        metadata = {"Date": None, "Creator": None} if form == "svg" else {"Software": None}
-        figure.savefig(target, format=form, metadata=metadata)
-    return target.getvalue()
+    title = f"loss of the evaluation batch, as uid {board.newest.uid} measured it (nats per token)"
+    finals = Panel(166, 346, "final score; grey: all others; a cross is a penalty", board.finals)
+    loss, weights = board.losses.to_frame(), Panel(386, 506, "weight", board.weights)
+    shapes = [*Panel(36, 126, title, loss, ("black",)).shapes(), *finals.shapes(), *weights.shapes()]
+    named = board.history["hotkey"].isin(board.finals.columns[:LINES])
+    for _, row in board.history[named & (board.history["slashes"] != "")].iterrows():
+        x, y = finals.place(row["window"], row["final"])
+        shapes.append(f'<path d="M{x - 3:.1f} {y - 3:.1f}l6 6m0 -6l-6 6" stroke="black"/>')
+    for line, (uid, colour) in enumerate(zip(board.standings["uid"], COLOURS, strict=False)):
+        shapes.append(f'<rect x="{CURVES_RIGHT + 12}" y="{168 + 18 * line}" width="10" height="3" fill="{colour}"/>')
+        shapes.append(text_at(CURVES_RIGHT + 28, 174 + 18 * line, f"uid {uid}"))
+    first = text_at(LEFT, 526, f"window {board.evidences[0].window}")
+    return svg(536, [*shapes, first, text_at(CURVES_RIGHT, 526, str(board.newest.window), "end")])
 
 
-def _draw_miners(axes: "Axes", board: Leaderboard, table: pd.DataFrame) -> None:
-    """Draw a line for each of the best miners, the first uppermost, over the band of all others."""
-    others = table.iloc[:, LINES:]
-    if others.shape[1]:
-        axes.fill_between(table.index, others.min(axis=1), others.max(axis=1), color="0.88", linewidth=0)
-    for place, (uid, hotkey) in enumerate(zip(board.standings["uid"], table.columns[:LINES], strict=False)):
-        _line(axes, table[hotkey], color=f"C{place}", label=f"uid {uid}", zorder=3 - place / LINES)
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Curves between two heights of a drawing, one for each of the first columns over the band of all others."""
 
+    top: float
+    bottom: float
+    title: str
+    table: pd.DataFrame  # by window, gaps included
+    colours: tuple[str, ...] = COLOURS
 
-def _line(axes: "Axes", values: "pd.Series[float]", **style: Any) -> None:
-    """Draw a line with gaps; a window between two gaps, where no line would be visible, is a point."""
-    known = values.notna()
-    alone = known & ~known.shift(1, fill_value=False) & ~known.shift(-1, fill_value=False)
-    axes.plot(values.index, values, marker="o", markevery=alone.to_numpy(), **style)
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest number; zeros if there is none."""
+        low, high = np.nan_to_num([self.table.min().min(), self.table.max().max()]).tolist()
+        return low, high
 
+    def place(self, window: int, number: float) -> tuple[float, float]:
+        """The place in the drawing of a number in a window."""
+        (low, high), width = self.ends, (CURVES_RIGHT - LEFT) / len(self.table)
+        height = (high - number) / (high - low or 1.0) * (self.bottom - self.top)
+        return LEFT + (window - self.table.index[0] + 0.5) * width, self.top + height
 
-def _mark_slashes(axes: "Axes", board: Leaderboard) -> None:
-    """Draw a cross on the line of each of the best miners in every window in which it was penalised."""
-    history, named = board.history, board.finals.columns[:LINES]
-    marked = history[history["hotkey"].isin(named) & (history["slashes"] != "")]
-    crosses: dict[str, Any] = {"color": "black", "linestyle": "none", "marker": "x", "markersize": 4, "zorder": 4}
-    axes.plot(marked["window"], marked["final"], **crosses)
+    def shapes(self) -> Iterator[str]:
+        """All elements; the first column is uppermost."""
+        yield text_at(LEFT, self.top - 12, self.title)
+        for number in dict.fromkeys(reversed(self.ends)):
+            _, y = self.place(0, number)
+            yield f'<path d="M{LEFT} {y:.1f}H{CURVES_RIGHT}" stroke="#ddd"/>'
+            yield text_at(LEFT - 6, y + 4, f"{number:.3g}", "end")
+        others = self.table.iloc[:, len(self.colours) :]
+        for under, over in zip(self._runs(others.min(axis=1)), self._runs(others.max(axis=1)), strict=True):
+            corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*over, *reversed(under)])
+            yield f'<polygon points="{corners}" fill="#ddd"/>'
+        for column, colour in reversed([*zip(self.table, self.colours, strict=False)]):
+            for run in self._runs(self.table[column]):
+                yield from curve(run, colour)
+
+    def _runs(self, numbers: "pd.Series[float]") -> list[list[tuple[float, float]]]:
+        """The places of numbers by window, in parts without a gap."""
+        parts: list[list[tuple[float, float]]] = [[]]
+        for window, number in zip(self.table.index, numbers, strict=True):
+            if np.isnan(number):
+                parts.append([])
+            else:
+                parts[-1].append(self.place(window, number))
+        return [part for part in parts if part]

@@ -302,14 +302,14 @@ def draw_curve(points: Sequence[CurvePoint], title: str) -> bytes:
     losses = [point.loss for point in points if point.loss is not None]
     most = max((point.applied or 0 for point in points), default=0)
     shapes = [
-        _text(LEFT, 20, escape(title), "start"),
+        text_at(LEFT, 20, escape(title), "start"),
         *_bars(points, x, width, most),
-        *(_line(points, x, min(losses), max(losses)) if losses else [_text(LEFT, LOSS_TOP + 20, "no loss is known")]),
-        _text(LEFT, HEIGHT - 8, f"window {first}"),
-        *([_text(RIGHT, HEIGHT - 8, str(last), "end")] if last > first else []),
-        _text(LEFT, BARS_TOP - 8, f"miners applied, at most {most}"),
+        *(_line(points, x, min(losses), max(losses)) if losses else [text_at(LEFT, LOSS_TOP + 20, "no loss is known")]),
+        text_at(LEFT, HEIGHT - 8, f"window {first}"),
+        *([text_at(RIGHT, HEIGHT - 8, str(last), "end")] if last > first else []),
+        text_at(LEFT, BARS_TOP - 8, f"miners applied, at most {most}"),
     ]
-    return _svg(HEIGHT, shapes)
+    return svg(HEIGHT, shapes)
 
 
 def draw_held_out(points: Sequence[HeldOutPoint]) -> bytes:
@@ -320,13 +320,13 @@ def draw_held_out(points: Sequence[HeldOutPoint]) -> bytes:
     low, high = (choose((point.score for point in points), key=lambda score: score.loss) for choose in (min, max))
     counted = [(float(point.trained), point.score.loss) for point in points if point.trained is not None]
     timed = [(point.hours, point.score.loss) for point in points]
-    shapes = [_text(LEFT, 20, f"held-out text: nats per token (right: bits per byte), {len(points)} checkpoints")]
+    shapes = [text_at(LEFT, 20, f"held-out text: nats per token (right: bits per byte), {len(points)} checkpoints")]
     for score in dict.fromkeys((high, low)):
         y = _height(score.loss, low.loss, high.loss)
         shapes += [
             f'<path d="M{LEFT} {y:.1f}H{MIDDLE_LEFT}M{MIDDLE_RIGHT} {y:.1f}H{RIGHT - 40}" stroke="#ddd"/>',
-            _text(LEFT - 6, y + 4, f"{score.loss:.2f}", "end"),
-            _text(RIGHT, y + 4, f"{score.bits_per_byte:.2f}", "end"),
+            text_at(LEFT - 6, y + 4, f"{score.loss:.2f}", "end"),
+            text_at(RIGHT, y + 4, f"{score.bits_per_byte:.2f}", "end"),
         ]
     tokens, hours = max(counted, default=(0.0, 0.0))[0], max(timed)[0]
     under = "tokens are not known" if not counted else f"{tokens:,.0f} tokens in the applied payloads"
@@ -335,12 +335,13 @@ def draw_held_out(points: Sequence[HeldOutPoint]) -> bytes:
         (timed, hours, MIDDLE_RIGHT, RIGHT - 40, f"{_duration(hours)} since the start"),
     ):
         scale = (right - left) / (most or 1.0)
-        shapes += _dots([(left + x * scale, _height(loss, low.loss, high.loss)) for x, loss in places])
-        shapes += [_text(left, LOSS_BOTTOM + 22, "0"), _text(right, LOSS_BOTTOM + 22, label, "end")]
-    return _svg(HELD_OUT_HEIGHT, shapes)
+        shapes += curve([(left + x * scale, _height(loss, low.loss, high.loss)) for x, loss in places])
+        shapes += [text_at(left, LOSS_BOTTOM + 22, "0"), text_at(right, LOSS_BOTTOM + 22, label, "end")]
+    return svg(HELD_OUT_HEIGHT, shapes)
 
 
-def _svg(height: int, shapes: Iterable[str]) -> bytes:
+def svg(height: int, shapes: Iterable[str]) -> bytes:
+    """An SVG file of `WIDTH` and a height, with these elements."""
     body = "\n".join((f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>', *shapes))
     box = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>\n{body}\n</svg>\n'.encode()
@@ -351,7 +352,7 @@ def _line(points: Sequence[CurvePoint], x: Callable[[int], float], low: float, h
     for value in dict.fromkeys((high, low)):
         y = _height(value, low, high)
         yield f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="#ddd"/>'
-        yield _text(LEFT - 6, y + 4, f"{value:.2f}", "end")
+        yield text_at(LEFT - 6, y + 4, f"{value:.2f}", "end")
     runs: list[list[tuple[float, float]]] = [[]]
     for point in points:
         if point.loss is None:
@@ -359,20 +360,20 @@ def _line(points: Sequence[CurvePoint], x: Callable[[int], float], low: float, h
         else:
             runs[-1].append((x(point.window), _height(point.loss, low, high)))
     for run in runs:
-        yield from _dots(run)
+        yield from curve(run)
 
 
 def _height(loss: float, low: float, high: float) -> float:
     return LOSS_TOP + (high - loss) / (high - low or 1.0) * (LOSS_BOTTOM - LOSS_TOP)
 
 
-def _dots(places: Sequence[tuple[float, float]]) -> Iterator[str]:
+def curve(places: Sequence[tuple[float, float]], colour: str = "#1d4ed8") -> Iterator[str]:
     """A point at each place, and the line through them."""
     for x, y in places:
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="#1d4ed8"/>'
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{colour}"/>'
     if len(places) > 1:
         through = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-        yield f'<path d="M{through}" fill="none" stroke="#1d4ed8" stroke-width="1.5"/>'
+        yield f'<path d="M{through}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
 
 
 def _bars(points: Sequence[CurvePoint], x: Callable[[int], float], width: float, most: int) -> Iterator[str]:
@@ -385,5 +386,6 @@ def _bars(points: Sequence[CurvePoint], x: Callable[[int], float], width: float,
             yield f'<rect {place} fill="#93c5fd"/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+def text_at(x: float, y: float, text: str, anchor: str = "start") -> str:
+    """A text that begins, ends or has its middle at a place."""
     return f'<text x="{x:.0f}" y="{y:.0f}" font-family="sans-serif" font-size="12" text-anchor="{anchor}">{text}</text>'

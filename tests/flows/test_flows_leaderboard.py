@@ -7,7 +7,6 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.leaderboard import leaderboard
-from templar.reports import leaderboard as leaderboard_module
 from templar.reports.leaderboard import leaderboard as leaderboard_of
 from templar.scoring.evidence import Evidence
 from tests.support.flow_network import run_flow
@@ -83,17 +82,6 @@ def test_a_validator_and_fewer_windows_can_be_asked_for(
     assert unknown.is_failed()
     assert "[not_registered] validator: uid 200 is no validator" in str(unknown.message)
     assert run(windows=0).is_failed()
-
-
-def test_without_matplotlib_there_is_the_table(
-    published: tuple[int, list[Evidence]], prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del published
-    monkeypatch.setattr(leaderboard_module, "find_spec", lambda _: None)
-    state = run()
-    assert state.is_completed()
-    assert "; no plot: [bad_environment] matplotlib is not installed" in str(state.message)
-    assert set(prefect_api.artifacts(state)) == {f"leaderboard-{NAME}"}
 
 
 def test_the_newest_checkpoints_on_held_out_text_are_a_table(
