@@ -1,4 +1,4 @@
-"""The cut of every tensor of the model into chunks, and how many coefficients of a chunk are published.
+"""The cut of every tensor of the model into chunks, the coefficients of a chunk, and the bounds of a payload's length.
 
 Two nodes with the same layout digest read a payload in the same way; a payload names the digest it was made for.
 """
