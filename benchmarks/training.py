@@ -230,11 +230,8 @@ def rows(device: str, quick: bool) -> list[Row]:
     """The rows: on a CPU 8 and 150 million parameters with one and two threads, on a GPU `150M` and `1B`."""
     large = load_hparams("150M").model
     if device != "cpu":
-        wide = load_hparams("1B").model
-        return [
-            Row("150M", large, 64, 16, 2048, steps=15, rounds=3 if quick else 5, device=device),
-            *([] if quick else [Row("1B", wide, 32, 8, 2048, steps=8, rounds=3, device=device)]),
-        ]
+        one = Row("150M", large, 64, 16, 2048, 15, 3 if quick else 5, given_threads(), device)
+        return [one] if quick else [one, Row("1B", load_hparams("1B").model, 32, 8, 2048, 20, 3, one.threads, device)]
     both = [1, 2] if given_threads() > 1 else [1]
     steps, rounds = (3, 2) if quick else (4, 7)
     small = [Row("8 M", SMALL, 8, 8, 256, steps, rounds, threads) for threads in both]

@@ -6,21 +6,15 @@ global batch, rank r of w takes the sequences at the places r, r + w, r + 2w, ..
 rank i % w, as its sequence i // w. If w does not divide a batch, the first ranks have one sequence more, and a rank for
 which nothing is left has a batch of none. Hence every rank sees the same number of batches, and all of them together
 the same stream, for any number of ranks.
-
-`WindowStream` gives a rank's batches one after the other. `WindowBatches` gives the same to torch's `DataLoader`, with
-any number of worker processes.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
 
 from templar.data.assignment import Assignment
 from templar.data.permutation import Permutation
@@ -84,7 +78,6 @@ class WindowStream(Iterator[NDArray[Any]]):
         rank: The part of every global batch to give; see the module.
         world_size: The number of parts.
         start: Global batches that were consumed before, as `state` returned them. Skipping them reads nothing.
-        step: Give every `step`-th global batch only.
         prefetch_bytes: Bytes to read ahead in a background thread, in whole batches of this rank, beside the current
             batch; useful if the shard is not on this machine yet. Less than one batch: no background thread.
 
@@ -101,15 +94,12 @@ class WindowStream(Iterator[NDArray[Any]]):
         rank: int = 0,
         world_size: int = 1,
         start: int = 0,
-        step: int = 1,
         prefetch_bytes: int = 0,
     ) -> None:
-        _check(
-            order, batch_size=batch_size, rank=rank, world_size=world_size, start=start, ahead=prefetch_bytes, step=step
-        )
+        _check(order, batch_size=batch_size, rank=rank, world_size=world_size, start=start, ahead=prefetch_bytes)
         self.num_batches = _num_batches(order, batch_size)
         self._shard, self._order, self._batch_size = shard, order, batch_size
-        self._rank, self._world_size, self._step = rank, world_size, step
+        self._rank, self._world_size = rank, world_size
         self._position = start
         most_sequences = -(-(batch_size - rank) // world_size)
         batch_bytes = most_sequences * shard.sequence_length * shard.dtype.itemsize
@@ -133,7 +123,7 @@ class WindowStream(Iterator[NDArray[Any]]):
             self.close()
             raise StopIteration
         batch = self._take() if self._most_ahead else self._read(self._position)
-        self._position += self._step
+        self._position += 1
         self._read_ahead()
         return batch
 
@@ -158,7 +148,7 @@ class WindowStream(Iterator[NDArray[Any]]):
 
     def _read_ahead(self) -> None:
         for number in range(len(self._ahead), self._most_ahead):
-            position = self._position + number * self._step
+            position = self._position + number
             if position >= self.num_batches:
                 break
             if self._reader is None:
@@ -166,68 +156,14 @@ class WindowStream(Iterator[NDArray[Any]]):
             self._ahead.append(self._reader.submit(self._read, position))
 
 
-class WindowBatches(IterableDataset[Tensor]):
-    """A `WindowStream` for torch: `DataLoader(WindowBatches(...), batch_size=None, num_workers=k)`.
-
-    Gives int32 tensors of shape (n, L). Worker i of k reads the batches i, i + k, ... after the start, and the loader
-    puts them back in order, so the batches are those of a stream without workers. After n of them the position is
-    `start + n`.
-
-    A process that has run a Prefect flow must not fork its workers: they inherit hooks of Prefect that make them end
-    with 1, and torch takes that for a failure. There, pass `multiprocessing_context="forkserver"`.
-
-    Args:
-        open_shard: Opens the shard; called once in every process that reads, so it must survive pickling.
-        prefetch_bytes: As in `WindowStream`, for all workers together. The loader holds `prefetch_factor` batches per
-            worker besides. The other arguments are those of `WindowStream`.
-
-    Raises:
-        ValueError: A number is out of range.
-    """
-
-    def __init__(
-        self,
-        open_shard: Callable[[], Samples],
-        order: NDArray[np.int64],
-        batch_size: int,
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        start: int = 0,
-        prefetch_bytes: int = 0,
-    ) -> None:
-        _check(order, batch_size=batch_size, rank=rank, world_size=world_size, start=start, ahead=prefetch_bytes)
-        self._open_shard, self._order, self._batch_size = open_shard, order, batch_size
-        self._rank, self._world_size = rank, world_size
-        self._start, self._prefetch_bytes = start, prefetch_bytes
-
-    def __iter__(self) -> Iterator[Tensor]:
-        worker = get_worker_info()
-        number, count = (worker.id, worker.num_workers) if worker else (0, 1)
-        with WindowStream(
-            self._open_shard(),
-            self._order,
-            self._batch_size,
-            rank=self._rank,
-            world_size=self._world_size,
-            start=min(self._start + number, _num_batches(self._order, self._batch_size)),
-            step=count,
-            prefetch_bytes=self._prefetch_bytes // count,
-        ) as stream:
-            for batch in stream:
-                yield torch.from_numpy(batch.astype(np.int32))
-
-
 def _num_batches(order: NDArray[np.int64], batch_size: int) -> int:
     return -(-len(order) // batch_size)
 
 
-def _check(
-    order: NDArray[np.int64], *, batch_size: int, rank: int, world_size: int, start: int, ahead: int, step: int = 1
-) -> None:
+def _check(order: NDArray[np.int64], *, batch_size: int, rank: int, world_size: int, start: int, ahead: int) -> None:
     """Raise ValueError, naming the number and its range, if a number is out of range."""
-    numbers = (("batch_size", batch_size, 1), ("world_size", world_size, 1), ("step", step, 1))
-    for name, value, least in (*numbers, ("prefetch_bytes", ahead, 0)):
+    numbers = (("batch_size", batch_size, 1), ("world_size", world_size, 1), ("prefetch_bytes", ahead, 0))
+    for name, value, least in numbers:
         if value < least:
             raise ValueError(f"{name} must be at least {least}, not {value}")
     if not 0 <= rank < world_size:

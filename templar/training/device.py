@@ -8,7 +8,7 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -40,6 +40,8 @@ PEAK_FLOPS = {
 """Part of a CUDA device's name -> its peak of dense bfloat16 products, FLOP/s; the first that fits counts for MFU."""
 LOSS_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
 """Most bytes of a float32 tensor of (tokens, vocabulary)."""
+PIECE_ELEMENTS = 1 << 24
+"""Elements that are on the way between a GPU and the host at once."""
 _PROBE_SIZE = 384
 _PROBE_REPEATS = 3
 _PROBE_GAIN = 1.1
@@ -199,6 +201,57 @@ def flops_per_token(model: Model, length: int) -> float:
 def num_parameters(model: Model) -> int:
     """Number of the model's parameters; tied ones count once."""
     return sum(torch.Size(shape).numel() for shape in parameter_shapes(model).values())
+
+
+class Pinned:
+    """Two pieces of pinned memory, through which a GPU and the host's ordinary memory exchange tensors.
+
+    While the GPU copies one piece, all threads copy the other. A plain copy to memory that nothing has touched yet took
+    1.5 GB/s on the host of an H200, this 13 GB/s with 16 threads.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._pieces = [torch.empty(PIECE_ELEMENTS, dtype=dtype, pin_memory=True) for _ in range(2)]
+        self._free = [torch.cuda.Event() for _ in range(2)]  # type: ignore[no-untyped-call]
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        """A copy in ordinary memory."""
+        host = torch.empty(tensor.shape, dtype=tensor.dtype)
+        parts = _parts(tensor, host)
+        for number in range(len(parts) + 1):
+            if number < len(parts):
+                self._piece(number, parts).copy_(parts[number][0], non_blocking=True)
+                self._free[number % 2].record()
+            if number > 0:
+                self._free[(number - 1) % 2].synchronize()
+                parts[number - 1][1].copy_(self._piece(number - 1, parts))
+        return host
+
+    def to_gpu(self, tensor: Tensor, place: torch.device) -> Tensor:
+        """A copy on a GPU, whose queue may be behind."""
+        there = torch.empty(tensor.shape, dtype=tensor.dtype, device=place)
+        parts = _parts(tensor, there)
+        for number, (source, target) in enumerate(parts):
+            self._free[number % 2].synchronize()
+            target.copy_(self._piece(number, parts).copy_(source), non_blocking=True)
+            self._free[number % 2].record()
+        return there
+
+    def _piece(self, number: int, parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        return self._pieces[number % 2][: len(parts[number][0])]
+
+
+def _parts(source: Tensor, target: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [*zip(*(torch.split(each.reshape(-1), PIECE_ELEMENTS) for each in (source, target)), strict=True)]
+
+
+pinned = cache(Pinned)
+"""The pieces of a type, made once."""
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A tensor in the host's memory; one that is there is not copied."""
+    return pinned(tensor.dtype).to_host(tensor) if tensor.is_cuda else tensor
 
 
 class PhaseClock:

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import Store
 
 from templar.hparams import Model
 from templar.tensorfile import StoredTensors, TensorWriter, own_tensor
-from templar.training.device import Device
+from templar.training.device import Device, pinned, to_host
 from templar.training.memory import shards_of
 from templar.training.model import LayerStep, empty_model, meta_model, named_parameters, parameter_shapes, use_rotary
 
@@ -42,7 +42,7 @@ class Alone:
 
     def load(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, device: Device) -> None:
         """Set a parameter to this rank's part of a tensor, of those of a mapping."""
-        param.data = own_tensor(tensors, name, device.place)
+        param.data = _own(tensors, name, device.place)
 
     def unload(self, param: nn.Parameter) -> None:
         """Give the memory of a parameter back."""
@@ -50,11 +50,11 @@ class Alone:
 
     def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str) -> Tensor:
         """A new tensor on the parameter's device: the part of another one that lies where the parameter's does."""
-        return own_tensor(tensors, name, param.device)
+        return _own(tensors, name, param.device)
 
     def whole(self, tensor: Tensor) -> Tensor:
         """All parts of a tensor, on the CPU; a tensor that is whole there is not copied."""
-        return tensor.cpu()
+        return to_host(tensor)
 
     def layer_step(self, step: LayerStep) -> LayerStep:
         """Choose how a layer is computed."""
@@ -181,7 +181,7 @@ class ShardedGroup(ReplicatedGroup):
         """As in `Alone`; all ranks gather it."""
         from torch.distributed.tensor import DTensor  # noqa: PLC0415 - as above
 
-        return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor.cpu()
+        return to_host(tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
 
     def layer_step(self, step: LayerStep) -> LayerStep:
         """As in `Alone`: the layer itself, which has the step inside FSDP's hooks."""
@@ -219,6 +219,12 @@ def join_group(
         "cpu:gloo,cuda:nccl" if is_cuda else "gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE
     )
     return (ShardedGroup if sharded else ReplicatedGroup)(model, hosts)
+
+
+def _own(tensors: Mapping[str, Tensor], name: str, place: torch.device) -> Tensor:
+    return (
+        own_tensor(tensors, name, place) if place.type == "cpu" else pinned(torch.float32).to_gpu(tensors[name], place)
+    )
 
 
 def _call(function: Callable[..., Tensor], *arguments: Any) -> Tensor:

@@ -30,7 +30,7 @@ def torch_threads(count: int) -> Iterator[None]:
     """Run torch's operations on a CPU in this many threads, and restore the setting at the end.
 
     The setting is the process's own: while several users are in here, the smallest number counts, and the last one to
-    leave restores it. On a GPU this changes nothing.
+    leave restores it. On a GPU it changes the speed of copies alone.
     """
     global _outside  # noqa: PLW0603 - torch's setting is global, too
     with _lock:

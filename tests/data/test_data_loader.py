@@ -1,21 +1,16 @@
 import hashlib
-import pickle
 import threading
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
 
 from templar.data.assignment import Assignment
-from templar.data.loader import WindowBatches, WindowStream, sample_order
+from templar.data.loader import WindowStream, sample_order
 from templar.data.permutation import Permutation
 from templar.data.shards.manifest import INDEX_FILE, ShardIndex
 from templar.data.shards.shard_dataset import Shard, ShardedDataset
@@ -195,26 +190,6 @@ class TestReadingAhead:
         exhausted = self.stream(FakeShard(), 90)
         assert len(list(exhausted)) == 20
         assert not readers()
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
-class TestLoader:
-    @pytest.mark.parametrize(("world_size", "workers", "start"), [(8, 0, 0), (2, 2, 2), (1, 0, 5)])
-    def test_one_stream_for_any_ranks_and_workers_from_any_start(
-        self, *, bucket: Path, tmp_path: Path, whole: list[list[list[int]]], world_size: int, workers: int, start: int
-    ) -> None:
-        part = {"world_size": world_size, "start": start, "prefetch_bytes": 1000}
-        parts = [list(self.loader(bucket, tmp_path, workers, rank=rank, **part)) for rank in range(world_size)]
-        assert joined(parts) == whole[start:]
-        assert all(batch.dtype == torch.int32 for part in parts for batch in part)
-
-    def test_it_can_be_pickled_for_workers(self, bucket: Path, tmp_path: Path, whole: list[list[list[int]]]) -> None:
-        dataset = WindowBatches(partial(open_shard, bucket, tmp_path), ORDER, BATCH)
-        assert [batch.tolist() for batch in pickle.loads(pickle.dumps(dataset))] == whole
-
-    def loader(self, bucket: Path, folder: Path, workers: int, **part: int) -> Iterator[torch.Tensor]:
-        dataset = WindowBatches(partial(open_shard, bucket, folder), ORDER, BATCH, **part)
-        return iter(DataLoader(dataset, batch_size=None, num_workers=workers))
 
 
 def test_a_stream_resumes_in_another_folder_with_the_pinned_bytes(bucket: Path, tmp_path: Path) -> None:

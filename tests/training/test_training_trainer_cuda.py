@@ -9,6 +9,7 @@ from torch import Tensor
 from templar.agreement.state import parameters_digest
 from templar.errors import PermanentError, Reason
 from templar.hparams import TrainerSettings, load_hparams
+from templar.training import device as device_module
 from templar.training import train
 from templar.training.device import choose_device
 from templar.training.loss import mean_loss
@@ -83,6 +84,16 @@ def test_memory_is_given_back_between_windows() -> None:
     learn(CUDA, trainer=trainer)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= held + 2**20
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 128, 1000])
+def test_tensors_come_and_go_whole_through_pinned_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_module, "PIECE_ELEMENTS", 64)
+    pieces, sent = device_module.Pinned(torch.float32), [torch.randn(size), torch.randn(size, 3).t()]
+    there = [pieces.to_gpu(tensor, torch.device("cuda:0")) for tensor in sent]
+    assert {tensor.device.type for tensor in there} == {"cuda"}
+    back = [pieces.to_host(tensor) for tensor in there]
+    assert all(torch.equal(one, other) for one, other in zip(back, sent, strict=True))
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
