@@ -373,7 +373,7 @@ class ProcessKills:
         def has_ended() -> bool:
             return state().is_final()
 
-        if self._waited(has_ended):
+        if self._waited(has_ended) or self._waited(has_ended):  # one that nobody began is closed after five minutes
             return str(state().name)
         self.found.stuck.append(f"{self.network.client.read_flow_run(run).name}: {state().name}")
         return None
