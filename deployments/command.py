@@ -17,7 +17,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from templar.errors import PermanentError, Reason, TemplarError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+
+GO_ON = "run the same command again: it goes on where it was"
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except ValidationError as error:  # Prefect reads its settings when it is imported
                 print(_refused_settings(error), file=sys.stderr)
                 return 1
-            arguments_of = [*command.given, *words[len(name) :]]
-            return exit_status(module.main, arguments_of, failed=getattr(module, "FAILED", 1))
+            return exit_status(module.main, [*command.given, *words[len(name) :]])
     asked = [word for word in words if not word.startswith("-")]
     matches = [command for command in COMMANDS if command.words.split()[: len(asked)] == asked]
     if matches and (not words or words[-1] in ("-h", "--help")):
@@ -91,15 +92,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 2
 
 
-def exit_status(main: Callable[..., int], *arguments: Sequence[str], failed: int = 1) -> int:
-    """Run a command; its exit status, `failed` after an error of ours and 130 after Ctrl-C, which are one line each."""
+def exit_status(main: Callable[..., int], *arguments: Sequence[str]) -> int:
+    """Run a command; its exit status. An error of ours is one line, and so is a Ctrl-C, whose status is 130.
+
+    The module of the command may say which status an error has (`FAILED`, else 1), and that a command which is given
+    again goes on where it was (`RESUMABLE`).
+    """
+    module = sys.modules[main.__module__]
+    advice = f"; {GO_ON}" if getattr(module, "RESUMABLE", False) else ""
     try:
         return int(main(*arguments))
     except TemplarError as error:
-        print(error, file=sys.stderr)
-        return failed
+        print(f"{error}{advice if isinstance(error, TransientError) else ''}", file=sys.stderr)
+        return int(getattr(module, "FAILED", 1))
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print(f"interrupted{advice}", file=sys.stderr)
         return 130
 
 

@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.build_dataset import step_bars
-from deployments.resumable import status_of
 from templar.arguments import folder_path, whole_number
 from templar.data.tokenizer import load_tokenizer
 from templar.datasets.importing import import_dataset
+
+RESUMABLE = True
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -47,9 +48,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and import; 0 if the dataset is complete."""
     parser, arguments = _arguments(words)
     try:
-        return status_of(lambda: run(arguments, Console()))
+        run(arguments, Console())
     except ValueError as error:
         parser.error(str(error))
+    return 0
 
 
 def _arguments(words: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:

@@ -288,4 +288,4 @@ def _temperature(text: str) -> float:
 
 if __name__ == "__main__":
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    sys.exit(exit_status(main, failed=FAILED))
+    sys.exit(exit_status(main))

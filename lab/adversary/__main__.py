@@ -23,6 +23,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from deployments.command import exit_status
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.gauntlet import Overrides, run_gauntlet
 from lab.adversary.judge import Verdict
@@ -31,7 +32,6 @@ from lab.gauntlet.order import SUBSET, EndpointName, Judgement, Order
 from lab.gauntlet.subset import AVAILABLE
 from templar import interrupt
 from templar.arguments import whole_number
-from templar.errors import TemplarError
 from templar.hparams import HParams, load_hparams
 
 MINERS = 11
@@ -50,15 +50,9 @@ def main() -> int:
     logging.basicConfig(format="%(message)s", handlers=[handler])
     try:
         found: Sequence[Any] = _on_endpoint(arguments) if arguments.where == "s3" else _simulated(arguments)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
     passed = all(each.passed for each in found)
     print(json.dumps({"passed": passed, "seed": arguments.seed, "verdicts": [asdict(each) for each in found]}))
     return 0 if passed else 1
@@ -167,4 +161,4 @@ def _console() -> Console:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

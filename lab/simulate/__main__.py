@@ -14,12 +14,12 @@ import logging
 import sys
 from dataclasses import asdict
 
+from deployments.command import exit_status
 from lab.adversary.actors import ACTORS
 from lab.simulate.fault_plan import difficult_plan, draw_plan
 from lab.simulate.faulty_network import run_plan
 from lab.simulate.run import simulate
 from templar.arguments import whole_number
-from templar.errors import TemplarError
 from templar.hparams import load_hparams
 
 
@@ -33,20 +33,16 @@ def main() -> int:
         print(f"--actor: {len(arguments.actor)} bad actors, but --miners is {arguments.miners}", file=sys.stderr)
         return 2
     actors = ["honest"] * (arguments.miners - len(arguments.actor)) + arguments.actor
-    try:
-        report = simulate(
-            load_hparams(arguments.preset),
-            windows=arguments.windows or 10,
-            seed=arguments.seed,
-            actors=actors,
-            num_validators=arguments.validators,
-            threads=arguments.threads,
-            training=not arguments.no_training,
-            on_window=_say,
-        )
-    except TemplarError as error:
-        print(error, file=sys.stderr)
-        return 1
+    report = simulate(
+        load_hparams(arguments.preset),
+        windows=arguments.windows or 10,
+        seed=arguments.seed,
+        actors=actors,
+        num_validators=arguments.validators,
+        threads=arguments.threads,
+        training=not arguments.no_training,
+        on_window=_say,
+    )
     print(json.dumps(asdict(report)))
     return 0
 
@@ -99,4 +95,4 @@ def _say(window: int, loss: float | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

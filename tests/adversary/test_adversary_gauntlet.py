@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deployments.command import exit_status
 from lab.adversary import observe
 from lab.adversary.__main__ import main
 from lab.adversary.actors import PUBLISHERS
@@ -254,7 +255,7 @@ def test_a_majority_of_colluders_raises_the_bound_and_is_found_out() -> None:
 
 def command(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
     monkeypatch.setattr(sys, "argv", ["python -m lab.adversary", *options])
-    return main()
+    return exit_status(main)
 
 
 OPTIONS = ("--scenario", "silent", "--scenario", "late", "--miners", "4")

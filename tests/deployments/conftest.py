@@ -28,7 +28,7 @@ def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     def run(main: Callable[[], int], *arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
         try:
-            status = exit_status(main, failed=getattr(sys.modules[main.__module__], "FAILED", 1))
+            status = exit_status(main)
         except SystemExit as end:
             status = int(end.code or 0)
         out, err = capsys.readouterr()

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from deployments.command import COMMANDS, main
+from deployments.command import COMMANDS, exit_status, main
+from templar.errors import PermanentError, Reason, TransientError
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
@@ -38,6 +39,20 @@ def test_a_part_of_a_command_lists_those_that_begin_so(capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert "templar neuron start" in shown
     assert "templar leaderboard" not in shown
+
+
+def test_errors_and_an_interrupt_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = TransientError(Reason.STORE_BUSY, "later"), PermanentError(Reason.LOCAL_FILE, "never"), KeyboardInterrupt()
+
+    def fails(error: BaseException) -> int:
+        raise error
+
+    for advice in ("", "; run the same command again: it goes on where it was"):
+        monkeypatch.setattr(sys.modules[__name__], "RESUMABLE", bool(advice), raising=False)
+        assert [exit_status(fails, error) for error in errors] == [1, 1, 130]
+        assert capsys.readouterr().err == f"[store_busy] later{advice}\n[local_file] never\ninterrupted{advice}\n"
 
 
 @pytest.mark.parametrize("words", [["nothing"], ["neuron", "fly"], ["neuron"]])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from deployments.command import exit_status
 from lab.simulate import world as worlds
 from lab.simulate.__main__ import main
 from lab.simulate.run import SimulationReport, simulate
@@ -173,7 +174,7 @@ def test_what_cannot_run_is_explained(
 ) -> None:
     monkeypatch.setattr(sys, "argv", command(*options))
     try:
-        found = main()
+        found = exit_status(main)
     except SystemExit as stopped:
         found = stopped.code
     printed = capsys.readouterr()
