@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from templar.reports.training_curve import LEFT, RIGHT, curve, svg, text_at
+from templar.reports.training_curve import LEFT, RIGHT, curve, height, svg, text_at, unbroken
 from templar.scoring.evidence import Evidence, MinerRecord
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -312,9 +312,9 @@ class Panel:
 
     def place(self, window: int, number: float) -> tuple[float, float]:
         """The place in the drawing of a number in a window."""
-        (low, high), width = self.ends, (CURVES_RIGHT - LEFT) / len(self.table)
-        height = (high - number) / (high - low or 1.0) * (self.bottom - self.top)
-        return LEFT + (window - self.table.index[0] + 0.5) * width, self.top + height
+        width = (CURVES_RIGHT - LEFT) / len(self.table)
+        x = LEFT + (window - self.table.index[0] + 0.5) * width
+        return x, height(number, *self.ends, self.top, self.bottom)
 
     def shapes(self) -> Iterator[str]:
         """All elements; the first column is uppermost."""
@@ -333,10 +333,5 @@ class Panel:
 
     def _runs(self, numbers: "pd.Series[float]") -> list[list[tuple[float, float]]]:
         """The places of numbers by window, in parts without a gap."""
-        parts: list[list[tuple[float, float]]] = [[]]
-        for window, number in zip(self.table.index, numbers, strict=True):
-            if np.isnan(number):
-                parts.append([])
-            else:
-                parts[-1].append(self.place(window, number))
-        return [part for part in parts if part]
+        by_window = zip(self.table.index, numbers, strict=True)
+        return unbroken(None if np.isnan(number) else self.place(window, number) for window, number in by_window)

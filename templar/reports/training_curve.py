@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 
 from templar.agreement.ballot_box import decided_roster
 from templar.agreement.genesis import Birth
@@ -322,7 +323,7 @@ def draw_held_out(points: Sequence[HeldOutPoint]) -> bytes:
     timed = [(point.hours, point.score.loss) for point in points]
     shapes = [text_at(LEFT, 20, f"held-out text: nats per token (right: bits per byte), {len(points)} checkpoints")]
     for score in dict.fromkeys((high, low)):
-        y = _height(score.loss, low.loss, high.loss)
+        y = height(score.loss, low.loss, high.loss)
         shapes += [
             f'<path d="M{LEFT} {y:.1f}H{MIDDLE_LEFT}M{MIDDLE_RIGHT} {y:.1f}H{RIGHT - 40}" stroke="#ddd"/>',
             text_at(LEFT - 6, y + 4, f"{score.loss:.2f}", "end"),
@@ -335,7 +336,7 @@ def draw_held_out(points: Sequence[HeldOutPoint]) -> bytes:
         (timed, hours, MIDDLE_RIGHT, RIGHT - 40, f"{_duration(hours)} since the start"),
     ):
         scale = (right - left) / (most or 1.0)
-        shapes += curve([(left + x * scale, _height(loss, low.loss, high.loss)) for x, loss in places])
+        shapes += curve([(left + x * scale, height(loss, low.loss, high.loss)) for x, loss in places])
         shapes += [text_at(left, LOSS_BOTTOM + 22, "0"), text_at(right, LOSS_BOTTOM + 22, label, "end")]
     return svg(HELD_OUT_HEIGHT, shapes)
 
@@ -350,21 +351,22 @@ def svg(height: int, shapes: Iterable[str]) -> bytes:
 def _line(points: Sequence[CurvePoint], x: Callable[[int], float], low: float, high: float) -> Iterator[str]:
     """The losses between two grid lines; a window without one interrupts the line."""
     for value in dict.fromkeys((high, low)):
-        y = _height(value, low, high)
+        y = height(value, low, high)
         yield f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="#ddd"/>'
         yield text_at(LEFT - 6, y + 4, f"{value:.2f}", "end")
-    runs: list[list[tuple[float, float]]] = [[]]
-    for point in points:
-        if point.loss is None:
-            runs.append([])
-        else:
-            runs[-1].append((x(point.window), _height(point.loss, low, high)))
-    for run in runs:
-        yield from curve(run)
+    known = (None if each.loss is None else (x(each.window), height(each.loss, low, high)) for each in points)
+    for part in unbroken(known):
+        yield from curve(part)
 
 
-def _height(loss: float, low: float, high: float) -> float:
-    return LOSS_TOP + (high - loss) / (high - low or 1.0) * (LOSS_BOTTOM - LOSS_TOP)
+def height(number: float, low: float, high: float, top: float = LOSS_TOP, bottom: float = LOSS_BOTTOM) -> float:
+    """The height of a number between the lowest, at the bottom, and the highest."""
+    return top + (high - number) / (high - low or 1.0) * (bottom - top)
+
+
+def unbroken(places: Iterable[tuple[float, float] | None]) -> list[list[tuple[float, float]]]:
+    """The places in parts without a gap, which is None."""
+    return [[place for place in part if place] for is_known, part in groupby(places, bool) if is_known]
 
 
 def curve(places: Sequence[tuple[float, float]], colour: str = "#1d4ed8") -> Iterator[str]:
