@@ -95,12 +95,12 @@ DRAWN = frozenset({"adversary", "benchmarks", "docs", "simulate"})
 @pytest.fixture(scope="module", autouse=True)
 def by_rank(request: pytest.FixtureRequest) -> Iterator[None]:
     """Elsewhere publishers follow the order of their stake, so that a test can say which rank somebody has."""
-    context = sys.modules.get("templar.exchange.network_view")
-    if context is None or request.path.parent.name in DRAWN:
+    module = sys.modules.get("templar.exchange.network_view")
+    if module is None or request.path.parent.name in DRAWN:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(context, "drawn_by_stake", lambda validators, seed, count: tuple(validators[:count]))
+        patch.setattr(module, "drawn_by_stake", lambda validators, seed, count: tuple(validators[:count]))
         yield
 
 

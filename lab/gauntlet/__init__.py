@@ -1,1 +1,1 @@
-"""Networks with attackers in them, on simulated time or on a real S3 endpoint, and a verdict on each attack."""
+"""A network with attackers in it on a real S3 endpoint, in real time, and a verdict on each attack."""

@@ -1,6 +1,6 @@
 """Real S3 endpoints on this machine; each account has a bucket, a key to read and a key to write.
 
-They are children of this process and in its process group, so that they end with the group.
+They are children of this process, which ends them.
 """
 
 import os

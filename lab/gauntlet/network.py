@@ -40,15 +40,7 @@ Say = Callable[[str, float], None]
 class Blind(Gatherer):
     """Gathers nothing, to spare this machine: an attacker takes the payloads from the aggregate."""
 
-    def gather(
-        self,
-        peers: Sequence[NeuronInfo],
-        rules: RevealRules,
-        *,
-        reserve: Sequence[NeuronInfo] = (),
-        others: Sequence[NeuronInfo] = (),
-        retry_until: float,
-    ) -> GatherReport:
+    def gather(self, peers: Sequence[NeuronInfo], rules: RevealRules, **_: object) -> GatherReport:
         """An empty report."""
         return GatherReport(rules.window, ())
 

@@ -69,7 +69,7 @@ class Scene:
     def carry(self, index: int, words: Iterable[SignedWord], author: Member | None = None) -> None:
         """Put words into a validator's bucket, as its decision object."""
         owner = author or self.subnet.validators[index]
-        fields = {"netuid": NETUID, "genesis": GENESIS, "uid": owner.uid, "hotkey": owner.hotkey.address}
+        fields = owner.signing
         body = Decision(**fields, window=WINDOW, words=tuple(words))
         self.subnet.store(owner).inner.put(
             window_key(Kind.DECISION, WINDOW, owner.uid), seal(body, owner.hotkey).encode()
@@ -354,10 +354,7 @@ def roster_of(scene: Scene, index: int, previous: str | None = None) -> Roster:
     """A roster in a validator's bucket."""
     author = scene.subnet.validators[index]
     roster = Roster(
-        netuid=NETUID,
-        genesis=GENESIS,
-        uid=author.uid,
-        hotkey=author.hotkey.address,
+        **author.signing,
         window=WINDOW,
         previous=previous,
         peer_list=None,

@@ -11,8 +11,6 @@ from templar.exchange.signed import check_signature, seal
 from templar.timeline import WindowTimes
 from tests.support.subnet import (
     ASSIGNMENT,
-    GENESIS,
-    NETUID,
     NETWORK,
     Member,
     Subnet,
@@ -41,10 +39,7 @@ class Scene:
         publisher = self.subnet.validators[0]
         listed = entries or tuple(self.entry(author) for author in self.miners)
         return Roster(
-            netuid=NETUID,
-            genesis=GENESIS,
-            uid=publisher.uid,
-            hotkey=publisher.hotkey.address,
+            **publisher.signing,
             window=WINDOW,
             previous=None,
             peer_list=None,

@@ -63,13 +63,6 @@ def shard(bucket: Path, tmp_path: Path) -> Shard:
     return open_shard(bucket, tmp_path)
 
 
-@pytest.fixture(scope="module")
-def whole() -> list[list[list[int]]]:
-    """The global batches, from the definition."""
-    samples = generated_samples()
-    return [samples[ORDER[start : start + BATCH]].tolist() for start in range(0, len(ORDER), BATCH)]
-
-
 class FakeShard:
     """Samples in memory: `memory[i]` is i everywhere."""
 

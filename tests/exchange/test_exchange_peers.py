@@ -15,7 +15,7 @@ from templar.exchange.peers import STALE_AFTER_UPDATES, PeerBook, Selection, mer
 from templar.exchange.signed import seal
 from templar.hparams import Peers
 from tests.support.scripted_store import failing
-from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Subnet
+from tests.support.subnet import BIRTHDAY, RULES, Subnet
 
 FREQUENCY, MARGIN = 2, 1
 PEERS = {
@@ -137,10 +137,7 @@ def put(subnet: Subnet, first: int, peers: Sequence[int], at: float, validator: 
     """Store a list at a time that a publisher of ours would not choose."""
     author = subnet.validators[validator]
     body = PeerList(
-        netuid=NETUID,
-        genesis=GENESIS,
-        uid=author.uid,
-        hotkey=author.hotkey.address,
+        **author.signing,
         first_effective_window=first,
         peers=tuple(peers),
         reserve=(),

@@ -73,6 +73,10 @@ class Member:
         )
 
     @property
+    def signing(self) -> dict[str, Any]:
+        return {"netuid": NETUID, "genesis": GENESIS, "uid": self.uid, "hotkey": self.hotkey.address}
+
+    @property
     def role(self) -> Role:
         return Role.VALIDATOR if self.permit else Role.MINER
 
@@ -120,10 +124,7 @@ def fields_of(body: Body, **changes: Any) -> dict[str, Any]:
 def manifest_of(author: Member, window: int, payload: bytes, **changes: Any) -> Manifest:
     """An honest manifest with changes."""
     values: dict[str, Any] = {
-        "netuid": NETUID,
-        "genesis": GENESIS,
-        "uid": author.uid,
-        "hotkey": author.hotkey.address,
+        **author.signing,
         "window": window,
         "payload_sha256": sha256_hex(payload),
         "payload_bytes": len(payload),
