@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from templar.errors import Reason, RejectedError
+from templar.errors import Reason
 from templar.exchange.object_keys import Kind
 from templar.exchange.objects import (
     MAX_DEBUG_PARAMETERS,
@@ -23,6 +23,7 @@ from templar.exchange.objects import (
 )
 from templar.exchange.signed import Body, seal, unseal
 from templar.hparams import MAX_PEERS
+from tests.support import errors
 from tests.support.subnet import GENESIS, NETUID, fields_of, member, signed_anyhow
 
 ALICE = member(5)
@@ -95,9 +96,7 @@ every_body = pytest.mark.parametrize("body", BODIES, ids=lambda body: str(body.k
 
 def reason_of(body_type: type[Body], value: Any) -> Reason:
     """Why a body is rejected whose author signed it in canonical form."""
-    with pytest.raises(RejectedError) as caught:
-        unseal(signed_anyhow(body_type.kind, value, ALICE.hotkey), body_type)
-    return caught.value.reason
+    return errors.reason_of(lambda: unseal(signed_anyhow(body_type.kind, value, ALICE.hotkey), body_type))
 
 
 def other_values(value: Any) -> list[Any]:
