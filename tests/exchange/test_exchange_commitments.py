@@ -1,6 +1,5 @@
 """Commitments that a node saw before the close, and reveals that count only with them."""
 
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -9,28 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.canonical import sha256_hex
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.commitments import GUARDS, LOOKS_PER_GUARD, Observed, observe_commitments
 from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.reveal import CONCLUSIVE, RevealRules, fetch_reveal
 from templar.exchange.signed import seal
-from templar.store.base import ObjectInfo
 from templar.timeline import WindowTimes
-from tests.support.scripted_store import ScriptedStore, failing
+from tests.support.scripted_store import failing
 from tests.support.subnet import (
-    ASSIGNMENT,
-    LAYOUT,
-    NETWORK,
     RULES,
-    Bucket,
     Member,
     Subnet,
     commit_to,
     manifest_of,
-    member,
     payload_bytes,
 )
 

@@ -84,27 +84,15 @@ def test_chunks_that_were_exchanged_dropped_or_repeated_are_refused(total: int, 
 
 def test_chunks_of_another_container_of_the_same_window_are_refused() -> None:
     content = bytes(3 * CHUNK)
-    first, second = sealed(content), sealed(content)
-    mixed = first[: HEADER_BYTES + STORED] + second[HEADER_BYTES + STORED :]
-    assert_refused(mixed, content)
+    assert_refused(sealed(content)[: HEADER_BYTES + STORED] + sealed(content)[HEADER_BYTES + STORED :], content)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        replace(BINDING, netuid=2),
-        replace(BINDING, genesis="b" * 64),
-        replace(BINDING, hotkey=STRANGER.address),
-        replace(BINDING, window=8),
-    ],
-)
-def test_another_network_hotkey_or_window_is_refused(other: Binding) -> None:
-    assert_refused(sealed(b"content"), b"content", binding=other)
-    assert_refused(sealed(b"content", binding=other), b"content")
-
-
-def test_another_key_is_refused() -> None:
+def test_another_key_network_hotkey_or_window_is_refused() -> None:
     assert_refused(sealed(b"content"), b"content", signer=STRANGER)
+    for other in ({"netuid": 2}, {"genesis": "b" * 64}, {"hotkey": STRANGER.address}, {"window": 8}):
+        binding = replace(BINDING, **other)
+        assert_refused(sealed(b"content"), b"content", binding=binding)
+        assert_refused(sealed(b"content", binding=binding), b"content")
 
 
 @pytest.mark.parametrize("length", [0, 6, 8])

@@ -1,20 +1,143 @@
+"""Gathering the reveals of a window that has closed: the report, the reserve, the time, the requests, the threads."""
+
 import errno
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from email.utils import formatdate
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
-from gather_cases import BUSY, GATHER, OTHER, RESERVE, WINDOW, Scene, accepted, summary
 
+from deployments.s3_endpoint import AccessKey
 from templar.canonical import sha256_hex
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.exchange.gather import PeerOutcome
-from templar.exchange.object_keys import Kind
+from templar.chain.base import Clock, NeuronInfo
+from templar.chain.clock import SystemClock
+from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange import gather as gather_module
+from templar.exchange.gather import (
+    HEAD_START_SECONDS,
+    HEALTHY_REQUESTS,
+    THREADS_PER_PLACE,
+    Gatherer,
+    GatherReport,
+    Tier,
+    Workers,
+    ask_in_turn,
+)
+from templar.exchange.object_keys import Kind, window_key
+from templar.exchange.payload_cache import PayloadCache
+from templar.exchange.reveal import RevealRules
 from templar.interrupt import StoppedError
+from templar.store.base import ObjectStore
+from templar.store.deadline import check_deadline, current
+from templar.store.s3_protocol import S3Settings
+from tests.store.conftest import s3_store
+from tests.support.errors import raising, reason_of
+from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
 from tests.support.scripted_store import failing
-from tests.support.subnet import ASSIGNMENT
+from tests.support.subnet import ASSIGNMENT, LAYOUT, NETWORK, Bucket, Member, Subnet, payload_bytes
 
+WINDOW = 3
+BUSY = TransientError(Reason.STORE_BUSY, "for a test")
+GATHER, RESERVE, OTHER = Tier.GATHER, Tier.RESERVE, Tier.OTHER
 WRONG_HASH = Reason.WRONG_HASH
 REVEALED = (Kind.MANIFEST, Kind.GRADIENT)
+KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
+PATIENT = S3Settings(read_timeout_seconds=600.0, slowest_bytes_per_second=1e-3)
+"""Nothing but the deadline of the gather ends a transfer soon."""
+LONG = 600.0
+
+
+class Scene:
+    """A bucket for each of the miners, uids 2, 3, ...: all of them revealed in time. `views` are what readers see."""
+
+    def __init__(self, folder: Path, num_miners: int) -> None:
+        self.folder = folder
+        self.subnet = Subnet(folder, num_miners=num_miners)
+        self.times = self.subnet.times(WINDOW)
+        self.members: dict[int, Member] = {each.uid: each for each in self.subnet.miners}
+        self.buckets = {uid: Bucket(each) for uid, each in self.members.items()}
+        self.payloads = {uid: payload_bytes(each, WINDOW) for uid, each in self.members.items()}
+        for uid, bucket in self.buckets.items():
+            bucket.reveal(self.times, self.payloads[uid])
+        self.views: dict[int, ObjectStore] = {uid: bucket.store for uid, bucket in self.buckets.items()}
+        self.gathers = 0
+
+    def spoil(self, *uids: int) -> None:
+        """Their payloads do not have the committed hash."""
+        for uid in uids:
+            junk = bytes(len(self.payloads[uid]))
+            self.buckets[uid].put(self.key(Kind.GRADIENT, uid), junk, self.times.reveal_interval.first)
+
+    def withdraw(self, uid: int, *kinds: Kind) -> None:
+        self.buckets[uid].memory.delete([self.key(kind, uid) for kind in kinds])
+
+    def fail(self, uid: int, error: Exception = BUSY, *, until: float = float("inf")) -> None:
+        """Make a bucket fail until some time."""
+
+        def hook(operation: str, key: str) -> None:
+            if self.subnet.clock.now() < until:
+                raise error
+
+        self.buckets[uid].store.before = hook
+
+    def watch(self, uid: int, error: Exception | None = None) -> list[float]:
+        """When a bucket is asked; an error is the answer."""
+        moments: list[float] = []
+
+        def hook(operation: str, key: str) -> None:
+            moments.append(self.subnet.clock.now())
+            if error is not None:
+                raise error
+
+        self.buckets[uid].store.before = hook
+        return moments
+
+    def key(self, kind: Kind, uid: int) -> str:
+        return window_key(kind, WINDOW, uid)
+
+    def asked(self, uid: int) -> bool:
+        return bool(self.buckets[uid].store.calls)
+
+    def gather(
+        self,
+        peers: Sequence[int],
+        reserve: Sequence[int] = (),
+        others: Sequence[int] = (),
+        *,
+        clock: Clock | None = None,
+        concurrency: int = 1,
+        retry_seconds: float = 2.0,
+        assignment: Callable[[int], str | None] = lambda uid: ASSIGNMENT,
+        owner: Member | None = None,
+    ) -> GatherReport:
+        self.gathers += 1
+        views = {self.members[uid].account: store for uid, store in self.views.items()}
+        cache = PayloadCache(self.folder / f"payloads-{self.gathers}", LAYOUT)
+        gatherer = Gatherer(self.subnet.buckets(owner, views), cache, clock or self.subnet.clock, concurrency)
+        return gatherer.gather(
+            self.neurons(peers),
+            RevealRules(NETWORK, self.times, assignment),
+            reserve=self.neurons(reserve),
+            others=self.neurons(others),
+            retry_until=self.times.settles + retry_seconds,
+        )
+
+    def neurons(self, uids: Iterable[int]) -> list[NeuronInfo]:
+        return [self.members[uid].neuron for uid in uids]
+
+
+def summary(report: GatherReport) -> list[tuple[int, Tier, Reason | None]]:
+    return [(outcome.uid, outcome.tier, outcome.reason) for outcome in report.outcomes]
+
+
+def accepted(report: GatherReport) -> list[int]:
+    return [submission.uid for submission in report.submissions]
 
 
 @pytest.fixture
@@ -89,11 +212,12 @@ def test_the_reserve_fills_the_places_of_failed_peers_in_order(
 def test_reveals_are_prefetched_at_once_and_fetched_once(scene: Scene) -> None:
     before = scene.subnet.clock.now()
     assert before < scene.times.settles
-    seen: list[float] = []
-    scene.buckets[2].store.before = lambda operation, key: seen.append(scene.subnet.clock.now())
-    scene.gather([2])
+    seen = scene.watch(2)
+    scene.spoil(3)
+    scene.gather([2, 3])
     assert set(seen) == {before}
     assert scene.subnet.clock.now() == scene.times.settles
+    assert scene.buckets[3].store.count("get", scene.key(Kind.GRADIENT, 3)) == 1, "nor is a rejected one"
 
 
 @pytest.mark.parametrize("kind", [Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT])
@@ -129,12 +253,6 @@ def test_a_reveal_that_is_too_early_is_looked_at_again(scene: Scene) -> None:
     assert accepted(scene.gather([2, 3])) == [2, 3]
 
 
-def test_a_rejected_reveal_is_not_fetched_again(scene: Scene) -> None:
-    scene.spoil(3)
-    scene.gather([3])
-    assert scene.buckets[3].store.count("get", scene.key(Kind.GRADIENT, 3)) == 1
-
-
 def test_a_failing_store_is_asked_again_until_it_answers(scene: Scene) -> None:
     scene.spoil(4)
     for uid in (3, 5):
@@ -156,8 +274,7 @@ def test_a_failing_store_is_given_up_at_the_deadline_and_its_place_filled(scene:
 def test_a_failing_store_does_not_hold_up_the_second_look_at_others(scene: Scene) -> None:
     scene.fail(3)
     scene.withdraw(4, *REVEALED)
-    looked: list[float] = []
-    scene.buckets[4].store.before = lambda operation, key: looked.append(scene.subnet.clock.now())
+    looked = scene.watch(4)
     report = scene.gather([3, 4])
     assert summary(report) == [(3, GATHER, Reason.STORE_BUSY), (4, GATHER, Reason.MANIFEST_MISSING)]
     assert max(looked) == scene.times.settles
@@ -166,8 +283,7 @@ def test_a_failing_store_does_not_hold_up_the_second_look_at_others(scene: Scene
 def test_a_late_gather_still_looks_once(scene: Scene) -> None:
     scene.subnet.clock.sleep_until(scene.times.settles + 100)
     scene.fail(3)
-    report = scene.gather([2, 3])
-    assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.STORE_BUSY)]
+    assert summary(scene.gather([2, 3])) == [(2, GATHER, None), (3, GATHER, Reason.STORE_BUSY)]
     assert scene.subnet.clock.now() == scene.times.settles + 100
 
 
@@ -209,8 +325,7 @@ def test_an_unassigned_peer_does_not_count(scene: Scene) -> None:
 
 def test_a_long_message_of_a_store_is_cut(scene: Scene) -> None:
     scene.fail(2, PermanentError(Reason.STORE_REFUSED, "x" * 10_000))
-    outcome = scene.gather([2]).outcome(2)
-    assert len(outcome.detail) == 300
+    assert len(scene.gather([2]).outcome(2).detail) == 300
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
@@ -225,32 +340,266 @@ def test_a_local_failure_is_no_verdict_on_a_peer(scene: Scene, monkeypatch: pyte
         raise OSError(errno.ENOSPC, "for a test")
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(TemplarError) as caught:
-        scene.gather(list(scene.members))
-    assert caught.value.reason is Reason.LOCAL_FILE
+    assert reason_of(lambda: scene.gather(list(scene.members))) is Reason.LOCAL_FILE
 
 
-# Concurrency.
+# Deadlines and requests.
 
 
-def unsigned(outcome: PeerOutcome) -> PeerOutcome:
-    """Without signatures and durations, which differ each time."""
-    found = outcome.submission
-    plain = None if found is None else replace(found, commit_signature="", manifest_signature="")
-    return replace(outcome, submission=plain, seconds=0.0)
+class TestSlowPeers:
+    """Payloads that come a byte at a time, over HTTP and in real time."""
+
+    @pytest.fixture(autouse=True)
+    def _in_real_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gather_module, "MIN_SECONDS", 1.5)  # the window's own deadline has long passed
+        # A body of this model's is some hundred bytes, which even a slow peer sends in seconds.
+        monkeypatch.setattr("tests.support.scripted_server.DRIP_BYTES", 1)
+        monkeypatch.setattr("tests.support.scripted_server.DRIP_SECONDS", 5.0)
+
+    @contextmanager
+    def slow(self, scene: Scene, *uids: int) -> Iterator[None]:
+        """These peers' payloads take hours. In the end, no thread of a gather is left."""
+
+        def script(request: Request) -> Reply:
+            _, bucket, key = urlsplit(request.path).path.split("/", 2)
+            memory = scene.buckets[int(bucket.removeprefix("slow-"))].memory
+            info = memory.head(key)
+            if info is None:
+                return s3_error(404, "NoSuchKey")
+            headers = {"Last-Modified": formatdate(info.last_modified, usegmt=True), "ETag": '"one"'}
+            drips = key.startswith("gradient")
+            body = memory.get(key, max_bytes=info.size)
+            return Reply(200, body, headers, drips=drips and request.method == "GET")
+
+        with scripted_server(script) as server:
+            for uid in uids:
+                scene.views[uid] = s3_store(f"slow-{uid}", server.endpoint_url, KEY, PATIENT)
+            yield
+            for thread in threading.enumerate():
+                if thread.name.startswith("gather"):
+                    thread.join()
+        for uid in uids:
+            scene.views[uid] = scene.buckets[uid].store
+
+    def test_a_slow_peer_is_cancelled_and_the_reserve_has_its_place(self, scene: Scene) -> None:
+        with self.slow(scene, 3):
+            report = scene.gather([2, 3, 4], reserve=[5, 6], clock=SystemClock(), concurrency=8)
+        assert summary(report) == [
+            (2, GATHER, None),
+            (3, GATHER, Reason.TOO_SLOW),
+            (4, GATHER, None),
+            (5, RESERVE, None),
+        ]
+        slow = report.outcome(3)
+        assert slow.detail
+        again = scene.gather([2, 3, 4], clock=SystemClock(), concurrency=8)
+        assert accepted(again) == [2, 3, 4]
+
+    def test_without_a_reserve_a_slow_peer_has_all_of_the_time(self, scene: Scene) -> None:
+        with self.slow(scene, 3):
+            report = scene.gather([2, 3], others=[4], clock=SystemClock(), concurrency=8)
+        assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.TOO_SLOW), (4, OTHER, None)]
+        assert report.seconds >= 1.5
+
+    def test_a_slow_reserve_leaves_time_for_the_next(self, scene: Scene) -> None:
+        scene.withdraw(2, Kind.COMMIT)
+        with self.slow(scene, 3):
+            report = scene.gather([2, 4], reserve=[3, 5], clock=SystemClock(), concurrency=8)
+        assert summary(report) == [
+            (2, GATHER, Reason.COMMIT_MISSING),
+            (3, RESERVE, Reason.TOO_SLOW),
+            (4, GATHER, None),
+            (5, RESERVE, None),
+        ]
+
+    def test_a_peer_that_was_never_tried_has_an_outcome(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gather_module, "THREADS_PER_PLACE", 1)
+        with self.slow(scene, 2, 3):
+            report = scene.gather([2, 3], others=[4], clock=SystemClock(), concurrency=2)
+        outcome = report.outcome(4)
+        assert (outcome.reason, outcome.num_bytes) == (Reason.TOO_SLOW, 0)
+        assert "turn" in outcome.detail
 
 
-def test_the_report_does_not_depend_on_how_many_are_fetched_at_once(tmp_path: Path) -> None:
-    reports = []
-    for concurrency in (1, 8):
-        folder = tmp_path / str(concurrency)
+class TestRequests:
+    """A store that fails meets at most twice the requests of a healthy peer, however long the gather is."""
+
+    @pytest.mark.parametrize("late", [False, True])
+    @pytest.mark.parametrize(("broken", "concurrency"), [(0, 1), (2, 4), (4, 1), (7, 4)])
+    def test_a_store_that_fails_from_some_request_on(
+        self, scene: Scene, broken: int, late: bool, concurrency: int
+    ) -> None:
+        if late:
+            scene.subnet.clock.sleep_until(scene.times.settles + 50)
+        store = scene.buckets[3].store
+
+        def hook(operation: str, key: str) -> None:
+            if len(store.calls) > broken:
+                raise BUSY
+
+        store.before = hook
+        report = scene.gather([2, 3, 4], concurrency=concurrency, retry_seconds=LONG)
+        assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.STORE_BUSY), (4, GATHER, None)]
+        assert HEALTHY_REQUESTS <= len(store.calls) <= 2 * HEALTHY_REQUESTS
+        assert all(len(scene.buckets[uid].store.calls) == HEALTHY_REQUESTS for uid in (2, 4))
+
+    def test_accepted_objects_are_not_requested_again(self, scene: Scene) -> None:
+        store = scene.buckets[3].store
+        store.before = failing(BUSY, "get", key=scene.key(Kind.GRADIENT, 3), times=3)
+        assert accepted(scene.gather([3], retry_seconds=LONG)) == [3]
+        kinds = (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT)
+        assert [store.count("get", scene.key(kind, 3)) for kind in kinds] == [1, 1, 4]
+
+    def moments(self, folder: Path, uid: int, owner: Callable[[Subnet], Member]) -> list[float]:
+        """When a failing store was asked."""
         folder.mkdir()
-        scene = Scene(folder, num_miners=8)
-        scene.spoil(3)
-        scene.withdraw(5, *REVEALED)
-        scene.buckets[6].reveal(scene.times, scene.payloads[6], committed=scene.times.commit_interval.first - 1)
-        scene.buckets[7].store.before = failing(BUSY, times=3)
-        report = scene.gather([9, 3, 5, 6], reserve=[7, 2], others=[4, 8], concurrency=concurrency, retry_seconds=24.0)
-        reports.append([unsigned(outcome) for outcome in report.outcomes])
-    assert reports[0] == reports[1]
-    assert [outcome.uid for outcome in reports[0] if outcome.submission] == [2, 4, 7, 8, 9]
+        scene = Scene(folder, num_miners=3)
+        moments = scene.watch(uid, BUSY)
+        scene.gather([uid], owner=owner(scene.subnet), retry_seconds=LONG)
+        return moments
+
+    def test_jitter_depends_on_node_and_peer_only(self, tmp_path: Path) -> None:
+        one = self.moments(tmp_path / "1", 2, lambda subnet: subnet.validators[0])
+        assert self.moments(tmp_path / "2", 2, lambda subnet: subnet.validators[0]) == one
+        assert self.moments(tmp_path / "3", 2, lambda subnet: subnet.miners[2]) != one
+        assert self.moments(tmp_path / "4", 3, lambda subnet: subnet.validators[0]) != one
+        pauses = [after - before for before, after in itertools.pairwise(one)]
+        assert all(pause > 0 for pause in pauses)
+        assert len({round(pause, 6) for pause in pauses}) == len(pauses)
+
+    def test_each_node_has_its_own_order_of_peers(self, scene: Scene) -> None:
+        one, other = scene.subnet.validators[0], scene.subnet.members[0]
+        orders = []
+        for owner in (one, one, other):
+            asked: list[int] = []
+            for uid, bucket in scene.buckets.items():
+                bucket.store.before = lambda operation, key, uid=uid, asked=asked: asked.append(uid)
+            scene.gather(range(2, 9), others=[9], owner=owner)
+            orders.append(list(dict.fromkeys(asked)))
+        assert orders[0] == orders[1]
+        assert orders[0][:7] != orders[2][:7]
+        assert sorted(orders[0]) == list(range(2, 10))
+
+
+# Threads.
+
+
+class Work:
+    """Uids whose calls return when a test says so, or at their deadline if they look at it."""
+
+    def __init__(self) -> None:
+        self.going_on: dict[int, threading.Event] = {}
+        self.started: list[int] = []
+        self.lock = threading.Lock()
+
+    def __call__(self, uid: int) -> str:
+        with self.lock:
+            self.started.append(uid)
+        event = self.going_on.get(uid)
+        if event is not None:
+            deadline = current()
+            with deadline.closing(event.set):
+                event.wait()
+                check_deadline(f"uid {uid}")
+        return f"result {uid}"
+
+    def hold(self, *uids: int) -> None:
+        for uid in uids:
+            self.going_on[uid] = threading.Event()
+
+
+def test_results_are_returned_as_they_are_ready() -> None:
+    work = Work()
+    work.hold(1)
+    workers = Workers(work, 2)
+    workers.start(1, LONG)
+    workers.start(2, LONG)
+    assert not workers.has_room()
+    assert workers.results(LONG) == [(2, "result 2")]
+    assert workers.has_room()
+    assert workers.is_running(1)
+    work.going_on[1].set()
+    assert workers.results(LONG) == [(1, "result 1")]
+    assert not workers.is_busy
+    assert workers.results(LONG) == []
+    workers.close()
+
+
+def test_with_concurrency_1_calls_run_in_the_callers_thread() -> None:
+    threads: list[threading.Thread] = []
+    workers = Workers(lambda uid: threads.append(threading.current_thread()), 1)
+    workers.start(1, LONG)
+    assert not workers.has_room()  # until its result was taken
+    assert workers.results(0.0) == [(1, None)]
+    assert threads == [threading.current_thread()]
+    workers.close()
+
+
+def test_slow_calls_do_not_block_others_and_spare_ones_leave_the_last_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather_module, "SLOW_SECONDS", 0.0)
+    work = Work()
+    work.hold(*range(100))
+    workers = Workers(work, 2)
+    last_places = range(2 * (THREADS_PER_PLACE - 1), 2 * THREADS_PER_PLACE)
+    for uid in range(last_places.stop):
+        assert workers.has_room(spare=True) is (uid not in last_places)
+        assert workers.has_room()
+        workers.start(uid, LONG)
+    assert not workers.has_room()
+    workers.close()
+
+
+def test_a_cancelled_call_ends_with_its_error() -> None:
+    work = Work()
+    work.hold(1, 2)
+    workers = Workers(work, 2)
+    workers.start(1, LONG)
+    workers.start(2, LONG)
+    with raising(TransientError, Reason.TOO_SLOW, "uid 1"):
+        workers.cancel([1], LONG)
+    assert not workers.is_running(1)
+    assert workers.is_running(2)
+    workers.close()
+
+
+def test_the_result_of_a_cancelled_call_is_dropped() -> None:
+    release, ended = threading.Event(), threading.Event()
+
+    def work(uid: int) -> int:
+        if uid == 1:
+            release.wait()  # looks at no deadline
+            ended.set()
+        return uid
+
+    workers = Workers(work, 2)
+    workers.start(1, LONG)
+    started = time.monotonic()
+    assert workers.cancel([1], 0.05) == []
+    assert time.monotonic() - started >= 0.05
+    assert not workers.is_busy
+    release.set()
+    ended.wait()
+    workers.start(2, LONG)
+    assert workers.results(LONG) == [(2, 2)]  # and not what uid 1 brought
+    workers.close()
+
+
+def test_buckets_that_are_asked_in_turn_keep_one_another_from_nothing() -> None:
+    """The first one hangs; the second is asked after a head start, and the rest is left when that is enough."""
+    asked, opened = [], threading.Event()
+
+    def work(uid: int) -> int:
+        asked.append(uid)
+        if uid == 1:
+            opened.wait(60)
+        return 10 * uid
+
+    started = time.monotonic()
+    answers = ask_in_turn(work, [1, 2, 3], seconds=30.0, concurrency=2)
+    assert next(answers) == (2, 20)
+    assert time.monotonic() - started < 10 * HEAD_START_SECONDS
+    answers.close()
+    opened.set()
+    assert asked == [1, 2]
+    asked.clear()
+    assert list(ask_in_turn(work, [1, 2, 3], seconds=30.0, concurrency=1)) == [(1, 10), (2, 20), (3, 30)]

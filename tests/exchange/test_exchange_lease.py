@@ -8,11 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from templar.chain.clock import SimulatedClock
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.lease import LOOKS, Claimant, NeuronLease, Terms
 from templar.exchange.object_keys import Kind, lease_key
 from templar.exchange.objects import Heartbeat, Lease
 from templar.exchange.signed import seal, unseal
+from tests.support.errors import error_of
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore, failing, once
 from tests.support.subnet import NETUID, RULES, member
@@ -58,10 +59,10 @@ def keys_of(number: int, role: str = "miner") -> list[str]:
     return [lease_key(kind, role, HOLDERS[number]) for kind in (Kind.LEASE, Kind.HEARTBEAT)]
 
 
-def refusal(call: Callable[[], object]) -> PermanentError:
-    with pytest.raises(PermanentError) as caught:
-        call()
-    return caught.value
+def refusal(call: Callable[[], object]) -> TemplarError:
+    error = error_of(call)
+    assert isinstance(error, PermanentError)
+    return error
 
 
 def test_terms_follow_the_windows() -> None:

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -6,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from templar.canonical import sha256_hex
-from templar.errors import PermanentError, Reason, RejectedError
+from templar.errors import Reason, RejectedError
 from templar.exchange.payload_cache import PayloadCache, _decoded_and_size
 from templar.gradient.codec.wire import decode
+from tests.support.errors import raising, reason_of
 from tests.support.subnet import LAYOUT, member, payload_bytes
 
 WINDOW = 10
@@ -35,12 +35,6 @@ def admit(cache: PayloadCache, data: bytes = BYTES, digest: str | None = None, *
 
 def has(cache: PayloadCache, digest: str = DIGEST) -> bool:
     return cache.has(digest, window=WINDOW, uid=5, hotkey=ALICE.hotkey.address)
-
-
-def reason_of(call: Callable[[], object]) -> Reason:
-    with pytest.raises(PermanentError) as caught:
-        call()
-    return caught.value.reason
 
 
 def test_an_admitted_payload_can_be_read_and_applied(cache: PayloadCache, tmp_path: Path) -> None:
@@ -79,9 +73,8 @@ def test_illegal_bytes_are_rejected_and_not_kept(
 def test_a_cached_payload_of_another_author_is_rejected(cache: PayloadCache) -> None:
     admit(cache)
     for uid, hotkey in ((6, BOB.hotkey.address), (5, BOB.hotkey.address), (6, ALICE.hotkey.address)):
-        with pytest.raises(RejectedError) as caught:
+        with raising(RejectedError, Reason.WRONG_IDENTITY):
             cache.has(DIGEST, window=WINDOW, uid=uid, hotkey=hotkey)
-        assert caught.value.reason is Reason.WRONG_IDENTITY
 
 
 @pytest.mark.parametrize("left", [b"", bytes(len(BYTES)), payload_bytes(BOB, WINDOW)])

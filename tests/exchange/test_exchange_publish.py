@@ -18,6 +18,7 @@ from templar.exchange.publish import (
     publish_in_time,
 )
 from templar.exchange.signed import seal
+from tests.support.errors import error_of, raising, refusal
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore, failing, once
 from tests.support.subnet import GENESIS, NETUID, member
@@ -69,9 +70,7 @@ def stored(store: ScriptedStore) -> bytes:
 
 
 def differs(call: Callable[[], object]) -> None:
-    with pytest.raises(PermanentError, match="nothing was overwritten") as caught:
-        call()
-    assert caught.value.reason is Reason.OBJECT_DIFFERS
+    refusal(call, PermanentError, Reason.OBJECT_DIFFERS, "nothing was overwritten")
 
 
 def test_it_is_stored_once(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
@@ -98,9 +97,7 @@ def test_a_store_that_failed_before_it_wrote_is_written_to_again(
     publish: Publish, store: ScriptedStore, operations: tuple[str, ...]
 ) -> None:
     store.before = failing(BUSY, *operations, times=1)
-    with pytest.raises(TransientError) as caught:
-        publish()
-    assert caught.value is BUSY
+    assert error_of(publish) is BUSY
     assert store.inner.head(KEY) is None
     assert publish().outcome is PublishOutcome.STORED
 
@@ -121,9 +118,8 @@ def test_a_lost_answer_does_no_harm(publish: Publish, store: ScriptedStore, cloc
 def test_nothing_is_written_from_the_deadline_on(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
     clock.sleep_until(1005)
     for deadline in (1005.0, 1004.999):
-        with pytest.raises(PermanentError) as caught:
+        with raising(PermanentError, Reason.NO_TIME_LEFT):
             publish(deadline=deadline)
-        assert caught.value.reason is Reason.NO_TIME_LEFT
     assert writes(store) == 0
     assert publish(deadline=1005.001).last_modified == 1005
 
@@ -135,9 +131,8 @@ def test_what_is_stored_too_early_is_put_again_byte_for_byte(
     data = stored(store)
     clock.sleep_until(1010)
     differs(lambda: publish(other=True, first=1005))
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.NO_TIME_LEFT):
         publish(first=1005, deadline=1010)
-    assert caught.value.reason is Reason.NO_TIME_LEFT
     assert publish(first=1000).outcome is PublishOutcome.ALREADY_THERE
     assert publish(first=1005, deadline=1011) == PublishReceipt(KEY, len(data), 1010, PublishOutcome.STORED)
     assert stored(store) == data
@@ -150,9 +145,8 @@ def test_a_write_that_does_not_show_may_be_repeated(publish: Publish, store: Scr
             store.inner.delete([key])
 
     store.after = lose
-    with pytest.raises(TransientError) as caught:
+    with raising(TransientError, Reason.OBJECT_MISSING):
         publish()
-    assert caught.value.reason is Reason.OBJECT_MISSING
 
 
 @pytest.mark.parametrize("body", [BODY, OTHER])
