@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -14,7 +15,6 @@ from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store, S3Uploads
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
-from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
 S = TypeVar("S", S3Store, S3Uploads)
 PART_BYTES = 5 << 20  # the smallest part that S3 takes
@@ -45,23 +45,31 @@ class StorePair:
 
 @dataclass(frozen=True)
 class Place:
-    """A bucket of its own on an S3 endpoint, and the key of its owner."""
+    """A bucket of its own on an S3 endpoint, for its owner and for a reader."""
 
     kind: str
     bucket: str
     url: str
     key: AccessKey
+    read_url: str
+    read_key: AccessKey
+    missing_key: AccessKey  # learns that a bucket is not there; any other key may be denied before
+    folder: Path | None = None  # where its objects lie as files
+
+    def store(self, settings: S3Settings = SETTINGS) -> S3Store:
+        return s3_store(self.bucket, self.url, self.key, settings)
 
 
 def place_on(kind: str, request: pytest.FixtureRequest) -> Place:
     """A new bucket on the shared endpoint `moto` or `rclone`."""
-    endpoint = request.getfixturevalue(kind)
+    endpoint, bucket = request.getfixturevalue(kind), uuid4().hex
     if kind == "moto":
-        keys = create_bucket_with_keys(endpoint.admin, uuid4().hex)
-        return Place(kind, keys.bucket, endpoint.admin.endpoint_url, keys.write)
-    bucket = uuid4().hex
-    (endpoint.root / bucket).mkdir()
-    return Place(kind, bucket, endpoint.writable.endpoint_url, endpoint.write_key)
+        admin, keys = endpoint.admin, create_bucket_with_keys(endpoint.admin, bucket)
+        return Place(kind, bucket, admin.endpoint_url, keys.write, admin.endpoint_url, keys.read, admin.key)
+    folder, readers = endpoint.root / bucket, endpoint.read_only
+    folder.mkdir()
+    url, key = endpoint.writable.endpoint_url, endpoint.write_key
+    return Place(kind, bucket, url, key, readers.endpoint_url, endpoint.read_key, key, folder)
 
 
 def s3_store(
@@ -76,18 +84,15 @@ def s3_store(
     )
 
 
-def s3_client(endpoint_url: str, key: AccessKey) -> Any:
+def s3_client(place: Place) -> Any:
+    """boto3's client with the owner's key."""
     return make_client(
         "s3",
-        endpoint_url=endpoint_url,
-        access_key_id=key.access_key_id,
-        secret_access_key=key.secret_access_key,
+        endpoint_url=place.url,
+        access_key_id=place.key.access_key_id,
+        secret_access_key=place.key.secret_access_key,
         settings=SETTINGS,
     )
-
-
-def wrong_secret(key: AccessKey) -> AccessKey:
-    return replace(key, secret_access_key="x" * len(key.secret_access_key))
 
 
 def seed_files(folder: Path, keys: list[str]) -> None:
@@ -102,41 +107,25 @@ def directory_pair(root: Path) -> StorePair:
         reader=DirectoryStore(root, writable=False),
         missing=DirectoryStore(root.with_name("missing")),
         wrong_secret=None,
-        seed=lambda keys: seed_files(root, keys),
+        seed=partial(seed_files, root),
     )
 
 
-def moto_pair(endpoint: MotoEndpoint) -> StorePair:
-    url = endpoint.admin.endpoint_url
-    keys = create_bucket_with_keys(endpoint.admin, uuid4().hex)
-    writable = s3_store(keys.bucket, url, keys.write)
+def s3_pair(place: Place) -> StorePair:
+    is_rclone, folder = place.kind == "rclone", place.folder
+    wrong = replace(place.read_key, secret_access_key="x" * len(place.read_key.secret_access_key))
+    # A refused write takes rclone a second, so it is not tried again.
+    reading = replace(SETTINGS, max_attempts=1) if is_rclone else SETTINGS
     return StorePair(
-        writable=writable,
-        reader=s3_store(keys.bucket, url, keys.read),
-        missing=s3_store("missing", url, endpoint.admin.key),  # any other key is denied before the bucket is looked up
-        wrong_secret=s3_store(keys.bucket, url, wrong_secret(keys.read)),
-        seed=None,
-        client=s3_client(url, keys.write),
-    )
-
-
-def rclone_pair(endpoints: RcloneEndpoints) -> StorePair:
-    bucket = uuid4().hex
-    (endpoints.root / bucket).mkdir()
-    url, key = endpoints.writable.endpoint_url, endpoints.write_key
-    return StorePair(
-        writable=s3_store(bucket, url, key),
-        # A refused write takes it a second, so it is not tried again.
-        reader=s3_store(
-            bucket, endpoints.read_only.endpoint_url, endpoints.read_key, replace(SETTINGS, max_attempts=1)
-        ),
-        missing=s3_store("missing", url, key),
-        wrong_secret=s3_store(bucket, endpoints.read_only.endpoint_url, wrong_secret(endpoints.read_key)),
-        seed=lambda names: seed_files(endpoints.root / bucket, names),
-        client=s3_client(url, key),
-        honours_conditional_put=False,
-        denial=Reason.STORE_BUSY,
-        replaces_atomically=False,
+        writable=place.store(),
+        reader=s3_store(place.bucket, place.read_url, place.read_key, reading),
+        missing=s3_store("missing", place.url, place.missing_key),
+        wrong_secret=s3_store(place.bucket, place.read_url, wrong),
+        seed=None if folder is None else partial(seed_files, folder),
+        client=s3_client(place),
+        honours_conditional_put=not is_rclone,
+        denial=Reason.STORE_BUSY if is_rclone else Reason.ACCESS_DENIED,
+        replaces_atomically=not is_rclone,
     )
 
 
@@ -147,10 +136,6 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["directory", "moto", "rclone"])
 def store_pair(request: pytest.FixtureRequest, tmp_path: Path) -> StorePair:
-    match request.param:
-        case "directory":
-            return directory_pair(tmp_path / "bucket")
-        case "moto":
-            return moto_pair(request.getfixturevalue("moto"))
-        case _:
-            return rclone_pair(request.getfixturevalue("rclone"))
+    if request.param == "directory":
+        return directory_pair(tmp_path / "bucket")
+    return s3_pair(place_on(request.param, request))

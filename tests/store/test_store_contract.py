@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +15,8 @@ import pytest
 from templar.errors import Reason
 from templar.store.base import ObjectStore
 from templar.traffic import TRAFFIC
-from tests.store.conftest import PART_BYTES, StorePair, moto_pair, s3_client
+from tests.store.conftest import PART_BYTES, StorePair, place_on, s3_client, s3_pair
 from tests.support.errors import reason_of
-from tests.support.servers import MotoEndpoint
 
 DATA = bytes(range(256)) * 40
 
@@ -78,14 +78,15 @@ class TestStamp:
         assert second.last_modified >= first.last_modified
         assert store_pair.reader.get("key", max_bytes=3) == b"new"
 
-    def test_parts_and_versions_show_where_the_server_tells(self, moto: MotoEndpoint, tmp_path: Path) -> None:
-        pair = moto_pair(moto)
+    def test_parts_and_versions_show_where_the_server_tells(
+        self, request: pytest.FixtureRequest, tmp_path: Path
+    ) -> None:
+        place = place_on("moto", request)
+        pair, admin = s3_pair(place), replace(place, key=place.missing_key)
         (tmp_path / "source").write_bytes(bytes(2 * PART_BYTES))
         pair.writable.put("one", b"1")
         pair.writable.put_file("parts", tmp_path / "source")
-        s3_client(moto.admin.endpoint_url, moto.admin.key).put_bucket_versioning(
-            Bucket=pair.writable.name, VersioningConfiguration={"Status": "Enabled"}
-        )
+        s3_client(admin).put_bucket_versioning(Bucket=pair.writable.name, VersioningConfiguration={"Status": "Enabled"})
         pair.writable.put("version", b"1")
         heads = {key: pair.reader.head(key) for key in ("one", "parts", "version")}
         assert {key: info.is_time_unproven for key, info in heads.items() if info} == {
@@ -310,22 +311,6 @@ class TestAtomicity:
                 body.send_rest.set()
             put.result()
         assert store_pair.reader.get("key", max_bytes=len(DATA) * 20) == DATA * 20
-
-    def test_an_object_with_missing_parts_is_not_there(self, store_pair: StorePair) -> None:
-        if store_pair.client is None:
-            pytest.skip("a directory has no parts")
-        client, target = store_pair.client, {"Bucket": store_pair.writable.name, "Key": "key"}
-        target["UploadId"] = client.create_multipart_upload(**target)["UploadId"]
-        parts = []
-        for number, data in enumerate([b"x" * PART_BYTES, b"end"], 1):
-            answer = client.upload_part(**target, PartNumber=number, Body=data)
-            parts.append({"PartNumber": number, "ETag": answer["ETag"]})
-            assert store_pair.reader.head("key") is None
-            assert "key" not in keys_of(store_pair.reader)
-        client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts})
-        info = store_pair.reader.head("key")
-        assert info is not None
-        assert info.size == PART_BYTES + 3
 
     def test_a_reader_never_sees_a_mixture(self, store_pair: StorePair) -> None:
         if not store_pair.replaces_atomically:

@@ -1,7 +1,5 @@
 """A deadline ends every wait of a store, from any thread, and leaves nothing behind."""
 
-import itertools
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,72 +17,13 @@ from templar.store.s3_protocol import S3Settings
 from templar.traffic import TRAFFIC
 from tests.store.conftest import s3_store
 from tests.support.errors import error_of, stopped
-from tests.support.scripted_server import Reply, s3_error, scripted_server
+from tests.support.scripted_server import Reply, ScriptedServer, s3_error, scripted_server
 
 KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
 HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
 PATIENT = S3Settings(read_timeout_seconds=600.0, slowest_bytes_per_second=1.0, max_attempts=4)
 """Nothing but a deadline ends a call soon."""
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
-
-
-class Peer:
-    """A server that takes requests and answers with some bytes, and then says nothing more, or a byte now and then."""
-
-    def __init__(self, answer: bytes, drips: bytes) -> None:
-        self.answer, self.drips = answer, drips
-        self.asked = threading.Event()
-        self.ended = threading.Event()
-        self._closing = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.num_connections = 0
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            connection, _ = self._listener.accept()
-            with connection:
-                data = connection.recv(65_536)
-                if not data:
-                    return
-                self.num_connections += 1
-                connection.sendall(self.answer)
-                self.asked.set()
-                self._drip(connection)
-                self.ended.set()
-
-    def _drip(self, connection: socket.socket) -> None:
-        """Until the client hangs up, or the test is over."""
-        connection.settimeout(0.02)
-        for number in itertools.count():
-            if self._closing.is_set():
-                return
-            try:
-                if self.drips:
-                    connection.sendall(self.drips[number % len(self.drips) :][:1])
-                if not connection.recv(1):
-                    return
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-
-    def close(self) -> None:
-        self._closing.set()
-        socket.create_connection(self._listener.getsockname()).close()
-        self._thread.join()
-        self._listener.close()
-
-
-@contextmanager
-def peer(answer: bytes, drips: bytes) -> Iterator[Peer]:
-    server = Peer(answer, drips)
-    try:
-        yield server
-    finally:
-        server.close()
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nLast-Modified: Fri, 20 Nov 2026 12:00:00 GMT\r\nContent-Length: 100000\r\n\r\n"
@@ -113,32 +52,40 @@ class WatchedDeadline(Deadline):
             yield
 
 
-def fetch(server: Peer, deadline: Deadline, *, lists: bool = False) -> TemplarError:
+@contextmanager
+def stalling(stall: str) -> Iterator[ScriptedServer]:
+    """A server whose answers do not end."""
+    answer, endless = STALLS[stall]
+    with scripted_server(lambda _: Reply(raw=answer, stalls=True, endless=endless)) as server:
+        yield server
+
+
+def fetch(server: ScriptedServer, deadline: Deadline, *, lists: bool = False) -> TemplarError:
     """The error of reading an object, or a listing, under a deadline."""
-    store = s3_store("bucket", server.url, KEY, PATIENT)
+    store = s3_store("bucket", server.endpoint_url, KEY, PATIENT)
     with deadline.applied():
         return error_of(lambda: list(store.list()) if lists else store.get("key", max_bytes=100_000))
 
 
 @pytest.mark.parametrize("stall", STALLS)
 def test_expiry_ends_the_wait_of_another_thread_and_its_connection(stall: str) -> None:
-    with peer(*STALLS[stall]) as server, ThreadPoolExecutor(1) as pool:
+    with stalling(stall) as server, ThreadPoolExecutor(1) as pool:
         deadline = WatchedDeadline(600.0)
         waiting = pool.submit(fetch, server, deadline, lists="listing" in stall)
-        (deadline.waits[2] if "body" in stall else server.asked).wait()
+        deadline.waits[2 if "body" in stall else 1].wait()
         deadline.expire()
         error = waiting.result()
-        server.ended.wait()  # the connection is closed, although the error is kept
-        assert server.num_connections == 1
+        server.hung_up.wait()  # the connection is closed, although the error is kept
+        assert len(server.requests) == 1
     assert (type(error), error.reason) == (TransientError, Reason.TOO_SLOW)
 
 
 @pytest.mark.parametrize("stall", ["nothing at all", "a body that drips", "a body that stops"])
 def test_a_wait_ends_by_itself_at_the_deadline(stall: str) -> None:
-    with peer(*STALLS[stall]) as server:
+    with stalling(stall) as server:
         error = fetch(server, Deadline(0.2))
-        if server.num_connections:  # on a busy machine the time may be over before anything is asked
-            server.ended.wait()
+        if server.requests:  # on a busy machine the time may be over before anything is asked
+            server.hung_up.wait()
     assert (type(error), error.reason) == (TransientError, Reason.TOO_SLOW)
 
 

@@ -1,7 +1,6 @@
 """What only a store of files can do wrong."""
 
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -147,21 +146,6 @@ def test_durable_reaches_the_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -
     assert calls == []
     DirectoryStore(root, durable=True).put("key", b"1")
     assert len(calls) == 2  # the object and its folder
-
-
-class TestProcesses:
-    def test_two_handles_race_for_one_key(self, root: Path) -> None:
-        handles = [DirectoryStore(root) for _ in range(8)]
-        for turn in range(8):
-            start = threading.Barrier(8)
-
-            def race(store: DirectoryStore, start: threading.Barrier = start, key: str = f"lease-{turn}") -> bool:
-                start.wait()
-                return store.put_if_absent(key, b"1")
-
-            with ThreadPoolExecutor(8) as threads:
-                assert list(threads.map(race, handles)).count(True) == 1
-        assert left_behind(root) == []
 
 
 class TestKeys:

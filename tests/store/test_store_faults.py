@@ -15,6 +15,7 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import Upload
 from templar.store.s3 import S3Store, S3Uploads
 from templar.store.s3_protocol import S3Settings
+from tests.support.errors import error_of
 from tests.support.scripted_server import Reply, ScriptedServer, scripted_server
 
 KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
@@ -123,19 +124,15 @@ def answer(status: int, headers: bytes, body: bytes) -> bytes:
 WHOLE = [answer(200, HEADERS[5], b"1234"), answer(503, b"Transfer-Encoding: chunked\r\n", b"7\r\n<Error>")]
 
 
-def error_of(call: Callable[[], object]) -> TemplarError | None:
-    try:
-        call()
-    except TemplarError as error:
-        return error
-    return None
-
-
 def check(server: ScriptedServer, folder: Path, reply: Reply, *, is_refusal: bool) -> None:
     """Make every call and hold its outcome against the contract of `ObjectStore`."""
     server.script = lambda _: reply
     for name, call in calls_at(server.endpoint_url, folder).items():
-        error = error_of(call)
+        error = None
+        try:
+            call()
+        except TemplarError as caught:
+            error = caught
         assert str(error).isprintable(), (name, str(error))
         assert len(str(error)) < 1000
         assert error is None or isinstance(error, TransientError) or is_refusal, (name, error)
@@ -178,9 +175,7 @@ def peak_of(call: Callable[[], object]) -> tuple[TemplarError, int]:
     gc.collect()
     tracemalloc.start()
     try:
-        with pytest.raises(TemplarError) as caught:
-            call()
-        return caught.value, tracemalloc.get_traced_memory()[1]
+        return error_of(call), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 

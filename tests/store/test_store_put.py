@@ -35,7 +35,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
     place = place_on(request.param, request)
     with faulty_endpoint(place.url) as proxy:
         store = s3_store(place.bucket, proxy.endpoint_url, place.key, replace(SETTINGS, max_attempts=3))
-        yield Way(proxy, store, s3_store(place.bucket, place.url, place.key), place.kind == "moto")
+        yield Way(proxy, store, place.store(), place.kind == "moto")
 
 
 def test_a_damaged_object_is_sent_again_within_bounds(way: Way, tmp_path: Path) -> None:

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
-from deployments.s3_endpoint import AccessKey, create_bucket_with_keys
+from deployments.s3_endpoint import AccessKey
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.base import ObjectStore, Uploads
 from templar.store.directory import INCOMING, DirectoryStore, DirectoryUploads
 from templar.store.s3 import S3Uploads
 from tests.store.conftest import Place, place_on, s3_client, s3_store
 from tests.support.errors import raising
-from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
 PART = b"x" * 1000
 
@@ -33,14 +31,14 @@ class Bucket:
 
 
 def s3_bucket(place: Place) -> Bucket:
-    client = s3_client(place.url, place.key)
+    client = s3_client(place)
 
     def begin(name: str) -> None:
         upload = client.create_multipart_upload(Bucket=place.bucket, Key=name)["UploadId"]
         client.upload_part(Bucket=place.bucket, Key=name, UploadId=upload, PartNumber=1, Body=PART)
 
     uploads = s3_store(place.bucket, place.url, place.key, kind=S3Uploads)
-    return Bucket(s3_store(place.bucket, place.url, place.key), uploads, begin)
+    return Bucket(place.store(), uploads, begin)
 
 
 @pytest.fixture(params=["directory", "moto", "rclone"])
@@ -131,18 +129,17 @@ def test_the_last_part_is_the_last_sign_of_life(begun: str, part: str | None, fo
 
 
 class TestRefusals:
-    def test_a_read_key_is_denied(self, moto: MotoEndpoint) -> None:
-        keys = create_bucket_with_keys(moto.admin, uuid4().hex)
-        uploads = s3_store(keys.bucket, moto.admin.endpoint_url, keys.read, kind=S3Uploads)
+    def test_a_read_key_is_denied(self, request: pytest.FixtureRequest) -> None:
+        place = place_on("moto", request)
+        uploads = s3_store(place.bucket, place.url, place.read_key, kind=S3Uploads)
         for attempt in (lambda: list(uploads.list()), lambda: uploads.store_in_parts("key", PART)):
             with raising(PermanentError, Reason.ACCESS_DENIED) as caught:
                 attempt()
-            assert keys.read.secret_access_key not in str(caught.value)
+            assert place.read_key.secret_access_key not in str(caught.value)
 
-    def test_parts_that_cannot_be_completed_leave_no_upload(self, rclone: RcloneEndpoints) -> None:
-        name = uuid4().hex
-        (rclone.root / name).mkdir()
-        uploads = s3_store(name, rclone.read_only.endpoint_url, rclone.read_key, kind=S3Uploads)
+    def test_parts_that_cannot_be_completed_leave_no_upload(self, request: pytest.FixtureRequest) -> None:
+        place = place_on("rclone", request)
+        uploads = s3_store(place.bucket, place.read_url, place.read_key, kind=S3Uploads)
         with pytest.raises(TransientError):
             uploads.store_in_parts("key", PART)
         assert list(uploads.list()) == []

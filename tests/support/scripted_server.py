@@ -1,7 +1,9 @@
 """An HTTP server that gives a test's answers, wrong lengths and broken bodies included."""
 
+import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 
@@ -32,6 +34,7 @@ class Reply:
     drips: bool = False  # send the body a few bytes at a time
     raw: bytes | None = None  # send these bytes instead of all that, and then hang up
     stalls: bool = False  # hang up only when the client does
+    endless: bytes = b""  # until then send these over and over again, now and then one
 
 
 def s3_error(status: int, code: str, message: str = "") -> Reply:
@@ -47,6 +50,7 @@ class ScriptedServer(LoopbackServer):
         super().__init__(_Handler)
         self.script = script
         self.requests: list[Request] = []
+        self.hung_up = threading.Event()  # a client hung up while an answer stalled
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -59,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.requests.append(request)
         reply = self.server.script(request)
         if reply.raw is not None:
-            self._send_raw(reply.raw, stalls=reply.stalls)
+            self._send_raw(reply.raw, reply)
             return
         length = len(reply.body) if reply.declared_length is None else reply.declared_length
         self.send_response(reply.status)
@@ -71,14 +75,23 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(reply)
             self.close_connection = length != len(reply.body)
 
-    def _send_raw(self, data: bytes, *, stalls: bool) -> None:
+    def _send_raw(self, data: bytes, reply: Reply) -> None:
         self.close_connection = True
         self.wfile.write(data)
-        if stalls:
-            self.connection.settimeout(10.0)
-            with suppress(OSError):
-                while not self.server.closing.is_set() and self.connection.recv(1):
-                    pass
+        self.connection.settimeout(DRIP_SECONDS)
+        for number in itertools.count():
+            if not reply.stalls or self.server.closing.is_set():
+                return
+            try:
+                if reply.endless:
+                    self.connection.sendall(reply.endless[number % len(reply.endless) :][:1])
+                if not self.connection.recv(1):
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        self.server.hung_up.set()
 
     def _send(self, reply: Reply) -> None:
         step = DRIP_BYTES if reply.drips else max(len(reply.body), 1)
