@@ -40,11 +40,7 @@ def change_shard_sizes(store: MemoryStore, change: Callable[[dict], None]) -> No
     store.put(key, json.dumps(sizes).encode())
 
 
-def replace_first_shard(store: MemoryStore, table: pa.Table) -> None:
-    replace_shard(store, 0, table)
-
-
-def replace_shard(store: MemoryStore, number: int, table: pa.Table) -> None:
+def replace_shard(store: MemoryStore, table: pa.Table, number: int = 0) -> None:
     """Replace a file of the first config, and remove its listed size and hash."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
@@ -114,7 +110,7 @@ def test_a_row_group_beyond_the_bound_is_fetched_once(store: MemoryStore, monkey
     monkeypatch.setattr("templar.data.pages.parquet.MAX_CACHED_BYTES", 100)
     texts = ["x" * 99 + str(row) for row in range(100)]
     for number in range(2):
-        replace_shard(store, number, pa.table({"text": texts[:25]}))
+        replace_shard(store, pa.table({"text": texts[:25]}), number)
     dataset = open_pages(store)
     dataset.read_page(0)
     size = store.bytes_read(FIRST_SHARD)
@@ -130,14 +126,9 @@ def test_a_row_group_beyond_the_bound_is_fetched_once(store: MemoryStore, monkey
 
 def test_a_row_that_is_no_text_is_named(store: MemoryStore) -> None:
     latin = pa.array([*[b"a"] * 20, b"caf\xe9", *[b"b"] * 4], pa.binary()).view(pa.string())
-    for column, words in ((latin, "row 20 of column 'text' is not UTF-8"), (latin.dictionary_encode(), "row 20")):
-        replace_first_shard(store, pa.table({"text": column}))
-        with raising(PermanentError, Reason.DATASET_MALFORMED, FIRST_SHARD, words):
-            open_pages(store).read_page(5)
-    twice = pa.Table.from_arrays([pa.array(["a"] * 25)] * 2, ["text"] * 2)
-    replace_first_shard(store, twice)
-    with raising(PermanentError, Reason.DATASET_MALFORMED, "2 columns have the name 'text'"):
-        open_pages(store).read_page(0)
+    replace_shard(store, pa.table({"text": latin}))
+    with raising(PermanentError, Reason.DATASET_MALFORMED, FIRST_SHARD, "row 20 of column 'text' is not UTF-8"):
+        open_pages(store).read_page(5)
 
 
 def test_the_digest_follows_the_files_and_the_pages(store: MemoryStore) -> None:
@@ -251,33 +242,32 @@ def test_there_is_no_such_split_and_no_page(store: MemoryStore) -> None:
             open_pages(store).read_page(index)
 
 
-def test_a_file_has_another_length_or_is_no_parquet_file(store: MemoryStore) -> None:
-    data = store.get(FIRST_SHARD, max_bytes=10**6)
-    store.put(FIRST_SHARD, data[:-1])
-    refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: it has .* bytes, must have", read=True)
-    store.put(FIRST_SHARD, b"x" * len(data))
-    refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: no Parquet footer", read=True)
-
-
-@pytest.mark.parametrize("place", [0.0, 0.99])
-def test_a_flipped_bit_is_found(store: MemoryStore, place: float) -> None:
-    """Anywhere in the text of the first row group."""
-    data = bytearray(store.get(FIRST_SHARD, max_bytes=10**6))
+def flipped(data: bytes, place: float) -> bytes:
+    """One bit is flipped at a place in the text of the first row group."""
     column = pq.read_metadata(io.BytesIO(data)).row_group(0).column(0)
-    data[column.data_page_offset + int(place * column.total_compressed_size)] ^= 1
-    store.put(FIRST_SHARD, bytes(data))
-    refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: row group 0 cannot be decoded", read=True)
+    changed = bytearray(data)
+    changed[column.data_page_offset + int(place * column.total_compressed_size)] ^= 1
+    return bytes(changed)
 
 
-def test_a_file_has_other_rows(store: MemoryStore) -> None:
-    replace_first_shard(store, pa.table({"text": ["a"] * 24}))
+def test_a_file_is_damaged(store: MemoryStore) -> None:
+    data = store.get(FIRST_SHARD, max_bytes=10**6)
+    for damaged, words in (
+        (data[:-1], "it has .* bytes, must have"),
+        (b"x" * len(data), "no Parquet footer"),
+        (flipped(data, 0.0), "row group 0 cannot be decoded"),
+        (flipped(data, 0.99), "row group 0 cannot be decoded"),
+    ):
+        store.put(FIRST_SHARD, damaged)
+        refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: {words}", read=True)
+    replace_shard(store, pa.table({"text": ["a"] * 24}))
     refused(store, Reason.DATASET_MALFORMED, "its row groups have 24 rows, must have 25", read=True)
 
 
 def test_other_columns_are_not_fetched(store: MemoryStore) -> None:
     texts = [f"row {number}" for number in range(25)]
     ballast = [random.Random(number).randbytes(2000) for number in range(25)]
-    replace_first_shard(store, pa.table({"ballast": ballast, "text": texts, "number": list(range(25))}))
+    replace_shard(store, pa.table({"ballast": ballast, "text": texts, "number": list(range(25))}))
     dataset = open_pages(store)
     dataset.read_page(0)
     assert dataset.read_page(1).texts == tuple(texts[4:8])

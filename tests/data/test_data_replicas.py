@@ -199,16 +199,33 @@ def test_when_all_rest_the_one_whose_rest_ends_first_is_tried(time: Time) -> Non
 # A read that all fail for the moment
 
 
-def test_when_all_fail_the_read_is_repeated_and_the_error_is_transient(time: Time) -> None:
-    stores = stores_with(DATA, 2)
-    for store in stores:
-        store.fail = unreachable
-    error = failure(replicas_of(stores, time))
-    assert isinstance(error, TransientError)
-    assert error.reason is Reason.STORE_UNREACHABLE
-    assert "all 2 endpoints failed: store-0: [store_unreachable] no answer for key; store-1: " in error.message
-    assert asked(stores) == [ROUNDS, ROUNDS]
-    assert time.slept == [PAUSE_SECONDS * 2**number for number in range(ROUNDS - 1)]
+@pytest.mark.parametrize(
+    ("fails", "family", "reason"),
+    [
+        ([unreachable] * 2, TransientError, Reason.STORE_UNREACHABLE),
+        ([refusing(AT_FAULT[0])] * 3, PermanentError, AT_FAULT[0]),
+        ([refusing(COPY_DIFFERS[0])] * 3, PermanentError, COPY_DIFFERS[0]),
+        # The endpoint that does not answer may have the object; the others do not have it.
+        ([refusing(AT_FAULT[0]), refusing(COPY_DIFFERS[0]), unreachable], TransientError, Reason.STORE_UNREACHABLE),
+    ],
+)
+def test_a_read_that_every_store_fails_is_repeated_only_for_those_that_may_have_the_object(
+    time: Time, fails: list[Callable[[Read], TemplarError]], family: type[TemplarError], reason: Reason
+) -> None:
+    stores = stores_with(DATA, len(fails))
+    for store, fail in zip(stores, fails, strict=True):
+        store.fail = fail
+    replicas = replicas_of(stores, time)
+    for _ in range(3 if family is PermanentError else 1):
+        error = failure(replicas)
+        assert (type(error), error.reason) == (family, reason)
+        assert (
+            f"all {len(fails)} endpoints failed: store-0: [{fails[0](Read('get', 'key', 0)).reason}] " in error.message
+        )
+        assert all(f"store-{number}: [" in error.message for number in range(len(fails)))
+        assert asked(stores) == [ROUNDS if fail is unreachable else 1 for fail in fails]
+    repeats = ROUNDS - 1 if family is TransientError else 0
+    assert time.slept == [PAUSE_SECONDS * 2**number for number in range(repeats)]
 
 
 def test_stores_that_hang_are_not_asked_again(time: Time) -> None:
@@ -250,34 +267,6 @@ def test_a_callers_mistake_does_not_count_against_an_endpoint(time: Time) -> Non
     assert failure(replicas).reason is reason
     assert asked(stores) == [1, 0]
     assert not any(report.failures for report in replicas.report())
-
-
-@pytest.mark.parametrize("reason", [AT_FAULT[0], COPY_DIFFERS[0]])
-def test_when_all_refuse_the_error_is_permanent(time: Time, reason: Reason) -> None:
-    stores = stores_with(DATA)
-    for store in stores:
-        store.fail = refusing(reason)
-    replicas = replicas_of(stores, time)
-    for _ in range(3):
-        error = failure(replicas)
-        assert isinstance(error, PermanentError)
-        assert error.reason is reason
-        assert all(f"store-{number}: [{reason}] key for a test" in error.message for number in range(3))
-        assert asked(stores) == [1, 1, 1]
-    assert time.slept == []
-
-
-def test_a_transient_error_outweighs_permanent_ones(time: Time) -> None:
-    """The endpoint that does not answer may have the object; the others do not have it."""
-    stores = stores_with(DATA)
-    stores[0].fail = refusing(Reason.ACCESS_DENIED)
-    stores[1].delete(["key"])
-    stores[2].fail = unreachable
-    error = failure(replicas_of(stores, time))
-    assert isinstance(error, TransientError)
-    assert error.reason is Reason.STORE_UNREACHABLE
-    assert "store-0: [access_denied]" in error.message
-    assert asked(stores) == [1, 1, ROUNDS]
 
 
 # Absence

@@ -136,16 +136,6 @@ class TestRotating:
         assert store.bytes_read(".npy") == 0
         assert on_disk(dataset.folder) == shards.names(0, 1)
 
-    def test_files_of_another_version_are_fetched_again(
-        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset, tmp_path: Path
-    ) -> None:
-        other, elsewhere = write_shards(tmp_path / "other", num_samples=200, seed=2), MemoryStore()
-        other.put(elsewhere)
-        rotate(opened(elsewhere, dataset.folder), FIRST)
-        assert rotate(opened(store, dataset.folder), FIRST).fetched == (0, 1)
-        assert on_disk(dataset.folder) == shards.names(0, 1)
-        assert shards.wrong_files(dataset.folder) == []
-
 
 class TestBudget:
     def test_a_small_budget_leaves_the_next_shard_out(

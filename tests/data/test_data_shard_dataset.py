@@ -1,7 +1,6 @@
 """Reading samples of a sharded dataset, on the disk or in a store."""
 
 import gc
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,23 +45,6 @@ class TestReading:
             order = np.random.default_rng(number).permutation(40)
             np.testing.assert_array_equal(shard.read(order), truth[order])
             assert shard.read(order).dtype == np.dtype("uint32")
-
-    @pytest.mark.parametrize("left", ["whole", "damaged", "truncated"])
-    def test_samples_are_right_for_any_content_on_the_disk(
-        self, shards: Shards, store: MemoryStore, tmp_path: Path, left: str
-    ) -> None:
-        """`test_data_block_file` has the property; here what is left is a download of another process."""
-        dataset(tmp_path, store).shard(0).download()
-        right = (tmp_path / TOKENS).read_bytes()
-        contents = {"whole": right, "damaged": flipped(right, 5000), "truncated": right[:5000]}
-        (tmp_path / TOKENS).write_bytes(contents[left])
-        store.reads.clear()
-        shard, order = dataset(tmp_path, store).shard(0), np.random.default_rng(1).permutation(40)
-        np.testing.assert_array_equal(shard.read(order), shards.samples[0][order])
-        assert (requests(store, TOKENS) == 0) == (left == "whole")
-        assert shard.download() == shards.size(0)
-        assert on_disk(tmp_path) == shards.names(0)
-        assert shards.wrong_files(tmp_path) == []
 
     def test_only_the_blocks_of_the_samples_are_fetched(
         self, shards: Shards, store: MemoryStore, tmp_path: Path
@@ -211,16 +193,6 @@ class TestManifests:
         assert on_disk(tmp_path) == []
         store.put(f"{PREFIX}/{MANIFEST}", shards.files[MANIFEST])
         np.testing.assert_array_equal(opened.shard(0).read(np.arange(3)), shards.samples[0][:3])
-
-    def test_a_manifest_that_contradicts_its_index_is_refused(
-        self, shards: Shards, store: MemoryStore, tmp_path: Path
-    ) -> None:
-        content = json.loads(shards.files[INDEX_FILE])
-        content["splits"]["train"][0]["num_samples"] = 41
-        store.put(f"{PREFIX}/{INDEX_FILE}", json.dumps(content).encode())
-        words = f"{PREFIX}/{MANIFEST}: num_samples is 40, {INDEX_FILE} says 41"
-        with raising(PermanentError, Reason.DATASET_MALFORMED, words):
-            dataset(tmp_path, store).shard(0)
 
 
 def test_a_missing_or_unreadable_index_and_a_missing_split_are_named(store: MemoryStore, tmp_path: Path) -> None:

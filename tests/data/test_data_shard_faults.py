@@ -18,11 +18,10 @@ from templar.data.shards.manifest import INDEX_FILE
 from templar.data.shards.rotation import ShardPlan, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
 from tests.support.errors import raising
 from tests.support.faulty_endpoint import Fault, FaultyEndpoint, faulty_endpoint
-from tests.support.servers import Server, random_key, start_rclone
+from tests.support.servers import Server, random_key, start_rclone, store_at
 from tests.support.shards import PREFIX, Shards, on_disk, write_shards
 
 BUCKET = "dataset"
@@ -54,15 +53,6 @@ class Bucket:
     key: AccessKey
     root: Path
 
-    def store(self, endpoint: str, name: str = BUCKET, settings: S3Settings = IMPATIENT) -> S3Store:
-        return S3Store(
-            name,
-            endpoint_url=endpoint,
-            access_key_id=self.key.access_key_id,
-            secret_access_key=self.key.secret_access_key,
-            settings=settings,
-        )
-
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
@@ -87,7 +77,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dataset(bucket: Bucket, folder: Path, *endpoints: str) -> ShardedDataset:
-    stores = [bucket.store(endpoint) for endpoint in endpoints]
+    stores = [store_at(endpoint, BUCKET, bucket.key, IMPATIENT) for endpoint in endpoints]
     return ShardedDataset(stores, PREFIX, folder=folder, transfer=Transfer(part_bytes=8192, workers=2))
 
 
@@ -116,37 +106,30 @@ def test_a_fault_of_the_first_requests_is_not_visible(
     samples_are_right(bucket, opened)
 
 
-class TestLasting:
-    """The fault lasts until it is repaired."""
-
-    @pytest.mark.parametrize(
-        ("fault", "name"),
-        [
-            *((fault, TOKENS) for fault in MEANING if fault not in {"slow", "500"}),
-            *(("flipped", INDEX), ("404", INDEX), ("404", MANIFEST), ("500", IDS)),
-        ],
-    )
-    def test_a_lasting_fault_has_its_reason_and_no_wrong_file_gets_a_name(
-        self, bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault, name: str
-    ) -> None:
-        faulty.always(fault, name)
-        family, reason = MEANING[fault]
-        if fault == "404" and name in {INDEX, MANIFEST}:
-            reason = Reason.DATASET_MISSING
-        if (fault, name) == ("flipped", INDEX):  # nothing says what it should be, and it was so at every try
-            family = PermanentError
-        with raising(family, reason, name) as caught:
-            rotate(dataset(bucket, tmp_path, faulty.endpoint_url), PLAN)
-        assert bucket.key.secret_access_key not in str(caught.value)
-        assert name not in on_disk(tmp_path)
-        assert bucket.shards.wrong_files(tmp_path) == []
-        faulty.well()
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        *((fault, TOKENS) for fault in MEANING if fault not in {"slow", "500"}),
+        *(("flipped", INDEX), ("404", INDEX), ("404", MANIFEST), ("500", IDS)),
+    ],
+)
+def test_a_lasting_fault_has_its_reason_and_no_wrong_file_gets_a_name(
+    bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault, name: str
+) -> None:
+    faulty.always(fault, name)
+    family, reason = MEANING[fault]
+    if fault == "404" and name in {INDEX, MANIFEST}:
+        reason = Reason.DATASET_MISSING
+    if (fault, name) == ("flipped", INDEX):  # nothing says what it should be, and it was so at every try
+        family = PermanentError
+    with raising(family, reason, name) as caught:
         rotate(dataset(bucket, tmp_path, faulty.endpoint_url), PLAN)
-        complete(bucket, tmp_path)
-
-    def test_an_endpoint_that_is_not_there(self, bucket: Bucket, tmp_path: Path) -> None:
-        with raising(TransientError, Reason.STORE_UNREACHABLE):
-            dataset(bucket, tmp_path, "http://127.0.0.1:1")
+    assert bucket.key.secret_access_key not in str(caught.value)
+    assert name not in on_disk(tmp_path)
+    assert bucket.shards.wrong_files(tmp_path) == []
+    faulty.well()
+    rotate(dataset(bucket, tmp_path, faulty.endpoint_url), PLAN)
+    complete(bucket, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from templar.data.shards.shard_writer import (
     build_shards,
     write_split,
 )
-from templar.data.tokenizer import encode, load_tokenizer, packed, train_embedded_tokenizer
+from templar.data.tokenizer import load_tokenizer, packed
 from templar.datasets.page_writer import build_dataset
 from templar.errors import PermanentError, Reason
 from tests.support.datasets import contents, numbered_documents, rows_of
@@ -62,50 +62,46 @@ class TestKnownAnswers:
         assert entry.manifest_sha256 == "cfeeab542a1c9057a660feda01dcbe0a07900f7a740943accc0bd8005f522151"
 
 
-@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_numpy_reads_it(tmp_path: Path, dtype: Any) -> None:
-    samples = numbered_samples(23, 7) + (0 if dtype == "uint16" else 10**6)
-    pieces = [samples[:1], samples[1:1], samples[1:13], samples[13:]]
-    entries = write_split(tmp_path, "train", pieces, dtype=dtype, sequence_length=7, samples_per_shard=10)
-    assert [entry.num_samples for entry in entries] == [10, 10, 3]
-    read = [np.load(tmp_path / f"train_{number:06d}.npy", mmap_mode="r") for number in range(3)]
-    assert all(tokens.dtype == dtype and tokens.offset == HEADER_BYTES for tokens in read)
-    np.testing.assert_array_equal(np.concatenate(read).reshape(-1, 7), samples)
-    ids = [np.fromfile(tmp_path / f"sample_ids_{number:06d}.bin", dtype="<u8") for number in range(3)]
-    np.testing.assert_array_equal(np.concatenate(ids), sample_ids(samples))
-
-
 @settings(max_examples=20)
 @given(
     sizes=st.lists(st.integers(0, 90), max_size=6),
     length=st.integers(1, 9),
     samples_per_shard=st.integers(1, 120),
     block_bytes=st.integers(512, 1100),
+    dtype=st.sampled_from(["uint16", "uint32"]),
 )
-def test_every_byte_is_in_a_hashed_block(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], length: int, samples_per_shard: int, block_bytes: int
+def test_every_byte_is_in_a_hashed_block_and_numpy_reads_it(
+    *,
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    length: int,
+    samples_per_shard: int,
+    block_bytes: int,
+    dtype: Any,
 ) -> None:
     root = tmp_path_factory.mktemp("shards")
-    samples = numbered_samples(sum(sizes), length)
+    samples = numbered_samples(sum(sizes), length) + (0 if dtype == "uint16" else 10**6)
     pieces = np.split(samples, np.cumsum(sizes)[:-1]) if sizes else []
-    kwargs: dict[str, Any] = {"dtype": "uint16", "sequence_length": length, "block_bytes": block_bytes}
+    kwargs: dict[str, Any] = {"dtype": dtype, "sequence_length": length, "block_bytes": block_bytes}
     entries = write_split(root, "train", pieces, samples_per_shard=samples_per_shard, **kwargs)
-    assert len(entries) == -(-len(samples) // samples_per_shard)
+    left = range(len(samples), 0, -samples_per_shard)
+    assert [entry.num_samples for entry in entries] == [min(samples_per_shard, rest) for rest in left]
     assert len(contents(root)) == 3 * len(entries)
     for number, entry in enumerate(entries):
-        data = (root / f"train_{number:06d}.json").read_bytes()
-        assert sha256_hex(data) == entry.manifest_sha256
-        manifest = manifest_of(root, number, entries, length)
-        for file in manifest.files:
+        assert sha256_hex((root / f"train_{number:06d}.json").read_bytes()) == entry.manifest_sha256
+        for file in manifest_of(root, number, entries, length, dtype).files:
             check_blocks(root, file, block_bytes)
-    read = [np.load(root / f"train_{number:06d}.npy") for number in range(len(entries))]
-    if read:
+    if entries:
+        read = [np.load(root / f"train_{number:06d}.npy", mmap_mode="r") for number in range(len(entries))]
+        assert all(tokens.dtype == dtype and tokens.offset == HEADER_BYTES for tokens in read)
         np.testing.assert_array_equal(np.concatenate(read).reshape(-1, length), samples)
+        ids = [np.fromfile(root / f"sample_ids_{number:06d}.bin", dtype="<u8") for number in range(len(entries))]
+        np.testing.assert_array_equal(np.concatenate(ids), sample_ids(samples))
 
 
-def manifest_of(root: Path, number: int, entries: Any, length: int) -> Any:
+def manifest_of(root: Path, number: int, entries: Any, length: int, dtype: Any) -> Any:
     index = ShardIndex(
-        version=1, dtype="uint16", sequence_length=length, tokenizer="0" * 64, splits={"train": tuple(entries)}
+        version=1, dtype=dtype, sequence_length=length, tokenizer="0" * 64, splits={"train": tuple(entries)}
     )
     return parse_manifest((root / f"train_{number:06d}.json").read_bytes(), "test", index, "train", number)
 
@@ -156,14 +152,6 @@ class TestPacked:
         found = list(packed(ended, sequence_length))
         expected = pack(lists, sequence_length, 0)
         np.testing.assert_array_equal(np.concatenate([expected[:0], *found]), expected)
-
-    def test_a_document_has_one_end(self) -> None:
-        tokenizer = train_embedded_tokenizer(["abc"], 300)
-        ended, empty = encode(["abc", ""], tokenizer)
-        assert tokenizer.decode(ended) == "abc"
-        assert ended.tolist().count(tokenizer.eos_id) == 1
-        assert ended[-1] == tokenizer.eos_id
-        assert len(empty) == 0
 
 
 class TestBuildShards:
