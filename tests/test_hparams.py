@@ -1,6 +1,5 @@
 import json
 from collections.abc import Callable
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from templar.hparams import DEFAULT_PRESET, HPARAMS_FILE, HParams, load_hparams,
 from templar.neuron.miner import finish_seconds
 from templar.neuron.window_time import TrainingEnd
 from templar.training.device import flops_per_token, num_parameters
+from tests.support.errors import raising
 
 PRESETS = (
     "local",
@@ -31,9 +31,8 @@ TREE: dict[str, Any] = json.loads(HPARAMS_FILE.read_text(encoding="utf-8"))
 
 def refused(call: Callable[[], Any]) -> str:
     """The message of the error that a call must end with."""
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.BAD_HPARAMS) as caught:
         call()
-    assert caught.value.reason is Reason.BAD_HPARAMS
     return caught.value.message
 
 
@@ -49,105 +48,70 @@ def test_every_preset_of_the_file_loads() -> None:
     assert len({load_hparams(name).digest for name in PRESETS}) == len(PRESETS)
 
 
-PUBLISHED = {
+SHAPES = {
+    "templar-0.2.82": (2048, 8192, 16, 8, 8),
+    "templar-2.1.3": (8192, 28672, 80, 64, 8),
+    "150M": (1024, 2688, 12, 16, 16),
+    "1B": (2048, 8192, 16, 8, 8),
+    "8B": (4096, 14336, 32, 32, 8),
+    "70B": (8192, 28672, 80, 64, 8),
+}
+"""Preset -> hidden and intermediate size, layers, heads and heads of keys: of the reference's models and of Llama 3."""
+PUBLISHED: dict[str, dict[str, dict[str, Any]]] = {
     "templar-0.2.82": {
-        "windows.blocks_per_window": 7,
-        "windows.block_seconds": 12.0,
-        "model.hidden_size": 2048,
-        "model.num_hidden_layers": 16,
-        "model.num_attention_heads": 8,
-        "model.num_key_value_heads": 8,
-        "model.intermediate_size": 8192,
-        "model.max_position_embeddings": 2048,
-        "model.vocab_size": 32000,
-        "data.tokenizer_name": "togethercomputer/LLaMA-2-7B-32K",
-        "data.sequence_length": 2048,
-        "training.recipe": "demo",
-        "training.batch_size": 6,
-        "training.outer_learning_rate": 4e-4,
-        "training.weight_decay": 0.0,
-        "gradient.momentum_decay": 0.999,
-        "gradient.topk_compression": 32,
-        "gradient.target_chunk": 64,
-        "gradient.use_dct": True,
-        "weights.rule": "power",
-        "weights.power_normalisation": 2.0,
-        "weights.windows_per_weights": 50,
-        "weights.burn_rate": 0.0,
+        "windows": {"blocks_per_window": 7, "block_seconds": 12.0},
+        "model": {"max_position_embeddings": 2048, "vocab_size": 32000},
+        "data": {"tokenizer_name": "togethercomputer/LLaMA-2-7B-32K", "sequence_length": 2048},
+        "training": {"recipe": "demo", "batch_size": 6, "outer_learning_rate": 4e-4, "weight_decay": 0.0},
+        "gradient": {"momentum_decay": 0.999, "topk_compression": 32, "target_chunk": 64, "use_dct": True},
+        "weights": {"rule": "power", "power_normalisation": 2.0, "windows_per_weights": 50, "burn_rate": 0.0},
     },
     "templar-2.1.3": {
-        "windows.blocks_per_window": 125,
-        "model.hidden_size": 8192,
-        "model.num_hidden_layers": 80,
-        "model.num_attention_heads": 64,
-        "model.num_key_value_heads": 8,
-        "model.intermediate_size": 28672,
-        "model.vocab_size": 262144,
-        "model.tie_word_embeddings": True,
-        "data.tokenizer_name": "google/gemma-3-270m",
-        "data.sequence_length": 2048,
-        "training.recipe": "sparseloco",
-        "training.batch_size": 192,
-        "training.micro_batch_size": 1,
-        "training.inner_steps": 30,
-        "training.outer_learning_rate": 1.0,
-        "training.max_grad_norm": 1.0,
-        "gradient.momentum_decay": 0.95,
-        "gradient.topk_compression": 64,
-        "gradient.target_chunk": 64,
-        "gradient.use_dct": False,
-        "weights.rule": "ramp",
-        "weights.windows_per_weights": 2,
-        "weights.gather_share": 0.75,
-        "weights.gather_top_ratio": 2.0,
-        "weights.reserve_decay_ratio": 0.5,
-        "weights.burn_rate": 0.5,
-        "weights.burn_uid": 1,
-    },
-    "150M": {
-        "model.hidden_size": 1024,
-        "model.num_hidden_layers": 12,
-        "model.num_attention_heads": 16,
-        "model.num_key_value_heads": 16,
-        "model.intermediate_size": 2688,
-    },
-    "1B": {
-        "model.hidden_size": 2048,
-        "model.num_hidden_layers": 16,
-        "model.num_attention_heads": 8,
-        "model.num_key_value_heads": 8,
-        "model.intermediate_size": 8192,
+        "windows": {"blocks_per_window": 125},
+        "model": {"vocab_size": 262144, "tie_word_embeddings": True},
+        "data": {"tokenizer_name": "google/gemma-3-270m", "sequence_length": 2048},
+        "training": {
+            "recipe": "sparseloco",
+            "batch_size": 192,
+            "micro_batch_size": 1,
+            "inner_steps": 30,
+            "outer_learning_rate": 1.0,
+            "max_grad_norm": 1.0,
+        },
+        "gradient": {"momentum_decay": 0.95, "topk_compression": 64, "target_chunk": 64, "use_dct": False},
+        "weights": {
+            "rule": "ramp",
+            "windows_per_weights": 2,
+            "gather_share": 0.75,
+            "gather_top_ratio": 2.0,
+            "reserve_decay_ratio": 0.5,
+            "burn_rate": 0.5,
+            "burn_uid": 1,
+        },
     },
 }
+LLAMA_3 = {"vocab_size": 128_256, "tie_word_embeddings": False}
+PUBLISHED |= {"8B": {"model": LLAMA_3}, "70B": {"model": LLAMA_3}}
+PARAMETERS = {"8B": 8_030_261_248, "70B": 70_553_706_496}
 
 
-@pytest.mark.parametrize("preset", PUBLISHED)
-def test_presets_named_after_the_reference_have_its_published_values(preset: str) -> None:
+@pytest.mark.parametrize("preset", SHAPES)
+def test_presets_named_after_a_published_model_have_its_values(preset: str) -> None:
     hparams = load_hparams(preset)
-    found = {path: attrgetter(path)(hparams) for path in PUBLISHED[preset]}
-    assert found == PUBLISHED[preset]
+    model, values = hparams.model, hparams.model_dump()
+    shape = model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.num_attention_heads
+    assert (*shape, model.num_key_value_heads) == SHAPES[preset]
+    for section, published in PUBLISHED.get(preset, {}).items():
+        assert {name: values[section][name] for name in published} == published, section
+    assert num_parameters(model) == PARAMETERS.get(preset, num_parameters(model))
 
 
-@pytest.mark.parametrize("preset", PUBLISHED)
+@pytest.mark.parametrize("preset", SHAPES)
 def test_weights_are_not_due_just_when_the_usual_limit_on_them_ends(preset: str) -> None:
     """Subnets take weights once in 100 blocks, and the step comes some blocks earlier in one window than in another."""
     hparams = load_hparams(preset)
     blocks = hparams.windows.blocks_per_window
     assert hparams.weights.windows_per_weights * blocks >= 100 + blocks / 2
-
-
-LLAMA_3 = {
-    "8B": (4096, 14336, 32, 32, 8_030_261_248),
-    "70B": (8192, 28672, 80, 64, 70_553_706_496),
-}
-
-
-@pytest.mark.parametrize("preset", LLAMA_3)
-def test_large_presets_have_the_shape_of_llama_3(preset: str) -> None:
-    model = load_hparams(preset).model
-    shape = model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.num_attention_heads
-    assert (*shape, num_parameters(model)) == LLAMA_3[preset]
-    assert (model.vocab_size, model.num_key_value_heads, model.tie_word_embeddings) == (128_256, 8, False)
 
 
 HOSTS = {"150M": 165e12, "1B": 989e12, "8B": 8 * 989e12, "70B": 8 * 989e12}

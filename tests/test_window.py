@@ -67,14 +67,18 @@ ANSWERS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Branch:
-    """One way through a window: what the node answers, the steps that it takes, and the final message."""
+    """One way through a window: what the node answers, the steps that it takes, and what the final message says."""
 
     kind: type[Node]
     steps: str
-    message: str
+    said: str
     answers: dict[str, Any] = field(default_factory=dict)
     missed: Missed | None = None
     own_fault: Reason | None = None
+
+    @property
+    def message(self) -> str:
+        return f"window 7: {self.said}, root 0123456789ab"
 
     def node(self) -> tuple[Node, Calls]:
         node, calls = recording_node(self.kind, **ANSWERS | self.answers)
@@ -83,106 +87,57 @@ class Branch:
 
 
 CLOSE = "apply publish_sync_proof finish"
-TRAIN, AGREE = "update_peers fetch_pages train", f"gather settle {CLOSE}"
 LEAD = "update_peers observe_commitments gather settle_and_publish publish_decision"
-MEASURE = f"{LEAD} evaluate rate apply publish_evidence set_weights publish_sync_proof finish"
-END = "root 0123456789ab"
-NO_UNITS = TrainReport(WINDOW, Reason.NO_ASSIGNMENT)
+
+
+def mined(said: str, steps: str = "", missed: Missed | None = Missed.NOTHING_PUBLISHED, **answers: Any) -> Branch:
+    return Branch(
+        Miner,
+        f"update_peers fetch_pages train {steps} gather settle {CLOSE}",
+        f"{said}, applied ()",
+        answers,
+        missed,
+    )
+
+
+def aggregated(said: str = "roster ()", missed: Missed | None = None, own_fault: Reason | None = None) -> Branch:
+    return Branch(Aggregator, f"{LEAD} {CLOSE}", said, {}, missed, own_fault)
+
+
+def scored(said: str, *more: str, missed: Missed | None = None, **answers: Any) -> Branch:
+    steps = f"{LEAD} evaluate rate apply publish_evidence set_weights publish_sync_proof finish"
+    return Branch(Validator, steps, ", ".join([said, "applied ()", *more]), answers, missed)
+
+
+LOSS, NO_SCORE = "loss 4.0000", Missed.NOTHING_SCORED
+NO_DATA = PermanentError(Reason.DATASET_MISSING, "every bucket lacks it")
+UNMEASURED = EVIDENCE.model_copy(update={"loss": None})
 BRANCHES = {
-    "published": Branch(
-        Miner, f"{TRAIN} compress commit upload {AGREE}", f"window 7: published 1234 bytes, applied (), {END}"
+    "published": mined("published 1234 bytes", "compress commit upload", None),
+    "nothing to train": mined("not trained [no_assignment]", "", None, train=TrainReport(WINDOW, Reason.NO_ASSIGNMENT)),
+    "no time to train": mined("not trained [no_time_left]", train=TrainReport(WINDOW, Reason.NO_TIME_LEFT)),
+    "a loss that is no number": mined(
+        "not trained [non_finite_loss]", train=TrainReport(WINDOW, Reason.NON_FINITE_LOSS)
     ),
-    "nothing to train": Branch(
-        Miner,
-        f"{TRAIN} {AGREE}",
-        f"window 7: not trained [no_assignment], applied (), {END}",
-        {"train": NO_UNITS},
+    "too late to commit": mined("not committed [no_time_left]", "compress commit", commit=LATE),
+    "too late to reveal": mined("not revealed [no_time_left]", "compress commit upload", upload=LATE),
+    "aggregated": aggregated(),
+    "no roster in its turn": aggregated(
+        "own roster not published [roster_missing], roster ()", Missed.NOTHING_PUBLISHED, Reason.ROSTER_MISSING
     ),
-    "no time to train": Branch(
-        Miner,
-        f"{TRAIN} {AGREE}",
-        f"window 7: not trained [no_time_left], applied (), {END}",
-        {"train": TrainReport(WINDOW, Reason.NO_TIME_LEFT)},
-        Missed.NOTHING_PUBLISHED,
+    "weights not due": scored(LOSS),
+    "weights set": scored(LOSS, "weights set", set_weights=WeightsReport(WINDOW, {3: 1.0}, None)),
+    "earlier weights dropped": scored(LOSS, "weights set, earlier ones were dropped", set_weights=DROPPED),
+    "nobody earned": scored(
+        LOSS, "no weights [nobody_earned]", set_weights=WeightsReport(WINDOW, {}, Reason.NOBODY_EARNED)
     ),
-    "a loss that is no number": Branch(
-        Miner,
-        f"{TRAIN} {AGREE}",
-        f"window 7: not trained [non_finite_loss], applied (), {END}",
-        {"train": TrainReport(WINDOW, Reason.NON_FINITE_LOSS)},
-        Missed.NOTHING_PUBLISHED,
+    "weights refused": scored(LOSS, "weights refused [not_enough_stake]", set_weights=REFUSED),
+    "no payloads": scored("no payloads", rate=EVIDENCE.model_copy(update=EMPTY)),
+    "losses that are no numbers": scored("not measured [non_finite_loss]", missed=NO_SCORE, rate=UNMEASURED),
+    "applied unmeasured by an earlier process": scored(
+        "not measured [window_finished]", missed=NO_SCORE, evaluate=None, rate=None
     ),
-    "too late to commit": Branch(
-        Miner,
-        f"{TRAIN} compress commit {AGREE}",
-        f"window 7: not committed [no_time_left], applied (), {END}",
-        {"commit": LATE},
-        Missed.NOTHING_PUBLISHED,
-    ),
-    "too late to reveal": Branch(
-        Miner,
-        f"{TRAIN} compress commit upload {AGREE}",
-        f"window 7: not revealed [no_time_left], applied (), {END}",
-        {"upload": LATE},
-        Missed.NOTHING_PUBLISHED,
-    ),
-    "aggregated": Branch(Aggregator, f"{LEAD} {CLOSE}", f"window 7: roster (), {END}"),
-    "no roster in its turn": Branch(
-        Aggregator,
-        f"{LEAD} {CLOSE}",
-        f"window 7: own roster not published [roster_missing], roster (), {END}",
-        missed=Missed.NOTHING_PUBLISHED,
-        own_fault=Reason.ROSTER_MISSING,
-    ),
-    "weights not due": Branch(Validator, MEASURE, f"window 7: loss 4.0000, applied (), {END}"),
-    "weights set": Branch(
-        Validator,
-        MEASURE,
-        f"window 7: loss 4.0000, applied (), weights set, {END}",
-        {"set_weights": WeightsReport(WINDOW, {3: 1.0}, None)},
-    ),
-    "earlier weights dropped": Branch(
-        Validator,
-        MEASURE,
-        f"window 7: loss 4.0000, applied (), weights set, earlier ones were dropped, {END}",
-        {"set_weights": DROPPED},
-    ),
-    "nobody earned": Branch(
-        Validator,
-        MEASURE,
-        f"window 7: loss 4.0000, applied (), no weights [nobody_earned], {END}",
-        {"set_weights": WeightsReport(WINDOW, {}, Reason.NOBODY_EARNED)},
-    ),
-    "weights refused": Branch(
-        Validator,
-        MEASURE,
-        f"window 7: loss 4.0000, applied (), weights refused [not_enough_stake], {END}",
-        {"set_weights": REFUSED},
-    ),
-    "no payloads": Branch(
-        Validator, MEASURE, f"window 7: no payloads, applied (), {END}", {"rate": EVIDENCE.model_copy(update=EMPTY)}
-    ),
-    "losses that are no numbers": Branch(
-        Validator,
-        MEASURE,
-        f"window 7: not measured [non_finite_loss], applied (), {END}",
-        {"rate": EVIDENCE.model_copy(update={"loss": None})},
-        Missed.NOTHING_SCORED,
-    ),
-    "applied unmeasured by an earlier process": Branch(
-        Validator,
-        MEASURE,
-        f"window 7: not measured [window_finished], applied (), {END}",
-        {"evaluate": None, "rate": None},
-        Missed.NOTHING_SCORED,
-    ),
-    "no data": Branch(
-        Validator,
-        MEASURE,
-        f"window 7: not measured [dataset_missing], applied (), {END}",
-        {"evaluate": PermanentError(Reason.DATASET_MISSING, "every bucket lacks it"), "rate": None},
-        Missed.NOTHING_SCORED,
-    ),
+    "no data": scored("not measured [dataset_missing]", missed=NO_SCORE, evaluate=NO_DATA, rate=None),
 }
 
 

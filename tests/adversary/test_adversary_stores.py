@@ -27,7 +27,7 @@ from templar.chain.clock import SimulatedClock
 from templar.chain.ledger import Ledger, create_ledger
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.directory import DirectoryStore
-from tests.support.errors import raising
+from tests.support.errors import raising, refusal
 from tests.support.uneven_ledger import schedule_of
 
 START = 1_000_000.0
@@ -58,15 +58,12 @@ def test_a_failing_store_fails_every_call_from_its_time_on(store: DirectoryStore
         lambda: view.get_range(KEY, 0, 1),
         lambda: list(view.list()),
     ):
-        with pytest.raises(PermanentError) as caught:
-            call()
-        assert caught.value.reason is Reason.ACCESS_DENIED
+        refusal(call, PermanentError, Reason.ACCESS_DENIED)
 
 
 def test_bodies_that_end_early_or_are_wrong(store: DirectoryStore) -> None:
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.OBJECT_TRUNCATED):
         faults.TruncatingStore(store).get(KEY, max_bytes=100)
-    assert caught.value.reason is Reason.OBJECT_TRUNCATED
     assert faults.ShorteningStore(store).get(KEY, max_bytes=100) == BODY[:5]
     assert faults.ShorteningStore(store).head(KEY) == store.head(KEY)
     store.put("manifest-1", BODY)
@@ -117,9 +114,7 @@ def test_an_endpoint_that_comes_and_goes(ledger: Ledger, clock: SimulatedClock) 
             assert view.block() == second
             continue
         for question in (view.block, view.head, view.metagraph, view.commitments, view.weights):
-            with pytest.raises(TransientError) as caught:
-                question()
-            assert caught.value.reason is Reason.CHAIN_UNREACHABLE
+            refusal(question, TransientError, Reason.CHAIN_UNREACHABLE)
 
 
 def test_an_endpoint_that_is_behind_learns_of_everything_later(ledger: Ledger, clock: SimulatedClock) -> None:
