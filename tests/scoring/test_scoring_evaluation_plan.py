@@ -2,16 +2,17 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw_plan
+from tests.docs.second_implementation import Judge
 from tests.support.facts import hotkey
 
 HASH = "0x" + "ab" * 32
-OTHER_HASH = "0x" + "cd" * 32
 
 
 def candidate(number: int, num_sequences: int = 20, unmeasured: int = 1) -> Candidate:
@@ -64,48 +65,23 @@ sizes = st.fixed_dictionaries(
 
 
 @settings(max_examples=60)
-@given(candidates=networks, size=sizes)
-def test_properties_of_every_plan(candidates: dict[int, Candidate], size: dict[str, int]) -> None:
+@given(candidates=networks.filter(bool), size=sizes)
+def test_the_second_implementation_draws_the_same_plan(candidates: dict[int, Candidate], size: dict[str, int]) -> None:
+    """It depends on block and hotkeys only: neither on the order of miners nor on their uids."""
     plan = plan_of(candidates, **size)
-    num_spare, num_sequences, trained = size["num_spare"], size["num_sequences"], size["trained_first"]
-    own = {uid: places for uid, places in plan.segments.items() if uid != SPARE}
-    assert set(own) == {uid for uid, miner in candidates.items() if miner.num_sequences}
-    for uid, places in own.items():
-        assert len(places) == min(num_sequences, candidates[uid].num_sequences, trained)
-        assert list(places) == sorted(set(places))
-        assert all(place < min(trained, candidates[uid].num_sequences) for place in places)
-    spare = plan.segments.get(SPARE)
-    assert (spare is not None) == (len(own) < 2 and num_spare > 0 and len(candidates) > 0)
-    if spare is not None:
-        assert len(spare) == min(num_sequences, num_spare)
-        assert all(place < num_spare for place in spare)
-        assert list(plan.segments)[-1] == SPARE
-    assert set(plan.exact) <= set(candidates)
-    assert len(plan.exact) == min(size["exact_miners"], len(candidates))
-    for uid, others in plan.exact.items():
-        rest = set(plan.segments) - {uid}
-        assert uid not in others, "nobody is its own random data"
-        assert set(others) <= rest
-        assert len(others) == len(set(others)) == min(size["exact_segments"], len(rest))
+    miners = {str(uid): asdict(candidate) for uid, candidate in reversed(candidates.items())}
+    segments, exact = Judge.plan({"block_hash": HASH, "miners": miners, **size})
+    assert [[uid, list(places)] for uid, places in plan.segments.items()] == segments
+    assert [[uid, list(others)] for uid, others in plan.exact.items()] == exact
 
 
-@settings(max_examples=30)
-@given(candidates=networks, names=st.permutations(range(256)), joins=st.integers(256, 300))
-def test_plans_depend_on_block_and_hotkeys_only(candidates: dict[int, Candidate], names: list[int], joins: int) -> None:
-    """Not on the order of miners nor on their uids; and a newcomer changes no own segment."""
-    to = {uid: names[uid] for uid in candidates} | {SPARE: SPARE}
-    plan, larger = plan_of(candidates), plan_of({**candidates, joins: candidate(joins)})
-    other = plan_of({to[uid]: miner for uid, miner in reversed(candidates.items())})
-    assert list(other.segments.items()) == [(to[uid], places) for uid, places in plan.segments.items()]
-    assert other.exact == {to[uid]: tuple(to[each] for each in others) for uid, others in plan.exact.items()}
-    assert all(larger.segments[uid] == places for uid, places in plan.segments.items() if uid != SPARE)
-
-
-def test_a_known_plan() -> None:
-    """Another draw would be another network."""
-    plan = plan_of({3: candidate(1), 8: candidate(2, 6, 40), 200: candidate(3, 3)}, exact_miners=2, exact_segments=1)
-    assert list(plan.segments.items()) == [(3, (0, 2, 6, 7)), (8, (1, 2, 3, 4)), (200, (0, 1, 2))]
-    assert plan.exact == {8: (200,), 200: (8,)}
+@settings(max_examples=20)
+@given(candidates=networks, joins=st.integers(256, 300))
+def test_a_newcomer_changes_no_own_segment(candidates: dict[int, Candidate], joins: int) -> None:
+    assert plan_of({}) == EvaluationPlan({}, {})
+    larger = plan_of({**candidates, joins: candidate(joins)})
+    for uid, places in plan_of(candidates).segments.items():
+        assert uid == SPARE or larger.segments[uid] == places
 
 
 # Who is measured exactly.

@@ -15,11 +15,9 @@ from templar.gradient.layout import Layout
 from templar.gradient.similarity import similarity
 from templar.hparams import Gradient, load_hparams
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import Evidence, Likeness, MinerFacts
+from templar.scoring.evidence import Evidence, Likeness
 from templar.scoring.measure import find_likenesses, norm_ratios
-from templar.scoring.score import WindowScore
-from templar.scoring.slashing import Discount, find_discounts, is_alike
-from templar.scoring.standing import ScoreCard
+from templar.scoring.slashing import is_alike
 from tests.support.facts import AUTHOR, WINDOW, events_of, like, record_of, revealed, standing_of, veteran, window_of
 from tests.support.payloads import HOTKEY, mixed, payload_of, random_payload, random_update, zero_payload
 
@@ -261,57 +259,14 @@ def test_of_two_similar_payloads_at_least_one_pays(
 # What likeness costs.
 
 
-def discount_of(uid: int, *miners: MinerFacts, **cards: ScoreCard) -> tuple[Reason, int] | None:
-    """The discount of a miner; its card and others' are old and honest unless given, as `uid_2=...`."""
-    known = {miner.uid: cards.get(f"uid_{miner.uid}", veteran(miner.uid, **OLD)) for miner in miners}
-    found = find_discounts({miner.uid: miner for miner in miners}, known, SCORING).get(uid)
-    return None if found is None else (found.reason, found.parts)
-
-
 def test_payloads_that_are_alike_are_paid_as_one() -> None:
     """Three uids of one trainer, of whom two name the third, share one value; a fourth miner is not concerned."""
     alike = [revealed(2, overlap=like(3, 0.9)), revealed(3, overlap=like(2, 0.9)), revealed(4, overlap=like(2, 0.4))]
     others = [revealed(5, overlap=like(2, 0.399))]
-    for uid in (2, 3, 4):
-        assert discount_of(uid, *alike, *others) == (Reason.INDEX_OVERLAP, 3)
-    assert discount_of(5, *alike, *others) is None
     standing = standing_of(veteran(uid, **OLD) for uid in (2, 3, 4, 5))
     evidence = conclude(window_of(*alike, *others), standing, HPARAMS, AUTHOR)
     scores = {uid: record_of(evidence, uid).gradient_score for uid in (2, 3, 4, 5)}
     assert scores[2] == scores[3] == scores[4] == pytest.approx(scores[5] / 3)
+    assert [record_of(evidence, uid).discount for uid in scores] == [Reason.INDEX_OVERLAP] * 3 + [None]
     assert evidence.bans == ()
     assert all(events_of(evidence, uid) == [] for uid in scores)
-
-
-def test_a_shadow_takes_nothing_from_its_victim() -> None:
-    """A miner that trains the victim's share again has an own-data average near 0, and at times above the least one."""
-    both = revealed(2, overlap=like(3, 1.0)), revealed(3, overlap=like(2, 1.0))
-    for average in (-1.0, 0.0, 0.3):
-        shadow = veteran(3, binary_average=average, **OLD)
-        assert discount_of(2, *both, uid_3=shadow) is None
-        assert discount_of(3, *both, uid_3=shadow) == (Reason.INDEX_OVERLAP, 0)
-    nobody = {f"uid_{uid}": veteran(uid, measured=0, applied=99) for uid in (2, 3)}
-    assert discount_of(2, *both, **nobody) == discount_of(3, *both, **nobody) == (Reason.INDEX_OVERLAP, 0)
-
-
-def test_first_updates_may_be_alike() -> None:
-    """A miner's own applied windows count, and not the network's."""
-    young = veteran(2, measured=99, applied=OLD["applied"] - 1)
-    for share, counts in ((0.4, False), (0.749, False), (0.75, True)):
-        alike = revealed(2, overlap=like(3, share)), revealed(3, overlap=like(2, share))
-        assert (discount_of(2, *alike, uid_2=young) is not None) is counts
-        assert discount_of(2, *alike) == (Reason.INDEX_OVERLAP, 2)
-        assert (discount_of(2, revealed(2, repeat=like(2, share)), uid_2=young) is not None) is counts
-
-
-@pytest.mark.parametrize(("share", "counts"), [(0.399, True), (0.4, False)])
-def test_an_own_payload_that_was_applied_is_no_new_work(share: float, counts: bool) -> None:
-    assert (discount_of(2, revealed(2, repeat=like(2, share))) is None) is counts
-    assert discount_of(2, revealed(2, repeat=like(3, share))) is None, "another's proves nothing against it"
-    assert (discount_of(2, revealed(2, repeat=like(3, share)), uid_2=veteran(2, applied=99)) is None) is counts
-
-
-@given(score=st.floats(-1, 1), parts=st.integers(0, 9))
-def test_harm_counts_in_full(score: float, parts: int) -> None:
-    found = Discount(Reason.INDEX_OVERLAP, parts).apply(WindowScore(score, 1)).gradient_score
-    assert found == (score if score <= 0 else pytest.approx(score / parts, abs=1e-9) if parts else 0.0)

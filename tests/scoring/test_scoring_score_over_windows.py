@@ -88,17 +88,6 @@ def test_half_of_the_work_earns_less_and_none_earns_nothing() -> None:
     assert final_of(last, 6) < 0, "noise gains as often as it harms; the baseline's small gain is more"
 
 
-@pytest.mark.parametrize(
-    ("scores", "share", "expected"),
-    [([0.2], 0.5, 0.1), ([0.1, 0.3], 0.5, 0.1), ([-0.5, 0.1, 0.2], 0.5, 0.05), ([-0.5, -0.25], 0.5, 0.0),
-     ([0.1, 0.2, 9.0], 0.25, 0.05), ([0.3], 0.0, 0.0)],
-)  # fmt: skip
-def test_the_baseline_scores_a_share_of_the_median_and_at_least_zero(
-    scores: list[float], share: float, expected: float
-) -> None:
-    assert baseline_score(scores, share) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(("gain", "others"), [(-1.0, 25), (0.0, 25), (0.5, 15)])
 def test_honest_work_is_paid_in_any_company(gain: float, others: int) -> None:
     """Also where more than half idle or harm, or many gain far more."""
@@ -174,26 +163,6 @@ def test_exactly_the_miners_with_a_higher_score_rise_above_the_baseline(
             assert record.after.mu >= MU
         else:
             assert record.after.mu <= MU
-
-
-@settings(max_examples=20)
-@given(mu=st.floats(-60, 160))
-def test_ratings_fade_towards_the_baseline(mu: float) -> None:
-    """Without a window's news, as if nobody had played: what is left is as much of the distance."""
-    faded, kept = (
-        cards_of(
-            conclude(
-                window_of(revealed(2, 0.1), revealed(3, 0.2)),
-                standing_of([veteran(2, mu=mu), veteran(3, mu=mu)]),
-                load_hparams("local", overrides={"scoring": {"rating_decay": fade}}),
-                AUTHOR,
-            )
-        )
-        for fade in (0.25, 0.0)
-    )
-    for uid in (2, 3):
-        assert faded[uid].mu - MU == pytest.approx(0.75 * (kept[uid].mu - MU), abs=1e-9)
-        assert faded[uid].sigma == kept[uid].sigma
 
 
 # Unassigned data.

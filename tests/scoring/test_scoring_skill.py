@@ -1,25 +1,22 @@
 """Skill, final scores and sync: the advantage gives the size and the sign, the rating bounds it."""
 
-import math
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scoring_cases import alike, cards, plain, settings_of
 
-from templar.hparams import Scoring, load_hparams
+from templar.hparams import HParams, Scoring, load_hparams
 from templar.scoring.score import (
     MAX_BEHIND,
     Typical,
-    advantages,
     final_score,
     own_data_factor,
-    positive_median,
     skill,
     sync_score,
     windows_behind,
 )
 from templar.scoring.standing import Rating, ScoreCard
+from tests.docs.second_implementation import Judge
 
 VALUE = load_hparams("local")
 RANKED = load_hparams("local", overrides={"weights": {"rule": "ramp"}})
@@ -37,31 +34,23 @@ def skill_of(rating: Rating, advantage: float, *, typical: float = 0.01, baselin
     return skill(rated(rating, advantage), baseline or Rating(), Typical(typical, 0.02), RANKED)
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [([0.1], 0.1), ([0.1, 0.3, 0.2], 0.2), ([0.1, 0.2, -5.0, 0.0], 0.15), ([-0.1, 0.0], 0.0), ([], 0.0)],
+@settings(max_examples=200)
+@given(
+    scored=st.lists(cards, min_size=1, max_size=6),
+    sigma=st.floats(2, 9),
+    hparams=st.sampled_from([VALUE, RANKED]),
 )
-def test_the_typical_advantage_is_the_median_of_the_positive_ones(values: Sequence[float], expected: float) -> None:
-    assert positive_median(values) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("scores", "least", "expected"),
-    [([0.1, 0.2, 0.3], 0.02, [0.08, 0.18, 0.28]), ([0.1, 0.1, 5.0], 0.01, [0.09, 0.09, 0.29]),
-     ([-1.0, 0.1, 0.2], 0.0, [-1.0, 0.1, 0.2]), ([-1.0, -0.5], 0.0, [-1.0, -0.5]),
-     ([0.0, 0.0, 0.0, 0.1], 0.0, [0.0, 0.0, 0.0, 0.1]), ([], 0.0, [])],
-)  # fmt: skip
-def test_gain_is_capped_and_loss_is_not(scores: Sequence[float], least: float, expected: Sequence[float]) -> None:
-    assert LOCAL.advantage_cap == 3
-    found = advantages(dict(enumerate(scores)), least, LOCAL)
-    assert list(found.values()) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("advantage", "expected"), [(0.01, FULL), (0.005, FULL / 2), (0.02, 2 * FULL), (0.1, 45.0), (0.0, 0.0), (-1.0, 0.0)]
-)
-def test_skill_is_proportional_to_the_advantage_up_to_the_rating(advantage: float, expected: float) -> None:
-    assert skill_of(GOOD, advantage) == pytest.approx(expected)
+def test_the_second_implementation_finds_the_same_final_scores(
+    scored: list[ScoreCard], sigma: float, hparams: HParams
+) -> None:
+    """Of any cards after a window, and what is typical of them."""
+    typical = Typical.of(scored)
+    positive = [card for card in scored if card.advantage > 0]
+    assert typical.advantage == Judge.typical(card.advantage for card in positive)
+    assert typical.own_excess == Judge.typical(card.own_excess for card in positive)
+    found = {place: final_score(card, Rating(sigma=sigma), typical, hparams) for place, card in enumerate(scored)}
+    table = {place: plain(card) for place, card in enumerate(scored)}
+    assert alike(found, Judge.finals(table, sigma, typical.advantage, typical.own_excess, settings_of(hparams)))
 
 
 @given(rating=st.builds(Rating, mu=st.floats(-50, 160), sigma=st.floats(0.1, 9)), share=st.floats(0.01, 9))
@@ -73,47 +62,6 @@ def test_by_value_skill_is_a_power_of_the_advantage_whatever_the_rating(rating: 
     found = skill(rated(rating, 0.01 * share, own_excess=excess), Rating(), typical, hparams)
     assert found == pytest.approx(FULL * share**2)
     assert skill(rated(rating, -0.01, own_excess=excess), Rating(), typical, hparams) <= 0
-
-
-# Pay needs an excess on own data that is in proportion to the advantage.
-
-
-@pytest.mark.parametrize(
-    ("advantage", "excess", "factor"),
-    [
-        (0.01, 0.02, 1.0),
-        (0.01, 0.01, 0.5),
-        (0.02, 0.02, 0.5),
-        (0.005, 0.01, 1.0),  # half of the work, half of the excess
-        (0.01, 0.02 / 3, 1 / 3),  # a part of a run over three assignments
-        (0.01, 9.0, 1.0),  # no excess pays more than the advantage
-        (0.01, 0.0, 0.0),
-        (0.01, -0.02, 0.0),
-    ],
-)
-def test_pay_by_value_is_for_the_share_that_the_own_data_supports(
-    advantage: float, excess: float, factor: float
-) -> None:
-    card, typical = rated(GOOD, advantage, own_excess=excess), Typical(0.01, 0.02)
-    assert own_data_factor(card, typical) == pytest.approx(factor)
-    full = FULL * (advantage / 0.01) ** VALUE.weights.value_exponent
-    assert skill(card, Rating(), typical, VALUE) == pytest.approx(full * factor)
-    assert skill(card, Rating(), typical, RANKED) == skill_of(GOOD, advantage), "ranks do not ask for it"
-
-
-def test_without_a_typical_excess_nobody_is_paid_less() -> None:
-    for excess in (-0.1, 0.0, 0.1):
-        assert own_data_factor(rated(GOOD, 0.01, own_excess=excess), Typical(0.01, 0.0)) == 1.0
-
-
-def test_the_typical_card_is_the_median_of_the_miners_with_a_positive_advantage() -> None:
-    """Idlers and harmful miners with some excess by chance do not lower it."""
-    idle = [rated(GOOD, advantage, own_excess=1e-6) for advantage in (0.0, -0.1, -0.2, -0.3)]
-    working = [rated(GOOD, 0.01 * n, own_excess=0.02 * n) for n in (1, 2, 3)]
-    assert Typical.of([*idle, *working]) == Typical(0.02, 0.04)
-    assert Typical.of([*working, rated(GOOD, 0.04, own_excess=-0.5)]) == Typical(0.025, 0.04)
-    assert Typical.of([rated(GOOD, 0.01, own_excess=-0.5)]) == Typical(0.01, 0.0)
-    assert Typical.of([]) == Typical.of(idle) == Typical(0.0, 0.0)
 
 
 @given(
@@ -128,42 +76,6 @@ def test_the_factor_is_a_share_and_never_takes_all_pay_from_everybody(cards: lis
     factors = [own_data_factor(card, typical) for card in earning]
     assert all(0 <= factor <= 1 for factor in factors)
     assert not factors or max(factors) > 0
-
-
-@pytest.mark.parametrize(
-    ("rating", "baseline", "good", "bad"),
-    [
-        (GOOD, Rating(), 45.0, 0.0),
-        (Rating(30.0, 4.0), Rating(), 18.0, 0.0),
-        (Rating(25.0, 25 / 3), Rating(), 1.0, 0.0),  # a fresh rating allows the least skill
-        (Rating(10.0, 8.0), Rating(), 1.0, -14.0),
-        (Rating(30.0, 4.0), Rating(25.0, 9.0), 20.0, 0.0),
-        (Rating(30.0, 4.0), Rating(42.0, 8.0), 1.0, 0.0),
-        (Rating(30.0, 4.0), Rating(50.0, 8.0), 1.0, -8.0),
-    ],
-)
-def test_the_rating_above_the_baseline_bounds_the_skill_and_the_advantage_gives_the_sign(
-    rating: Rating, baseline: Rating, good: float, bad: float
-) -> None:
-    for advantage, expected in ((1.0, good), (-1.0, bad), (0.0, bad)):
-        assert skill_of(rating, advantage, baseline=baseline) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("rating", "advantage", "average", "sync", "final"),
-    [
-        (Rating(30.0, 4.0), 1.0, 0.525, 0.572433, 18.0 * 0.525 * 0.572433),
-        (Rating(30.0, 2.0), -0.2, -0.9, 1.0, 0.0),  # a negative average counts as zero
-        (Rating(5.0, 2.0), -0.2, 0.5, 1.0, -0.5),  # a negative ordinal stays
-    ],
-)
-def test_the_final_score_is_skill_times_average_times_sync(
-    rating: Rating, advantage: float, average: float, sync: float, final: float
-) -> None:
-    card = rated(rating, advantage, binary_average=average).model_copy(update={"sync": sync})
-    found = final_score(card, Rating(), Typical(0.01, 0.02), RANKED)
-    assert found == pytest.approx(final)
-    assert math.copysign(1, found) == (-1 if final < 0 else 1)
 
 
 @settings(max_examples=60)

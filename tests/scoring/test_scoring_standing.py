@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.scoring.standing import DIGITS, FRESH, MU, SIGMA, Rating, Standing, rate, round_score
+from tests.docs.second_implementation import Judge
 from tests.support.facts import bucket, hotkey, veteran
 
 
@@ -54,26 +55,6 @@ MISRANKS_ZERO = "6.1.3"
 def rate_fresh(scores: Sequence[float], beta: float) -> list[Rating]:
     rated = rate({}, dict(enumerate(scores)), beta=beta, tau=TAU)
     return [rated[uid] for uid in range(len(scores))]
-
-
-def by_the_formula(ratings: Mapping[int, Rating], scores: Mapping[int, float], beta: float) -> dict[int, Rating]:
-    """Weng and Lin's Plackett-Luce update for teams of one, as the reference page states it."""
-    sigma2 = {uid: ratings.get(uid, Rating()).sigma ** 2 + TAU**2 for uid in scores}
-    c = math.sqrt(sum(value + beta**2 for value in sigma2.values()))
-    mu = {uid: ratings.get(uid, Rating()).mu for uid in scores}
-    e = {uid: math.exp(mu[uid] / c) for uid in scores}
-    rank = {uid: sum(other > scores[uid] for other in scores.values()) for uid in scores}
-    rated = {}
-    for i in scores:
-        omega = delta = 0.0
-        for q in (q for q in scores if rank[q] <= rank[i]):
-            share = e[i] / sum(e[j] for j in scores if rank[j] >= rank[q])
-            ties = sum(rank[j] == rank[q] for j in scores)
-            omega += ((1 - share) if q == i else -share) / ties
-            delta += share * (1 - share) / ties
-        shrunk = max(1 - delta * (sigma2[i] / c**2) * (math.sqrt(sigma2[i]) / c), 1e-4)
-        rated[i] = Rating(mu[i] + omega * sigma2[i] / c, math.sqrt(sigma2[i] * shrunk))
-    return rated
 
 
 def test_a_fresh_rating_has_an_ordinal_of_zero() -> None:
@@ -152,6 +133,7 @@ def test_the_library_computes_the_published_formula(
     scores: dict[int, float], known: dict[int, Rating], beta: float
 ) -> None:
     """Ties, zeros and negative scores included."""
-    expected = by_the_formula(known, scores, beta)
+    before = {uid: known.get(uid, Rating()) for uid in scores}
+    expected = Judge.rated({uid: (scores[uid], each.mu, each.sigma) for uid, each in before.items()}, beta, TAU)
     for uid, rating in rate(known, scores, beta=beta, tau=TAU).items():
-        assert (rating.mu, rating.sigma) == pytest.approx((expected[uid].mu, expected[uid].sigma), rel=1e-12)
+        assert (rating.mu, rating.sigma) == pytest.approx(expected[uid], rel=1e-12)
