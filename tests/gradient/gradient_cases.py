@@ -1,9 +1,11 @@
 """Inputs that the tests of the gradient room share."""
 
+import math
 import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.dct import from_chunks
 from templar.gradient.layout import Layout, TensorLayout
 from templar.hparams import Gradient
+from tests.docs.second_implementation import RefusedError, Spec
 
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 SHAPES = {"embed": (48, 16), "norm": (16,), "prime": (7, 11), "stack": (2, 3, 8), "zero": ()}
@@ -183,3 +186,40 @@ def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(
         torch.equal(one[name].view(torch.int32), other[name].view(torch.int32)) for name in one
     )
+
+
+# The second implementation reads JSON.
+
+
+def spec_of(layout: Layout) -> dict[str, Any]:
+    """A layout as the second implementation has it, with matrices for tensors of more dimensions."""
+    return {
+        "digest": layout.digest,
+        "recipe": layout.recipe,
+        "use_dct": layout.use_dct,
+        "tensors": [spec_of_tensor(tensor) for tensor in layout.tensors],
+    }
+
+
+def spec_of_tensor(tensor: TensorLayout) -> dict[str, Any]:
+    shape = tensor.shape if len(tensor.shape) < 3 else (math.prod(tensor.shape[:-1]), tensor.shape[-1])
+    sizes = {"edges": list(tensor.edges), "chunks": tensor.num_chunks, "k": tensor.k}
+    return {"name": tensor.name, "shape": list(shape), **sizes}
+
+
+def rows_of(coefficients: Coefficients) -> list[list[tuple[int, int, int]]]:
+    """Index, sign and step of each coefficient, chunk by chunk."""
+    signs = np.where(coefficients.negative, -1, 1).tolist()
+    return [
+        [(index, sign, step) for index, sign in zip(indices, row, strict=True)]
+        for indices, row, step in zip(coefficients.indices.tolist(), signs, coefficients.steps.tolist(), strict=True)
+    ]
+
+
+def spec_reason(data: bytes, layout: Layout) -> str | None:
+    """The reason why the second implementation refuses bytes; None if they are a payload."""
+    try:
+        Spec.read_payload(data, spec_of(layout))
+    except RefusedError as error:
+        return str(error)
+    return None

@@ -1,39 +1,33 @@
-"""Aggregation: known answers, bounds, and the same bits in any order and on any number of threads."""
+"""Aggregation: the second implementation's, bounds, and the same bits in any order and on any number of threads."""
 
-import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from gradient_cases import (
-    RECIPES,
     any_payload,
-    dense,
     few,
     layout_of,
     layouts,
-    more,
     payload_of,
     random_payload,
-    recipes,
     same_bits,
     seeds,
     settings_of,
+    spec_of,
 )
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.gradient import Recipe
-from templar.gradient.aggregate import UNIT_NORM, aggregate, outer_step, peer_norms, single_update, target_norms
-from templar.gradient.codec.sections import unpack
-from templar.gradient.codec.values import MAX_STEP, QUANTUM, STEP_QUANTA, STEP_VALUES
-from templar.gradient.codec.wire import Payload
+from templar.gradient.aggregate import aggregate, outer_step, peer_norms, single_update, target_norms
+from templar.gradient.codec.values import QUANTUM
+from templar.gradient.codec.wire import Payload, encode
 from templar.gradient.layout import Layout
 from templar.hparams import MAX_PEERS
+from tests.docs.second_implementation import Spec
 from tests.support.threads import threads
 
 VECTOR = layout_of({"p": (8,)}, settings_of(target=2, k=1))
@@ -59,41 +53,18 @@ PEERS = [
 ]
 
 
-def test_target_norms_and_clip() -> None:
-    squares = [Fraction(peer["p"]) * Fraction(QUANTUM) ** 2 for peer in peer_norms(PEERS, SCALARS)]
-    assert squares == [130, 8320, Fraction(21, 2)]
-    assert target_norms(PEERS, SCALARS)["p"] == peer_norms(PEERS, SCALARS)[0]["p"]
-    update = aggregate(PEERS, SCALARS)["p"]
-    assert update.tolist() == pytest.approx([2 / 3, 4 / 3, 3, 3, 14.5 / 3, 14.5 / 3, 0], rel=1e-6)
-
-
-@given(st.lists(st.integers(0, MAX_STEP), min_size=1, max_size=12))
-@more
-def test_the_median_is_the_lower_one_of_contributing_peers(steps: list[int]) -> None:
-    payloads = [scalars(float(STEP_VALUES[step]), 0, 0, 0, 0, 0, 0) for step in steps]
-    contributing = sorted(step for step in steps if step)
-    middle = contributing[(len(contributing) - 1) // 2] if contributing else 0
-    assert target_norms(payloads, SCALARS) == {"p": int(STEP_QUANTA[middle]) ** 2}
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_zero_payloads_dilute_no_other_peer(recipe: Recipe) -> None:
-    layout = replace(SCALARS, recipe=recipe)
-    honest = scalars(1, -2, 3, 4, 6, 8, 12, layout=layout)
-    idle = scalars(0, 0, 0, 0, 0, 0, 0, layout=layout)
-    alone = aggregate([honest], layout)["p"]
-    assert torch.equal(aggregate([idle, honest, idle, idle], layout)["p"], alone)
-    assert not aggregate([idle, idle], layout)["p"].any()
-    assert target_norms([idle], layout) == {"p": 0}
-    assert target_norms([idle, honest, idle, idle], layout) == target_norms([honest], layout)
-
-
-def test_a_peer_silent_in_one_tensor_counts_in_the_others() -> None:
-    layout = layout_of({"p": (1,), "q": (1,)}, settings_of(target=1, k=1))
-    half = payload_of(layout, {"p": [[(0, 0.0)]], "q": [[(0, 2.0)]]})
-    whole = payload_of(layout, {"p": [[(0, 6.0)]], "q": [[(0, 4.0)]]})
-    update = aggregate([half, whole], layout)
-    assert (update["p"].tolist(), update["q"].tolist()) == ([6.0], [2.0])
+@given(layouts, st.lists(seeds, min_size=1, max_size=4), st.sampled_from([random_payload, any_payload]))
+@few
+def test_the_second_implementation_aggregates_the_same(layout: Layout, peers: list[int], make: object) -> None:
+    """Bit for bit, with silent peers and tensors, and with coefficients that are clipped to zero."""
+    payloads, spec = [make(layout, seed) for seed in peers], spec_of(layout)
+    read = [Spec.read_payload(encode(payload, layout), spec) for payload in payloads]
+    found, targets, norms = aggregate(payloads, layout), target_norms(payloads, layout), peer_norms(payloads, layout)
+    for tensor in spec["tensors"]:
+        name = tensor["name"]
+        assert ([peer[name] for peer in norms], targets[name]) == Spec.norms(read, name)
+        expected = Spec.update(read, tensor, spec, targets[name])
+        assert np.array_equal(found[name].reshape(expected.shape).numpy(), expected)
 
 
 def test_coefficients_clipped_to_zero_dilute_no_other_peer() -> None:
@@ -153,69 +124,6 @@ def test_same_bits_in_any_order_and_on_any_number_of_threads(
         assert expected[tensor.name].shape == tensor.shape
         assert expected[tensor.name].dtype is torch.float32
         assert torch.isfinite(expected[tensor.name]).all()
-
-
-@given(layouts, st.lists(seeds, min_size=1, max_size=4, unique=True), st.sampled_from([random_payload, any_payload]))
-@few
-def test_nobody_contributes_more_than_the_median_norm(layout: Layout, peers: list[int], make: object) -> None:
-    layout = replace(layout, use_dct=False, recipe="sparseloco")
-    payloads = [make(layout, seed) for seed in peers]
-    targets = target_norms(payloads, layout)
-    for payload in payloads:
-        update = single_update(payload, layout, targets)
-        for name, tensor in update.items():
-            squared = sum(Fraction(number) ** 2 for number in tensor.flatten().double().tolist())
-            assert squared <= Fraction(targets[name]) * Fraction(QUANTUM) ** 2 * Fraction(1 + 2**-22)  # float32
-
-
-@given(layouts, seeds, st.sampled_from([random_payload, any_payload]))
-@few
-def test_norms_are_exact(layout: Layout, seed: int, make: object) -> None:
-    payload = make(layout, seed)
-    (norms,) = peer_norms([payload], layout)
-    for tensor in layout.tensors:
-        values = dense(unpack(payload.sections[tensor.name]), tensor.chunk_length).astype(np.float64).ravel()
-        squared = sum(Fraction(number) ** 2 for number in values.tolist())
-        assert norms[tensor.name] == squared / Fraction(QUANTUM) ** 2
-
-
-@given(st.lists(seeds, min_size=3, max_size=3), recipes, st.sampled_from([random_payload, any_payload]))
-@few
-def test_against_exact_fractions(peers: list[int], recipe: Recipe, make: object) -> None:
-    layout = layout_of({"p": (6, 8)}, settings_of(target=4, k=3), recipe)
-    payloads = [make(layout, seed) for seed in peers]
-    update = aggregate(payloads, layout)["p"]
-    expected = _by_definition(payloads, layout)
-    chunks = update.reshape(2, 3, 2, 4).transpose(1, 2).reshape(4, 12)
-    for (row, column), total in expected.items():
-        mean = sum(total) / len(total) if total else Fraction(0)
-        if recipe == "demo":
-            assert chunks[row, column] == (mean > 0) - (mean < 0)
-        else:
-            assert float(chunks[row, column]) == np.float32(float(mean) * QUANTUM)
-
-
-def _by_definition(payloads: list[Payload], layout: Layout) -> dict[tuple[int, int], list[Fraction]]:
-    """The contributions to every coefficient in quanta, from the text of the rule, one number at a time."""
-    tensor = layout.tensors[0]
-    peers = [_quanta(payload, layout) for payload in payloads]
-    norms = [sum(number**2 for row in peer for number in row) for peer in peers]
-    median = (sorted(norm for norm in norms if norm) or [0])[max((sum(map(bool, norms)) - 1) // 2, 0)]
-    places = [(row, column) for row in range(tensor.num_chunks) for column in range(tensor.chunk_length)]
-    contributions: dict[tuple[int, int], list[Fraction]] = {place: [] for place in places}
-    for peer, norm in zip(peers, norms, strict=True):
-        target = UNIT_NORM**2 if layout.recipe == "demo" else min(norm, median)
-        for row, column in places:
-            number = peer[row][column]
-            magnitude = math.isqrt(number**2 * target // norm) if norm else 0
-            if magnitude:
-                contributions[row, column].append(Fraction(magnitude if number > 0 else -magnitude))
-    return contributions
-
-
-def _quanta(payload: Payload, layout: Layout) -> list[list[int]]:
-    values = dense(unpack(payload.sections["p"]), layout.tensors[0].chunk_length).astype(np.float64)
-    return [[int(number / QUANTUM) for number in row] for row in values.tolist()]
 
 
 # The outer step.

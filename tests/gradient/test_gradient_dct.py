@@ -13,6 +13,7 @@ from templar.gradient.codec.values import SignAndScale
 from templar.gradient.compress import top_k
 from templar.gradient.dct import to_chunks
 from templar.hparams import Gradient
+from tests.docs.second_implementation import Spec
 from tests.support.threads import threads
 
 EDGES = [(1,), (2,), (3,), (7,), (12,), (64,), (64, 64), (13, 48), (48, 13), (1, 5), (64, 1)]
@@ -27,10 +28,8 @@ def some_chunks(edges: tuple[int, ...]) -> torch.Tensor:
 
 
 def float_basis(length: int) -> torch.Tensor:
-    position = torch.arange(length, dtype=torch.float64)
-    basis = torch.cos(math.pi * (2 * position + 1) * position[:, None] / (2 * length)) * math.sqrt(2 / length)
-    basis[0] = math.sqrt(1 / length)
-    return basis
+    rows = [[Spec.cosine(length, row, column) for column in range(length)] for row in range(length)]
+    return torch.tensor(rows, dtype=torch.float64)
 
 
 def by_matrices(chunks: torch.Tensor, edges: tuple[int, ...]) -> torch.Tensor:
@@ -57,45 +56,13 @@ def test_dct_is_orthonormal_and_accurate(edges: tuple[int, ...]) -> None:
 # Forward: float32 in a stated order.
 
 
-def analysed(x: list[np.float32]) -> list[np.float32]:
-    """One vector, from the text of the rule, one number at a time."""
-    length = len(x)
-    basis = float_basis(length).float().numpy()
-    if length % 2:
-        return [in_order(basis[row], x) for row in range(length)]
-    found: list[np.float32] = [np.float32(0)] * length
-    stride = 1
-    while len(x) % 2 == 0:
-        pairs = list(zip(x[: len(x) // 2], reversed(x[len(x) // 2 :]), strict=True))
-        differences, x = [one - other for one, other in pairs], [one + other for one, other in pairs]
-        for row in range(stride, length, 2 * stride):
-            found[row] = in_order(basis[row], differences)
-        stride *= 2
-    for row in range(0, length, stride):
-        found[row] = in_order(basis[row], x)
-    return found
-
-
-def in_order(row: np.ndarray, x: list[np.float32]) -> np.float32:
-    total = row[0] * x[0]
-    for factor, number in zip(row[1:], x[1:], strict=False):
-        total = total + factor * number
-    return total
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 6, 8, 12, 35, 64])
-def test_forward_of_a_vector_is_its_rule_to_the_bit(length: int) -> None:
-    chunks = torch.randn(4, length, generator=torch.Generator().manual_seed(length))
-    expected = [analysed(list(chunk)) for chunk in chunks.numpy()]
-    assert torch.equal(dct.forward(chunks, (length,)), torch.from_numpy(np.array(expected, np.float32)))
-
-
-@pytest.mark.parametrize("edges", [(2, 3), (6, 4), (1, 8), (8, 1), (12, 16)])
-def test_forward_of_a_block_takes_its_rows_and_then_its_columns(edges: tuple[int, int]) -> None:
-    block = torch.randn(edges, generator=torch.Generator().manual_seed(2))
-    rows = np.array([analysed(list(row)) for row in block.numpy()], np.float32)
-    columns = np.array([analysed(list(column)) for column in rows.T], np.float32).T
-    assert torch.equal(dct.forward(block.reshape(1, -1), edges), torch.from_numpy(columns.reshape(1, -1).copy()))
+@pytest.mark.parametrize(
+    "edges", [(1,), (2,), (3,), (6,), (12,), (35,), (64,), (2, 3), (6, 4), (1, 8), (8, 1), (12, 16)]
+)
+def test_forward_is_that_of_the_second_implementation_to_the_bit(edges: tuple[int, ...]) -> None:
+    chunks = torch.randn(3, math.prod(edges), generator=torch.Generator().manual_seed(sum(edges)))
+    expected = [Spec.frequencies(chunk, list(edges)) for chunk in chunks.numpy()]
+    assert torch.equal(dct.forward(chunks, edges), torch.from_numpy(np.array(expected)))
 
 
 @pytest.mark.parametrize("edges", EDGES)
@@ -137,28 +104,11 @@ def test_products_of_the_inverse_are_exact_integers() -> None:
             assert 2**dct.CHUNK_BITS * int(matrix.abs().sum(dim=1).max()) < 2**53
 
 
-def test_the_inverse_of_a_block_is_its_integer_sums_to_the_bit() -> None:
+@pytest.mark.parametrize("edges", [(7,), (64,), (6, 10), (10, 6)])
+def test_the_inverse_is_that_of_the_second_implementation_to_the_bit(edges: tuple[int, ...]) -> None:
     """Rows first, each block rounded to 24 bits before and between."""
-    block = torch.randn(6, 10, generator=torch.Generator().manual_seed(4))
-    rows, step = as_whole_numbers(block.double().tolist())
-    rows = products(rows, dct._whole_basis(10).tolist())
-    between, step = as_whole_numbers([[number * step * 2.0**-25 for number in row] for row in rows])
-    columns = products([list(column) for column in zip(*between, strict=True)], dct._whole_basis(6).tolist())
-    expected = [[number * step * 2.0**-25 for number in row] for row in zip(*columns, strict=True)]
-    assert dct.inverse(block.reshape(1, -1), (6, 10)).reshape(6, 10).tolist() == expected
-
-
-def as_whole_numbers(rows: list[list[float]]) -> tuple[list[list[int]], float]:
-    step = 2.0 ** (math.frexp(max(abs(number) for row in rows for number in row))[1] - 24)
-    return [[round(number / step) for number in row] for row in rows], step
-
-
-def products(rows: list[list[int]], basis: list[list[float]]) -> list[list[int]]:
-    """Each row times the basis: what its coefficients stand for."""
-    return [
-        [sum(int(b) * x for b, x in zip(column, row, strict=True)) for column in zip(*basis, strict=True)]
-        for row in rows
-    ]
+    chunk = torch.randn(1, math.prod(edges), generator=torch.Generator().manual_seed(4))
+    assert dct.inverse(chunk, edges)[0].tolist() == Spec.elements(chunk[0].tolist(), list(edges))
 
 
 def test_the_basis_of_the_inverse_is_the_same_with_any_cosine() -> None:

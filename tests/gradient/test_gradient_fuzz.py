@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import pytest
-from gradient_cases import RECIPES, any_payload, layout_of, random_payload, sealed, settings_of
+from gradient_cases import RECIPES, any_payload, layout_of, random_payload, sealed, settings_of, spec_reason
 
 from templar.errors import Reason, RejectedError
 from templar.gradient import Recipe, kernels
@@ -124,7 +124,9 @@ def outcome(data: bytes, case: Case) -> Reason | None:
     """The reason why definition and kernels refuse the bytes; None if they are a payload in its only encoding."""
     messages = [read(data, case, implementation) for implementation in IMPLEMENTATIONS]
     assert str(messages[0]) == str(messages[1])
-    return None if messages[0] is None else messages[0].reason
+    reason = None if messages[0] is None else messages[0].reason
+    assert reason == spec_reason(data, case.layout)
+    return reason
 
 
 def read(data: bytes, case: Case, implementation: kernels.Backend) -> RejectedError | None:

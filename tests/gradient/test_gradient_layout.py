@@ -6,6 +6,7 @@ import pytest
 import torch
 from gradient_cases import (
     SHAPES,
+    gradients,
     header_of,
     indices_at_the_end,
     layout_of,
@@ -13,23 +14,28 @@ from gradient_cases import (
     more,
     settings_of,
     silence,
-    tensor_of,
+    spec_of_tensor,
 )
 from hypothesis import given
-from hypothesis import strategies as st
 
 from templar.gradient.codec.sections import pack
 from templar.gradient.codec.wire import Payload
 from templar.gradient.dct import from_chunks, to_chunks
 from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout, TensorLayout, split
+from templar.hparams import Gradient
+from tests.docs.second_implementation import Spec
 
 
-@given(st.integers(1, 300), st.integers(1, 64))
+@given(layouts, gradients)
 @more
-def test_split_is_the_largest_divisor_up_to_the_target(length: int, target: int) -> None:
-    edge = split(length, target)
-    assert length % edge == 0
-    assert all(length % other for other in range(edge + 1, min(length, target) + 1))
+def test_the_second_implementation_cuts_and_sizes_the_same(layout: Layout, gradient: Gradient) -> None:
+    for tensor in (*layout.tensors, *layout_of(SHAPES, gradient).tensors):
+        spec = spec_of_tensor(tensor)
+        assert Spec.section_bytes(spec) == [tensor.min_section_bytes, tensor.max_section_bytes]
+        if tensor.has_index_planes:
+            assert Spec.rice(spec) == (tensor.remainder_bits, tensor.max_quotient_bits)
+    for tensor in layout_of(SHAPES, gradient).tensors:
+        assert list(tensor.edges) == Spec.edges(list(tensor.shape), gradient.target_chunk)
 
 
 def test_layout_of_every_rank_in_any_order() -> None:
@@ -83,16 +89,6 @@ def test_chunks_are_blocks_in_row_major_order() -> None:
     assert chunks[3].tolist() == [12, 13, 18, 19]
 
 
-@given(st.integers(1, 4096).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length))))
-@more
-def test_the_rice_parameter_is_the_smallest_that_is_large_enough(size: tuple[int, int]) -> None:
-    length, k = size
-    bits = tensor_of(1, length, k).remainder_bits
-    assert k * 2 ** (bits + 1) >= length
-    assert bits == 0 or k * 2**bits < length
-    assert (tensor_of(3, 4096, 64).remainder_bits, tensor_of(3, 4096, 1).remainder_bits) == (5, 11)
-
-
 @given(layouts)
 @more
 def test_sections_are_shortest_if_silent_and_longest_with_all_indices_at_the_end(layout: Layout) -> None:
@@ -102,14 +98,6 @@ def test_sections_are_shortest_if_silent_and_longest_with_all_indices_at_the_end
         assert (silent, late) == (tensor.min_section_bytes, tensor.max_section_bytes)
         shortest, longest = shortest + silent, longest + late
     assert (shortest, longest) == (layout.min_payload_bytes, layout.max_payload_bytes)
-
-
-def test_sizes_by_hand() -> None:
-    """4 chunks of 64, of which 5 are published: b = 3, so a gap of 59 is 7 zeros, and the longest quotients 12 bits."""
-    some, whole = tensor_of(4, 64, 5), tensor_of(4, 5, 5)
-    assert (some.remainder_bits, some.max_quotient_bits) == (3, 12)
-    assert (some.min_section_bytes, some.max_section_bytes) == (2 + 4, 2 + 4 + 3 + 8 + 6)
-    assert (whole.min_section_bytes, whole.max_section_bytes) == (2 + 4, 2 + 4 + 3)
 
 
 def test_a_payload_needs_exactly_the_tensors() -> None:

@@ -1,6 +1,5 @@
 """The index code and its planes of bits: any ascending indices of any sizes come back."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from templar.gradient.codec.planes import (
     Section,
     decode_indices,
-    encode_indices,
     end_of_ones,
     indices_fit,
     pack_bits,
@@ -55,20 +53,6 @@ def test_any_indices_come_back_before_any_other_bytes(
     section = section_of(tensor, indices, after)
     assert np.array_equal(decode_indices(section), indices)
     assert indices_fit(section)
-
-
-@given(index_cases())
-@more
-def test_planes_are_those_of_the_text_bit_by_bit(case: tuple[TensorLayout, NDArray[np.uint16]]) -> None:
-    tensor, indices = case
-    bits = tensor.remainder_bits
-    remainders, quotients = "", ""
-    for row in indices.tolist():
-        for before, index in itertools.pairwise([-1, *row]):
-            gap = index - before - 1
-            remainders += "".join(str(gap >> bit & 1) for bit in range(bits))
-            quotients += "0" * (gap >> bits) + "1"
-    assert encode_indices(indices, tensor) == (as_bytes(remainders), as_bytes(quotients))
 
 
 @given(st.lists(st.booleans(), max_size=200), st.data())

@@ -4,11 +4,21 @@ The reasons of many more damages are in docs/vectors/payload.json.
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from gradient_cases import layouts, more, random_coefficients, section_bytes, seeds, tensor_of
+from gradient_cases import (
+    layouts,
+    more,
+    random_coefficients,
+    rows_of,
+    section_bytes,
+    seeds,
+    spec_of_tensor,
+    tensor_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -18,6 +28,7 @@ from templar.gradient.codec.planes import Section
 from templar.gradient.codec.sections import pack, read_section, unpack
 from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients
 from templar.gradient.layout import Layout, TensorLayout
+from tests.docs.second_implementation import Spec
 
 SOME = tensor_of(3, 8, 3)  # b = 1
 WHOLE = tensor_of(3, 3, 3)
@@ -45,6 +56,8 @@ def test_any_coefficients_come_back_before_any_other_bytes(layout: Layout, seed:
         coefficients = random_coefficients(tensor, seed)
         section = pack(coefficients, tensor)
         assert unpack(section) == coefficients
+        expected = Spec.write_section(coefficients.steps.tolist(), rows_of(coefficients), spec_of_tensor(tensor))
+        assert section.data.tobytes() == expected
         data = np.concatenate([section.data, np.frombuffer(rest, np.uint8)])
         found = read_section(data, tensor)
         assert found == section
@@ -83,63 +96,26 @@ def test_silent_chunks_and_whole_ones_have_no_index() -> None:
         assert coefficients.indices.tolist() == [[0, 1, 2]] * 3
 
 
-# Scales.
-
-
-@pytest.mark.parametrize(("top", "codes"), [(MAX_STEP, [255, 1, 0]), (255, [1, 255, 0]), (1, [255, 0, 0])])
-def test_scales_at_the_ends_of_the_range(top: int, codes: list[int]) -> None:
-    planes = (plane * sum(code > 0 for code in codes) for plane in PLANES)
-    coefficients = read(section_bytes(top, codes, *planes), SOME)
-    assert coefficients.steps.tolist() == [top + code - CODES if code else 0 for code in codes]
+# What is refused; more damages are tried against the second implementation in `test_gradient_fuzz`.
 
 
 @pytest.mark.parametrize(
-    ("top", "codes", "reason"),
+    ("top", "codes", "planes", "reason", "message"),
     [
-        (MAX_STEP + 1, [255, 0, 0], Reason.BAD_PAYLOAD),
-        (0, [1, 0, 0], Reason.BAD_PAYLOAD),
-        (254, [255, 1, 0], Reason.BAD_PAYLOAD),
-        (300, [254, 0, 0], Reason.NOT_CANONICAL),
-        (1, [0, 0, 0], Reason.NOT_CANONICAL),
+        (MAX_STEP + 1, [255, 0, 0], PLANES, Reason.BAD_PAYLOAD, "out of range"),
+        (254, [255, 1, 0], [each * 2 for each in PLANES], Reason.BAD_PAYLOAD, "out of range"),
+        (300, [254, 0, 0], PLANES, Reason.NOT_CANONICAL, "largest"),
+        (300, [255, 0, 0], ("0001", "000", "111"), Reason.NOT_CANONICAL, "after the last one"),
+        (300, [255, 0, 0], ("000", "0001", "111"), Reason.NOT_CANONICAL, "after the last one"),
+        (300, [255, 0, 0], ("000", "000", "1111"), Reason.NOT_CANONICAL, "after the last one"),
+        (9, [255, 0, 0], ("000", "101", "11001"), Reason.BAD_PAYLOAD, "beyond 7"),  # a first gap of 1 before one of 5
+        (9, [255, 0, 0], ("000", "000", "11000000" + 40 * "0"), Reason.MALFORMED, "ends within"),
+        # The third one comes after more zeros than any legal quotients have.
+        (9, [255, 0, 0], ("000", "000", "1100000000000000" + "1"), Reason.MALFORMED, "ends within"),
     ],
 )
-def test_illegal_scales(top: int, codes: list[int], reason: Reason) -> None:
-    message = "out of range" if reason is Reason.BAD_PAYLOAD else "largest"
-    rejected(section_bytes(top, codes, "000" * 3, "000" * 3, "111" * 3), SOME, reason, message)
-
-
-# Planes.
-
-
-@pytest.mark.parametrize("bit", [3, 4, 7])
-@pytest.mark.parametrize("plane", [0, 1, 2])
-def test_bits_after_the_last_one_of_a_plane(plane: int, bit: int) -> None:
-    """Each plane ends after 3 bits; the quotients after the third one."""
-    planes = [list(each.ljust(8, "0")) for each in PLANES]
-    read(section_bytes(300, [255, 0, 0], *("".join(each) for each in planes)), SOME)
-    planes[plane][bit] = "1"
-    data = section_bytes(300, [255, 0, 0], *("".join(each) for each in planes))
-    rejected(data, SOME, Reason.NOT_CANONICAL, "after the last one")
-
-
-@pytest.mark.parametrize(
-    ("remainders", "quotients", "last"),
-    [
-        ("001", "11001", 7),  # the gaps 0, 0 and 5 give the last of 8
-        ("000", "11001", 6),
-        ("000", "00111", 6),
-        ("000", "110001", None),  # a last gap of 6
-        ("101", "11001", None),  # a first gap of 1 before one of 5
-        ("000", "00000111", None),  # a first gap of 10
-        ("111", "01101", None),  # gaps of 3, 1 and 3
-    ],
-)
-def test_indices_end_with_the_chunk(remainders: str, quotients: str, last: int | None) -> None:
-    data = section_bytes(9, [255, 0, 0], "000", remainders, quotients)
-    if last is None:
-        rejected(data, SOME, Reason.BAD_PAYLOAD, "beyond 7")
-    else:
-        assert read(data, SOME).indices[0, 2] == last
+def test_illegal_sections(top: int, codes: list[int], planes: Sequence[str], reason: Reason, message: str) -> None:
+    rejected(section_bytes(top, codes, *planes), SOME, reason, message)
 
 
 def test_an_index_beyond_a_late_chunk() -> None:
@@ -164,13 +140,6 @@ def test_a_section_that_ends_too_early(layout: Layout, seed: int) -> None:
         for length in {0, 1, tensor.min_section_bytes - 1, len(data) // 2, len(data) - 1}:
             if length < len(data):
                 rejected(data[:length], tensor, Reason.MALFORMED, "ends within")
-
-
-def test_quotients_without_enough_ones() -> None:
-    for quotients in ("11", "00000000", "11000000" + 40 * "0"):
-        rejected(section_bytes(9, [255, 0, 0], "000", "000", quotients), SOME, Reason.MALFORMED, "ends within")
-    late = "1100000000000000" + "1"  # the third one comes after more zeros than any legal quotients have
-    rejected(section_bytes(9, [255, 0, 0], "000", "000", late), SOME, Reason.MALFORMED, "ends within")
 
 
 # Coefficients that are not written.

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from gradient_cases import few, header_of, layouts, random_payload, seeds, settings_of
+from gradient_cases import few, header_of, layouts, random_payload, seeds, settings_of, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from templar.gradient import kernels
-from templar.gradient.codec.sections import unpack
-from templar.gradient.codec.wire import Payload
+from templar.gradient.codec.wire import Payload, encode
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
 from templar.gradient.similarity import Similarity, similarity
+from tests.docs.second_implementation import Judge, Spec
 from tests.support.threads import threads
 
 LAYOUT = Layout.of({"matrix": (128, 128), "norm": (64,)}, settings_of(64, 64), "sparseloco")
@@ -78,22 +78,14 @@ def test_counts_are_those_of_sets_on_any_number_of_threads(
     name: kernels.Backend, layout: Layout, peers: list[int]
 ) -> None:
     payloads = [random_payload(layout, seed) for seed in peers]
-    sets = [places(payload, layout) for payload in payloads]
+    spec = spec_of(layout)
+    sets = [Judge.places(Spec.read_payload(encode(payload, layout), spec), spec) for payload in payloads]
     expected = [[len(one & other) for other in sets] for one in sets]
     for count in (1, 2):
         with kernels.forced(name), threads(count):
             found = similarity(payloads, layout)
         assert found.shared.tolist() == expected
         assert found.counts.tolist() == [len(one) for one in sets]
-
-
-def places(payload: Payload, layout: Layout) -> set[tuple[str, int, int]]:
-    found = set()
-    for tensor in layout.tensors:
-        coefficients = unpack(payload.sections[tensor.name])
-        for chunk in np.flatnonzero(coefficients.steps) if tensor.has_index_planes else []:
-            found |= {(tensor.name, int(chunk), index) for index in coefficients.indices[chunk].tolist()}
-    return found
 
 
 def test_a_payload_of_another_layout_is_an_error() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scoring_cases import alike, plain
 
 from templar.canonical import sha256_hex
 from templar.errors import Reason
@@ -18,6 +19,7 @@ from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, Likeness
 from templar.scoring.measure import find_likenesses, norm_ratios
 from templar.scoring.slashing import is_alike
+from tests.docs.second_implementation import Judge, Spec
 from tests.support.facts import AUTHOR, WINDOW, events_of, like, record_of, revealed, standing_of, veteran, window_of
 from tests.support.payloads import HOTKEY, mixed, payload_of, random_payload, random_update, zero_payload
 
@@ -47,10 +49,6 @@ def overlaps(payloads: dict[int, Payload]) -> Found:
     return found
 
 
-def repeats(payloads: dict[int, Payload], earlier: dict[int, Payload], applied: frozenset[int] = NOBODY) -> Found:
-    return likenesses(payloads, earlier, applied)[1]
-
-
 def test_strangers_have_nothing_in_common_beyond_chance() -> None:
     assert likenesses({3: HONEST[3]}, {}, frozenset({3})) == likenesses({}, HONEST) == ({}, {})
     silent = overlaps({3: zero_payload(LAYOUT), 5: zero_payload(LAYOUT), 8: HONEST[8]})
@@ -60,56 +58,57 @@ def test_strangers_have_nothing_in_common_beyond_chance() -> None:
     assert all(each.uid in HONEST and each.uid != uid and each.share < 0.02 for uid, each in found.items())
 
 
-@pytest.mark.parametrize("size", [1.0, 0.01, 50.0])
-def test_a_copy_of_any_scale_is_found(size: float) -> None:
-    copy = random_payload(LAYOUT, 5, size=size)
-    found = overlaps({**HONEST, 1: copy})
-    assert found[1] == Likeness(uid=5, share=1.0)
-    assert found[5] == Likeness(uid=1, share=1.0), "the order is unknown"
-    assert found[3].share < 0.02
+parts = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=4, max_size=4)
+crowds = st.dictionaries(st.integers(2, 6), parts, max_size=4)
+SOURCES = {seed: random_payload(LAYOUT, seed) for seed in (1, 2, 3)} | {4: zero_payload(LAYOUT)}
+SPEC = {
+    "digest": LAYOUT.digest,
+    "recipe": LAYOUT.recipe,
+    "tensors": [{"name": name, "edges": [8, 8], "chunks": 64, "k": 4} for name in "abcd"],
+}
+READ = {seed: Spec.read_payload(encode(source, LAYOUT), SPEC)["tensors"] for seed, source in SOURCES.items()}
 
 
-@pytest.mark.parametrize(("copied", "share"), [("a", 0.25), ("ab", 0.5), ("abc", 0.75)])
-def test_a_part_of_a_copy_counts_as_much_as_it_is(copied: str, share: float) -> None:
-    partial = mixed(HONEST[5], random_payload(LAYOUT, 99), lambda name: name in copied)
-    found = overlaps({**HONEST, 1: partial})[1]
-    assert found.uid == 5
-    assert found.share == pytest.approx(share, abs=0.02)
+def patched(sources: list[int]) -> Payload:
+    """A payload with each tensor from some source, or silent."""
+    found = SOURCES[sources[0]]
+    for name, seed in zip("abcd", sources, strict=True):
+        found = mixed(SOURCES[seed], found, lambda each, name=name: each == name)
+    return found
 
 
-def test_of_two_copies_the_lower_uid_is_named() -> None:
-    one = random_payload(LAYOUT, 1)
-    assert {uid: each.uid for uid, each in overlaps({7: one, 4: one, 9: one}).items()} == {7: 4, 4: 7, 9: 4}
+def places_of(sources: list[int]) -> set[tuple[str, int, int]]:
+    """Where it has coefficients, as the second implementation says."""
+    tensors = {name: READ[seed][name] for name, seed in zip("abcd", sources, strict=True)}
+    return Judge.places({"tensors": tensors}, SPEC)
 
 
-def test_a_payload_of_another_in_the_window_before_is_a_repeat() -> None:
-    earlier = {3: random_payload(LAYOUT, 30), 5: random_payload(LAYOUT, 50)}
-    found = repeats({**HONEST, 1: random_payload(LAYOUT, 50, size=3.0)}, earlier)
-    assert found[1] == Likeness(uid=5, share=1.0)
-    assert all(found[uid].share < 0.02 for uid in HONEST)
+@settings(max_examples=60)
+@given(now=crowds, past=crowds, applied=st.frozensets(st.integers(2, 6)))
+def test_the_second_implementation_finds_the_same_likenesses(
+    now: dict[int, list[int]], past: dict[int, list[int]], applied: frozenset[int]
+) -> None:
+    """Of payloads that share tensors with others and with those of the window before, their own among them."""
+    payloads, earlier = ({uid: patched(each) for uid, each in crowd.items()} for crowd in (now, past))
+    overlaps, repeats = likenesses(payloads, earlier, applied)
+    mine, old = ({uid: places_of(each) for uid, each in crowd.items()} for crowd in (now, past))
+    chance = Judge.chance(SPEC)
+    for uid, own in mine.items():
+        before = old.get(uid, set())
+        present = {
+            other: each
+            for other, each in mine.items()
+            if other != uid and Judge.share(each, before, chance) < SCORING.overlap_level
+        }
+        kept = {other: each for other, each in old.items() if other != uid or other in applied}
+        for found, others in ((overlaps, present), (repeats, kept)):
+            expected = Judge.most_alike(uid, own, others, chance, SCORING.overlap_level)
+            assert alike(plain(found.get(uid)), expected)
 
 
-def test_the_own_payload_of_the_window_before_is_a_repeat_only_if_it_was_applied() -> None:
-    """A payload that was not applied stays in the error feedback, and an honest miner sends much of it again."""
-    again = {3: HONEST[3], 5: HONEST[5]}
-    found = repeats(again, again, frozenset({5}))
-    assert found[5] == Likeness(uid=5, share=1.0)
-    assert found[3].uid == 5
-    assert found[3].share < 0.02
-    assert repeats({3: HONEST[3]}, {3: HONEST[3]}) == {}, "nothing to compare with"
-
-
-def test_a_copy_of_a_miners_earlier_payload_is_no_evidence_against_it() -> None:
-    """It was not applied, so its author sends it again; by then anybody could have copied it."""
-    author, copier = {3: HONEST[3]}, {8: HONEST[3]}
-    found, past = likenesses({**author, **copier, 5: HONEST[5]}, author)
-    assert (found[3].uid, found[8].uid) == (5, 3)
-    assert found[3].share < 0.02
-    assert (found[8].share, past[8]) == (1.0, Likeness(uid=3, share=1.0))
-    alone, _ = likenesses({**author, **copier}, author)
-    assert 3 not in alone, "there is nobody else to compare it with"
-    strangers, _ = likenesses({**author, **copier}, {5: HONEST[5]})
-    assert strangers[3].share == strangers[8].share == 1.0
+def test_a_copy_of_any_scale_is_a_copy() -> None:
+    found = overlaps({1: random_payload(LAYOUT, 5, size=0.01), 5: HONEST[5], 7: random_payload(LAYOUT, 5, size=50.0)})
+    assert found == {1: Likeness(uid=5, share=1.0), 5: Likeness(uid=1, share=1.0), 7: Likeness(uid=1, share=1.0)}
 
 
 def test_a_payload_of_one_chunk_makes_nobody_a_copier() -> None:
@@ -125,23 +124,6 @@ def test_a_payload_of_one_chunk_makes_nobody_a_copier() -> None:
     found = overlaps({**crowd, 1: payload_of(LAYOUT, forged)})
     assert found[1].share == 1.0
     assert [uid for uid in crowd if is_alike(found[uid], SCORING)] == []
-
-
-@settings(max_examples=10)
-@given(names=st.permutations([1, 2, 3, 4]), copied=st.sampled_from(["", "a", "abc", "abcd"]))
-def test_shares_belong_to_payloads_and_not_to_uids(names: list[int], copied: str) -> None:
-    payloads = [*HONEST.values(), mixed(HONEST[5], random_payload(LAYOUT, 9), lambda name: name in copied)]
-    earlier = {1: HONEST[3], 4: payloads[3]}
-    plain = likenesses(dict(enumerate(payloads, 1)), earlier, frozenset({4}))
-    other = likenesses(
-        dict(zip(names, payloads, strict=True)),
-        {names[uid - 1]: payload for uid, payload in earlier.items()},
-        frozenset({names[3]}),
-    )
-    for found, renamed in zip(plain, other, strict=True):
-        assert {names[uid - 1]: each.share for uid, each in found.items()} == {
-            uid: each.share for uid, each in renamed.items()
-        }
 
 
 # Norms.
@@ -225,18 +207,6 @@ def test_a_copy_of_a_payload_that_was_not_applied_costs_the_copier_only(copied: 
     assert (author.gradient_score, author.discount) == (0.1, None)
     assert (copier.gradient_score, copier.discount is None) == ((0.1, True) if copied == "a" else (0.0, False))
     assert (COPIER in last.standing.payloads) is (copied == "a"), "a copy is compared with nothing"
-
-
-parts = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=4, max_size=4)
-SOURCES = {seed: random_payload(LAYOUT, seed) for seed in range(1, 5)}
-
-
-def patched(sources: list[int]) -> Payload:
-    """A payload with each tensor from some source."""
-    found = SOURCES[sources[0]]
-    for name, seed in zip("abcd", sources, strict=True):
-        found = mixed(SOURCES[seed], found, lambda each, name=name: each == name)
-    return found
 
 
 @settings(max_examples=40)
