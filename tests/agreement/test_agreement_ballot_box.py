@@ -1,8 +1,6 @@
 """Words as they are read: from any bucket, carried by anybody, and only those that count."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -30,18 +28,16 @@ from templar.agreement.ballot_rules import (
     needed_words,
     newest_open,
 )
-from templar.chain.hotkey import Hotkey
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import NULL_WINDOW, Decision, Roster, SignedWord, Step, Word
+from templar.exchange.objects import NULL_WINDOW, Decision, Roster, SignedWord, Word
 from templar.exchange.signed import seal
-from templar.store.base import ObjectInfo, ObjectStore
 from tests.support.errors import raising
-from tests.support.scripted_store import ScriptedStore, failing
-from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Member, Subnet, fields_of, signed_anyhow
+from tests.support.scripted_store import failing
+from tests.support.subnet import BIRTHDAY, GENESIS, NETUID, RULES, Subnet, fields_of, signed_anyhow
 
 WINDOW = 3
-STEPS: tuple[Step, Step] = ("vote", "lock")
+STEPS = ("vote", "lock")
 A, B = "aa" * 32, "bb" * 32
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 REFUSED = PermanentError(Reason.ACCESS_DENIED, "for a test")
@@ -51,22 +47,22 @@ ERRORS = [BUSY, REFUSED, PermanentError(Reason.BUCKET_MISSING, "for a test"), Ru
 class Scene:
     """Validators with these stakes, after a window."""
 
-    def __init__(self, folder: Path, *stakes: float) -> None:
+    def __init__(self, folder, *stakes):
         self.subnet = Subnet(folder, stakes=stakes, num_miners=1)
         self.reader = self.subnet.exchange()
         self.subnet.clock.sleep_until(BIRTHDAY + (WINDOW + 1) * RULES.seconds + 10)
 
-    def store(self, index: int) -> ScriptedStore:
+    def store(self, index):
         return self.subnet.store(self.subnet.validators[index])
 
-    def sign(self, said: Said, hotkey: Hotkey | None = None, *, window: int = WINDOW) -> SignedWord:
+    def sign(self, said, hotkey=None, *, window=WINDOW):
         """A word of the validator that it names, signed by it unless another key is given."""
         author = self.subnet.members[said.uid].hotkey
         fields = {"netuid": NETUID, "genesis": GENESIS, "uid": said.uid, "window": window, **said.spoken}
         sealed = seal(Word(**fields, hotkey=(hotkey or author).address), hotkey or author)
         return SignedWord(**said._asdict(), signature=sealed.signature)
 
-    def carry(self, index: int, words: Iterable[SignedWord], author: Member | None = None) -> None:
+    def carry(self, index, words, author=None):
         """Put words into a validator's bucket, as its decision object."""
         owner = author or self.subnet.validators[index]
         fields = owner.signing
@@ -75,18 +71,18 @@ class Scene:
             window_key(Kind.DECISION, WINDOW, owner.uid), seal(body, owner.hotkey).encode()
         )
 
-    def decide(self, value: str, *indices: int, ballot: int = 0) -> list[SignedWord]:
+    def decide(self, value, *indices, ballot=0):
         """Let these validators vote for a value and lock it, each in its own bucket."""
         words = [self.sign(word) for index in indices for word in agreed(index + 1, value, ballot)]
         for index in indices:
             self.carry(index, [word for word in words if word.uid == index + 1])
         return words
 
-    def read(self) -> BallotBox:
+    def read(self):
         return read_ballots(self.reader, WINDOW, until_decided=False)
 
 
-def agreed(uid: int, value: str, ballot: int = 0) -> list[Said]:
+def agreed(uid, value, ballot=0):
     return [Said(ballot, "vote", uid, value), Said(ballot, "lock", uid, value, ballot)]
 
 
@@ -95,9 +91,7 @@ def agreed(uid: int, value: str, ballot: int = 0) -> list[Said]:
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([A, B, NULL_WINDOW, None])), min_size=1, max_size=6))
 @settings(max_examples=20)
-def test_only_more_than_half_of_all_announced_stake_decides(
-    tmp_path_factory: pytest.TempPathFactory, validators: list[tuple[int, str | None]]
-) -> None:
+def test_only_more_than_half_of_all_announced_stake_decides(tmp_path_factory, validators):
     """Silence never shrinks the stake, and a bucket that fails is silent."""
     scene = Scene(tmp_path_factory.mktemp("scene"), *(10.0 * stake for stake, _ in validators))
     for index, (_, value) in enumerate(validators):
@@ -115,7 +109,7 @@ def test_only_more_than_half_of_all_announced_stake_decides(
             decided_value(ballots)
 
 
-def test_one_bucket_shows_the_words_of_all_that_its_author_read(tmp_path: Path) -> None:
+def test_one_bucket_shows_the_words_of_all_that_its_author_read(tmp_path):
     scene = Scene(tmp_path, 40.0, 35.0, 25.0)
     words = scene.decide(A, 0, 2)
     scene.carry(1, words)
@@ -124,7 +118,7 @@ def test_one_bucket_shows_the_words_of_all_that_its_author_read(tmp_path: Path) 
     assert scene.read().value == A
 
 
-def test_the_quorum_is_a_number_of_the_network(tmp_path: Path) -> None:
+def test_the_quorum_is_a_number_of_the_network(tmp_path):
     scene = Scene(tmp_path, 40.0, 25.0, 35.0)
     scene.decide(A, 0, 1)
     assert scene.read().value == A
@@ -137,7 +131,7 @@ def test_the_quorum_is_a_number_of_the_network(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("illegal", ["foreign key", "another window", "no validator", "a vote that names a ballot"])
-def test_words_that_no_validator_signed_for_the_window_are_left_out(tmp_path: Path, illegal: str) -> None:
+def test_words_that_no_validator_signed_for_the_window_are_left_out(tmp_path, illegal):
     scene = Scene(tmp_path, 40.0, 35.0, 25.0)
     miner = scene.subnet.miners[0]
     first, second = (Said(0, "lock", uid, A, 0) for uid in (1, 2))
@@ -154,7 +148,7 @@ def test_words_that_no_validator_signed_for_the_window_are_left_out(tmp_path: Pa
 
 
 @pytest.mark.parametrize("changes", [{"window": WINDOW + 1}, {"uid": 2}, {"words": [{}]}, {"words": "no"}])
-def test_an_illegal_object_says_nothing_and_hides_nobody(tmp_path: Path, changes: dict[str, object]) -> None:
+def test_an_illegal_object_says_nothing_and_hides_nobody(tmp_path, changes):
     scene = Scene(tmp_path, 40.0, 35.0, 25.0)
     scene.decide(A, 1, 2)
     author = scene.subnet.validators[0]
@@ -165,7 +159,7 @@ def test_an_illegal_object_says_nothing_and_hides_nobody(tmp_path: Path, changes
     assert (ballots.value, ballots.answered) == (A, {1, 2, 3})
 
 
-def test_a_miner_carries_nothing(tmp_path: Path) -> None:
+def test_a_miner_carries_nothing(tmp_path):
     scene = Scene(tmp_path, 60.0, 40.0)
     scene.carry(0, [scene.sign(word) for word in agreed(1, A)], scene.subnet.miners[0])
     assert scene.read().value is None
@@ -174,7 +168,7 @@ def test_a_miner_carries_nothing(tmp_path: Path) -> None:
 # Double words.
 
 
-def test_double_words_count_and_convict_their_author(tmp_path: Path) -> None:
+def test_double_words_count_and_convict_their_author(tmp_path):
     scene = Scene(tmp_path, 45.0, 45.0, 10.0)
     liar = [scene.sign(word) for value in (A, B) for word in agreed(3, value)]
     scene.decide(A, 0)
@@ -192,7 +186,7 @@ def test_double_words_count_and_convict_their_author(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_of_two_decisions_that_of_the_lowest_ballot_stands(tmp_path: Path, first: int) -> None:
+def test_of_two_decisions_that_of_the_lowest_ballot_stands(tmp_path, first):
     """The liar has locked both; it is no matter which of them was read first."""
     scene = Scene(tmp_path, 45.0, 45.0, 10.0)
     sides = [[*agreed(1, B), *agreed(3, B)], [*agreed(2, A, 1), *agreed(3, A, 1)]]
@@ -203,7 +197,7 @@ def test_of_two_decisions_that_of_the_lowest_ballot_stands(tmp_path: Path, first
     assert ballots.decided == (0, B)
 
 
-def test_a_lock_that_forgets_a_higher_one_counts_and_convicts() -> None:
+def test_a_lock_that_forgets_a_higher_one_counts_and_convicts():
     words = [*agreed(1, A), Said(1, "vote", 1, None), Said(1, "lock", 1, None)]
     assert convicting(words) == ((words[1], words[3]),)
     stakes = Stakes({1: 60.0, 2: 40.0}, 0.5)
@@ -213,7 +207,7 @@ def test_a_lock_that_forgets_a_higher_one_counts_and_convicts() -> None:
 # How much is read and kept.
 
 
-def test_a_flood_of_words_is_bounded(tmp_path: Path) -> None:
+def test_a_flood_of_words_is_bounded(tmp_path):
     scene = Scene(tmp_path, 40.0, 35.0, 25.0)
     flood = [Said(ballot, "vote", 3, A) for ballot in range(1000)]
     scene.carry(2, [scene.sign(word) for word in flood[-50:]])
@@ -223,9 +217,9 @@ def test_a_flood_of_words_is_bounded(tmp_path: Path) -> None:
     assert len([word for word in ballots.words if word.uid == 3]) <= WORDS_PER_AUTHOR
 
 
-def test_what_later_readers_need_is_kept_however_many_ballots_there_are() -> None:
+def test_what_later_readers_need_is_kept_however_many_ballots_there_are():
     by_uid = {1: 40.0, 2: 35.0, 3: 25.0}
-    stakes, words = Stakes(by_uid, 0.5), set[Said]()
+    stakes, words = Stakes(by_uid, 0.5), set()
     for uid in by_uid:
         words |= {Said(0, "vote", uid, A), Said(0, "lock", uid, *((A, 0) if uid == 1 else (None, None)))}
         words |= {Said(ballot, "vote", uid, None) for ballot in range(1, 30)}
@@ -237,7 +231,7 @@ def test_what_later_readers_need_is_kept_however_many_ballots_there_are() -> Non
     assert bound_to(kept, stakes, 30) == bound_to(words, stakes, 30) == A
 
 
-def test_a_validator_keeps_its_lock_and_the_votes_behind_it_while_it_only_votes(tmp_path: Path) -> None:
+def test_a_validator_keeps_its_lock_and_the_votes_behind_it_while_it_only_votes(tmp_path):
     """It skips the locks of ballots that others have opened; its next lock must name the old one all the same."""
     scene = Scene(tmp_path, 40.0, 35.0, 25.0)
     ballots = BallotBox(scene.subnet.exchange(scene.subnet.validators[0]), WINDOW)
@@ -253,7 +247,7 @@ def test_a_validator_keeps_its_lock_and_the_votes_behind_it_while_it_only_votes(
     assert len(ballots.words) <= 3 * CORE_WORDS
 
 
-def test_no_author_fills_an_object_and_what_is_too_much_is_left_out(tmp_path: Path) -> None:
+def test_no_author_fills_an_object_and_what_is_too_much_is_left_out(tmp_path):
     scene = Scene(tmp_path, 40.0, 35.0, 25.0)
     words = scene.decide(A, 0, 1)
     ballots = scene.read()
@@ -263,7 +257,7 @@ def test_no_author_fills_an_object_and_what_is_too_much_is_left_out(tmp_path: Pa
     assert ballots.value == A
 
 
-def test_an_object_that_has_not_changed_is_not_read_again_and_one_that_fails_not_at_once(tmp_path: Path) -> None:
+def test_an_object_that_has_not_changed_is_not_read_again_and_one_that_fails_not_at_once(tmp_path):
     scene = Scene(tmp_path, 40.0, 35.0, 25.0)
     scene.decide(A, 0)
     scene.store(1).before = failing(BUSY)
@@ -283,9 +277,7 @@ def test_an_object_that_has_not_changed_is_not_read_again_and_one_that_fails_not
     assert (ballots.value, scene.store(0).count("get", key)) == (A, 4)
 
 
-def test_colluding_authors_push_no_honest_word_out_of_an_object(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_colluding_authors_push_no_honest_word_out_of_an_object(tmp_path, monkeypatch):
     """Five of eleven sign all that they can; an object has just room for the core and the own words."""
     scene = Scene(tmp_path, *[10.0] * 11)
     reader = scene.subnet.validators[0]
@@ -318,17 +310,17 @@ def test_colluding_authors_push_no_honest_word_out_of_an_object(
 class StampingStore(StoreView):
     """Shows one stamp, of all objects."""
 
-    def __init__(self, inner: ObjectStore, stamp: int) -> None:
+    def __init__(self, inner, stamp):
         super().__init__(inner)
         self._stamp = stamp
 
-    def shown(self, info: ObjectInfo) -> ObjectInfo:
+    def shown(self, info):
         """The same at that time."""
         return replace(info, last_modified=self._stamp)
 
 
 @pytest.mark.parametrize("ahead", [-30.0, 0.0, 30.0])
-def test_an_object_is_read_again_until_its_stamp_cannot_be_anothers(tmp_path: Path, ahead: float) -> None:
+def test_an_object_is_read_again_until_its_stamp_cannot_be_anothers(tmp_path, ahead):
     """The store's clock may be behind or ahead, or go back: then it gives a stamp a second time."""
     scene = Scene(tmp_path, 60.0, 40.0)
     clock, author = scene.subnet.clock, scene.subnet.validators[0]
@@ -350,7 +342,7 @@ def test_an_object_is_read_again_until_its_stamp_cannot_be_anothers(tmp_path: Pa
 # The roster that was decided.
 
 
-def roster_of(scene: Scene, index: int, previous: str | None = None) -> Roster:
+def roster_of(scene, index, previous=None):
     """A roster in a validator's bucket."""
     author = scene.subnet.validators[index]
     roster = Roster(
@@ -366,7 +358,7 @@ def roster_of(scene: Scene, index: int, previous: str | None = None) -> Roster:
     return roster
 
 
-def test_the_decided_roster_is_found_in_its_publishers_bucket(tmp_path: Path) -> None:
+def test_the_decided_roster_is_found_in_its_publishers_bucket(tmp_path):
     scene = Scene(tmp_path, 100.0, 60.0, 50.0)
     roster_of(scene, 0)
     second = roster_of(scene, 1)
@@ -375,18 +367,18 @@ def test_the_decided_roster_is_found_in_its_publishers_bucket(tmp_path: Path) ->
     assert decided_roster(scene.reader, WINDOW) == (second, scene.subnet.validators[1].neuron)
 
 
-def test_a_null_window_has_no_roster(tmp_path: Path) -> None:
+def test_a_null_window_has_no_roster(tmp_path):
     scene = Scene(tmp_path, 100.0)
     roster_of(scene, 0)
     scene.decide(NULL_WINDOW, 0)
     assert decided_roster(scene.reader, WINDOW) is None
 
 
-def spoil(scene: Scene) -> list[Callable[[], object]]:
+def spoil(scene):
     """Ways in which a roster that was decided cannot be read now."""
     key = window_key(Kind.ROSTER, WINDOW, 1)
 
-    def fail_with(error: TemplarError) -> None:
+    def fail_with(error):
         scene.store(0).before = failing(error, "get", key=key)
 
     return [
@@ -399,7 +391,7 @@ def spoil(scene: Scene) -> list[Callable[[], object]]:
 
 
 @pytest.mark.parametrize("way", range(5))
-def test_a_decided_roster_that_cannot_be_read_now_is_no_null_window(tmp_path: Path, way: int) -> None:
+def test_a_decided_roster_that_cannot_be_read_now_is_no_null_window(tmp_path, way):
     scene = Scene(tmp_path, 100.0, 10.0)
     scene.decide(roster_of(scene, 0).digest, 0)
     spoil(scene)[way]()
@@ -407,7 +399,7 @@ def test_a_decided_roster_that_cannot_be_read_now_is_no_null_window(tmp_path: Pa
         decided_roster(scene.reader, WINDOW)
 
 
-def test_the_time_of_a_roster_is_no_matter_any_more(tmp_path: Path) -> None:
+def test_the_time_of_a_roster_is_no_matter_any_more(tmp_path):
     scene = Scene(tmp_path, 100.0)
     roster = roster_of(scene, 0)
     scene.decide(roster.digest, 0)

@@ -1,12 +1,11 @@
 """The rules of vote and lock hold for all orders of events; each rule that is broken on purpose is noticed."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from templar.agreement import ballot_rules
-from templar.agreement.ballot_rules import Said, Stakes
+from templar.agreement.ballot_rules import Stakes
 from tests.support.ballots_model import HALF, TWO_THIRDS, Model, Rules
 
 UNEQUAL = (40.0, 29.0, 18.0, 13.0)
@@ -14,7 +13,7 @@ UNEQUAL = (40.0, 29.0, 18.0, 13.0)
 
 @pytest.mark.parametrize("share", [HALF, TWO_THIRDS])
 @pytest.mark.parametrize("num_ballots", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_no_order_of_events_decides_two_values(share: float, num_ballots: int) -> None:
+def test_no_order_of_events_decides_two_values(share, num_ballots):
     model = Model(UNEQUAL, share, num_ballots=num_ballots)
     assert not model.splits()
     assert model.states > 500
@@ -33,7 +32,7 @@ def test_no_order_of_events_decides_two_values(share: float, num_ballots: int) -
         ((33.0, 33.0, 34.0), TWO_THIRDS, True),
     ],
 )
-def test_double_words_split_as_many_as_the_quorum_says(stakes: Sequence[float], share: float, splits: bool) -> None:
+def test_double_words_split_as_many_as_the_quorum_says(stakes, share, splits):
     assert Model(stakes, share, num_liars=1, num_ballots=2).splits() is splits
 
 
@@ -52,16 +51,14 @@ TWO_LIARS = (40.0, 30.0, 16.0, 14.0)
         (UNEQUAL, TWO_THIRDS, 0, 2),
     ],
 )
-def test_an_honest_quorum_decides_from_every_state(
-    stakes: Sequence[float], share: float, num_liars: int, num_ballots: int
-) -> None:
+def test_an_honest_quorum_decides_from_every_state(stakes, share, num_liars, num_ballots):
     model = Model(stakes, share, num_liars, num_ballots)
     assert not model.stands_still()
     assert model.states > 10
 
 
 @pytest.mark.parametrize("share", [HALF, TWO_THIRDS])
-def test_what_stands_for_those_who_read_everything_stays(share: float) -> None:
+def test_what_stands_for_those_who_read_everything_stays(share):
     assert not Model(LIAR, share, num_liars=1).overturns()
 
 
@@ -71,64 +68,64 @@ def test_what_stands_for_those_who_read_everything_stays(share: float) -> None:
 class Heard(Stakes):
     """Silence shrinks the stake that a quorum is measured by."""
 
-    def is_quorum(self, uids: Iterable[int]) -> bool:
+    def is_quorum(self, uids):
         return self.of(uids) > self.share * 0.7 * sum(self.by_uid.values())
 
 
 class AtLeast(Stakes):
     """A quorum needs its share, and not more than that."""
 
-    def is_quorum(self, uids: Iterable[int]) -> bool:
+    def is_quorum(self, uids):
         return self.of(uids) >= self.needed
 
 
-def silent_locks_are_none(words: Sequence[Said], stakes: Stakes, ballot: int) -> bool:
+def silent_locks_are_none(words, stakes, ballot):
     return True
 
 
-def free(words: Sequence[Said], stakes: Stakes, ballot: int) -> None:
+def free(words, stakes, ballot):
     return None
 
 
-def lowest_lock(words: Sequence[Said], stakes: Stakes, ballot: int) -> str | None:
+def lowest_lock(words, stakes, ballot):
     locks = [word for word in words if word.step == "lock" and word.value is not None]
     return min(locks, key=lambda word: word.locked_in or 0).value if locks else None
 
 
-def lock_of_this_ballot_only(words: Sequence[Said], stakes: Stakes, ballot: int) -> str | None:
+def lock_of_this_ballot_only(words, stakes, ballot):
     return next((word.value for word in words if word.step == "lock" and word.locked_in == ballot - 1), None)
 
 
-def any_lock_opens(words: Sequence[Said], stakes: Stakes, ballot: int) -> bool:
+def any_lock_opens(words, stakes, ballot):
     return any(word.step == "lock" for word in words)
 
 
-def first_vote(words: Sequence[Said], stakes: Stakes, ballot: int) -> str | None:
+def first_vote(words, stakes, ballot):
     return next((word.value for word in words), None)
 
 
-def first_lock(words: Sequence[Said], stakes: Stakes) -> tuple[int, str] | None:
+def first_lock(words, stakes):
     return next(((word.ballot, word.value) for word in words if word.value is not None), None)
 
 
-def decided_last(words: Sequence[Said], stakes: Stakes) -> tuple[int, str] | None:
+def decided_last(words, stakes):
     """Of two decisions the one of the highest ballot stands."""
     found = {ballot_rules.decided([word for word in words if word.ballot == each.ballot], stakes) for each in words}
     return max((each for each in found if each is not None), default=None)
 
 
-def without_double_words(words: Sequence[Said]) -> Sequence[Said]:
+def without_double_words(words):
     """Two words of one author in one place are void."""
     return [word for word in words if all(word[:3] != other[:3] or word == other for other in words)]
 
 
-def believed(words: Sequence[Said], stakes: Stakes, ballot: int) -> str | None:
+def believed(words, stakes, ballot):
     """Locks are believed without the votes behind them."""
     heights = [(word.locked_in or 0, word.value) for word in words if word.step == "lock" and word.value is not None]
     return max(heights)[1] if heights else None
 
 
-def unbacked_locks_open(words: Sequence[Said], stakes: Stakes, ballot: int) -> bool:
+def unbacked_locks_open(words, stakes, ballot):
     return stakes.is_quorum(word.uid for word in words if word.step == "lock")
 
 
@@ -159,15 +156,15 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_the_model_finds_what_each_broken_rule_does(rule: str) -> None:
+def test_the_model_finds_what_each_broken_rule_does(rule):
     stakes, share, num_liars, rules = BROKEN[rule]
     assert Model(stakes, share, num_liars, rules=rules).splits()
 
 
-def test_void_double_words_would_stop_the_network() -> None:
+def test_void_double_words_would_stop_the_network():
     rules = replace(SOUND, counted=without_double_words)
     assert Model(LIAR, HALF, 1, 2, rules).stands_still()
 
 
-def test_another_decision_than_that_of_the_lowest_ballot_would_not_stay() -> None:
+def test_another_decision_than_that_of_the_lowest_ballot_would_not_stay():
     assert Model(LIAR, HALF, 1, 3, replace(SOUND, decided=decided_last)).overturns()

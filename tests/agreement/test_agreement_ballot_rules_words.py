@@ -5,7 +5,6 @@ of them what they like; then the honest ones read each other, and a quorum of th
 """
 
 import random
-from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -39,7 +38,7 @@ UIDS = range(4)
 Words = frozenset[Said]
 
 
-def legal_words(uids: Iterable[int] = UIDS, ballots: int = BALLOTS) -> list[Said]:
+def legal_words(uids=UIDS, ballots=BALLOTS):
     """Every word that these validators can sign."""
     words = []
     for uid in uids:
@@ -60,9 +59,7 @@ STAKES = st.builds(
 
 @settings(max_examples=400, deadline=None)
 @given(SOME_WORDS, SOME_WORDS, STAKES)
-def test_more_words_never_take_back_that_a_ballot_is_open_or_a_window_decided(
-    words: Words, more: Words, stakes: Stakes
-) -> None:
+def test_more_words_never_take_back_that_a_ballot_is_open_or_a_window_decided(words, more, stakes):
     after = words | more
     for ballot in range(BALLOTS + 1):
         assert is_open(after, stakes, ballot) or not is_open(words, stakes, ballot)
@@ -78,7 +75,7 @@ def test_more_words_never_take_back_that_a_ballot_is_open_or_a_window_decided(
 
 @settings(max_examples=400, deadline=None)
 @given(SOME_WORDS, STAKES, st.sampled_from(UIDS))
-def test_what_is_dropped_says_nothing(words: Words, stakes: Stakes, reader: int) -> None:
+def test_what_is_dropped_says_nothing(words, stakes, reader):
     own = frozenset(word for word in words if word.uid == reader)
     newest = newest_open(words, stakes)
     for kept in (core_words(words, stakes, own), needed_words(words, stakes, own)):
@@ -102,7 +99,7 @@ def test_what_is_dropped_says_nothing(words: Words, stakes: Stakes, reader: int)
 
 @settings(max_examples=200, deadline=None)
 @given(SOME_WORDS, STAKES)
-def test_what_is_kept_of_one_author_is_bounded(words: Words, stakes: Stakes) -> None:
+def test_what_is_kept_of_one_author_is_bounded(words, stakes):
     core, kept = core_words(words, stakes), needed_words(words, stakes)
     for uid in UIDS:
         assert sum(word.uid == uid for word in core) <= CORE_WORDS
@@ -111,7 +108,7 @@ def test_what_is_kept_of_one_author_is_bounded(words: Words, stakes: Stakes) -> 
 
 
 @pytest.mark.parametrize("step", ["vote", "lock"])
-def test_a_flood_in_one_place_is_kept_as_four_words(step: str) -> None:
+def test_a_flood_in_one_place_is_kept_as_four_words(step):
     stakes = Stakes(dict.fromkeys(range(4), 1.0), 0.5)
     flood = [Said(0, "vote", 3, f"{number:064x}") for number in range(100)]
     if step == "lock":
@@ -119,7 +116,7 @@ def test_a_flood_in_one_place_is_kept_as_four_words(step: str) -> None:
     assert len(needed_words(flood, stakes)) == WORDS_PER_PLACE
 
 
-def test_a_value_that_honest_validators_want_is_not_pushed_out_of_a_flood() -> None:
+def test_a_value_that_honest_validators_want_is_not_pushed_out_of_a_flood():
     """The liar's vote for it is needed, and comes with a hundred others that are lower in every order."""
     stakes = Stakes({0: 30.0, 1: 30.0, 2: 40.0}, 0.6)
     flood = [Said(0, "vote", 2, f"{number:064x}") for number in range(100)]
@@ -133,7 +130,7 @@ def test_a_value_that_honest_validators_want_is_not_pushed_out_of_a_flood() -> N
 class Assembly:
     """Honest validators that hold what production keeps; liars sign anything and show it to some."""
 
-    def __init__(self, seed: int, stakes: list[float], num_liars: int, share: float) -> None:
+    def __init__(self, seed, stakes, num_liars, share):
         self.draw = random.Random(seed)
         self.stakes = Stakes(dict(enumerate(stakes)), share)
         self.honest = range(len(stakes) - num_liars)
@@ -142,7 +139,7 @@ class Assembly:
         self.own: list[Words] = [frozenset()] * len(self.honest)
         self.decided: set[tuple[int, str]] = set()
 
-    def read(self, reader: int, words: Iterable[Said]) -> None:
+    def read(self, reader, words):
         """Read words and keep what production keeps."""
         found = self.kept[reader] | frozenset(words)
         self.kept[reader] = needed_words(found, self.stakes, self.own[reader])
@@ -150,14 +147,14 @@ class Assembly:
         assert stands == decided(found, self.stakes)
         self.decided |= {stands} - {None}
 
-    def sign(self, uid: int, word: Said) -> None:
+    def sign(self, uid, word):
         """Sign a word; honest validators sign one in each place, and never in a lower ballot than before."""
         assert all(word.ballot >= each.ballot for each in self.own[uid])
         self.own[uid] |= {word}
         assert not convicting(self.own[uid])
         self.read(uid, [word])
 
-    def act(self, uid: int, *, in_time: bool = True) -> None:
+    def act(self, uid, *, in_time=True):
         """The next word of an honest validator; if it is not in time, it locks without a choice."""
         words, own = self.kept[uid], self.own[uid]
         if (stands := decided(words, self.stakes)) is not None:
@@ -179,7 +176,7 @@ class Assembly:
             locked_in, value = highest_lock(own, uid)
             self.sign(uid, Said(ballot, "lock", uid, value, locked_in))
 
-    def lie(self) -> list[Said]:
+    def lie(self):
         """Words of the liars around the ballots that honest validators are in, most of them useful to somebody."""
         ballots = [newest_open(words, self.stakes) for words in self.kept]
         wanted = [word for words in self.kept for word in words if word.value is not None]
@@ -195,7 +192,7 @@ class Assembly:
                 found.append(Said(ballot, "lock", uid, value, self.draw.randint(0, ballot)))
         return found
 
-    def quarrel(self, steps: int) -> None:
+    def quarrel(self, steps):
         """Everybody acts in any order; honest validators read one another, and what the liars show them."""
         for _ in range(steps):
             uid = self.draw.choice(self.honest)
@@ -207,7 +204,7 @@ class Assembly:
                 case _:
                     self.act(uid, in_time=False)
 
-    def converge(self) -> None:
+    def converge(self):
         """Honest validators read each other and act, for as many rounds as two ballots take."""
         for _ in range(6):
             for reader in self.honest:
@@ -228,9 +225,7 @@ NETWORKS = [
 
 @pytest.mark.parametrize(("stakes", "num_liars", "share"), NETWORKS)
 @pytest.mark.parametrize("steps", [5, 20, 60])
-def test_an_honest_quorum_decides_after_any_quarrel(
-    stakes: list[float], num_liars: int, share: float, steps: int
-) -> None:
+def test_an_honest_quorum_decides_after_any_quarrel(stakes, num_liars, share, steps):
     for seed in range(60):
         network = Assembly(seed, stakes, num_liars, share)
         network.quarrel(steps)
@@ -243,7 +238,7 @@ def test_an_honest_quorum_decides_after_any_quarrel(
             assert len({value for _, value in network.decided}) == 1, f"seed {seed}: {network.decided}"
 
 
-def test_a_decision_gets_the_locks_of_all_who_may_sign_one() -> None:
+def test_a_decision_gets_the_locks_of_all_who_may_sign_one():
     """The last one reads votes and locks in one look."""
     network = Assembly(0, [30.0, 30.0, 40.0], 0, 1 / 2)
     for _ in range(3):

@@ -1,8 +1,6 @@
 import math
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,9 +18,7 @@ from templar.canonical import sha256_hex
 from templar.chain.clock import SimulatedClock
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, ObjectKey, checkpoint_key
-from templar.exchange.objects import CheckpointManifest
 from templar.exchange.publish import COMPARE_BYTES
-from templar.exchange.signed import Network
 from templar.hparams import load_hparams
 from templar.interrupt import StoppedError
 from templar.tensorfile import header_bytes
@@ -42,7 +38,7 @@ BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     for name, data in FILES.items():
@@ -51,32 +47,32 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def bucket() -> Bucket:
+def bucket():
     return Bucket(ALICE)
 
 
-def publish(bucket: Bucket, folder: Path, mark: StateMark = MARK) -> CheckpointManifest:
+def publish(bucket, folder, mark=MARK):
     return publish_checkpoint(
         bucket.store, folder, mark, network=NETWORK, uid=5, signer=ALICE.hotkey, clock=SimulatedClock(0)
     )
 
 
-def fetch(bucket: Bucket, target: Path, window: int = 12, network: Network = NETWORK) -> CheckpointManifest:
+def fetch(bucket, target, window=12, network=NETWORK):
     return fetch_checkpoint(bucket.store, ALICE.neuron, window, target, network=network, model=MODEL)
 
 
-def key(name: str, window: int = 12) -> str:
+def key(name, window=12):
     return checkpoint_key(window, 5, name)
 
 
-def content(folder: Path) -> dict[str, bytes]:
+def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # Publishing.
 
 
-def test_a_checkpoint_is_read_back_byte_by_byte(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_back_byte_by_byte(bucket, folder, tmp_path):
     manifest = publish(bucket, folder)
     assert fetch(bucket, tmp_path / "fetched") == manifest
     assert content(tmp_path / "fetched") == FETCHED
@@ -86,20 +82,18 @@ def test_a_checkpoint_is_read_back_byte_by_byte(bucket: Bucket, folder: Path, tm
     assert mark == MARK
 
 
-def test_the_manifest_is_written_last(bucket: Bucket, folder: Path) -> None:
+def test_the_manifest_is_written_last(bucket, folder):
     publish(bucket, folder)
     written = [called for operation, called in bucket.store.calls if operation.startswith("put")]
     assert written == [*(key(name) for name in sorted(FILES)), key(MANIFEST_FILE)]
 
 
-def test_files_are_moved_several_at_a_time_and_the_progress_only_grows(
-    bucket: Bucket, folder: Path, tmp_path: Path
-) -> None:
-    together, seen = threading.Barrier(len(FILES)), list[float]()
+def test_files_are_moved_several_at_a_time_and_the_progress_only_grows(bucket, folder, tmp_path):
+    together, seen = threading.Barrier(len(FILES)), []
     bucket.store.before = lambda operation, key: (
         together.wait() if operation in {"put_if_absent", "put_file"} and MANIFEST_FILE not in key else None
     )
-    options: Any = {"network": NETWORK, "uid": 5, "signer": ALICE.hotkey, "clock": SimulatedClock(0)}
+    options = {"network": NETWORK, "uid": 5, "signer": ALICE.hotkey, "clock": SimulatedClock(0)}
     publish_checkpoint(bucket.store, folder, MARK, **options, concurrency=3, on_progress=seen.append)
     assert seen == sorted(seen)
     assert (len(seen), seen[-1]) == (len(FILES), 100.0)
@@ -110,7 +104,7 @@ def test_files_are_moved_several_at_a_time_and_the_progress_only_grows(
     assert content(target) == FETCHED
 
 
-def test_another_state_than_the_proven_one_costs_no_transfer(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+def test_another_state_than_the_proven_one_costs_no_transfer(bucket, folder, tmp_path):
     publish(bucket, folder)
     for proven in (("00" * 32, 7), (ROOT, 8)):
         with raising(RejectedError, Reason.ROOT_DIFFERS, "is not the proven state"):
@@ -122,7 +116,7 @@ def test_another_state_than_the_proven_one_costs_no_transfer(bucket: Bucket, fol
 
 @pytest.mark.parametrize("name", ["model.safetensors", MANIFEST_FILE])
 @pytest.mark.parametrize("lost", [False, True])
-def test_an_interrupted_upload_continues(bucket: Bucket, folder: Path, tmp_path: Path, name: str, lost: bool) -> None:
+def test_an_interrupted_upload_continues(bucket, folder, tmp_path, name, lost):
     hook = failing(BUSY, "put_if_absent", "put_file", key=key(name), times=1)
     if lost:
         bucket.store.after = hook
@@ -140,7 +134,7 @@ def test_an_interrupted_upload_continues(bucket: Bucket, folder: Path, tmp_path:
     fetch(bucket, tmp_path / "fetched")
 
 
-def test_another_checkpoint_of_the_window_is_refused(bucket: Bucket, folder: Path) -> None:
+def test_another_checkpoint_of_the_window_is_refused(bucket, folder):
     publish(bucket, folder)
     with raising(PermanentError, Reason.OBJECT_DIFFERS):
         publish(bucket, folder, StateMark(12, 8, "00" * 32, "ab" * 32, null=False))
@@ -149,7 +143,7 @@ def test_another_checkpoint_of_the_window_is_refused(bucket: Bucket, folder: Pat
         publish(bucket, folder)
 
 
-def test_a_manifest_in_the_folder_is_not_part_of_the_checkpoint(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+def test_a_manifest_in_the_folder_is_not_part_of_the_checkpoint(bucket, folder, tmp_path):
     (folder / MANIFEST_FILE).write_bytes(b"left from a download")
     (folder / "subfolder").mkdir()
     assert publish(bucket, folder).files.keys() == FILES.keys()
@@ -159,7 +153,7 @@ def test_a_manifest_in_the_folder_is_not_part_of_the_checkpoint(bucket: Bucket, 
 # Finding.
 
 
-def test_complete_checkpoints_are_listed_newest_first(bucket: Bucket, folder: Path) -> None:
+def test_complete_checkpoints_are_listed_newest_first(bucket, folder):
     for window in (9, 100, 11):
         publish(bucket, folder, StateMark(window, 7, ROOT, "ab" * 32, null=False))
     bucket.put(key("model.safetensors", window=200), b"unfinished", at=0)
@@ -183,9 +177,7 @@ def test_complete_checkpoints_are_listed_newest_first(bucket: Bucket, folder: Pa
         lambda data: data[:-1] + bytes([data[-1] ^ 1]),
     ],
 )
-def test_a_damaged_file_is_found_and_nothing_appears(
-    bucket: Bucket, folder: Path, tmp_path: Path, damage: Callable[[bytes], bytes | None]
-) -> None:
+def test_a_damaged_file_is_found_and_nothing_appears(bucket, folder, tmp_path, damage):
     publish(bucket, folder)
     name = "model.safetensors"
     damaged = damage(FILES[name])
@@ -200,9 +192,7 @@ def test_a_damaged_file_is_found_and_nothing_appears(
     assert content(tmp_path / "fetched") == FETCHED
 
 
-def test_a_download_continues_with_the_next_file_and_replaces_a_folder_when_it_is_whole(
-    bucket: Bucket, folder: Path, tmp_path: Path
-) -> None:
+def test_a_download_continues_with_the_next_file_and_replaces_a_folder_when_it_is_whole(bucket, folder, tmp_path):
     target = tmp_path / "fetched"
     target.mkdir()
     (target / "old").write_bytes(b"old")
@@ -218,9 +208,7 @@ def test_a_download_continues_with_the_next_file_and_replaces_a_folder_when_it_i
 
 
 @pytest.mark.parametrize("left", [b"", FILES["model.safetensors"][:-1], bytes(len(FILES["model.safetensors"]))])
-def test_parts_of_a_killed_download_or_another_checkpoint_are_not_used(
-    bucket: Bucket, folder: Path, tmp_path: Path, left: bytes
-) -> None:
+def test_parts_of_a_killed_download_or_another_checkpoint_are_not_used(bucket, folder, tmp_path, left):
     publish(bucket, folder)
     part = tmp_path / "fetched.part"
     part.mkdir()
@@ -232,7 +220,7 @@ def test_parts_of_a_killed_download_or_another_checkpoint_are_not_used(
     assert not part.exists()
 
 
-def test_a_full_disk_is_not_the_publishers_fault(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_not_the_publishers_fault(bucket, folder, tmp_path):
     publish(bucket, folder)
     for family in (TransientError, PermanentError):
         bucket.store.before = failing(family(Reason.LOCAL_FILE, "for a test"), "get_file")
@@ -244,14 +232,12 @@ def test_a_full_disk_is_not_the_publishers_fault(bucket: Bucket, folder: Path, t
         fetch(bucket, tmp_path / "fetched")
 
 
-def forge(bucket: Bucket, manifest: CheckpointManifest, **changes: Any) -> None:
+def forge(bucket, manifest, **changes):
     data = signed_anyhow(Kind.CHECKPOINT, fields_of(manifest, **changes), ALICE.hotkey)
     bucket.put(key(MANIFEST_FILE), data, at=0)
 
 
-def test_a_checkpoint_that_is_too_large_for_the_model_is_not_fetched(
-    bucket: Bucket, folder: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_is_too_large_for_the_model_is_not_fetched(bucket, folder, tmp_path):
     """Weights by the parameters and the headers that the model allows, a tokenizer by its own bound."""
     manifest, shapes = publish(bucket, folder), parameter_shapes(MODEL)
     most = 4 * sum(math.prod(shape) for shape in shapes.values()) + header_bytes(shapes)
@@ -268,7 +254,7 @@ def test_a_checkpoint_that_is_too_large_for_the_model_is_not_fetched(
     fetch(bucket, tmp_path / "fetched")
 
 
-def test_files_for_programs_of_others_are_never_fetched(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+def test_files_for_programs_of_others_are_never_fetched(bucket, folder, tmp_path):
     """They may be of any size, or not there."""
     manifest = publish(bucket, folder)
     bucket.memory.delete([key("config.json")])
@@ -287,16 +273,14 @@ def test_files_for_programs_of_others_are_never_fetched(bucket: Bucket, folder: 
 # Refusing.
 
 
-def read_refusing(bucket: Bucket, target: Path) -> None:
+def read_refusing(bucket, target):
     """Fetch a checkpoint whose reader refuses it."""
-    options: Any = {"network": NETWORK, "model": MODEL, "remember": True}
+    options = {"network": NETWORK, "model": MODEL, "remember": True}
     with fetched_checkpoint(bucket.store, ALICE.neuron, 12, target, **options):
         raise PermanentError(Reason.ROOT_DIFFERS, "for a test")
 
 
-def test_a_refused_checkpoint_is_left_alone_until_its_publisher_changes_it(
-    bucket: Bucket, folder: Path, tmp_path: Path
-) -> None:
+def test_a_refused_checkpoint_is_left_alone_until_its_publisher_changes_it(bucket, folder, tmp_path):
     target, name = tmp_path / "fetched", "model.safetensors"
     manifest = publish(bucket, folder)
     with raising(PermanentError, Reason.ROOT_DIFFERS, "checkpoint of window 12 of uid 5", "for a test"):
@@ -317,10 +301,8 @@ def test_a_refused_checkpoint_is_left_alone_until_its_publisher_changes_it(
     assert [hotkey for hotkey, _ in read_refusals(target)] == [ALICE.hotkey.address] * 3
 
 
-def test_a_file_that_is_not_the_manifests_is_remembered_and_a_repair_is_looked_at(
-    bucket: Bucket, folder: Path, tmp_path: Path
-) -> None:
-    options: Any = {"network": NETWORK, "model": MODEL, "remember": True}
+def test_a_file_that_is_not_the_manifests_is_remembered_and_a_repair_is_looked_at(bucket, folder, tmp_path):
+    options = {"network": NETWORK, "model": MODEL, "remember": True}
     name, arguments = "model.safetensors", (bucket.store, ALICE.neuron, 12, tmp_path / "fetched")
     publish(bucket, folder)
     bucket.put(key(name), FILES[name][:-1] + b"!", at=7)
@@ -334,11 +316,9 @@ def test_a_file_that_is_not_the_manifests_is_remembered_and_a_repair_is_looked_a
 OURS = [PermanentError(reason, "for a test") for reason in (Reason.LOCAL_FILE, Reason.ACCESS_DENIED)]
 
 
-def test_passing_failures_and_those_of_this_machine_are_not_remembered(
-    bucket: Bucket, folder: Path, tmp_path: Path
-) -> None:
+def test_passing_failures_and_those_of_this_machine_are_not_remembered(bucket, folder, tmp_path):
     publish(bucket, folder)
-    options: Any = {"network": NETWORK, "model": MODEL, "remember": True}
+    options = {"network": NETWORK, "model": MODEL, "remember": True}
     for error in (BUSY, *OURS, StoppedError("for a test")):
         with (
             pytest.raises(type(error)),
@@ -348,7 +328,7 @@ def test_passing_failures_and_those_of_this_machine_are_not_remembered(
     assert read_refusals(tmp_path / "fetched") == []
 
 
-def test_the_memory_of_refusals_is_bounded_and_survives_damage(bucket: Bucket, folder: Path, tmp_path: Path) -> None:
+def test_the_memory_of_refusals_is_bounded_and_survives_damage(bucket, folder, tmp_path):
     manifest, target = publish(bucket, folder), tmp_path / "fetched"
     (tmp_path / "fetched.refused").write_bytes(b"\xff\0\n\n \n" * MOST_REFUSED)
     for number in range(MOST_REFUSED + 5):
@@ -366,9 +346,7 @@ def test_the_memory_of_refusals_is_bounded_and_survives_damage(bucket: Bucket, f
         ({"genesis": "00" * 32}, Reason.WRONG_NETWORK),
     ],
 )
-def test_an_illegal_manifest_is_rejected(
-    bucket: Bucket, folder: Path, tmp_path: Path, changes: dict[str, Any], reason: Reason
-) -> None:
+def test_an_illegal_manifest_is_rejected(bucket, folder, tmp_path, changes, reason):
     forge(bucket, publish(bucket, folder), **changes)
     refusal(lambda: fetch(bucket, tmp_path / "fetched"), RejectedError, reason)
     assert bucket.store.count("get_file") == 0

@@ -1,7 +1,6 @@
 """No fault of an upload shows a reader an incomplete checkpoint, and the publisher's next call completes it."""
 
 import errno
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -16,10 +15,10 @@ from templar.store.s3_protocol import S3Settings
 from tests.support import kill_points
 from tests.support.checkpoint_kills import FILES, bucket_in, is_shown, publish, write_files
 from tests.support.errors import refusal
-from tests.support.faulty_endpoint import Fault, faulty_endpoint
+from tests.support.faulty_endpoint import faulty_endpoint
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore
-from tests.support.servers import MotoEndpoint, store_at
+from tests.support.servers import store_at
 
 WEIGHTS = checkpoint_key(12, 5, "model-2.safetensors")
 PART_BYTES = 5 << 20  # the smallest part that S3 takes
@@ -32,13 +31,13 @@ class KilledError(BaseException):
 class Upload:
     """A bucket in memory whose n-th call meets a fault; a reader looks at it after every write and every fault."""
 
-    def __init__(self, folder: Path, point: int, fault: Callable[["Upload", str, str], None], *, late: bool) -> None:
+    def __init__(self, folder, point, fault, *, late):
         self.bucket, self.folder, self.fault = MemoryStore(), folder, fault
         self.store, self.left, self.late, self.shown = ScriptedStore(self.bucket), point, late, False
         self.store.before = partial(self._step, late=False)
         self.store.after = partial(self._step, late=True)
 
-    def _step(self, operation: str, key: str, *, late: bool) -> None:
+    def _step(self, operation, key, *, late):
         is_faulty = late == self.late and self.left == 0
         self.left -= late == self.late
         try:
@@ -48,13 +47,13 @@ class Upload:
             if is_faulty or (late and operation.startswith("put")):
                 self.look()
 
-    def look(self) -> None:
+    def look(self):
         """A reader finds the checkpoint whole or not at all, and what it has found once it finds again."""
         shown = self.is_shown()
         assert shown or not self.shown, "what was there is gone"
         self.shown = shown
 
-    def is_shown(self) -> bool:
+    def is_shown(self):
         """Whether a reader takes the checkpoint now; an illegal manifest is none."""
         try:
             return is_shown(self.bucket, self.folder / "fetched")
@@ -63,24 +62,24 @@ class Upload:
             return False
 
 
-def busy(upload: Upload, operation: str, key: str) -> None:
+def busy(upload, operation, key):
     raise TransientError(Reason.STORE_BUSY, "503")
 
 
-def denied(upload: Upload, operation: str, key: str) -> None:
+def denied(upload, operation, key):
     raise PermanentError(Reason.ACCESS_DENIED, "403")
 
 
-def killed(upload: Upload, operation: str, key: str) -> None:
+def killed(upload, operation, key):
     raise KilledError
 
 
-def disk_full(upload: Upload, operation: str, key: str) -> None:
+def disk_full(upload, operation, key):
     with local_file(Path(key)):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def damaged(upload: Upload, operation: str, key: str) -> None:
+def damaged(upload, operation, key):
     """A server that checks no digest stores other bytes; the uploader sees it by the ETag, and is killed."""
     if operation.startswith("put"):
         data = upload.bucket.get(key, max_bytes=1 << 30)
@@ -88,7 +87,7 @@ def damaged(upload: Upload, operation: str, key: str) -> None:
     raise KilledError
 
 
-def truncated(upload: Upload, operation: str, key: str) -> None:
+def truncated(upload, operation, key):
     """As `damaged`, but the object ends early."""
     if operation.startswith("put"):
         upload.bucket.put(key, upload.bucket.get(key, max_bytes=1 << 30)[:-1])
@@ -98,7 +97,7 @@ def truncated(upload: Upload, operation: str, key: str) -> None:
 EARLY, LATE = (busy, denied, killed, disk_full), (busy, killed)
 
 
-def faults_at(point: int, operation: str) -> Iterator[tuple[Callable[[Upload, str, str], None], bool]]:
+def faults_at(point, operation):
     """The faults that are tried at a call, and whether after it: the kinds take turns, but each write is damaged."""
     yield EARLY[point % 4], False
     yield EARLY[(point + 1 + point // 4 % 3) % 4], False
@@ -108,13 +107,11 @@ def faults_at(point: int, operation: str) -> Iterator[tuple[Callable[[Upload, st
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return write_files(tmp_path / "files")
 
 
-def test_at_no_call_does_a_fault_show_half_a_checkpoint_and_the_next_call_completes_it(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_at_no_call_does_a_fault_show_half_a_checkpoint_and_the_next_call_completes_it(folder, tmp_path):
     clean, cases = ScriptedStore(MemoryStore()), 0
     publish(clean, folder, concurrency=1)
     for point, (operation, _) in enumerate(clean.calls):
@@ -140,9 +137,7 @@ def test_at_no_call_does_a_fault_show_half_a_checkpoint_and_the_next_call_comple
         ("damaged", "manifest.json"),
     ],
 )
-def test_faults_of_an_s3_endpoint(
-    moto: MotoEndpoint, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[Fault, str]
-) -> None:
+def test_faults_of_an_s3_endpoint(moto, tmp_path, folder, monkeypatch, case):
     fault, request_with = case
     monkeypatch.setitem(FILES, "model-2.safetensors", bytes(range(256)) * (PART_BYTES // 256 + 1))
     (folder / "model-2.safetensors").write_bytes(FILES["model-2.safetensors"])
@@ -165,7 +160,7 @@ def test_faults_of_an_s3_endpoint(
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_before_any_operation_on_a_file(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_before_any_operation_on_a_file(tmp_path):
     killed_at = kill_points.run(tmp_path, "checkpoint")["checkpoint"]
     assert len(killed_at) >= 20
     shown = []

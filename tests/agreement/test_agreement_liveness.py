@@ -1,37 +1,33 @@
 """No minority stops a network of seven validators: some are dead, silent or flapping, or have buckets that fail."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from lab.adversary.faults import FORBIDDEN, SERVER_ERROR, TIMED_OUT, FailingStore, SlowStore, StoreView
 from lab.adversary.gauntlet import arrive
-from lab.simulate.world import START_WINDOW, Member, Weather, World
-from templar.chain.base import Clock
+from lab.simulate.world import START_WINDOW, Weather, World
 from templar.errors import Reason, TransientError
 from templar.neuron.node import Node
 from templar.shared_results import sharing
-from templar.store.base import ObjectInfo, ObjectStore
+from templar.store.base import ObjectStore
 from templar.timeline import first_block
 from templar.window import drive_window
 from tests.support.network import tiny
 
 SEVEN, WINDOWS = 7, 4
 TLS = TransientError(Reason.STORE_UNREACHABLE, "the handshake failed")
-Fault = Callable[[ObjectStore, Clock], ObjectStore]
 
 
 class FlappingStore(StoreView):
     """Fails in every second period of five seconds."""
 
-    def __init__(self, inner: ObjectStore, clock: Clock) -> None:
+    def __init__(self, inner, clock):
         super().__init__(inner)
         self._clock = clock
 
-    def before(self, operation: str, key: str) -> None:
+    def before(self, operation, key):
         """Raise 503 half of the time."""
         if self._clock.now() % 10 < 5:
             raise self._failure(SERVER_ERROR, operation, key)
@@ -40,7 +36,7 @@ class FlappingStore(StoreView):
 class EndlessStore(StoreView):
     """Answers with bodies that do not end within the time that a reader has."""
 
-    def body(self, key: str, data: bytes) -> bytes:
+    def body(self, key, data):
         """The reader gives up."""
         raise TransientError(Reason.TOO_SLOW, f"{self.name}/{key}: did not arrive before the deadline")
 
@@ -51,27 +47,27 @@ class GenesisSpared(StoreView):
 
     faulty: ObjectStore
 
-    def _store(self, key: str) -> ObjectStore:
+    def _store(self, key):
         return self._inner if key.startswith(("start_window", "checkpoint")) else self.faulty
 
-    def get(self, key: str, *, max_bytes: int) -> bytes:
+    def get(self, key, *, max_bytes):
         """The whole object."""
         return self._store(key).get(key, max_bytes=max_bytes)
 
-    def get_range(self, key: str, start: int, length: int) -> bytes:
+    def get_range(self, key, start, length):
         """A part of the object."""
         return self._store(key).get_range(key, start, length)
 
-    def head(self, key: str) -> ObjectInfo | None:
+    def head(self, key):
         """The object's size and time."""
         return self._store(key).head(key)
 
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix=""):
         """Every object."""
         return self.faulty.list(prefix)
 
 
-BUCKETS: dict[str, Fault] = {
+BUCKETS = {
     "no answer": lambda store, clock: SlowStore(store, clock, seconds=0.2, then=TIMED_OUT),
     "tls": lambda store, clock: FailingStore(store, TLS, clock),
     "403": lambda store, clock: FailingStore(store, FORBIDDEN, clock),
@@ -82,7 +78,7 @@ BUCKETS: dict[str, Fault] = {
 QUICK = {("dead", 1, 1 / 2), ("403", 3, 1 / 2), ("flapping", 2, 2 / 3)}
 
 
-def cases() -> Iterator[object]:
+def cases():
     for fault in ("dead", *BUCKETS):
         for number in (1, 2, 3):
             for share in (1 / 2, 2 / 3):
@@ -93,7 +89,7 @@ def cases() -> Iterator[object]:
 class Seven:
     """Seven validators; the first ones have as much stake together as the quorum lets be missing, and a fault."""
 
-    def __init__(self, folder: Path, fault: str, number: int, share: float) -> None:
+    def __init__(self, folder, fault, number, share):
         self.fault, self.number = fault, number
         self.faulty: set[str] = set()
         self.world = World(
@@ -114,12 +110,12 @@ class Seven:
         self.nodes: dict[str, Node] = {}
         self.behind: list[int] = []
 
-    def _reader(self, observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
+    def _reader(self, observer, owner, store):
         if owner is None or owner.name not in self.faulty or self.fault not in BUCKETS:
             return store
         return GenesisSpared(store, BUCKETS[self.fault](store, self.world.clock))
 
-    def live(self, member: Member) -> None:
+    def live(self, member):
         node = self.nodes[member.name] = self.world.node(member)
         for window in range(START_WINDOW, START_WINDOW + WINDOWS):
             node.chain.wait_for_block(first_block(window, self.world.hparams.windows))
@@ -127,7 +123,7 @@ class Seven:
             self.behind.append(window - node.state.window)
         arrive(self.world, node, START_WINDOW + WINDOWS - 1)
 
-    def run(self) -> None:
+    def run(self):
         """Let everybody live who does."""
         dead = self.faulty if self.fault == "dead" else set()
         members = [each for each in self.world.members if each.role != "burn" and each.name not in dead]
@@ -136,7 +132,7 @@ class Seven:
 
 
 @pytest.mark.parametrize(("fault", "number", "share"), list(cases()))
-def test_a_minority_stops_nobody(tmp_path: Path, fault: str, number: int, share: float) -> None:
+def test_a_minority_stops_nobody(tmp_path, fault, number, share):
     network = Seven(tmp_path, fault, number, share)
     network.run()
     healthy = [node for name, node in network.nodes.items() if name not in network.faulty]

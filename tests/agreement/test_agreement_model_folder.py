@@ -4,20 +4,18 @@ import json
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from templar.agreement.model_folder import INDEX_FILE, WEIGHTS_PATTERN, read_weights, write_model
 from templar.agreement.state import parameters_digest
-from templar.data.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
+from templar.data.tokenizer import load_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.hparams import Model, load_hparams
+from templar.hparams import load_hparams
 from templar.tensorfile import header_bytes
 from templar.training.model import (
     WEIGHTS_FILE,
@@ -38,11 +36,11 @@ SMALL = 20_000
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_embedded_tokenizer([TEXT * 3], MODEL.vocab_size)
 
 
-def scattered(model: Model) -> dict[str, Tensor]:
+def scattered(model):
     """Parameters with large logits, so that every operation matters."""
     generator = torch.Generator().manual_seed(3)
     return {
@@ -50,7 +48,7 @@ def scattered(model: Model) -> dict[str, Tensor]:
     }
 
 
-def loaded(folder: Path) -> tuple[Any, Any]:
+def loaded(folder):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     return AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -61,9 +59,7 @@ def loaded(folder: Path) -> tuple[Any, Any]:
     [{}, {"tie_word_embeddings": True}, {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}],
 )
 @pytest.mark.parametrize("file_bytes", [1 << 30, SMALL])
-def test_transformers_gives_the_same_logits(
-    tmp_path: Path, tokenizer: Tokenizer, changes: dict[str, Any], file_bytes: int
-) -> None:
+def test_transformers_gives_the_same_logits(tmp_path, tokenizer, changes, file_bytes):
     model = MODEL.model_copy(update=changes)
     params = scattered(model)
     write_model(tmp_path, params, model, tokenizer, file_bytes=file_bytes)
@@ -78,7 +74,7 @@ def test_transformers_gives_the_same_logits(
         assert torch.equal(theirs(input_ids=tokens).logits, logits(own, tokens))
 
 
-def test_the_tokenizer_is_the_networks_and_nothing_is_added(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_the_tokenizer_is_the_networks_and_nothing_is_added(tmp_path, tokenizer):
     write_model(tmp_path, scattered(MODEL), MODEL, tokenizer)
     _, theirs = loaded(tmp_path)
     assert theirs(TEXT)["input_ids"] == tokenizer.encode_batch([TEXT])[0].tolist()
@@ -88,7 +84,7 @@ def test_the_tokenizer_is_the_networks_and_nothing_is_added(tmp_path: Path, toke
     assert load_tokenizer(str(tmp_path)).digest == tokenizer.digest
 
 
-def test_a_generated_text_ends_with_the_end_token(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_a_generated_text_ends_with_the_end_token(tmp_path, tokenizer):
     """With the embedding of the end token as large as the output projection likes it, it comes at once."""
     params = scattered(MODEL)
     net = build_model(MODEL)
@@ -108,9 +104,7 @@ def test_a_generated_text_ends_with_the_end_token(tmp_path: Path, tokenizer: Tok
     assert generated == [*prompt[0].tolist(), tokenizer.eos_id]
 
 
-def test_the_same_model_gives_the_same_bytes_and_leaves_no_file_of_another(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_the_same_model_gives_the_same_bytes_and_leaves_no_file_of_another(tmp_path, tokenizer):
     params = scattered(MODEL)
     write_model(tmp_path / "once", params, MODEL, tokenizer, card="# Model\n")
     write_model(tmp_path / "again", params, MODEL, tokenizer, card="# Model\n", file_bytes=SMALL)
@@ -118,7 +112,7 @@ def test_the_same_model_gives_the_same_bytes_and_leaves_no_file_of_another(
     assert contents(tmp_path / "once") == contents(tmp_path / "again")
 
 
-def test_files_that_other_programs_read_name_what_they_look_for(tmp_path: Path, tokenizer: Tokenizer) -> None:
+def test_files_that_other_programs_read_name_what_they_look_for(tmp_path, tokenizer):
     write_model(tmp_path, scattered(MODEL), MODEL, tokenizer)
     config, generation = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("config", "generation_config")
@@ -130,7 +124,7 @@ def test_files_that_other_programs_read_name_what_they_look_for(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("damage", ["missing file", "doubled tensor", "not safetensors", "another model"])
-def test_damaged_weights_are_refused(tmp_path: Path, tokenizer: Tokenizer, damage: str) -> None:
+def test_damaged_weights_are_refused(tmp_path, tokenizer, damage):
     write_model(tmp_path, scattered(MODEL), MODEL, tokenizer, file_bytes=SMALL)
     first, second = sorted(tmp_path.glob(WEIGHTS_PATTERN))[:2]
     model = MODEL
@@ -150,9 +144,7 @@ def test_damaged_weights_are_refused(tmp_path: Path, tokenizer: Tokenizer, damag
 
 
 @pytest.mark.parametrize("name", HOSTILE_WEIGHTS)
-def test_a_file_of_weights_that_somebody_else_made_gives_one_short_error(
-    tmp_path: Path, tokenizer: Tokenizer, name: str
-) -> None:
+def test_a_file_of_weights_that_somebody_else_made_gives_one_short_error(tmp_path, tokenizer, name):
     """Beside sound files and alone. The library fails in many ways, and some of its errors have the whole header."""
     write_model(tmp_path, genesis_parameters(MODEL), MODEL, tokenizer)
     for beside in (True, False):
@@ -165,14 +157,14 @@ def test_a_file_of_weights_that_somebody_else_made_gives_one_short_error(
 
 
 @given(header=st.binary(max_size=200) | st.text(max_size=100).map(str.encode), body=st.binary(max_size=50))
-def test_no_bytes_of_weights_raise_anything_else(header: bytes, body: bytes) -> None:
+def test_no_bytes_of_weights_raise_anything_else(header, body):
     with TemporaryDirectory() as folder:
         (Path(folder) / WEIGHTS_FILE).write_bytes(safetensors(header, body))
         with raising(PermanentError, Reason.CHECKPOINT_BROKEN):
             read_weights(Path(folder), MODEL)
 
 
-def test_many_files_share_one_bound_of_their_headers(tmp_path: Path) -> None:
+def test_many_files_share_one_bound_of_their_headers(tmp_path):
     """The library never sees more header than the model's parameters need."""
     shapes = parameter_shapes(MODEL)
     half = safetensors({"\u00e9" * (header_bytes(shapes) // 12): entry([0])})
@@ -183,7 +175,7 @@ def test_many_files_share_one_bound_of_their_headers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", ["simulation", "150M", "1B", "70B"])
-def test_the_bound_of_headers_has_room_for_any_division_into_files(preset: str) -> None:
+def test_the_bound_of_headers_has_room_for_any_division_into_files(preset):
     """One file per tensor, with three times the metadata that writers of others add, takes less than half of it."""
     shapes = parameter_shapes(load_hparams(preset).model)
     written = 0

@@ -1,12 +1,11 @@
 """A checkpoint as somebody without a node takes it: only of a state that a quorum proved."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from templar.agreement.model_folder import CARD_FILE, read_weights
-from templar.agreement.proven_state import KeptModel, fetch_model, newest_proven_window, proven_state
+from templar.agreement.proven_state import fetch_model, newest_proven_window, proven_state
 from templar.agreement.state import parameters_digest
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
@@ -15,29 +14,28 @@ from templar.housekeeping.maintenance import publish_newest_checkpoint
 from tests.support.checkpoints import publish_with
 from tests.support.errors import raising
 from tests.support.foreign_bytes import NESTED, OVERFLOWING, PANICKING, entry, safetensors
-from tests.support.network import Network
 
 AGGREGATOR = "aggregator-1"
 
 
-def fetch(network: Network, home: Path, window: int | None = None) -> KeptModel:
+def fetch(network, home, window=None):
     node = network.miners[0]
     return fetch_model(node.exchange, node.birth, home, window=window)
 
 
-def key(network: Network, window: int, file: str) -> str:
+def key(network, window, file):
     return checkpoint_key(window, network.member(AGGREGATOR).uid, file)
 
 
 @pytest.fixture
-def published(network: Network) -> Network:
+def published(network):
     """After two windows, with the checkpoint of the second one."""
     network.run([1, 2])
     publish_newest_checkpoint(network.config(AGGREGATOR), preset="test")
     return network
 
 
-def test_the_newest_one_is_taken_and_kept(published: Network, tmp_path: Path) -> None:
+def test_the_newest_one_is_taken_and_kept(published, tmp_path):
     state, node = published.aggregator.state, published.miners[0]
     kept = fetch(published, tmp_path)
     assert (kept.window, kept.root, kept.outer_steps) == (2, state.root, state.outer_steps)
@@ -63,17 +61,17 @@ def test_the_newest_one_is_taken_and_kept(published: Network, tmp_path: Path) ->
     assert fetch(published, tmp_path) == kept, "it is here already"
 
 
-def test_the_genesis_is_taken_by_its_signed_root(published: Network, tmp_path: Path) -> None:
+def test_the_genesis_is_taken_by_its_signed_root(published, tmp_path):
     kept = fetch(published, tmp_path, window=0)
     assert (kept.window, kept.root) == (0, published.miners[0].birth.start.root)
 
 
-def test_what_is_not_there_is_said_with_what_is(published: Network, tmp_path: Path) -> None:
+def test_what_is_not_there_is_said_with_what_is(published, tmp_path):
     with raising(PermanentError, Reason.OBJECT_MISSING, match="of window 1; there are those of windows 0, 2"):
         fetch(published, tmp_path, window=1)
 
 
-def test_an_unfinished_upload_is_passed_over(published: Network, tmp_path: Path) -> None:
+def test_an_unfinished_upload_is_passed_over(published, tmp_path):
     published.bucket(AGGREGATOR).delete([key(published, 2, "manifest.json")])
     assert fetch(published, tmp_path).window == 0
     with raising(PermanentError, Reason.OBJECT_MISSING):
@@ -81,7 +79,7 @@ def test_an_unfinished_upload_is_passed_over(published: Network, tmp_path: Path)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_a_damaged_file_is_refused_and_nothing_is_kept(published: Network, tmp_path: Path, file: str) -> None:
+def test_a_damaged_file_is_refused_and_nothing_is_kept(published, tmp_path, file):
     bucket = published.bucket(AGGREGATOR)
     data = bytearray(bucket.get(key(published, 2, file), max_bytes=1 << 30))
     data[-9] ^= 1
@@ -101,9 +99,7 @@ HOSTILE = {
 """Files beside or instead of those of the proven state, by what is said of them."""
 
 
-def test_hostile_files_are_refused_with_one_short_error_and_not_fetched_again(
-    published: Network, tmp_path: Path
-) -> None:
+def test_hostile_files_are_refused_with_one_short_error_and_not_fetched_again(published, tmp_path):
     for words, files in HOSTILE.items():
         publish_with(published, published.aggregator, files)
         for expected in (words, "refused before"):
@@ -119,7 +115,7 @@ def test_hostile_files_are_refused_with_one_short_error_and_not_fetched_again(
     assert json.loads((kept.folder / "config.json").read_text())["model_type"] == "llama"
 
 
-def test_windows_that_a_bucket_invents_are_not_waited_for(published: Network, tmp_path: Path) -> None:
+def test_windows_that_a_bucket_invents_are_not_waited_for(published, tmp_path):
     """Nor is every one of them looked up."""
     node, bucket = published.miners[0], published.bucket(AGGREGATOR)
     uid, before = published.member(AGGREGATOR).uid, published.miners[0].chain.clock.now()
@@ -131,7 +127,7 @@ def test_windows_that_a_bucket_invents_are_not_waited_for(published: Network, tm
     assert node.chain.clock.now() == before
 
 
-def test_a_checkpoint_without_proofs_is_refused(published: Network, tmp_path: Path) -> None:
+def test_a_checkpoint_without_proofs_is_refused(published, tmp_path):
     for node in published.nodes.values():
         published.bucket(node).delete(published.objects(node, "proof-2-"))
     with raising(PermanentError, Reason.ROOT_DIFFERS, match="no quorum of stake proves a state of window 2"):
@@ -139,7 +135,7 @@ def test_a_checkpoint_without_proofs_is_refused(published: Network, tmp_path: Pa
     assert newest_proven_window(published.miners[0].exchange) == 1
 
 
-def test_a_checkpoint_of_another_network_is_refused(published: Network, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_network_is_refused(published, tmp_path):
     node = published.miners[0]
     start = node.birth.start.model_copy(update={"start_window": 3})
     other = type(node.birth)(start, node.birth.publisher)
@@ -148,6 +144,6 @@ def test_a_checkpoint_of_another_network_is_refused(published: Network, tmp_path
         fetch_model(exchange, other, tmp_path, window=2)
 
 
-def test_a_bucket_that_fails_is_no_absence(published: Network, tmp_path: Path) -> None:
+def test_a_bucket_that_fails_is_no_absence(published, tmp_path):
     with published.outage(AGGREGATOR), raising(TransientError, Reason.STORE_UNREACHABLE, match="try again"):
         fetch(published, tmp_path)

@@ -1,4 +1,3 @@
-from collections.abc import Iterable
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -16,13 +15,13 @@ from templar.exchange.object_keys import (
     peers_key,
     window_key,
 )
-from templar.hparams import Storage, load_hparams
+from templar.hparams import load_hparams
 from templar.store.base import ObjectInfo
 from tests.support.expired import expired_objects
 
 NOW, GENESIS, RETENTION, KEPT = 100, 4, 20, 2
 OLDEST = NOW - RETENTION
-STORAGE: Storage = load_hparams(path=Path(__file__).parents[2] / "hparams.json").storage.model_copy(
+STORAGE = load_hparams(path=Path(__file__).parents[2] / "hparams.json").storage.model_copy(
     update={"retention_windows": RETENTION, "checkpoints_kept": KEPT}
 )
 PER_WINDOW = [
@@ -43,18 +42,18 @@ FOREIGN = [
 ]
 
 
-def expired(keys: Iterable[str], *, now: int = NOW, storage: Storage = STORAGE) -> list[str]:
+def expired(keys, *, now=NOW, storage=STORAGE):
     objects = [ObjectInfo(key, 1, 0) for key in keys]
     found = expired_objects(objects, current_window=now, genesis_windows={GENESIS}, storage=storage)
     assert found == [info for info in objects if info in found]  # in the listing's order
     return [info.key for info in found]
 
 
-def complete(window: int, uid: int = 1) -> list[str]:
+def complete(window, uid=1):
     return [checkpoint_key(window, uid, name) for name in ("config.json", MANIFEST_FILE, "model.safetensors")]
 
 
-def test_foreign_keys_never_expire() -> None:
+def test_foreign_keys_never_expire():
     others = [
         window_key(Kind.GRADIENT, 0, 1).replace(OURS, f"-v{version}") for version in ("0.2.8", "0.2.82", "1", "22")
     ]
@@ -64,13 +63,13 @@ def test_foreign_keys_never_expire() -> None:
     assert expired([*FOREIGN, *others], now=10**9) == []
 
 
-def test_unfinished_checkpoints_go_when_a_newer_one_is_there() -> None:
+def test_unfinished_checkpoints_go_when_a_newer_one_is_there():
     unfinished = [checkpoint_key(window, 1, "config.json") for window in (80, 91, 99)]
     assert expired([*complete(90), *complete(95), *unfinished]) == unfinished[:2]
     assert expired(unfinished) == []
 
 
-def test_a_checkpoint_of_a_window_to_come_stays_and_counts_for_nothing() -> None:
+def test_a_checkpoint_of_a_window_to_come_stays_and_counts_for_nothing():
     far = [key for window in (NOW + 1, 50_000, 50_001) for key in complete(window)]
     live = [*complete(NOW - 2), *complete(NOW - 1), checkpoint_key(NOW, 1, "config.json")]
     assert expired([*live, *far]) == []
@@ -78,7 +77,7 @@ def test_a_checkpoint_of_a_window_to_come_stays_and_counts_for_nothing() -> None
     assert expired([*complete(10), *complete(11), checkpoint_key(50_000, 1, MANIFEST_FILE)]) == []
 
 
-def test_young_checkpoints_and_the_first_in_every_so_many_windows_stay() -> None:
+def test_young_checkpoints_and_the_first_in_every_so_many_windows_stay():
     made = [12, 19, 30, 31, 38, 55, 80, 88, 95]
     keys = [key for window in made for key in complete(window)]
     storage = STORAGE.model_copy(update={"checkpoint_age_windows": 20})
@@ -90,7 +89,7 @@ def test_young_checkpoints_and_the_first_in_every_so_many_windows_stay() -> None
     assert expired([*left, *complete(150), *complete(151)], now=200, storage=storage) == complete(88)
 
 
-def test_a_peer_list_that_is_not_in_effect_yet_does_not_replace_the_one_that_is() -> None:
+def test_a_peer_list_that_is_not_in_effect_yet_does_not_replace_the_one_that_is():
     keys = [peers_key(first) for first in (7, 9, NOW + 1)]
     assert expired(keys) == keys[:1]
     assert expired(keys, now=NOW + 1) == keys[:2]
@@ -118,7 +117,7 @@ buckets = st.sets(keys, max_size=25)
 
 @given(buckets)
 @settings(max_examples=200)
-def test_expired_objects_and_no_others_expire(bucket: set[str]) -> None:
+def test_expired_objects_and_no_others_expire(bucket):
     """Objects of a window live for the retention; checkpoints, backups and peer lists until newer ones replace them."""
     parsed = {key: found for key in bucket if (found := parse_key(key)) is not None}
     ours = {
@@ -128,7 +127,7 @@ def test_expired_objects_and_no_others_expire(bucket: set[str]) -> None:
     backups = sorted({found.window for found in ours.values() if found.kind is Kind.PRIVATE and found.window <= NOW})
     in_effect = [found.window for found in ours.values() if found.kind is Kind.PEERS and found.window <= NOW]
 
-    def is_expired(key: ObjectKey) -> bool:
+    def is_expired(key):
         if key.kind is Kind.CHECKPOINT:
             is_kept = key.window in {GENESIS, *finished[-KEPT:]} or key.file == EVALUATION_FILE
             return bool(finished) and key.window < finished[-1] and not is_kept

@@ -1,5 +1,4 @@
 import errno
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,13 +12,11 @@ from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.reveal import Submission
 from templar.exchange.signed import seal, unseal
-from templar.store.base import ObjectInfo, ObjectStore
 from templar.timeline import WindowTimes
 from tests.support.errors import refusal
 from tests.support.scripted_store import ScriptedStore, failing
-from tests.support.subnet import LAYOUT, Member, Subnet, fields_of, gathered, payload_bytes
+from tests.support.subnet import LAYOUT, Subnet, fields_of, gathered, payload_bytes
 
 WINDOW = 3
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
@@ -29,7 +26,7 @@ PREVIOUS, PEER_LIST = "12" * 32, "34" * 32
 class Scene:
     """A window that has closed, and a publisher who gathered some payloads."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.subnet = Subnet(folder, stakes=(100.0, 50.0), num_miners=4)
         self.publisher = self.subnet.validators[0]
@@ -40,14 +37,14 @@ class Scene:
         self.cache = PayloadCache(folder / "payloads", LAYOUT)
         self.key = window_key(Kind.ROSTER, WINDOW, self.publisher.uid)
 
-    def fetch(self, roster: Roster, store: ScriptedStore, cache: PayloadCache) -> None:
+    def fetch(self, roster, store, cache):
         fetch_payloads(self.subnet.exchange(), roster, store, cache, seconds=5.0)
 
-    def gathered(self, authors: Sequence[Member] | None = None, seed: int = 0) -> list[Submission]:
+    def gathered(self, authors=None, seed=0):
         authors = self.subnet.miners[:3] if authors is None else authors
         return gathered(self.cache, authors, WINDOW, seed=seed, times=(1000, 2000))
 
-    def publish(self, submissions: Sequence[Submission], *, rank: int = 0, previous: str | None = PREVIOUS) -> Roster:
+    def publish(self, submissions, *, rank=0, previous=PREVIOUS):
         draft = draft_roster(
             self.exchange,
             WINDOW,
@@ -61,19 +58,19 @@ class Scene:
         publish_roster(self.exchange, draft, self.times.roster_slot(rank))
         return draft.roster
 
-    def empty_cache(self, name: str = "empty") -> PayloadCache:
+    def empty_cache(self, name="empty"):
         return PayloadCache(self.folder / name, LAYOUT)
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path):
     return Scene(tmp_path)
 
 
 # Publishing.
 
 
-def test_a_roster_lists_the_submissions(scene: Scene) -> None:
+def test_a_roster_lists_the_submissions(scene):
     submissions = scene.gathered()
     roster = scene.publish(submissions)
     assert [(entry.uid, entry.committed_at, entry.revealed_at) for entry in roster.entries] == [
@@ -86,7 +83,7 @@ def test_a_roster_lists_the_submissions(scene: Scene) -> None:
     assert unseal(scene.store.inner.get(scene.key, max_bytes=10_000), Roster).body == roster
 
 
-def test_the_slot_is_waited_for_and_the_aggregate_comes_first(scene: Scene) -> None:
+def test_the_slot_is_waited_for_and_the_aggregate_comes_first(scene):
     assert scene.subnet.clock.now() < scene.slot.first
     scene.publish(scene.gathered())
     written = [key for operation, key in scene.store.calls if operation.startswith("put")]
@@ -94,7 +91,7 @@ def test_the_slot_is_waited_for_and_the_aggregate_comes_first(scene: Scene) -> N
     assert {info.last_modified for info in scene.store.inner.list()} == {scene.slot.first}
 
 
-def test_both_are_on_the_disk_before_anything_leaves(scene: Scene) -> None:
+def test_both_are_on_the_disk_before_anything_leaves(scene):
     spool, seen = scene.folder / "spool", []
     scene.store.before = lambda operation, key: seen.append(sorted(path.name for path in spool.iterdir()))
     scene.publish(scene.gathered())
@@ -103,7 +100,7 @@ def test_both_are_on_the_disk_before_anything_leaves(scene: Scene) -> None:
 
 @pytest.mark.parametrize("key", [aggregate_key(WINDOW), window_key(Kind.ROSTER, WINDOW, 1)])
 @pytest.mark.parametrize("lost", [False, True])
-def test_an_interrupted_publication_continues_with_the_same_draft(scene: Scene, key: str, lost: bool) -> None:
+def test_an_interrupted_publication_continues_with_the_same_draft(scene, key, lost):
     hook = failing(BUSY, "put_if_absent", key=key, times=1)
     if lost:
         scene.store.after = hook
@@ -118,7 +115,7 @@ def test_an_interrupted_publication_continues_with_the_same_draft(scene: Scene, 
     assert scene.store.count("put_if_absent") == (2 if lost else 3)
 
 
-def test_a_repeated_publication_changes_nothing_not_even_after_the_slot(scene: Scene) -> None:
+def test_a_repeated_publication_changes_nothing_not_even_after_the_slot(scene):
     first = scene.publish(scene.gathered())
     before = list(scene.store.inner.list())
     scene.subnet.clock.sleep_until(scene.slot.last + 100)
@@ -126,14 +123,14 @@ def test_a_repeated_publication_changes_nothing_not_even_after_the_slot(scene: S
     assert list(scene.store.inner.list()) == before
 
 
-def test_nothing_is_published_after_the_slot(scene: Scene) -> None:
+def test_nothing_is_published_after_the_slot(scene):
     scene.subnet.clock.sleep_until(scene.slot.last + 1)
     refusal(lambda: scene.publish(scene.gathered()), PermanentError, Reason.NO_TIME_LEFT)
     assert list(scene.store.inner.list()) == []
 
 
-def test_a_roster_without_time_left_after_its_aggregate_is_not_published(scene: Scene) -> None:
-    def delay(operation: str, key: str) -> None:
+def test_a_roster_without_time_left_after_its_aggregate_is_not_published(scene):
+    def delay(operation, key):
         if (operation, key) == ("put_if_absent", aggregate_key(WINDOW)):
             scene.subnet.clock.sleep_until(scene.slot.last + 1)
 
@@ -142,7 +139,7 @@ def test_a_roster_without_time_left_after_its_aggregate_is_not_published(scene: 
     assert scene.store.inner.head(scene.key) is None
 
 
-def test_two_rosters_of_one_hotkey_are_refused(scene: Scene) -> None:
+def test_two_rosters_of_one_hotkey_are_refused(scene):
     scene.publish(scene.gathered())
     for file in (scene.folder / "spool").iterdir():
         file.unlink()  # as if the disk had been lost
@@ -151,7 +148,7 @@ def test_two_rosters_of_one_hotkey_are_refused(scene: Scene) -> None:
     assert len(fetched.body.entries) == 3
 
 
-def test_a_journal_of_another_network_is_left_alone(scene: Scene) -> None:
+def test_a_journal_of_another_network_is_left_alone(scene):
     journal = scene.folder / "spool" / f"roster-{WINDOW}.json"
     gathered = scene.gathered()
     first = scene.publish(gathered)
@@ -161,15 +158,15 @@ def test_a_journal_of_another_network_is_left_alone(scene: Scene) -> None:
     assert journal.read_bytes() == first.canonical()
 
 
-def test_a_damaged_journal_is_an_error(scene: Scene) -> None:
+def test_a_damaged_journal_is_an_error(scene):
     journal = scene.folder / "spool" / f"roster-{WINDOW}.json"
     scene.publish(scene.gathered())
     journal.write_bytes(b"{}")
     refusal(lambda: scene.publish(scene.gathered()), PermanentError, Reason.BAD_STATE_FILE)
 
 
-def test_durable_files_reach_the_disk(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[int] = []
+def test_durable_files_reach_the_disk(scene, monkeypatch):
+    synced = []
     monkeypatch.setattr("os.fsync", synced.append)
     draft_roster(
         scene.exchange,
@@ -186,16 +183,16 @@ def test_durable_files_reach_the_disk(scene: Scene, monkeypatch: pytest.MonkeyPa
 # Fetching.
 
 
-def test_missing_payloads_come_from_the_aggregate_by_range(scene: Scene) -> None:
+def test_missing_payloads_come_from_the_aggregate_by_range(scene):
     submissions = scene.gathered()
     roster = scene.publish(submissions)
     cache, (first, second, third) = scene.empty_cache(), scene.subnet.miners[:3]
     data = payload_bytes(second, WINDOW)
     cache.admit(data, sha256_hex(data), window=WINDOW, uid=second.uid, hotkey=second.hotkey.address)
-    ranges: list[tuple[str, int, int]] = []
+    ranges = []
 
     class Ranges(ScriptedStore):
-        def get_range(self, key: str, start: int, length: int) -> bytes:
+        def get_range(self, key, start, length):
             ranges.append((key, start, length))
             return super().get_range(key, start, length)
 
@@ -207,7 +204,7 @@ def test_missing_payloads_come_from_the_aggregate_by_range(scene: Scene) -> None
         assert cache.read(WINDOW, sha256_hex(data)) == data
 
 
-def altered(roster: Roster, uid: int, **changes: object) -> Roster:
+def altered(roster, uid, **changes):
     """A roster, as its publisher may sign it, with another entry for a uid."""
     entries = [entry.model_dump() | (changes if entry.uid == uid else {}) for entry in roster.entries]
     total = sum(entry["payload_bytes"] for entry in entries)
@@ -215,7 +212,7 @@ def altered(roster: Roster, uid: int, **changes: object) -> Roster:
 
 
 @pytest.mark.parametrize("declared", [LAYOUT.min_payload_bytes - 1, LAYOUT.max_payload_bytes + 1])
-def test_a_roster_of_oversized_payloads_is_refused_before_a_byte_is_read(scene: Scene, declared: int) -> None:
+def test_a_roster_of_oversized_payloads_is_refused_before_a_byte_is_read(scene, declared):
     roster = scene.publish(scene.gathered())
     forged = altered(roster, scene.subnet.miners[2].uid, payload_bytes=declared)
     store = ScriptedStore(scene.store.inner)
@@ -223,7 +220,7 @@ def test_a_roster_of_oversized_payloads_is_refused_before_a_byte_is_read(scene: 
     assert store.calls == []
 
 
-def test_an_aggregate_of_other_bytes_is_rejected(scene: Scene) -> None:
+def test_an_aggregate_of_other_bytes_is_rejected(scene):
     roster = scene.publish(scene.gathered())
     data, first = scene.store.inner.get(aggregate_key(WINDOW), max_bytes=10_000), roster.entries[0].payload_bytes
     for forged, reason in (
@@ -240,7 +237,7 @@ def test_an_aggregate_of_other_bytes_is_rejected(scene: Scene) -> None:
     refusal(lambda: scene.fetch(roster, scene.store, cache), RejectedError, Reason.OBJECT_MISSING)
 
 
-def test_payloads_that_a_bad_aggregate_lacks_are_read_from_the_miner(scene: Scene) -> None:
+def test_payloads_that_a_bad_aggregate_lacks_are_read_from_the_miner(scene):
     """So a bad aggregate does not part those who have the payloads from those who do not."""
     roster = scene.publish(scene.gathered())
     data = scene.store.inner.get(aggregate_key(WINDOW), max_bytes=10_000)
@@ -255,10 +252,10 @@ def test_payloads_that_a_bad_aggregate_lacks_are_read_from_the_miner(scene: Scen
     ]
 
 
-def test_a_full_disk_is_no_verdict_on_a_roster(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_no_verdict_on_a_roster(scene, monkeypatch):
     roster, cache = scene.publish(scene.gathered()), scene.empty_cache()
 
-    def full(path: Path, target: Path) -> None:
+    def full(path, target):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
@@ -269,16 +266,14 @@ def test_a_full_disk_is_no_verdict_on_a_roster(scene: Scene, monkeypatch: pytest
     ("changes", "reason"),
     [({"hotkey": "5" + "1" * 47}, Reason.WRONG_IDENTITY), ({"payload_sha256": "00" * 32}, Reason.WRONG_HASH)],
 )
-def test_a_roster_with_a_wrong_author_or_hash_is_rejected(
-    scene: Scene, changes: dict[str, str], reason: Reason
-) -> None:
+def test_a_roster_with_a_wrong_author_or_hash_is_rejected(scene, changes, reason):
     roster = scene.publish(scene.gathered())
     forged = altered(roster, scene.subnet.miners[0].uid, **changes)
     for cache in (scene.cache, scene.empty_cache()):
         refusal(partial(scene.fetch, forged, scene.store, cache), RejectedError, reason)
 
 
-def test_a_copied_roster_in_another_bucket_is_rejected(scene: Scene) -> None:
+def test_a_copied_roster_in_another_bucket_is_rejected(scene):
     roster = scene.publish(scene.gathered())
     other = scene.subnet.validators[1]
     copied = seal(roster, scene.publisher.hotkey).encode()
@@ -293,23 +288,23 @@ def test_a_copied_roster_in_another_bucket_is_rejected(scene: Scene) -> None:
 class BehindStore(ScriptedStore):
     """Stamps objects by a clock that is behind the one that the publisher goes by."""
 
-    def __init__(self, inner: ObjectStore, seconds: int) -> None:
+    def __init__(self, inner, seconds):
         super().__init__(inner)
         self._seconds = seconds
 
-    def head(self, key: str) -> ObjectInfo | None:
+    def head(self, key):
         info = super().head(key)
         return None if info is None else replace(info, last_modified=info.last_modified - self._seconds)
 
 
-def behind(scene: Scene, seconds: int) -> BehindStore:
+def behind(scene, seconds):
     """Make the publisher's bucket such a store."""
     store = scene.subnet.stores[scene.publisher.account] = BehindStore(scene.store.inner, seconds)
     scene.exchange = scene.subnet.exchange(scene.publisher)
     return store
 
 
-def test_a_roster_that_is_stored_before_its_slot_is_stored_again_inside(scene: Scene) -> None:
+def test_a_roster_that_is_stored_before_its_slot_is_stored_again_inside(scene):
     store = behind(scene, 2)
     roster = scene.publish(scene.gathered())
     info = store.head(scene.key)
@@ -318,19 +313,19 @@ def test_a_roster_that_is_stored_before_its_slot_is_stored_again_inside(scene: S
     assert unseal(store.get(scene.key, max_bytes=10_000), Roster).body == roster
 
 
-def test_a_publisher_whose_clock_is_too_far_ahead_gives_up_at_once(scene: Scene) -> None:
+def test_a_publisher_whose_clock_is_too_far_ahead_gives_up_at_once(scene):
     length = scene.slot.last + 1 - scene.slot.first
     behind(scene, length)
     refusal(lambda: scene.publish(scene.gathered()), RejectedError, Reason.ROSTER_EARLY)
     assert scene.subnet.clock.now() <= scene.slot.first + 1
 
 
-def test_a_publisher_whose_roster_came_too_late_for_the_store_gives_up_at_once(scene: Scene) -> None:
+def test_a_publisher_whose_roster_came_too_late_for_the_store_gives_up_at_once(scene):
     behind(scene, -100)
     refusal(lambda: scene.publish(scene.gathered()), RejectedError, Reason.ROSTER_LATE)
 
 
-def test_payloads_come_from_the_miners_if_the_aggregate_cannot_be_read_now(scene: Scene) -> None:
+def test_payloads_come_from_the_miners_if_the_aggregate_cannot_be_read_now(scene):
     roster = scene.publish(scene.gathered())
     for author in scene.subnet.miners[:3]:
         key = window_key(Kind.GRADIENT, WINDOW, author.uid)

@@ -1,18 +1,14 @@
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from templar.agreement.roster import check_entries
 from templar.errors import Reason, RejectedError
-from templar.exchange.objects import Roster, RosterEntry
+from templar.exchange.objects import Roster
 from templar.exchange.reveal import RevealRules, Submission
 from templar.exchange.signed import check_signature, seal
 from templar.timeline import WindowTimes
 from tests.support.subnet import (
     ASSIGNMENT,
     NETWORK,
-    Member,
     Subnet,
     manifest_of,
     payload_bytes,
@@ -25,17 +21,17 @@ WINDOW = 3
 class Scene:
     """A roster of three miners, and the rules that it must meet."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.subnet = Subnet(folder, num_miners=4)
         self.times: WindowTimes = self.subnet.times(WINDOW)
         self.miners = self.subnet.miners[:3]
 
-    def entry(self, author: Member, **manifest: Any) -> RosterEntry:
+    def entry(self, author, **manifest):
         signed = manifest_of(author, WINDOW, payload_bytes(author, WINDOW), **manifest)
         at = self.times.commit_interval.last, self.times.reveal_interval.first
         return submission_of(author, signed, *at).entry
 
-    def roster(self, *entries: RosterEntry) -> Roster:
+    def roster(self, *entries):
         publisher = self.subnet.validators[0]
         listed = entries or tuple(self.entry(author) for author in self.miners)
         return Roster(
@@ -48,32 +44,32 @@ class Scene:
             aggregate_bytes=sum(entry.payload_bytes for entry in listed),
         )
 
-    def check(self, roster: Roster, places: int = 3, assignment: str | None = ASSIGNMENT) -> None:
+    def check(self, roster, places=3, assignment=ASSIGNMENT):
         rules = RevealRules(NETWORK, self.times, lambda uid: assignment)
         check_entries(roster, rules, [each.neuron for each in self.subnet.miners], places=places)
 
-    def reason(self, roster: Roster, **options: Any) -> Reason:
+    def reason(self, roster, **options):
         with pytest.raises(RejectedError) as caught:
             self.check(roster, **options)
         return caught.value.reason
 
-    def changed(self, **changes: Any) -> Roster:
+    def changed(self, **changes):
         """A roster whose publisher changed something in its second entry."""
         first, second, third = (self.entry(author) for author in self.miners)
         return self.roster(first, second.model_copy(update=changes), third)
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path):
     return Scene(tmp_path)
 
 
-def test_an_honest_roster_passes(scene: Scene) -> None:
+def test_an_honest_roster_passes(scene):
     scene.check(scene.roster())
     scene.check(scene.roster(scene.entry(scene.miners[1])))
 
 
-def test_an_entry_rebuilds_the_signed_objects(scene: Scene) -> None:
+def test_an_entry_rebuilds_the_signed_objects(scene):
     roster = scene.roster()
     for author, entry in zip(scene.miners, roster.entries, strict=True):
         manifest = manifest_of(author, WINDOW, payload_bytes(author, WINDOW))
@@ -83,7 +79,7 @@ def test_an_entry_rebuilds_the_signed_objects(scene: Scene) -> None:
         check_signature(listed.sealed_manifest)
 
 
-def test_an_invented_entry_has_no_valid_signature(scene: Scene) -> None:
+def test_an_invented_entry_has_no_valid_signature(scene):
     other = payload_bytes(scene.miners[0], WINDOW, seed=9)
     for changes in (
         {"payload_sha256": "00" * 32},
@@ -97,7 +93,7 @@ def test_an_invented_entry_has_no_valid_signature(scene: Scene) -> None:
         assert scene.reason(scene.changed(**changes)) is Reason.BAD_SIGNATURE
 
 
-def test_a_signature_for_another_window_does_not_count(scene: Scene) -> None:
+def test_a_signature_for_another_window_does_not_count(scene):
     old = manifest_of(scene.miners[1], WINDOW - 1, payload_bytes(scene.miners[1], WINDOW - 1))
     roster = scene.changed(
         commit_signature=seal(old.commit, scene.miners[1].hotkey).signature,
@@ -106,7 +102,7 @@ def test_a_signature_for_another_window_does_not_count(scene: Scene) -> None:
     assert scene.reason(roster) is Reason.BAD_SIGNATURE
 
 
-def test_times_must_lie_in_their_intervals(scene: Scene) -> None:
+def test_times_must_lie_in_their_intervals(scene):
     for field, interval, early, late in (
         ("committed_at", scene.times.commit_interval, Reason.COMMIT_EARLY, Reason.COMMIT_LATE),
         ("revealed_at", scene.times.reveal_interval, Reason.REVEAL_EARLY, Reason.REVEAL_LATE),
@@ -117,7 +113,7 @@ def test_times_must_lie_in_their_intervals(scene: Scene) -> None:
         assert scene.reason(scene.changed(**{field: interval.last + 1})) is late
 
 
-def test_only_miners_with_their_own_hotkeys_are_listed(scene: Scene) -> None:
+def test_only_miners_with_their_own_hotkeys_are_listed(scene):
     validator = scene.subnet.validators[0]
     assert scene.reason(scene.roster(scene.entry(validator))) is Reason.WRONG_IDENTITY
     assert scene.reason(scene.changed(hotkey=validator.hotkey.address)) is Reason.WRONG_IDENTITY
@@ -125,13 +121,13 @@ def test_only_miners_with_their_own_hotkeys_are_listed(scene: Scene) -> None:
     assert scene.reason(scene.roster(stranger)) is Reason.WRONG_IDENTITY
 
 
-def test_entries_have_their_uids_assignment_and_a_place(scene: Scene) -> None:
+def test_entries_have_their_uids_assignment_and_a_place(scene):
     for assignment in ("00" * 32, None):
         assert scene.reason(scene.roster(), assignment=assignment) is Reason.WRONG_ASSIGNMENT
     assert scene.reason(scene.roster(), places=2) is Reason.MALFORMED
 
 
-def test_the_digest_does_not_depend_on_signatures(scene: Scene) -> None:
+def test_the_digest_does_not_depend_on_signatures(scene):
     """sr25519 signatures differ from one signing to the next, and two equal windows must have one roster."""
     first, second = scene.roster(), scene.roster()
     assert first != second

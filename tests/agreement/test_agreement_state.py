@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from lab.hotkeys import hotkey_from_seed
 from templar.agreement.state import (
@@ -20,8 +19,7 @@ from templar.errors import PermanentError, Reason
 from templar.gradient.aggregate import aggregate
 from templar.gradient.codec.wire import Header, Payload
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
-from templar.gradient.layout import Layout
-from templar.hparams import Training, load_hparams
+from templar.hparams import load_hparams
 from templar.training.schedule import outer_learning_rate
 from tests.support.errors import raising
 from tests.support.snapshots import LAYOUT, SHAPES
@@ -33,12 +31,12 @@ HOTKEY = hotkey_from_seed(bytes(32)).address
 PARAMS = {"b": torch.tensor([[1.0, -2.0], [0.5, 3.25]]), "a": torch.tensor(7.0)}
 
 
-def parameters() -> dict[str, Tensor]:
+def parameters():
     generator = torch.Generator().manual_seed(5)
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def payload(seed: int, layout: Layout = LAYOUT) -> Payload:
+def payload(seed, layout=LAYOUT):
     generator = torch.Generator().manual_seed(seed)
     update = {name: torch.randn(shape, generator=generator) * 0.01 for name, shape in SHAPES.items()}
     rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
@@ -46,16 +44,16 @@ def payload(seed: int, layout: Layout = LAYOUT) -> Payload:
     return Payload.of(Header(layout.recipe, 1, seed, HOTKEY, layout.digest), coded.tensors, layout)
 
 
-def genesis(params: dict[str, Tensor]) -> StateMark:
+def genesis(params):
     return StateMark(9, 0, genesis_root(1, parameters_digest(params)), "0" * 64, null=False)
 
 
-def state(training: Training = SPARSELOCO, layout: Layout = LAYOUT) -> AgreedState:
+def state(training=SPARSELOCO, layout=LAYOUT):
     params = parameters()
     return AgreedState(params, genesis(params), layout, training, momentum_decay=0.9)
 
 
-def test_a_step_is_the_aggregate_times_the_learning_rate() -> None:
+def test_a_step_is_the_aggregate_times_the_learning_rate():
     agreed, payloads = state(), [payload(1), payload(2)]
     update, unbound = aggregate(payloads, LAYOUT, agreed.limit), aggregate(payloads, LAYOUT)
     assert not all(torch.equal(update[name], unbound[name]) for name in unbound), "these payloads are too loud"
@@ -66,7 +64,7 @@ def test_a_step_is_the_aggregate_times_the_learning_rate() -> None:
 
 
 @pytest.mark.parametrize("window", [0, 8, 9, 11, 100])
-def test_a_window_is_never_skipped_and_never_applied_twice(window: int) -> None:
+def test_a_window_is_never_skipped_and_never_applied_twice(window):
     agreed = state()
     with pytest.raises(ValueError, match=f"state is that of window 9: window {window} cannot be applied"):
         agreed.apply(window, [payload(1)])
@@ -74,14 +72,14 @@ def test_a_window_is_never_skipped_and_never_applied_twice(window: int) -> None:
     assert parameters_digest(agreed.params) == parameters_digest(parameters())
 
 
-def test_a_null_window_changes_neither_parameters_nor_steps() -> None:
+def test_a_null_window_changes_neither_parameters_nor_steps():
     agreed = state()
     agreed.apply(10, [])
     assert parameters_digest(agreed.params) == parameters_digest(parameters())
     assert (agreed.window, agreed.outer_steps, agreed.mark.null) == (10, 0, True)
 
 
-def test_roots_chain_through_steps_and_null_windows() -> None:
+def test_roots_chain_through_steps_and_null_windows():
     agreed = state()
     before = agreed.root
     agreed.apply(10, [payload(1)])
@@ -97,14 +95,14 @@ def test_roots_chain_through_steps_and_null_windows() -> None:
     assert agreed.mark == StateMark(13, 2, fourth, third, null=False)
 
 
-def after(*windows: list[Payload]) -> dict[str, Tensor]:
+def after(*windows):
     agreed = state()
     for number, payloads in enumerate(windows, start=10):
         agreed.apply(number, payloads)
     return agreed.params
 
 
-def test_the_order_of_the_payloads_does_not_matter_and_that_of_the_windows_does() -> None:
+def test_the_order_of_the_payloads_does_not_matter_and_that_of_the_windows_does():
     one, other = [payload(1), payload(2), payload(3)], [payload(3), payload(1), payload(2)]
     assert parameters_digest(after(one)) == parameters_digest(after(other))
     left, right = state(), state()
@@ -115,7 +113,7 @@ def test_the_order_of_the_payloads_does_not_matter_and_that_of_the_windows_does(
     assert left.root != right.root
 
 
-def test_the_learning_rate_follows_the_outer_steps_and_not_the_windows() -> None:
+def test_the_learning_rate_follows_the_outer_steps_and_not_the_windows():
     """Null windows between two steps change nothing of the parameters."""
     dense, sparse = state(DEMO, DEMO_LAYOUT), state(DEMO, DEMO_LAYOUT)
     one, two = payload(1, DEMO_LAYOUT), payload(2, DEMO_LAYOUT)
@@ -131,7 +129,7 @@ def test_the_learning_rate_follows_the_outer_steps_and_not_the_windows() -> None
     assert steps.max() == pytest.approx(first + second, rel=1e-3)
 
 
-def test_a_state_goes_on_from_its_own_mark() -> None:
+def test_a_state_goes_on_from_its_own_mark():
     """What a snapshot holds is enough to go on with the same roots."""
     whole, first = state(), state()
     for window, payloads in ((10, [payload(1)]), (11, []), (12, [payload(2)]), (13, [])):
@@ -146,7 +144,7 @@ def test_a_state_goes_on_from_its_own_mark() -> None:
 
 
 @pytest.mark.parametrize("payloads", [[], [payload(1)]])
-def test_a_mark_is_held_against_the_parameters(payloads: list[Payload]) -> None:
+def test_a_mark_is_held_against_the_parameters(payloads):
     agreed = state()
     agreed.apply(10, payloads)
     check_mark(agreed.params, agreed.mark, "snapshot")
@@ -159,7 +157,7 @@ def test_a_mark_is_held_against_the_parameters(payloads: list[Payload]) -> None:
             check_mark(agreed.params, wrong, "snapshot of window 10")
 
 
-def test_one_changed_bit_is_noticed() -> None:
+def test_one_changed_bit_is_noticed():
     agreed = state()
     agreed.apply(10, [payload(1)])
     mark, name = agreed.mark, sorted(agreed.params)[0]
@@ -171,7 +169,7 @@ def test_one_changed_bit_is_noticed() -> None:
 # Digests; docs/test_docs_vectors.py computes digests and roots from their description.
 
 
-def test_the_digest_sees_every_bit_and_name() -> None:
+def test_the_digest_sees_every_bit_and_name():
     digest = parameters_digest(PARAMS)
     changes = [
         {"b": PARAMS["b"]},
@@ -187,7 +185,7 @@ def test_the_digest_sees_every_bit_and_name() -> None:
     assert parameters_digest({"z": torch.tensor(0.0)}) != parameters_digest({"z": torch.tensor(-0.0)})
 
 
-def test_the_digest_does_not_depend_on_how_a_tensor_lies_in_memory() -> None:
+def test_the_digest_does_not_depend_on_how_a_tensor_lies_in_memory():
     transposed = PARAMS["b"].t().contiguous().t()
     assert not transposed.is_contiguous()
     sliced = torch.cat([PARAMS["b"], PARAMS["b"]])[2:].requires_grad_()

@@ -1,12 +1,10 @@
 import math
 import struct
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from templar.agreement.sync_proof import (
     MINER_START,
@@ -27,26 +25,25 @@ from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner
 from templar.neuron.validator import Validator
 from tests.support.errors import raising, refusal
-from tests.support.network import Network
 from tests.support.scripted_store import failing
-from tests.support.subnet import GENESIS, NETUID, ROOT, Member, Subnet, member
+from tests.support.subnet import GENESIS, NETUID, ROOT, Subnet, member
 
 WINDOW = 3
 HASH = "0x" + "5a" * 32
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 
 
-def parameters(seed: int = 0) -> dict[str, Tensor]:
+def parameters(seed=0):
     generator = torch.Generator().manual_seed(seed)
     shapes = {"embed": (40, 16), "norm": (16,), "scale": (), "head": (16, 40)}
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def proof(params: dict[str, Tensor], window: int = WINDOW, block_hash: str = HASH, hotkey: str = HOTKEY) -> str:
+def proof(params, window=WINDOW, block_hash=HASH, hotkey=HOTKEY):
     return state_proof(params, window=window, block_hash=block_hash, hotkey=hotkey)
 
 
-def test_a_proof_depends_on_window_block_and_hotkey() -> None:
+def test_a_proof_depends_on_window_block_and_hotkey():
     params = parameters()
     proofs = {
         proof(params),
@@ -58,7 +55,7 @@ def test_a_proof_depends_on_window_block_and_hotkey() -> None:
     assert len(proofs) == 5
 
 
-def test_a_proof_depends_on_names_and_values_and_not_on_order_or_the_layout_in_memory() -> None:
+def test_a_proof_depends_on_names_and_values_and_not_on_order_or_the_layout_in_memory():
     params = parameters()
     turned = {name: tensor.t().contiguous().t() if tensor.dim() == 2 else tensor for name, tensor in params.items()}
     grown = {name: tensor.requires_grad_() for name, tensor in turned.items()}
@@ -67,10 +64,10 @@ def test_a_proof_depends_on_names_and_values_and_not_on_order_or_the_layout_in_m
     assert proof(params) != proof(parameters())
 
 
-def covered(params: dict[str, Tensor], window: int) -> dict[str, set[int]]:
+def covered(params, window):
     """The elements that a proof looks at: those whose change changes it."""
     before = proof(params, window)
-    found: dict[str, set[int]] = {}
+    found = {}
     for name, tensor in params.items():
         flat = tensor.view(-1)
         for index in range(flat.numel()):
@@ -83,7 +80,7 @@ def covered(params: dict[str, Tensor], window: int) -> dict[str, set[int]]:
     return found
 
 
-def test_any_change_of_a_covered_slice_changes_it_and_the_block_chooses_the_slices() -> None:
+def test_any_change_of_a_covered_slice_changes_it_and_the_block_chooses_the_slices():
     generator = torch.Generator().manual_seed(0)
     params = {"embed": torch.randn(400, generator=generator), "norm": torch.randn(16, generator=generator)}
     first, second = covered(params, WINDOW), covered(params, WINDOW + 1)
@@ -95,7 +92,7 @@ def test_any_change_of_a_covered_slice_changes_it_and_the_block_chooses_the_slic
 
 @given(st.sampled_from(["embed", "norm", "scale", "head"]), st.integers(0, 2**20), st.integers(0, 31))
 @settings(max_examples=40, deadline=None)
-def test_one_bit_of_a_small_model_is_enough(name: str, element: int, bit: int) -> None:
+def test_one_bit_of_a_small_model_is_enough(name, element, bit):
     params = {key: tensor.reshape(-1)[:SLICE_ELEMENTS].clone() for key, tensor in parameters().items()}
     before = proof(params)
     bits = params[name].view(torch.int32)
@@ -107,16 +104,16 @@ def test_one_bit_of_a_small_model_is_enough(name: str, element: int, bit: int) -
 
 
 @pytest.fixture
-def subnet(tmp_path: Path) -> Subnet:
+def subnet(tmp_path):
     return Subnet(tmp_path, num_miners=2)
 
 
-def publish(subnet: Subnet, author: Member, params: dict[str, Tensor]) -> PublishOutcome:
+def publish(subnet, author, params):
     exchange = subnet.exchange(author)
     return publish_proof(exchange, params, window=WINDOW, block_hash=HASH, root=ROOT, outer_steps=2).outcome
 
 
-def test_a_proof_is_published_once_and_can_be_recomputed(subnet: Subnet) -> None:
+def test_a_proof_is_published_once_and_can_be_recomputed(subnet):
     author, params = subnet.miners[0], parameters()
     assert read_proof(subnet.exchange(), author.neuron, WINDOW) is None
     assert publish(subnet, author, params) is PublishOutcome.STORED
@@ -127,7 +124,7 @@ def test_a_proof_is_published_once_and_can_be_recomputed(subnet: Subnet) -> None
     assert found.proof == proof(params, hotkey=author.hotkey.address)
 
 
-def test_a_copied_proof_and_one_of_another_window_are_rejected(subnet: Subnet) -> None:
+def test_a_copied_proof_and_one_of_another_window_are_rejected(subnet):
     author, copycat = subnet.miners
     publish(subnet, author, parameters())
     data = subnet.store(author).inner.get(window_key(Kind.PROOF, WINDOW, author.uid), max_bytes=10_000)
@@ -138,7 +135,7 @@ def test_a_copied_proof_and_one_of_another_window_are_rejected(subnet: Subnet) -
 
 
 @pytest.mark.parametrize("kind", [TransientError, PermanentError])
-def test_a_failing_store_is_not_a_missing_proof(subnet: Subnet, kind: type[TransientError | PermanentError]) -> None:
+def test_a_failing_store_is_not_a_missing_proof(subnet, kind):
     author = subnet.miners[0]
     subnet.store(author).before = failing(kind(Reason.STORE_BUSY, "for a test"))
     with pytest.raises(kind):
@@ -152,19 +149,19 @@ def test_a_failing_store_is_not_a_missing_proof(subnet: Subnet, kind: type[Trans
 ALICE = member(5)
 
 
-def debug_of(subnet: Subnet, author: Member) -> Debug:
+def debug_of(subnet, author):
     key = window_key(Kind.DEBUG, WINDOW, author.uid)
     return unseal(subnet.store(author).inner.get(key, max_bytes=Debug.max_bytes), Debug).body
 
 
-def test_debug_values_are_two_elements_of_each_parameter_that_has_them() -> None:
+def test_debug_values_are_two_elements_of_each_parameter_that_has_them():
     params = {"a": torch.arange(24.0).reshape(4, 6), "b": torch.arange(12.0), "c": torch.arange(11.0)}
     params |= {"pair": torch.tensor([[3.0], [4.0]]), "one": torch.tensor([1.0]), "none": torch.zeros(0)}
     assert debug_values(params, MINER_START) == {"a": (10.0, 11.0), "b": (10.0, 11.0)}
     assert debug_values(params, START) == dict.fromkeys("abc", (0.0, 1.0)) | {"pair": (3.0, 4.0)}
 
 
-def test_illegal_names_and_values_are_left_out() -> None:
+def test_illegal_names_and_values_are_left_out():
     names = ("", "x" * 81, "a b", "a\n", "\u00e9", "a/b")
     params = {name: torch.ones(4) for name in ("norm", *names)}
     params |= {str(bad): torch.tensor([0.0, bad]) for bad in (math.nan, math.inf, -math.inf)}
@@ -172,7 +169,7 @@ def test_illegal_names_and_values_are_left_out() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
-def test_every_finite_float32_is_read_back_bit_for_bit(one: int, other: int) -> None:
+def test_every_finite_float32_is_read_back_bit_for_bit(one, other):
     packed = struct.pack("<II", one, other)
     values = debug_values({"a": torch.frombuffer(bytearray(packed), dtype=torch.float32)}, START)
     author = {"netuid": NETUID, "genesis": GENESIS, "uid": 5, "hotkey": ALICE.hotkey.address}
@@ -183,13 +180,13 @@ def test_every_finite_float32_is_read_back_bit_for_bit(one: int, other: int) -> 
     assert bool(values) == all(map(math.isfinite, floats))
 
 
-def test_of_too_many_parameters_the_first_by_name_are_published() -> None:
+def test_of_too_many_parameters_the_first_by_name_are_published():
     many = {f"{index:05d}": torch.ones(2) for index in reversed(range(MAX_DEBUG_PARAMETERS + 100))}
     assert list(debug_values(many, START)) == sorted(many)[:MAX_DEBUG_PARAMETERS]
 
 
 @pytest.mark.parametrize(("role", "start"), [("miner", 10), ("validator", 0), ("aggregator", 0)])
-def test_debug_values_are_published_once_and_stay(subnet: Subnet, role: str, start: int) -> None:
+def test_debug_values_are_published_once_and_stay(subnet, role, start):
     author, exchange = subnet.miners[0], subnet.exchange(subnet.miners[0])
     for expected in (PublishOutcome.STORED, PublishOutcome.ALREADY_THERE):
         receipt = publish_debug(exchange, parameters(), window=WINDOW, role=role)
@@ -202,7 +199,7 @@ def test_debug_values_are_published_once_and_stay(subnet: Subnet, role: str, sta
 # In a network.
 
 
-def test_every_node_publishes_debug_values_beside_its_proof(network: Network) -> None:
+def test_every_node_publishes_debug_values_beside_its_proof(network):
     # A miner of which other values are stored publishes its proof all the same.
     blocked = network.miners[0]
     other = Debug(**blocked.exchange.author(1), window=1, start=10, values={})

@@ -3,10 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,14 +16,13 @@ from templar.agreement.roster_judge import Judge
 from templar.agreement.voter import LOOK_SECONDS, Settlement, Voter
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import NULL_WINDOW, Roster
+from templar.exchange.objects import NULL_WINDOW
 from templar.exchange.signed import check_signature, seal
 from templar.interrupt import StoppedError
-from templar.timeline import Interval
 from tests.support.errors import raising
 from tests.support.scripted_store import ScriptedStore, failing
-from tests.support.subnet import RULES, Member, Subnet, fields_of, signed_anyhow
-from tests.support.voting import Chamber, Publish, no_roster
+from tests.support.subnet import RULES, Subnet, fields_of, signed_anyhow
+from tests.support.voting import Chamber, no_roster
 
 WINDOW = 3
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
@@ -38,34 +34,34 @@ STAKES = (40.0, 35.0, 25.0)
 class Scene(Chamber):
     """A window that has closed."""
 
-    def __init__(self, folder: Path, stakes: Sequence[float] = STAKES) -> None:
+    def __init__(self, folder, stakes=STAKES):
         super().__init__(Subnet(folder, stakes=stakes, num_miners=3), folder, WINDOW)
         self.clock = self.subnet.clock
         self.late = self.times.settle_until + 60
         self.found: dict[int, Settlement] = {}
 
-    def validator(self, rank: int) -> Member:
+    def validator(self, rank):
         return self.subnet.validators[rank]
 
-    def store(self, rank: int) -> ScriptedStore:
+    def store(self, rank):
         return self.subnet.store(self.validator(rank))
 
-    def key(self, rank: int, kind: Kind = Kind.ROSTER) -> str:
+    def key(self, rank, kind=Kind.ROSTER):
         return window_key(kind, WINDOW, self.validator(rank).uid)
 
-    def put(self, rank: int, roster: Roster) -> None:
+    def put(self, rank, roster):
         """Store a roster now, as its publisher may sign it."""
         self.store(rank).inner.put(self.key(rank), seal(roster, self.validator(rank).hotkey).encode())
 
-    def live(self, member: Member, publish: Publish | None = None, **how: Any) -> Callable[[], None]:
+    def live(self, member, publish=None, **how):
         """A participant that settles the window."""
 
-        def act() -> None:
+        def act():
             self.found[member.uid] = self.settle(member, publish, **{"deadline": self.late} | how)
 
         return act
 
-    def ranks(self, *publishing: int, silent: Sequence[int] = (), **how: Any) -> list[Callable[[], None]]:
+    def ranks(self, *publishing, silent=(), **how):
         """All validators but the silent ones; some of them publish a roster in their ballots."""
         lives = []
         for rank, member in enumerate(self.subnet.validators):
@@ -74,14 +70,14 @@ class Scene(Chamber):
                 lives.append(self.live(member, publish, **how))
         return lives
 
-    def run(self, *participants: Callable[[], object]) -> Settlement:
+    def run(self, *participants):
         """Let them act at once, with a reader; what all of them found."""
-        self.clock.run([*participants, self.live(self.subnet.miners[0])])  # type: ignore[list-item]
+        self.clock.run([*participants, self.live(self.subnet.miners[0])])
         assert len({(each.digest, each.window) for each in self.found.values()}) == 1
         return self.found[self.subnet.miners[0].uid]
 
-    def at(self, moment: float, act: Callable[[], object]) -> Callable[[], None]:
-        def later() -> None:
+    def at(self, moment, act):
+        def later():
             self.clock.sleep_until(moment)
             act()
 
@@ -89,17 +85,17 @@ class Scene(Chamber):
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path):
     return Scene(tmp_path)
 
 
-def publisher_of(settlement: Settlement) -> int:
+def publisher_of(settlement):
     """The rank of the publisher: the first rank has uid 1."""
     assert settlement.roster is not None
     return settlement.roster.uid - 1
 
 
-def test_everybody_has_the_payloads_of_the_first_rank_within_its_slot(scene: Scene) -> None:
+def test_everybody_has_the_payloads_of_the_first_rank_within_its_slot(scene):
     found = scene.run(*scene.ranks(0, 1, 2))
     assert publisher_of(found) == 0
     assert found.passed_over == ()
@@ -109,20 +105,20 @@ def test_everybody_has_the_payloads_of_the_first_rank_within_its_slot(scene: Sce
 
 
 @pytest.mark.parametrize("silent", [(), (0,)])
-def test_the_next_rank_takes_over_when_the_slot_of_a_silent_one_has_ended(scene: Scene, silent: Sequence[int]) -> None:
+def test_the_next_rank_takes_over_when_the_slot_of_a_silent_one_has_ended(scene, silent):
     found = scene.run(*scene.ranks(1, 2, silent=silent))
     assert publisher_of(found) == 1
     assert [(each.uid, each.reason) for each in found.passed_over] == [(1, Reason.ROSTER_MISSING)]
     assert scene.clock.now() <= scene.times.roster_slot(1).last + 1
 
 
-def test_without_any_roster_the_window_is_null_soon_after_the_last_slot(scene: Scene) -> None:
+def test_without_any_roster_the_window_is_null_soon_after_the_last_slot(scene):
     found = scene.run(*scene.ranks())
     assert (found.roster, len(found.passed_over)) == (None, 3)
     assert scene.times.null_after < scene.clock.now() <= scene.times.null_after + 1.5 * RULES.roster_slot_seconds
 
 
-def test_an_empty_roster_is_decided_as_a_null_window_at_once(scene: Scene) -> None:
+def test_an_empty_roster_is_decided_as_a_null_window_at_once(scene):
     first = scene.live(scene.validator(0), scene.publishing(scene.validator(0), ()))
     found = scene.run(first, *scene.ranks(silent=(0,)))
     assert found.roster is None
@@ -131,7 +127,7 @@ def test_an_empty_roster_is_decided_as_a_null_window_at_once(scene: Scene) -> No
     assert read_ballots(scene.subnet.exchange(), WINDOW).value == NULL_WINDOW
 
 
-def test_a_quorum_that_is_away_is_waited_for_and_nothing_is_decided_without_it(scene: Scene) -> None:
+def test_a_quorum_that_is_away_is_waited_for_and_nothing_is_decided_without_it(scene):
     with raising(TransientError, Reason.DECISION_MISSING, "uids [1, 2]"):
         scene.settle(scene.validator(2))
     assert scene.clock.now() <= scene.times.settle_until
@@ -141,7 +137,7 @@ def test_a_quorum_that_is_away_is_waited_for_and_nothing_is_decided_without_it(s
     assert scene.clock.now() < scene.late
 
 
-def test_late_words_are_waited_for_and_the_next_rank_has_its_time_then(scene: Scene) -> None:
+def test_late_words_are_waited_for_and_the_next_rank_has_its_time_then(scene):
     """The first two validators lose their chain as the slots begin: the second one's roster still counts."""
     exchanges = []
     for rank in (0, 1):
@@ -160,7 +156,7 @@ def test_late_words_are_waited_for_and_the_next_rank_has_its_time_then(scene: Sc
 
 
 @pytest.mark.parametrize("seconds", [30.0, -30.0])
-def test_a_wrong_clock_makes_no_window_null(scene: Scene, seconds: float) -> None:
+def test_a_wrong_clock_makes_no_window_null(scene, seconds):
     """Half a minute ahead, every slot seems to be over when the first one begins."""
     exchange = scene.subnet.exchange(scene.validator(0))
     skewed = replace(exchange, chain=SkewedChain(exchange.chain, seconds))
@@ -172,13 +168,13 @@ def test_a_wrong_clock_makes_no_window_null(scene: Scene, seconds: float) -> Non
 
 
 @pytest.mark.parametrize(("offset", "counts"), [(-0.001, False), (0.0, True), (3.999, True), (4.0, False)])
-def test_a_roster_of_the_first_rank_counts_in_its_slot(scene: Scene, offset: float, counts: bool) -> None:
+def test_a_roster_of_the_first_rank_counts_in_its_slot(scene, offset, counts):
     slot = scene.times.roster_slot(0)
     again = Scene(make(scene.folder / "again"))
     roster = scene.publish(scene.validator(0), None, 0, slot)
     aggregate = scene.store(0).inner.get(aggregate_key(WINDOW), max_bytes=10_000)
 
-    def put() -> None:
+    def put():
         again.store(0).inner.put(aggregate_key(WINDOW), aggregate)
         again.put(0, roster)
 
@@ -188,12 +184,12 @@ def test_a_roster_of_the_first_rank_counts_in_its_slot(scene: Scene, offset: flo
     assert reasons == ([] if counts else [Reason.ROSTER_EARLY if offset < 0 else Reason.ROSTER_LATE])
 
 
-def make(folder: Path) -> Path:
+def make(folder):
     folder.mkdir()
     return folder
 
 
-def test_no_publisher_is_judged_before_its_slot_has_ended(scene: Scene) -> None:
+def test_no_publisher_is_judged_before_its_slot_has_ended(scene):
     """An early reader and a late one see the same: the aggregate comes three seconds after the roster."""
     slot = scene.times.roster_slot(0)
     again = Scene(make(scene.folder / "again"))
@@ -211,9 +207,7 @@ def test_no_publisher_is_judged_before_its_slot_has_ended(scene: Scene) -> None:
 
 @pytest.mark.parametrize("illegal", [DENIED, {"window": WINDOW - 1}, {"aggregate_bytes": 1}])
 @pytest.mark.parametrize("mended", [True, False])
-def test_what_is_illegal_until_the_slot_ends_does_not_count(
-    scene: Scene, illegal: PermanentError | dict[str, Any], mended: bool
-) -> None:
+def test_what_is_illegal_until_the_slot_ends_does_not_count(scene, illegal, mended):
     publisher, slot = scene.validator(0), scene.times.roster_slot(0)
     roster = scene.publish(publisher, None, 0, slot)
     until = slot.first + 2 if mended else scene.times.null_after
@@ -223,7 +217,7 @@ def test_what_is_illegal_until_the_slot_ends_does_not_count(
         )
     else:
 
-        def refuse(operation: str, key: str) -> None:
+        def refuse(operation, key):
             if key == scene.key(0) and scene.clock.now() < until:
                 raise DENIED
 
@@ -232,8 +226,8 @@ def test_what_is_illegal_until_the_slot_ends_does_not_count(
     assert publisher_of(found) == (0 if mended else 1)
 
 
-def test_a_rejected_roster_is_kept_with_the_reason(scene: Scene) -> None:
-    def check(roster: Roster) -> None:
+def test_a_rejected_roster_is_kept_with_the_reason(scene):
+    def check(roster):
         if roster.uid == 1:
             raise RejectedError(Reason.BAD_SIGNATURE, "for a test")
 
@@ -246,7 +240,7 @@ def test_a_rejected_roster_is_kept_with_the_reason(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("fault", [BUSY, DENIED, RuntimeError("no error of the project's")])
-def test_a_bucket_that_fails_for_all_hides_no_words_and_stops_nobody(scene: Scene, fault: Exception) -> None:
+def test_a_bucket_that_fails_for_all_hides_no_words_and_stops_nobody(scene, fault):
     """The first rank's bucket is dead from the beginning; its validator still votes, and is not needed."""
     view = ScriptedStore(scene.store(0).inner)
     view.before = failing(fault)
@@ -263,10 +257,10 @@ def test_a_bucket_that_fails_for_all_hides_no_words_and_stops_nobody(scene: Scen
 
 
 @pytest.mark.parametrize("error", [PermanentError(Reason.NO_TIME_LEFT, "for a test"), BUSY])
-def test_a_publisher_that_cannot_publish_leaves_it_to_the_next_rank(scene: Scene, error: Exception) -> None:
-    tries: Counter[int] = Counter()
+def test_a_publisher_that_cannot_publish_leaves_it_to_the_next_rank(scene, error):
+    tries = Counter()
 
-    def publish(rank: int, slot: Interval) -> None:
+    def publish(rank, slot):
         tries[rank] += 1
         raise error
 
@@ -275,15 +269,15 @@ def test_a_publisher_that_cannot_publish_leaves_it_to_the_next_rank(scene: Scene
     assert (tries[0] == 1) is isinstance(error, PermanentError), "a store that fails is asked again in the slot"
 
 
-def test_a_stop_is_passed_on(scene: Scene) -> None:
-    def publish(rank: int, slot: Interval) -> None:
+def test_a_stop_is_passed_on(scene):
+    def publish(rank, slot):
         raise StoppedError("for a test")
 
     with pytest.raises(StoppedError):
         scene.settle(scene.validator(0), publish)
 
 
-def test_polling_is_bounded(scene: Scene) -> None:
+def test_polling_is_bounded(scene):
     with raising(TransientError, Reason.DECISION_MISSING):
         scene.settle(scene.validator(2))
     looks = 2 * RULES.roster_ranks * RULES.roster_slot_seconds / RULES.poll_seconds
@@ -300,9 +294,7 @@ def test_polling_is_bounded(scene: Scene) -> None:
     publishing=st.sets(st.integers(0, 2)),
     starts=st.lists(st.sampled_from([0.0, 0.7, 3.1, 5.3, 9.9]), min_size=4, max_size=4),
 )
-def test_all_who_can_tell_agree(
-    tmp_path_factory: pytest.TempPathFactory, blind: set[tuple[int, int]], publishing: set[int], starts: list[float]
-) -> None:
+def test_all_who_can_tell_agree(tmp_path_factory, blind, publishing, starts):
     """Some validators cannot read some others' buckets, and begin at different times."""
     scene = Scene(tmp_path_factory.mktemp("scene"), stakes=(31.0, 29.0, 21.0, 19.0))
     lives = []
@@ -321,10 +313,10 @@ def test_all_who_can_tell_agree(
         assert len(scene.found) == 4
 
 
-def either(act: Callable[[], None]) -> Callable[[], None]:
+def either(act):
     """The same, or nothing if it could not be decided in time."""
 
-    def attempt() -> None:
+    def attempt():
         try:
             act()
         except TransientError as error:
@@ -341,14 +333,12 @@ class Killed(BaseException):
 @pytest.mark.parametrize("dies_at", range(4))
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("lost_disk", [True, False])
-def test_a_validator_that_dies_between_storing_and_using_a_word_never_signs_another(
-    scene: Scene, dies_at: int, stored: bool, lost_disk: bool
-) -> None:
+def test_a_validator_that_dies_between_storing_and_using_a_word_never_signs_another(scene, dies_at, stored, lost_disk):
     """It dies before or after a word is stored; after a lost disk, its own bucket has what others may have read."""
     victim, words = scene.validator(1), 0
     real = scene.kept.__setitem__
 
-    def keep(uid: int, text: str) -> None:
+    def keep(uid, text):
         nonlocal words
         if uid == victim.uid:
             words += 1
@@ -358,7 +348,7 @@ def test_a_validator_that_dies_between_storing_and_using_a_word_never_signs_anot
                 raise Killed
         real(uid, text)
 
-    def lives_twice() -> None:
+    def lives_twice():
         try:
             scene.live(victim)()
         except Killed:
@@ -377,12 +367,12 @@ def test_a_validator_that_dies_between_storing_and_using_a_word_never_signs_anot
 class Keeping(dict[int, str]):
     """Words that are stored by a function."""
 
-    def __init__(self, keep: Callable[[int, str], None]) -> None:
+    def __init__(self, keep):
         super().__init__()
         self._keep = keep
         self._writing = False
 
-    def __setitem__(self, uid: int, text: str) -> None:
+    def __setitem__(self, uid, text):
         if self._writing:
             super().__setitem__(uid, text)
             return
@@ -399,22 +389,22 @@ class Keeping(dict[int, str]):
 class Gate:
     """Keeps requests for some keys waiting until it is opened."""
 
-    def __init__(self, *keys: str) -> None:
+    def __init__(self, *keys):
         self.opened = threading.Event()
         self._keys = keys
 
-    def __call__(self, operation: str, key: str) -> None:
+    def __call__(self, operation, key):
         if key in self._keys:
             assert self.opened.wait(60)
 
 
-def threaded_voter(scene: Scene, rank: int) -> Voter:
+def threaded_voter(scene, rank):
     exchange = scene.subnet.exchange(scene.validator(rank))
     judge = Judge(exchange, scene.times, scene.cache(), concurrency=4)
     return Voter(BallotBox(exchange, WINDOW), judge, publish_own=no_roster, kept=None, keep=lambda text: None)
 
 
-def acts(voter: Voter) -> float:
+def acts(voter):
     """Read and act once; the seconds that it took."""
     started = time.monotonic()
     voter.ballots.look()
@@ -423,7 +413,7 @@ def acts(voter: Voter) -> float:
 
 
 @pytest.mark.parametrize("after_slot", [False, True])
-def test_a_slow_bucket_of_a_publisher_does_not_hold_up_the_voter(scene: Scene, after_slot: bool) -> None:
+def test_a_slow_bucket_of_a_publisher_does_not_hold_up_the_voter(scene, after_slot):
     slot = scene.times.roster_slot(0)
     roster = scene.publish(scene.validator(0), None, 0, slot)
     gate = scene.store(0).before = Gate(scene.key(0))
@@ -443,7 +433,7 @@ def test_a_slow_bucket_of_a_publisher_does_not_hold_up_the_voter(scene: Scene, a
     assert {(word.step, word.value) for word in voter.ballots.own} == {("vote", roster.digest)}
 
 
-def test_a_roster_that_comes_during_a_look_is_seen_by_the_look_after_the_slot(scene: Scene) -> None:
+def test_a_roster_that_comes_during_a_look_is_seen_by_the_look_after_the_slot(scene):
     """The look that began in the slot saw nothing: that decides nothing."""
     slot = scene.times.roster_slot(0)
     scene.clock.sleep_until(slot.first)
@@ -451,7 +441,7 @@ def test_a_roster_that_comes_during_a_look_is_seen_by_the_look_after_the_slot(sc
     roster = again.publish(again.validator(0), (), 0, slot)
     voter, seen = threaded_voter(scene, 1), threading.Event()
 
-    def answer(operation: str, key: str) -> None:
+    def answer(operation, key):
         if key == scene.key(0) and not seen.is_set():
             seen.set()
             gate.opened.wait(60)
@@ -471,7 +461,7 @@ def test_a_roster_that_comes_during_a_look_is_seen_by_the_look_after_the_slot(sc
     assert {(word.step, word.value) for word in voter.ballots.own} == {("vote", NULL_WINDOW)}
 
 
-def test_a_slow_bucket_costs_a_settlement_no_other_buckets_time(scene: Scene) -> None:
+def test_a_slow_bucket_costs_a_settlement_no_other_buckets_time(scene):
     """The publisher's roster hangs after the decision; a copy of it is read meanwhile."""
     scene.run(*scene.ranks(0, 1, 2))
     sealed = scene.found[2].sealed

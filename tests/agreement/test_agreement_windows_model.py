@@ -8,7 +8,7 @@ holds for any number of windows, with any number of faults. Random runs in which
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -48,7 +48,7 @@ class Windows:
     explored: dict[int, int] = field(default_factory=dict)
     """By the number of values that were decided on the window before: the states of the next one."""
 
-    def wrong(self) -> Iterator[str]:
+    def wrong(self):
         """What is wrong in any window; at the end, `explored` has all numbers of decisions that can be reached."""
         waiting = {1}
         while waiting:
@@ -68,7 +68,7 @@ class Windows:
             self.explored[num_histories] = model.states
             waiting -= self.explored.keys()
 
-    def _after(self, num_histories: int) -> Model:
+    def _after(self, num_histories):
         """The next window: a roster for each decision, and null; without liars also one that follows no decision."""
         rosters = [f"{place:x}" * 64 for place in range(num_histories)]
         legal = (*rosters, NULL_WINDOW)
@@ -78,7 +78,7 @@ class Windows:
 
 @pytest.mark.parametrize("share", [HALF, TWO_THIRDS])
 @pytest.mark.parametrize("num_ballots", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_the_decisions_of_all_windows_make_one_history(share: float, num_ballots: int) -> None:
+def test_the_decisions_of_all_windows_make_one_history(share, num_ballots):
     windows = Windows(UNEQUAL, share, num_ballots=num_ballots)
     assert list(windows.wrong()) == []
     assert windows.explored.keys() == {1}
@@ -92,9 +92,7 @@ def test_the_decisions_of_all_windows_make_one_history(share: float, num_ballots
         pytest.param(HALF, 2, {1, 2, 3}, marks=pytest.mark.long),
     ],
 )
-def test_after_several_decisions_the_next_windows_are_decided(
-    share: float, num_ballots: int, decisions: set[int]
-) -> None:
+def test_after_several_decisions_the_next_windows_are_decided(share, num_ballots, decisions):
     windows = Windows(LIAR, share, 1, num_ballots)
     assert list(windows.wrong()) == []
     assert windows.explored.keys() == decisions
@@ -107,7 +105,7 @@ def test_after_several_decisions_the_next_windows_are_decided(
         (Windows(LIAR, HALF, 1, 2, replace(Rules(), bound_is_judged=True)), STANDSTILL),
     ],
 )
-def test_each_rule_between_windows_is_needed(windows: Windows, violation: str) -> None:
+def test_each_rule_between_windows_is_needed(windows, violation):
     assert next(windows.wrong()) == violation
 
 
@@ -127,12 +125,12 @@ class Validator:
     shown: dict[int, set[Said]] = field(default_factory=lambda: defaultdict(set))
     applied: tuple[str, ...] = ()
 
-    def look_at(self, author: "Validator") -> None:
+    def look_at(self, author):
         """Read what another validator shows."""
         for window, words in author.shown.items():
             self.read[window] |= words
 
-    def act(self, roster: str, *, waits: bool, crashes: bool) -> None:
+    def act(self, roster, *, waits, crashes):
         """Apply what is decided, or sign the next word, in the first window that it has not applied."""
         words = self.read[len(self.applied)]
         if (deciding := decided(words, self.power)) is not None:
@@ -142,7 +140,7 @@ class Validator:
         if not crashes:  # between storing a word and showing it
             self.shown = defaultdict(set, {window: set(found) for window, found in self.read.items()})
 
-    def _next(self, words: set[Said], roster: str, waits: bool) -> Said | None:
+    def _next(self, words, roster, waits):
         ballot = newest_open(words, self.power)
         own = {(word.ballot, word.step) for word in words if word.uid == self.uid}
         if (ballot, "lock") in own or any(each > ballot for each, _ in own):
@@ -157,7 +155,7 @@ class Validator:
         locked_in, value = highest_lock(words, self.uid)
         return Said(ballot, "lock", self.uid, value, locked_in)
 
-    def _wanted(self, words: set[Said], ballot: int, roster: str) -> str | None:
+    def _wanted(self, words, ballot, roster):
         bound = bound_to(words, self.power, ballot)
         if bound is not None or ballot >= ROSTER_RANKS:
             return bound or NULL_WINDOW
@@ -165,12 +163,12 @@ class Validator:
 
 
 @pytest.mark.parametrize("share", [HALF, TWO_THIRDS])
-def test_no_order_of_three_windows_with_two_faults_makes_two_histories(share: float) -> None:
+def test_no_order_of_three_windows_with_two_faults_makes_two_histories(share):
     for seed in range(200):
         run_at_random(Random(seed), Stakes(dict(enumerate(UNEQUAL)), share))
 
 
-def run_at_random(random: Random, power: Stakes, num_events: int = 120, num_faults: int = 2) -> None:
+def run_at_random(random, power, num_events=120, num_faults=2):
     # 1. Any order: somebody reads another's words, and acts. A second roster of a publisher is a fault, so is a crash.
     validators = [Validator(uid, power) for uid in range(len(UNEQUAL))]
     for _ in range(num_events):

@@ -1,14 +1,12 @@
 """The audit of published evidence agrees with an honest validator, and names every field that a lying one changed."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from lab.hotkeys import hotkey_from_seed
-from templar.audit.evidence_audit import Auditor, EvidenceAudit, Subject
-from templar.chain.base import Metagraph, WeightsSchedule
+from templar.audit.evidence_audit import Auditor, Subject
+from templar.chain.base import WeightsSchedule
 from templar.chain.extrinsics import differing_uids
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
@@ -16,28 +14,22 @@ from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import seal
 from templar.hparams import TrainerSettings
-from templar.neuron.configuration import NeuronConfig
 from templar.neuron.validator import Validator
 from templar.scoring.conclude import conclude
 from templar.scoring.differences import DifferenceKind
 from templar.scoring.evidence import (
     Ban,
     Departed,
-    Evidence,
     Likeness,
     MeasuredOn,
-    MinerFacts,
-    MinerRecord,
     SlashRecord,
-    WeightRecord,
-    WindowFacts,
 )
 from templar.scoring.evidence_chain import find_standing
 from templar.scoring.standing import FRESH, Event, ScoreCard, Standing
 from tests.support.errors import raising
 from tests.support.facts import record_of
 from tests.support.marks import some_quick
-from tests.support.network import Build, Network, tiny
+from tests.support.network import Network, tiny
 
 ACTORS = ["honest", "late", "lazy", "garbage", "honest", "honest"]
 HONEST, LATE, LAZY, GARBAGE, SECOND, THIRD = range(3, 9)
@@ -47,22 +39,19 @@ PEERS = {"gather_peer_count": 3, "reserve_peer_count": 0, "peer_replacement_freq
 
 STRANGER = "5" + "F" * 47
 
-Lie = Callable[[Evidence, Evidence], Evidence]
-"""From the true evidence and the one before it to the evidence of a lying validator."""
 
-
-def evidence_key(network: Network, window: int) -> str:
+def evidence_key(network, window):
     return window_key(Kind.EVIDENCE, window, network.member("validator-2").uid)
 
 
-def publish(network: Network, evidence: Evidence, window: int) -> None:
+def publish(network, evidence, window):
     """Put another evidence in the place of the validator's, signed by it."""
     data = seal(evidence, network.member("validator-2").hotkey).encode()
     network.bucket("validator-2").put(evidence_key(network, window), data)
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def network(tmp_path_factory):
     """A network of honest miners and others after five windows, with penalties."""
     network = Network(tmp_path_factory.mktemp("audited"), tiny(peers=PEERS), actors=ACTORS)
     network.run(range(1, WINDOW + 2))
@@ -71,23 +60,23 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def auditor(network: Network) -> Iterator[Auditor]:
+def auditor(network):
     """An observer's."""
     node = network.world.observer()
     yield Auditor(node)
     node.stop()
 
 
-def of_evidence(auditor: Auditor, window: int) -> EvidenceAudit:
+def of_evidence(auditor, window):
     """The audit of the only validator's evidence."""
     roster, evidence = auditor.audit(window).parts
     assert (roster.subject, evidence.subject) == (Subject.ROSTER, Subject.EVIDENCE)
     return evidence
 
 
-def test_an_honest_network_has_no_differences(network: Network, auditor: Auditor) -> None:
+def test_an_honest_network_has_no_differences(network, auditor):
     """On the same hardware exactly, in every window, the first one and the newest included."""
-    slashed, unlisted = set[str](), 0
+    slashed, unlisted = set(), 0
     for window in range(1, WINDOW + 2):
         audit = auditor.audit(window)
         assert [part.summary for part in audit.parts] == ["roster of uid 1 verified", "evidence of uid 2 verified"]
@@ -104,7 +93,7 @@ def test_an_honest_network_has_no_differences(network: Network, auditor: Auditor
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_fifty_windows_have_no_differences(build: Build) -> None:
+def test_fifty_windows_have_no_differences(build):
     """With a late miner, one that publishes garbage and is banned for it, and two that publish the same."""
     scoring = {"overlap_grace_windows": 10, "slashing": {"invalid": {"ban_windows": 200}}}
     storage = {"retention_windows": 200, "snapshot_frequency": 25}
@@ -113,7 +102,7 @@ def test_fifty_windows_have_no_differences(build: Build) -> None:
     network = build(hparams, actors=actors)
     network.run(range(1, 51))
     node = network.world.observer()
-    auditor, events, discounts = Auditor(node), set[str](), set[Reason | None]()
+    auditor, events, discounts = Auditor(node), set(), set()
     for window in range(1, 51):
         audit = auditor.audit(window)
         assert audit.verified, audit.summary
@@ -128,30 +117,30 @@ def test_fifty_windows_have_no_differences(build: Build) -> None:
 # Facts: a liar concludes from them as an honest validator would, so only the window itself can tell.
 
 
-def with_facts(**changes: Any) -> Lie:
+def with_facts(**changes):
     """Another account of the window."""
     return lambda true, before: _concluded(replace(true.facts, **changes), true, before.standing)
 
 
-def with_miner(uid: int, change: Callable[[MinerFacts], dict[str, Any]]) -> Lie:
+def with_miner(uid, change):
     """Another account of one miner."""
 
-    def lie(true: Evidence, before: Evidence) -> Evidence:
+    def lie(true, before):
         miners = (facts.model_copy(update=change(facts)) if facts.uid == uid else facts for facts in true.facts.miners)
         return _concluded(replace(true.facts, miners=tuple(miners)), true, before.standing)
 
     return lie
 
 
-def _concluded(facts: WindowFacts, true: Evidence, standing: Standing) -> Evidence:
+def _concluded(facts, true, standing):
     author = {name: getattr(true, name) for name in ("netuid", "genesis", "uid", "hotkey")}
     return conclude(facts, standing, tiny(peers=PEERS), author)
 
 
-def part(name: str, **changes: float | None) -> Callable[[MinerFacts], dict[str, Any]]:
+def part(name, **changes):
     """A change of an estimate or a measurement: a number is added to, None replaces."""
 
-    def change(facts: MinerFacts) -> dict[str, Any]:
+    def change(facts):
         known = getattr(facts, name)
         update = {key: None if by is None else getattr(known, key) + by for key, by in changes.items()}
         return {name: known.model_copy(update=update)}
@@ -159,35 +148,32 @@ def part(name: str, **changes: float | None) -> Callable[[MinerFacts], dict[str,
     return change
 
 
-def nothing_counts(reason: Reason | None) -> Callable[[MinerFacts], dict[str, Any]]:
+def nothing_counts(reason):
     nothing = ("payload_sha256", "windows_behind", "estimate", "measurement", "norm_ratio", "overlap", "repeat")
     return lambda facts: {**dict.fromkeys(nothing), "reason": reason, "applied": False}
 
 
-def without(uid: int) -> Lie:
+def without(uid):
     """One miner is passed over."""
 
-    def lie(true: Evidence, before: Evidence) -> Evidence:
+    def lie(true, before):
         miners = tuple(facts for facts in true.facts.miners if facts.uid != uid)
         return _concluded(replace(true.facts, miners=miners), true, before.standing)
 
     return lie
 
 
-def with_another(true: Evidence, before: Evidence) -> Evidence:
+def with_another(true, before):
     """A miner that is not registered, with a friend's numbers."""
     friend = record_of(true, HONEST).facts.model_copy(update={"uid": 40, "hotkey": STRANGER, "applied": False})
     return _concluded(replace(true.facts, miners=(*true.facts.miners, friend)), true, before.standing)
 
 
-Change = Callable[[MinerFacts], dict[str, Any]]
-
-
-def same(**changes: Any) -> Change:
+def same(**changes):
     return lambda _: changes
 
 
-MINER_FACTS: dict[str, tuple[int, Change, str]] = {
+MINER_FACTS = {
     "a loss": (HONEST, part("estimate", random_before=0.5), "estimate.random_before"),
     "a gain": (LAZY, part("estimate", random_gain=0.01), "estimate.random_gain"),
     "a loss that is not finite": (SECOND, part("measurement", random_after=None), "measurement.random_after"),
@@ -212,7 +198,7 @@ MINER_FACTS: dict[str, tuple[int, Change, str]] = {
     "not applied": (HONEST, same(applied=False), "applied"),
     "another hotkey": (LAZY, same(hotkey=STRANGER), "hotkey"),
 }
-FACTS: dict[str, tuple[Lie, str]] = {
+FACTS = {
     **{
         name: (with_miner(uid, change), f"miners[uid {uid}].facts.{field}")
         for name, (uid, change, field) in MINER_FACTS.items()
@@ -229,14 +215,14 @@ FACTS: dict[str, tuple[Lie, str]] = {
 }
 
 
-def test_a_payload_counts_that_is_not_in_the_roster(network: Network) -> None:
+def test_a_payload_counts_that_is_not_in_the_roster(network):
     """Only its bucket contradicts a validator that says it revealed nothing."""
     facts = record_of(network.evidence(WINDOW), SECOND).facts
     assert facts.payload_sha256 is not None
     assert (facts.tier, facts.applied) == ("other", False)
 
 
-def audited(network: Network, auditor: Auditor, lie: Lie, *, differs: bool = True) -> EvidenceAudit:
+def audited(network, auditor, lie, *, differs=True):
     """Audit a lie in place of the true evidence, which is restored."""
     true, before = network.evidence(WINDOW), network.evidence(WINDOW - 1)
     false = lie(true, before)
@@ -254,7 +240,7 @@ QUICK_FACTS |= {"a milder reason", "an added uid", "the roster", "the seed block
 
 
 @pytest.mark.parametrize("name", some_quick(FACTS, QUICK_FACTS))
-def test_a_false_observation_is_named(network: Network, auditor: Auditor, name: str) -> None:
+def test_a_false_observation_is_named(network, auditor, name):
     lie, where = FACTS[name]
     audit = audited(network, auditor, lie)
     assert audit.first.where == where
@@ -263,7 +249,7 @@ def test_a_false_observation_is_named(network: Network, auditor: Auditor, name: 
     assert not audit.verified
 
 
-def test_every_difference_says_of_which_kind_it_is(network: Network, auditor: Auditor) -> None:
+def test_every_difference_says_of_which_kind_it_is(network, auditor):
     kinds = {
         "a gain": DifferenceKind.MEASUREMENT,
         "the loss of the batch": DifferenceKind.MEASUREMENT,
@@ -282,13 +268,13 @@ def test_every_difference_says_of_which_kind_it_is(network: Network, auditor: Au
 class InBfloat16(Validator):
     """A validator that measures in bfloat16."""
 
-    def __init__(self, config: NeuronConfig) -> None:
+    def __init__(self, config):
         chosen = TrainerSettings(precision="bfloat16", repeatable=False)
         super().__init__(replace(config, trainer=chosen))
 
 
 @pytest.fixture(scope="module")
-def other_hardware(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def other_hardware(tmp_path_factory):
     kinds = {"validator": InBfloat16}
     network = Network(tmp_path_factory.mktemp("bfloat16"), tiny(peers=PEERS), actors=ACTORS, kinds=kinds)
     network.run(range(1, WINDOW + 1))
@@ -296,7 +282,7 @@ def other_hardware(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network
     network.stop()
 
 
-def test_an_audit_in_another_precision_finds_a_forged_measurement_and_no_other(other_hardware: Network) -> None:
+def test_an_audit_in_another_precision_finds_a_forged_measurement_and_no_other(other_hardware):
     network, node = other_hardware, other_hardware.world.observer()
     auditor = Auditor(node)
     for window in range(1, WINDOW + 1):
@@ -324,7 +310,7 @@ def test_an_audit_in_another_precision_finds_a_forged_measurement_and_no_other(o
     node.stop()
 
 
-def test_a_tolerance_covers_last_digits_of_measurements_only(network: Network, auditor: Auditor) -> None:
+def test_a_tolerance_covers_last_digits_of_measurements_only(network, auditor):
     """Its last digits are others; what follows from them has to follow from them exactly."""
     digits = with_miner(SECOND, part("measurement", own_after=1e-7))
     assert not audited(network, auditor, digits).verified
@@ -337,14 +323,14 @@ def test_a_tolerance_covers_last_digits_of_measurements_only(network: Network, a
 # What follows from the facts, and from the evidence before.
 
 
-def with_field(**changes: Callable[[Any], Any]) -> Lie:
+def with_field(**changes):
     """Another value of a field of the whole evidence."""
     return lambda true, _: true.model_copy(
         update={name: change(getattr(true, name)) for name, change in changes.items()}
     )
 
 
-def with_record(uid: int, change: Callable[[MinerRecord], dict[str, Any]]) -> Lie:
+def with_record(uid, change):
     """Another record of one miner."""
     return lambda true, _: true.model_copy(
         update={
@@ -355,29 +341,29 @@ def with_record(uid: int, change: Callable[[MinerRecord], dict[str, Any]]) -> Li
     )
 
 
-def card(which: str, **changes: Any) -> Callable[[MinerRecord], dict[str, Any]]:
+def card(which, **changes):
     return lambda record: {which: getattr(record, which).model_copy(update=changes)}
 
 
-def last_heavier(weights: tuple[WeightRecord, ...]) -> tuple[WeightRecord, ...]:
+def last_heavier(weights):
     *others, last = weights
     return (*others, last.model_copy(update={"weight": last.weight + 0.01}))
 
 
-def first_lighter(weights: tuple[WeightRecord, ...]) -> tuple[WeightRecord, ...]:
+def first_lighter(weights):
     """The burn uid is the first one."""
     first, *others = weights
     assert first.uid == 0
     return (first.model_copy(update={"weight": first.weight - 0.01}), *others)
 
 
-def from_nothing(true: Evidence, before: Evidence) -> Evidence:
+def from_nothing(true, before):
     """Conclude from an empty past, without its penalties."""
     del before
     return _concluded(true.facts, true, Standing())
 
 
-def from_long_ago(true: Evidence, before: Evidence) -> Evidence:
+def from_long_ago(true, before):
     """Conclude from a past with one false card."""
     standing = before.standing
     cards = {**standing.cards, record_of(true, HONEST).facts.hotkey: ScoreCard(uid=HONEST, mu=50.0, sigma=1.0)}
@@ -385,7 +371,7 @@ def from_long_ago(true: Evidence, before: Evidence) -> Evidence:
 
 
 INVENTED = SlashRecord(event=Event.INVALID, reason=Reason.BAD_PAYLOAD)
-MINER_RECORDS: dict[str, tuple[int, Callable[[MinerRecord], dict[str, Any]], str]] = {
+MINER_RECORDS = {
     "a score": (HONEST, lambda _: {"gradient_score": 0.5}, "gradient_score"),
     "an indicator": (LAZY, lambda record: {"indicator": -record.indicator}, "indicator"),
     "a rating before": (SECOND, card("before", mu=30.0), "before.mu"),
@@ -397,7 +383,7 @@ MINER_RECORDS: dict[str, tuple[int, Callable[[MinerRecord], dict[str, Any]], str
     "a forgiven penalty": (GARBAGE, lambda _: {"slashes": ()}, "slashes"),
     "an invented penalty": (HONEST, lambda _: {"slashes": (INVENTED,)}, "slashes"),
 }
-DERIVED: dict[str, tuple[Lie, str]] = {  # with * for the uid of the last weight
+DERIVED = {  # with * for the uid of the last weight
     **{
         name: (with_record(uid, change), f"miners[uid {uid}].{field}")
         for name, (uid, change, field) in MINER_RECORDS.items()
@@ -432,7 +418,7 @@ QUICK_DERIVED |= {
 
 
 @pytest.mark.parametrize("name", some_quick(DERIVED, QUICK_DERIVED))
-def test_a_false_conclusion_is_named(network: Network, auditor: Auditor, name: str) -> None:
+def test_a_false_conclusion_is_named(network, auditor, name):
     lie, where = DERIVED[name]
     audit = audited(network, auditor, lie)
     if "*" in where:
@@ -441,10 +427,10 @@ def test_a_false_conclusion_is_named(network: Network, auditor: Auditor, name: s
     assert audit.first.suspects == (2,)
 
 
-def test_absurd_facts_are_a_difference(network: Network, auditor: Auditor) -> None:
+def test_absurd_facts_are_a_difference(network, auditor):
     """With any numbers of a stranger, the audit ends with a verdict."""
 
-    def absurd(true: Evidence, before: Evidence) -> Evidence:
+    def absurd(true, before):
         del before
         likeness = Likeness(uid=HONEST, share=7e300)
         facts = record_of(true, SECOND).facts.model_copy(update={"overlap": likeness})
@@ -458,7 +444,7 @@ def test_absurd_facts_are_a_difference(network: Network, auditor: Auditor) -> No
 
 
 @pytest.fixture
-def replaced(network: Network) -> Iterator[Callable[[bytes], None]]:
+def replaced(network):
     """Puts other bytes in the place of the evidence; the true ones are there again afterwards."""
     bucket, key = network.bucket("validator-2"), evidence_key(network, WINDOW)
     true = network.objects("validator-2")[key][1]
@@ -466,9 +452,7 @@ def replaced(network: Network) -> Iterator[Callable[[bytes], None]]:
     bucket.put(key, true)
 
 
-def test_evidence_of_another_window_is_not_accepted(
-    network: Network, auditor: Auditor, replaced: Callable[[bytes], None]
-) -> None:
+def test_evidence_of_another_window_is_not_accepted(network, auditor, replaced):
     replaced(network.objects("validator-2")[evidence_key(network, WINDOW - 1)][1])
     audit = of_evidence(auditor, WINDOW)
     assert [str(each) for each in audit.differences] == [
@@ -477,19 +461,17 @@ def test_evidence_of_another_window_is_not_accepted(
     assert audit.first.suspects == (2,)
 
 
-def test_an_old_evidence_signed_for_another_window_is_found(network: Network, auditor: Auditor) -> None:
+def test_an_old_evidence_signed_for_another_window_is_found(network, auditor):
     audit = audited(network, auditor, lambda _, before: before.model_copy(update={"window": WINDOW}))
     assert {"previous_window", "root_before", "seed_block", "roster"} <= {each.where for each in audit.differences}
 
 
-def test_an_object_that_is_not_evidence_is_named(auditor: Auditor, replaced: Callable[[bytes], None]) -> None:
+def test_an_object_that_is_not_evidence_is_named(auditor, replaced):
     replaced(b'{"body":{},"signature":1}')
     assert str(of_evidence(auditor, WINDOW).first).startswith("evidence: [malformed] ")
 
 
-def test_evidence_of_another_signer_is_not_accepted(
-    network: Network, auditor: Auditor, replaced: Callable[[bytes], None]
-) -> None:
+def test_evidence_of_another_signer_is_not_accepted(network, auditor, replaced):
     thief = network.member("aggregator-1")
     body = network.evidence(WINDOW).model_copy(update={"uid": thief.uid, "hotkey": thief.hotkey.address})
     replaced(seal(body, thief.hotkey).encode())
@@ -497,7 +479,7 @@ def test_evidence_of_another_signer_is_not_accepted(
     assert "[wrong_identity]" in str(audit.first)
 
 
-def test_the_evidence_before_must_be_shown(network: Network, auditor: Auditor) -> None:
+def test_the_evidence_before_must_be_shown(network, auditor):
     """A validator that deletes it cannot be checked, which is a difference."""
     key = evidence_key(network, WINDOW - 1)
     bucket, data = network.bucket("validator-2"), network.objects("validator-2")[key][1]
@@ -511,9 +493,7 @@ def test_the_evidence_before_must_be_shown(network: Network, auditor: Auditor) -
     assert audit.notes == ("nothing else can be recomputed without the evidence before",)
 
 
-def test_weights_on_chain_without_evidence_are_found(
-    network: Network, auditor: Auditor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_on_chain_without_evidence_are_found(network, auditor, monkeypatch):
     """At once, and on a chain that hides them for a while from then on."""
     validator, blocks = network.validator, network.hparams.windows.blocks_per_window
     true, hotkey = network.world.chain.weights()[2], network.validator.exchange.own_signer.address
@@ -535,9 +515,7 @@ def test_weights_on_chain_without_evidence_are_found(
     assert f"the chain hides the weights that were set since block {(newest + 1) * blocks}" in audits[2].notes
 
 
-def test_an_honest_validator_is_not_accused_where_epochs_change(
-    network: Network, auditor: Auditor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_honest_validator_is_not_accused_where_epochs_change(network, auditor, monkeypatch):
     """The owner has lowered the tempo: the weights that are shown are older than any formula over it says."""
     validator, head, true = network.validator, network.world.chain.block(), network.world.chain.weights()[2]
     earlier = {record.uid: record.weight for record in network.evidence(2).weights}
@@ -557,16 +535,14 @@ def test_an_honest_validator_is_not_accused_where_epochs_change(
         assert "the weights on chain are those of window 2" in audit.notes
 
 
-def test_a_validator_keeps_its_past_when_its_hotkey_is_swapped(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_validator_keeps_its_past_when_its_hotkey_is_swapped(network, monkeypatch):
     """Its evidence before is signed with the old hotkey, under the same uid and block of registration."""
     exchange, evidence = network.validator.exchange, network.evidence(WINDOW)
     standing, differences = find_standing(exchange, evidence)
     stranger, metagraph = hotkey_from_seed(bytes(32)).address, exchange.metagraph
     now = metagraph(WINDOW)
 
-    def swapped(registered_at: int) -> Metagraph:
+    def swapped(registered_at):
         change = {"hotkey": stranger, "registered_at": registered_at}
         return replace(now, neurons=tuple(replace(each, **change) if each.uid == 2 else each for each in now.neurons))
 
@@ -579,7 +555,7 @@ def test_a_validator_keeps_its_past_when_its_hotkey_is_swapped(
         assert found == known
 
 
-def test_an_audit_needs_published_evidence_of_a_closed_window(network: Network, auditor: Auditor) -> None:
+def test_an_audit_needs_published_evidence_of_a_closed_window(network, auditor):
     for window, uid, reason in (
         (WINDOW, 1, Reason.EVIDENCE_MISSING),
         (WINDOW, HONEST, Reason.NOT_REGISTERED),
@@ -592,9 +568,7 @@ def test_an_audit_needs_published_evidence_of_a_closed_window(network: Network, 
     assert auditor.newest_window() == WINDOW
 
 
-def test_what_evidence_there_is_and_when_the_next_is_due_is_said(
-    network: Network, auditor: Auditor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_evidence_there_is_and_when_the_next_is_due_is_said(network, auditor, monkeypatch):
     blocks = network.hparams.windows.blocks_per_window
     last = WINDOW + 1
     due = f"that of window {last + 1} is due when window {last + 2} closes, "

@@ -1,27 +1,23 @@
 """Findings: which exhibits are a proof, and whom the reports of a window point to."""
 
 import json
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from lab.adversary.actors import PUBLISHERS
 from lab.adversary.observe import read_report
-from templar.audit.findings import Accusation, Exhibit, Finding, Report, Suspect, is_proven, named_by
+from templar.audit.findings import Accusation, Exhibit, Finding, Suspect, is_proven, named_by
 from templar.errors import Reason
 from templar.exchange.objects import Roster
-from templar.exchange.signed import Network as Identity
 from templar.exchange.signed import Sealed
 from tests.support.network import Network, tiny
 
-Proof = tuple[Finding, Report, Identity, Suspect]
-
 
 @pytest.fixture(scope="module")
-def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
+def proof(tmp_path_factory):
     """A finding with a proof of two rosters, its report, the network's identity, and an innocent node."""
-    folder: Path = tmp_path_factory.mktemp("two-faced")
+    folder = tmp_path_factory.mktemp("two-faced")
     hparams, kinds = tiny(peers={"gather_peer_count": 8}), {"aggregator": PUBLISHERS["two_faced_publisher"]}
     network = Network(folder, hparams, actors=["honest"] * 2, kinds=kinds)
     network.run([1, 2])
@@ -33,7 +29,7 @@ def proof(tmp_path_factory: pytest.TempPathFactory) -> Proof:
     return report.findings[0], report, exchange.network, Suspect(uid=innocent.uid, hotkey=innocent.hotkey.address)
 
 
-def test_a_proof_needs_every_part_of_it(proof: Proof) -> None:
+def test_a_proof_needs_every_part_of_it(proof):
     finding, report, network, innocent = proof
     assert is_proven(finding, report, network)
     first = finding.exhibits[0]
@@ -52,7 +48,7 @@ def test_a_proof_needs_every_part_of_it(proof: Proof) -> None:
     assert not is_proven(finding, report.model_copy(update={"exhibits": (report.exhibits[first],) * 2}), network)
 
 
-def test_forged_exhibits_prove_nothing(proof: Proof) -> None:
+def test_forged_exhibits_prove_nothing(proof):
     finding, report, network, _ = proof
     true = report.exhibits[finding.exhibits[0]]
     roster = Roster.model_validate(json.loads(true.text)["body"], strict=False)
@@ -63,7 +59,7 @@ def test_forged_exhibits_prove_nothing(proof: Proof) -> None:
         assert not is_proven(changed, report.model_copy(update={"exhibits": exhibits}), network)
 
 
-def finding_of(*uids: int) -> Finding:
+def finding_of(*uids):
     suspects = tuple(Suspect(uid=each, hotkey="5" * 48) for each in uids)
     return Finding(window=1, reason="roster_omits", suspects=suspects, detail="", exhibits=())
 
@@ -81,21 +77,19 @@ def finding_of(*uids: int) -> Finding:
         ([(1, 5), (1, 6), (1, 7), (2, 7), (2, 8), (2, 9)], (1, 2)),
     ],
 )
-def test_reports_of_more_than_half_name_the_suspect_they_have_in_common(
-    suspects: list[tuple[int, ...]], named: tuple[int, ...]
-) -> None:
+def test_reports_of_more_than_half_name_the_suspect_they_have_in_common(suspects, named):
     made = [Accusation(reporter, finding_of(*uids), is_proven=False) for uids in suspects for reporter in "abc"]
     assert named_by(made, 5) == named
     assert named_by(made, 6) == (), "half of the nodes are not enough"
 
 
-def test_few_liars_name_nobody_and_hide_nobody() -> None:
+def test_few_liars_name_nobody_and_hide_nobody():
     honest = [Accusation(reporter, finding_of(1, other), is_proven=False) for reporter in "abc" for other in (5, 6)]
     lies = [Accusation("d", finding_of(*uids), is_proven=False) for uids in ((2,), (5,), (5, 6), (6, 5), (1, 7))]
     assert named_by([*honest, *lies], 4) == (1,)
     assert named_by([*lies, Accusation("d", finding_of(3), is_proven=True)], 4) == (3,)
 
 
-def test_a_finding_names_a_suspect_once() -> None:
+def test_a_finding_names_a_suspect_once():
     with pytest.raises(ValidationError, match="named twice"):
         finding_of(4, 4)

@@ -1,36 +1,28 @@
 """Audits of windows whose objects, stores or publishers changed: some changes excuse a validator, others do not."""
 
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lab.adversary.actors import PUBLISHERS
-from templar.audit.evidence_audit import Auditor, EvidenceAudit
+from templar.audit.evidence_audit import Auditor
 from templar.audit.evidence_check import MOMENTARY
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange import payload_cache
-from templar.exchange.commitments import Observed
-from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.reveal import INVALID
 from templar.exchange.signed import seal
-from templar.hparams import HParams
 from templar.neuron.aggregator import OBSERVED, Aggregator
-from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.scoring import slashing
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import MinerFacts
 from templar.store.address import BucketAddress, encode_address
 from tests.support.errors import raising
 from tests.support.facts import record_of
 from tests.support.marks import some_quick
-from tests.support.network import Build, Network, tiny
+from tests.support.network import Network, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +33,7 @@ PEERS = {"gather_peer_count": 2, "reserve_peer_count": 0, "peer_replacement_freq
 
 
 @contextmanager
-def restored(network: Network) -> Iterator[Network]:
+def restored(network):
     """Put the buckets back as they were, with their objects' times, after a test that shares the network."""
     buckets = network.world.root / "buckets"
     kept = buckets.with_name("kept")
@@ -51,7 +43,7 @@ def restored(network: Network) -> Iterator[Network]:
     kept.rename(buckets)
 
 
-def shared(folder: Path, hparams: HParams, windows: int, **changes: Any) -> Iterator[Network]:
+def shared(folder, hparams, windows, **changes):
     """A network after so many windows, for a whole module."""
     network = Network(folder, hparams, **changes)
     network.run(range(1, windows + 1))
@@ -60,34 +52,34 @@ def shared(folder: Path, hparams: HParams, windows: int, **changes: Any) -> Iter
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def honest(tmp_path_factory):
     yield from shared(tmp_path_factory.mktemp("honest"), tiny(peers=PEERS), LAST, actors=["honest"] * 3)
 
 
 @pytest.fixture
-def closed(honest: Network) -> Iterator[Network]:
+def closed(honest):
     """Three honest miners and a validator after the last window; tests change objects only."""
     with restored(honest) as network:
         yield network
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def pair(tmp_path_factory):
     actors = ["honest"] * 3
     yield from shared(tmp_path_factory.mktemp("pair"), tiny(peers=PEERS), LAST, actors=actors, num_validators=2)
 
 
 @pytest.fixture
-def two_validators(pair: Network) -> Iterator[Network]:
+def two_validators(pair):
     with restored(pair) as network:
         yield network
 
 
 @pytest.fixture
-def building(build: Build) -> Build:
+def building(build):
     """Builds networks of honest miners, two of whom are gathered."""
 
-    def start(kind: type[Aggregator] = Aggregator, *, reserve: int = 0, num_miners: int = 3, **scoring: Any) -> Network:
+    def start(kind=Aggregator, *, reserve=0, num_miners=3, **scoring):
         hparams = tiny(peers={**PEERS, "reserve_peer_count": reserve}, scoring=scoring)
         return build(hparams, actors=["honest"] * num_miners, kinds={"aggregator": kind})
 
@@ -95,16 +87,16 @@ def building(build: Build) -> Build:
 
 
 @pytest.fixture
-def network(building: Build) -> Network:
+def network(building):
     return building()
 
 
 @pytest.fixture
-def auditing() -> Iterator[Callable[[Network], Auditor]]:
+def auditing():
     """Starts auditors, and stops them."""
-    nodes: list[Node] = []
+    nodes = []
 
-    def start(network: Network, tolerance: float | None = None) -> Auditor:
+    def start(network, tolerance=None):
         node = network.world.observer()
         nodes.append(node)
         return Auditor(node, tolerance=tolerance)
@@ -114,26 +106,23 @@ def auditing() -> Iterator[Callable[[Network], Auditor]]:
         node.stop()
 
 
-Auditing = Callable[[Network], Auditor]
-
-
-def parts(auditor: Auditor, window: int = LAST) -> tuple[EvidenceAudit, EvidenceAudit]:
+def parts(auditor, window=LAST):
     """The audit of a window's roster and of the only validator's evidence."""
     roster, evidence = auditor.audit(window).parts
     return roster, evidence
 
 
-def store_again(network: Network, uid: int, kind: Kind, window: int = LAST, data: bytes | None = None) -> None:
+def store_again(network, uid, kind, window=LAST, data=None):
     """Store an object of a miner's once more, now; with other content if some is given."""
     key = window_key(kind, window, uid)
     network.bucket(uid).put(key, network.objects(uid)[key][1] if data is None else data)
 
 
-def take_away(network: Network, uid: int, kind: Kind, window: int = LAST) -> None:
+def take_away(network, uid, kind, window=LAST):
     network.bucket(uid).delete([window_key(kind, window, uid)])
 
 
-def test_reasons_that_blame_a_miner_are_not_momentary() -> None:
+def test_reasons_that_blame_a_miner_are_not_momentary():
     assert MOMENTARY.isdisjoint(slashing._BLAMED | INVALID)
 
 
@@ -141,9 +130,7 @@ def test_reasons_that_blame_a_miner_are_not_momentary() -> None:
 
 
 @pytest.mark.parametrize("kinds", [(Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT), (Kind.GRADIENT,)])
-def test_entries_of_the_roster_count_with_its_times(
-    closed: Network, auditing: Auditing, kinds: tuple[Kind, ...]
-) -> None:
+def test_entries_of_the_roster_count_with_its_times(closed, auditing, kinds):
     """A bucket may have moved since: its objects are the same, and all later."""
     for kind in kinds:
         store_again(closed, FIRST, kind)
@@ -154,7 +141,7 @@ def test_entries_of_the_roster_count_with_its_times(
     assert roster.notes == (f"uid {FIRST}: stored again since: its time is not the roster's [{reason}]",)
 
 
-def test_another_payload_in_a_miners_bucket_is_found(closed: Network, auditing: Auditing) -> None:
+def test_another_payload_in_a_miners_bucket_is_found(closed, auditing):
     """The roster's payloads come from the aggregate, so the numbers are still those that were measured."""
     other = closed.objects(SECOND)[window_key(Kind.GRADIENT, LAST, SECOND)][1]
     store_again(closed, FIRST, Kind.GRADIENT, data=other)
@@ -165,7 +152,7 @@ def test_another_payload_in_a_miners_bucket_is_found(closed: Network, auditing: 
     assert roster.uid == 1
 
 
-def test_another_payload_of_a_miner_outside_the_roster_is_found(closed: Network, auditing: Auditing) -> None:
+def test_another_payload_of_a_miner_outside_the_roster_is_found(closed, auditing):
     other = closed.objects(FIRST)[window_key(Kind.GRADIENT, LAST, FIRST)][1]
     store_again(closed, UNLISTED, Kind.GRADIENT, data=other)
     roster, evidence = parts(auditing(closed))
@@ -177,9 +164,7 @@ def test_another_payload_of_a_miner_outside_the_roster_is_found(closed: Network,
     assert evidence.notes == ("nothing is measured again, for the payloads are not the same",)
 
 
-def test_an_earlier_payload_that_is_not_shown_any_more_is_a_note(
-    building: Build, auditing: Auditing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_earlier_payload_that_is_not_shown_any_more_is_a_note(building, auditing, monkeypatch):
     """The validator compared with it; the audit of the window before finds who is at fault."""
     network = building(num_miners=5, overlap_level=0.97)  # early payloads are much alike
     network.run(range(1, LAST + 1))
@@ -198,14 +183,14 @@ def test_an_earlier_payload_that_is_not_shown_any_more_is_a_note(
     }
 
 
-def facts_of(network: Network, uid: int, window: int = LAST) -> MinerFacts:
+def facts_of(network, uid, window=LAST):
     return record_of(network.evidence(window), uid).facts
 
 
 # Proofs.
 
 
-def test_a_proof_that_came_after_it_was_looked_for_is_a_note(network: Network, auditing: Auditing) -> None:
+def test_a_proof_that_came_after_it_was_looked_for_is_a_note(network, auditing):
     network.run(range(1, LAST))
     key = window_key(Kind.PROOF, LAST - 1, FIRST)
     proof = network.objects(FIRST)[key][1]
@@ -218,7 +203,7 @@ def test_a_proof_that_came_after_it_was_looked_for_is_a_note(network: Network, a
     assert evidence.notes == (f"uid {FIRST}: 5 windows behind then; its proof was stored after that",)
 
 
-def test_a_proof_that_was_taken_away_may_be_a_lie_of_either(closed: Network, auditing: Auditing) -> None:
+def test_a_proof_that_was_taken_away_may_be_a_lie_of_either(closed, auditing):
     take_away(closed, FIRST, Kind.PROOF, LAST - 1)
     _, evidence = parts(auditing(closed))
     assert [str(each) for each in evidence.differences] == [
@@ -229,13 +214,13 @@ def test_a_proof_that_was_taken_away_may_be_a_lie_of_either(closed: Network, aud
 # Stores that failed, or fail.
 
 
-def punished(network: Network, uid: int) -> bool:
+def punished(network, uid):
     """Whether the last window cost a miner something."""
     return bool(record_of(network.evidence(LAST), uid).slashes)
 
 
 @pytest.mark.parametrize("uid", [FIRST, UNLISTED])
-def test_a_store_that_failed_then_is_a_note(network: Network, auditing: Auditing, uid: int) -> None:
+def test_a_store_that_failed_then_is_a_note(network, auditing, uid):
     """A payload of the roster was measured in any case; another one was not, which may be true."""
     network.run([1])
     network.blind(network.validator, uid)
@@ -252,14 +237,12 @@ def test_a_store_that_failed_then_is_a_note(network: Network, auditing: Auditing
 
 
 @pytest.mark.parametrize("uid", [FIRST, UNLISTED])
-def test_a_commitment_that_was_not_seen_then_is_a_note(
-    network: Network, auditing: Auditing, monkeypatch: pytest.MonkeyPatch, uid: int
-) -> None:
+def test_a_commitment_that_was_not_seen_then_is_a_note(network, auditing, monkeypatch, uid):
     """A payload of the roster was measured in any case; another one was not, and it costs its miner nothing."""
     network.run(range(1, LAST))
     real, hotkey = Validator.observe_commitments, network.member(uid).hotkey.address
 
-    def overlooking(self: Validator, window: int) -> Observed:
+    def overlooking(self, window):
         seen = real(self, window)
         seen = replace(seen, digests={each: digest for each, digest in (seen.digests or {}).items() if each != hotkey})
         self.journal.enter(window, OBSERVED, seen.to_json())
@@ -280,14 +263,12 @@ CLAIMS = (Reason.COMMIT_MISSING, Reason.BUCKET_UNREADABLE, Reason.MALFORMED)
 
 
 @pytest.mark.parametrize("reason", some_quick(CLAIMS, {Reason.COMMIT_MISSING}))
-def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(
-    network: Network, auditing: Auditing, monkeypatch: pytest.MonkeyPatch, reason: Reason
-) -> None:
+def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(network, auditing, monkeypatch, reason):
     """The liar even measures as if it were so."""
     network.run(range(1, LAST))
     real = Validator.gather
 
-    def lying(self: Validator, window: int) -> GatherReport:
+    def lying(self, window):
         report = real(self, window)
         outcomes = tuple(
             replace(each, submission=None, reason=reason) if each.uid == UNLISTED else each for each in report.outcomes
@@ -303,7 +284,7 @@ def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(
     assert found.suspects == (2,)
 
 
-def test_a_store_that_fails_now_is_no_verdict(closed: Network, auditing: Auditing) -> None:
+def test_a_store_that_fails_now_is_no_verdict(closed, auditing):
     auditor = auditing(closed)
     closed.blind(auditor.node, UNLISTED)
     roster, evidence = parts(auditor)
@@ -315,7 +296,7 @@ def test_a_store_that_fails_now_is_no_verdict(closed: Network, auditing: Auditin
     assert evidence.summary.startswith("evidence of uid 2 cannot be audited [store_unreachable] ")
 
 
-def test_known_differences_stand_if_a_store_fails_later(closed: Network, auditing: Auditing) -> None:
+def test_known_differences_stand_if_a_store_fails_later(closed, auditing):
     true, member = closed.evidence(LAST), closed.member("validator-2")
     key, false = window_key(Kind.EVIDENCE, LAST, 2), true.model_copy(update={"weights": true.weights[:-1]})
     closed.bucket(member.name).put(key, seal(false, member.hotkey).encode())
@@ -327,7 +308,7 @@ def test_known_differences_stand_if_a_store_fails_later(closed: Network, auditin
     assert audit.summary.startswith(f"window {LAST}: evidence of uid 2 differs [evidence_differs] weights[uid ")
 
 
-def test_a_network_that_cannot_be_replayed_cannot_be_audited(closed: Network, auditing: Auditing) -> None:
+def test_a_network_that_cannot_be_replayed_cannot_be_audited(closed, auditing):
     auditor = auditing(closed)
     with closed.outage("aggregator-1"), closed.outage("validator-2"), pytest.raises(TransientError):
         auditor.audit(LAST)
@@ -337,7 +318,7 @@ def test_a_network_that_cannot_be_replayed_cannot_be_audited(closed: Network, au
 # The reserve: asked in the places of others only.
 
 
-def test_asked_miners_of_the_reserve_are_told_from_unasked_ones(building: Build, auditing: Auditing) -> None:
+def test_asked_miners_of_the_reserve_are_told_from_unasked_ones(building, auditing):
     network = building(reserve=1)
     network.run([1])
     withheld = Reason.COMMIT_MISSING
@@ -359,14 +340,14 @@ def test_asked_miners_of_the_reserve_are_told_from_unasked_ones(building: Build,
 
 
 @pytest.fixture(scope="module")
-def banning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def banning(tmp_path_factory):
     hparams = tiny(scoring={"slashing": {"invalid": {"ban_windows": 200}}}, peers={"gather_peer_count": 4})
     actors = ["honest", "honest", "garbage", "garbage"]
     yield from shared(tmp_path_factory.mktemp("banning"), hparams, 4, actors=actors)
 
 
 @pytest.fixture
-def with_bans(banning: Network) -> Iterator[Network]:
+def with_bans(banning):
     """Two honest miners, and two that publish garbage and are banned for it."""
     with restored(banning) as network:
         assert [facts_of(network, uid, 4).reason for uid in BANNED] == [Reason.BANNED] * 2
@@ -376,7 +357,7 @@ def with_bans(banning: Network) -> Iterator[Network]:
 BANNED = (5, 6)
 
 
-def tell(network: Network, uid: int, window: int, **changes: object) -> None:
+def tell(network, uid, window, **changes):
     """Publish another account of one miner, with all that follows from it."""
     true, standing = network.evidence(window), network.evidence(window - 1).standing
     miners = (each.model_copy(update=changes) if each.uid == uid else each for each in true.facts.miners)
@@ -392,7 +373,7 @@ NOT_MEASURED = dict.fromkeys(
 )
 
 
-def test_a_banned_miner_must_not_be_measured(with_bans: Network, auditing: Auditing) -> None:
+def test_a_banned_miner_must_not_be_measured(with_bans, auditing):
     tell(with_bans, BANNED[0], 4, payload_sha256="ab" * 32, reason=None, windows_behind=0)
     _, evidence = parts(auditing(with_bans), 4)
     (found,) = evidence.differences
@@ -402,7 +383,7 @@ def test_a_banned_miner_must_not_be_measured(with_bans: Network, auditing: Audit
     )
 
 
-def test_a_false_bucket_that_decides_a_ban_is_the_validators_lie(with_bans: Network, auditing: Auditing) -> None:
+def test_a_false_bucket_that_decides_a_ban_is_the_validators_lie(with_bans, auditing):
     """The chain says which bucket was committed when the window opened."""
     banned = facts_of(with_bans, BANNED[0], 4).bucket
     tell(with_bans, FIRST, 4, **NOT_MEASURED, bucket=banned, reason=Reason.BANNED)
@@ -411,9 +392,7 @@ def test_a_false_bucket_that_decides_a_ban_is_the_validators_lie(with_bans: Netw
     assert evidence.first.suspects == (2,)
 
 
-def test_a_miner_that_moved_to_another_bucket_since_changes_no_old_window(
-    with_bans: Network, auditing: Auditing
-) -> None:
+def test_a_miner_that_moved_to_another_bucket_since_changes_no_old_window(with_bans, auditing):
     """The last test of this network, for the chain keeps the new commitment."""
     cheat = with_bans.nodes[with_bans.member(BANNED[0]).name]
     cheat.chain.set_commitment(encode_address(BucketAddress("f" * 32, "local", "local")))
@@ -433,9 +412,7 @@ def test_a_miner_that_moved_to_another_bucket_since_changes_no_old_window(
         ("two_faced_publisher", True, Reason.ROSTER_EQUIVOCATION),
     ],
 )
-def test_a_lying_publisher_is_named_and_a_failing_one_noted(
-    building: Build, auditing: Auditing, kind: str, differs: bool, reason: Reason
-) -> None:
+def test_a_lying_publisher_is_named_and_a_failing_one_noted(building, auditing, kind, differs, reason):
     network = building(PUBLISHERS[kind])
     network.run(range(1, LAST + 1))
     auditor = auditing(network)
@@ -449,9 +426,7 @@ def test_a_lying_publisher_is_named_and_a_failing_one_noted(
         assert all(each.suspects[0] == 1 for each in roster.differences)
 
 
-def test_an_empty_roster_leaves_all_miners_out(
-    network: Network, auditing: Auditing, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_roster_leaves_all_miners_out(network, auditing, monkeypatch):
     monkeypatch.setattr(network.aggregator, "chosen", lambda report: [])
     network.run([1, 2])
     roster, evidence = parts(auditing(network), 2)
@@ -463,7 +438,7 @@ def test_an_empty_roster_leaves_all_miners_out(
 # The auditor's own state.
 
 
-def test_two_validators_are_audited_each(two_validators: Network, auditing: Auditing) -> None:
+def test_two_validators_are_audited_each(two_validators, auditing):
     audit = auditing(two_validators).audit(LAST)
     assert [part.title for part in audit.parts] == ["roster of uid 1", "evidence of uid 2", "evidence of uid 3"]
     assert audit.verified
@@ -472,7 +447,7 @@ def test_two_validators_are_audited_each(two_validators: Network, auditing: Audi
     )
 
 
-def test_evidence_of_another_validator_is_no_evidence_of_ones_own(two_validators: Network, auditing: Auditing) -> None:
+def test_evidence_of_another_validator_is_no_evidence_of_ones_own(two_validators, auditing):
     """A validator that copies instead of measuring has another past."""
     thief = two_validators.member("validator-3")
     copied = two_validators.evidence(LAST).model_copy(update={"uid": thief.uid, "hotkey": thief.hotkey.address})
@@ -482,7 +457,7 @@ def test_evidence_of_another_validator_is_no_evidence_of_ones_own(two_validators
     assert audit.differing.first.where == "previous"
 
 
-def test_an_audit_goes_on_where_the_last_one_ended(network: Network, auditing: Auditing) -> None:
+def test_an_audit_goes_on_where_the_last_one_ended(network, auditing):
     network.run(range(1, 9))
     for windows in ((8,), (4, 5), (7,), (1,)):
         auditor = auditing(network)
@@ -490,7 +465,7 @@ def test_an_audit_goes_on_where_the_last_one_ended(network: Network, auditing: A
         auditor.node.stop()
 
 
-def test_expired_evidence_cannot_be_audited(network: Network, auditing: Auditing) -> None:
+def test_expired_evidence_cannot_be_audited(network, auditing):
     """Evidence follows an evidence; the oldest one that is kept follows one that is not."""
     network.run(range(1, LAST + 1))
     retention = network.hparams.storage.retention_windows

@@ -1,13 +1,10 @@
 """A rehearsal agrees with the validator about published payloads, and scores what was not published as honest work."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from templar.audit import rehearsal
 from templar.audit.evidence_audit import Auditor
-from templar.audit.rehearsal import Rehearsal, rehearse
+from templar.audit.rehearsal import rehearse
 from templar.errors import PermanentError, Reason
 from templar.training.train import Trainer
 from tests.support.errors import raising
@@ -18,7 +15,7 @@ NEWEST = 3
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def network(tmp_path_factory):
     network = Network(tmp_path_factory.mktemp("rehearsed"), tiny(), actors=["late", "lazy", "honest", "honest"])
     network.run(range(1, NEWEST + 2))
     yield network
@@ -26,20 +23,20 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def auditor(network: Network) -> Iterator[Auditor]:
+def auditor(network):
     node = network.world.observer()
     yield Auditor(node)
     node.stop()
 
 
-def rehearsed(network: Network, auditor: Auditor, uid: int, seconds: float = 60.0) -> Rehearsal:
+def rehearsed(network, auditor, uid, seconds=60.0):
     member = next(member for member in network.world.members if member.uid == uid)
     trainer = Trainer(auditor.node.hparams.model)
     return rehearse(auditor, trainer, member.hotkey, seconds)
 
 
 @pytest.mark.parametrize("uid", [LAZY, HONEST])
-def test_what_was_published_is_rated_exactly_as_the_validator_did(network: Network, auditor: Auditor, uid: int) -> None:
+def test_what_was_published_is_rated_exactly_as_the_validator_did(network, auditor, uid):
     found = rehearsed(network, auditor, uid)
     assert (found.window, found.missed, found.trained, found.refused) == (NEWEST, None, None, None)
     assert found.evidence == network.evidence(NEWEST)
@@ -47,7 +44,7 @@ def test_what_was_published_is_rated_exactly_as_the_validator_did(network: Netwo
     assert found.place[1] == 3
 
 
-def test_what_came_too_late_is_trained_again_and_counts(network: Network, auditor: Auditor, tmp_path: Path) -> None:
+def test_what_came_too_late_is_trained_again_and_counts(network, auditor, tmp_path):
     published = {record.uid: record for record in network.evidence(NEWEST).miners}
     assert published[LATE].facts.payload_sha256 is None
     found = rehearsed(network, auditor, LATE)
@@ -69,9 +66,7 @@ def test_what_came_too_late_is_trained_again_and_counts(network: Network, audito
     assert again.missed is found.missed
 
 
-def test_a_payload_that_no_reader_takes_has_its_reason(
-    network: Network, auditor: Auditor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_payload_that_no_reader_takes_has_its_reason(network, auditor, monkeypatch):
     monkeypatch.setattr(rehearsal, "encode", lambda *arguments: b"no payload")
     found = rehearsed(network, auditor, LATE)
     assert found.refused is not None
@@ -79,7 +74,7 @@ def test_a_payload_that_no_reader_takes_has_its_reason(
     assert (found.evidence, found.place) == (None, None)
 
 
-def test_no_time_and_no_registration_are_said(network: Network, auditor: Auditor) -> None:
+def test_no_time_and_no_registration_are_said(network, auditor):
     with raising(PermanentError, Reason.NO_TIME_LEFT):
         rehearsed(network, auditor, LATE, seconds=0.0)
     with raising(PermanentError, Reason.NOT_REGISTERED, match="was no miner when window 3 opened"):

@@ -1,7 +1,6 @@
 """Replay from the genesis or from a checkpoint: the roots are those that a quorum proved."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -10,23 +9,22 @@ from templar.errors import PermanentError, Reason
 from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.neuron.node import Node
 from tests.support.errors import raising
-from tests.support.network import Network
 
 
 @pytest.fixture
-def played(network: Network) -> Network:
+def played(network):
     network.run([1, 2])
     publish_newest_checkpoint(network.config("aggregator-1"))
     network.run([3])
     return network
 
 
-def reader(network: Network, home: Path) -> Node:
+def reader(network, home):
     config = network.world.observer().config
     return Node(replace(config, name=home.name, home=home))
 
 
-def test_every_window_agrees_with_what_was_proven(played: Network, tmp_path: Path) -> None:
+def test_every_window_agrees_with_what_was_proven(played, tmp_path):
     state = played.aggregator.state
     for first, windows in ((0, [1, 2, 3]), (2, [3])):
         node = reader(played, tmp_path / str(first))
@@ -38,7 +36,7 @@ def test_every_window_agrees_with_what_was_proven(played: Network, tmp_path: Pat
         node.stop()
 
 
-def test_another_state_than_the_proven_one_shows(played: Network, tmp_path: Path) -> None:
+def test_another_state_than_the_proven_one_shows(played, tmp_path):
     node = reader(played, tmp_path / "other")
     for param in node.state.params.values():
         param.add_(1)
@@ -46,7 +44,7 @@ def test_another_state_than_the_proven_one_shows(played: Network, tmp_path: Path
     node.stop()
 
 
-def test_where_it_cannot_begin_or_end_is_said(played: Network, tmp_path: Path) -> None:
+def test_where_it_cannot_begin_or_end_is_said(played, tmp_path):
     node = reader(played, tmp_path / "lost")
     with raising(PermanentError, Reason.OBJECT_MISSING, match="no validator shows a checkpoint of window 3"):
         begin_at(node, 3)

@@ -1,6 +1,5 @@
 """Every node audits the roster that was decided: bad publishers and miners are named, and honest nodes agree."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,27 +8,21 @@ from lab.adversary.actors import PUBLISHERS, SilentPublisher
 from lab.adversary.observe import read_report
 from templar.agreement.ballot_box import decided_roster
 from templar.agreement.voter import Settlement
-from templar.audit.findings import Accusation, Finding, Report, is_proven, named_by
+from templar.audit.findings import Accusation, is_proven, named_by
 from templar.audit.roster_audit import audit_window
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.objects import Roster
 from templar.exchange.signed import seal
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.node import Node
-from templar.timeline import Interval
 from tests.support.network import Network, tiny
-
-Publishing = Callable[..., Network]
-"""From a kind of aggregator to a network that has it."""
 
 
 @pytest.fixture(scope="module")
-def publishing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Publishing]:
+def publishing(tmp_path_factory):
     networks = []
 
-    def build(kind: type[Aggregator] = Aggregator, num_miners: int = 3) -> Network:
+    def build(kind=Aggregator, num_miners=3):
         hparams, kinds = tiny(peers={"gather_peer_count": 8}), {"aggregator": kind}
         folder = tmp_path_factory.mktemp("audited")
         networks.append(Network(folder, hparams, actors=["honest"] * num_miners, num_validators=2, kinds=kinds))
@@ -41,7 +34,7 @@ def publishing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Publishing]
 
 
 @pytest.fixture(scope="module")
-def network(publishing: Publishing) -> Network:
+def network(publishing):
     """An honest network after four windows; audits of the newest by hand, each by another node, are added to it."""
     network = publishing()
     network.run([1, 2, 3, 4])
@@ -49,14 +42,14 @@ def network(publishing: Publishing) -> Network:
 
 
 @pytest.fixture(scope="module")
-def omitting(publishing: Publishing) -> Network:
+def omitting(publishing):
     """A network after one window, whose publisher left two of six miners out: no more than may be."""
     network = publishing(PUBLISHERS["omitting_publisher"], 6)
     network.run([1])
     return network
 
 
-def reports(network: Network, window: int) -> list[Report]:
+def reports(network, window):
     """The nodes' reports on a window, as an observer reads them."""
     observer = network.world.observer()
     neurons = observer.exchange.metagraph(window).neurons
@@ -65,11 +58,11 @@ def reports(network: Network, window: int) -> list[Report]:
     return [report for report in found if report is not None]
 
 
-def findings(network: Network, window: int) -> list[Finding]:
+def findings(network, window):
     return [finding for report in reports(network, window) for finding in report.findings]
 
 
-def accused(network: Network, made: list[Report]) -> list[Accusation]:
+def accused(network, made):
     known = network.aggregator.exchange.network
     return [
         Accusation(str(report.uid), finding, is_proven(finding, report, known))
@@ -78,16 +71,16 @@ def accused(network: Network, made: list[Report]) -> list[Accusation]:
     ]
 
 
-def uid(node: Node) -> int:
+def uid(node):
     return node.exchange.identity(1).uid
 
 
-def decided(node: Node, window: int) -> tuple[Settlement, Roster]:
+def decided(node, window):
     found = decided_roster(node.exchange, window)
     return Settlement(window, found[0], "00" * 64), found[0]
 
 
-def test_an_honest_network_reports_nothing(network: Network) -> None:
+def test_an_honest_network_reports_nothing(network):
     assert findings(network, 1) == findings(network, 2) == []
 
 
@@ -100,9 +93,7 @@ def test_an_honest_network_reports_nothing(network: Network) -> None:
         ("two_faced_publisher", Reason.ROSTER_EQUIVOCATION, True),
     ],
 )
-def test_a_bad_publisher_is_named_and_the_honest_nodes_agree(
-    publishing: Publishing, kind: str, reason: Reason, proven: bool
-) -> None:
+def test_a_bad_publisher_is_named_and_the_honest_nodes_agree(publishing, kind, reason, proven):
     network = publishing(PUBLISHERS[kind])
     bad = network.aggregator
     network.run([1, 2])
@@ -121,7 +112,7 @@ def test_a_bad_publisher_is_named_and_the_honest_nodes_agree(
     assert listed == {uid(miner) for miner in network.miners}, "no honest submission is lost"
 
 
-def test_a_publisher_that_leaves_miners_out_is_named(omitting: Network) -> None:
+def test_a_publisher_that_leaves_miners_out_is_named(omitting):
     """The decision is applied; each node says whose payload it saw, and together they point at the publisher."""
     bad = omitting.aggregator
     assert len({node.state.root for node in omitting.nodes.values()}) == 1
@@ -136,7 +127,7 @@ def test_a_publisher_that_leaves_miners_out_is_named(omitting: Network) -> None:
     assert kinds == ["roster", "manifest"], "the roster without it, and its author's manifest"
 
 
-def test_a_published_report_is_not_changed(omitting: Network) -> None:
+def test_a_published_report_is_not_changed(omitting):
     """A restart in the audit finds its report, even if it would see less now."""
     miner = omitting.miners[0]
     key = window_key(Kind.REPORT, 1, uid(miner))
@@ -151,19 +142,19 @@ def test_a_published_report_is_not_changed(omitting: Network) -> None:
 class ReformedPublisher(SilentPublisher):
     """Silent in the first window, honest from then on."""
 
-    def publish(self, window: int, report: GatherReport, rank: int, slot: Interval) -> None:
+    def publish(self, window, report, rank, slot):
         if window > 1:
             Aggregator.publish(self, window, report, rank, slot)
 
 
-def test_a_publisher_that_comes_back_to_honesty_is_not_reported_again(publishing: Publishing) -> None:
+def test_a_publisher_that_comes_back_to_honesty_is_not_reported_again(publishing):
     network = publishing(ReformedPublisher)
     network.run([1, 2])
     assert {finding.reason for finding in findings(network, 1)} == {Reason.ROSTER_MISSING}
     assert findings(network, 2) == []
 
 
-def test_a_miner_that_signs_two_manifests_is_convicted(network: Network) -> None:
+def test_a_miner_that_signs_two_manifests_is_convicted(network):
     """It commits to one and shows it to the aggregator; a later reader sees another one under its commitment."""
     miner, reader = network.miners[0], network.miners[1]
     gathered = reader.gather(4)
@@ -179,7 +170,7 @@ def test_a_miner_that_signs_two_manifests_is_convicted(network: Network) -> None
     assert named_by(accused(network, [report]), len(network.nodes)) == (uid(miner),), "one proof is enough"
 
 
-def test_a_payload_in_the_roster_that_did_not_count_here_has_two_suspects(network: Network) -> None:
+def test_a_payload_in_the_roster_that_did_not_count_here_has_two_suspects(network):
     reader = network.miners[2]
     settlement, roster = decided(reader, 4)
     late, busy, *others = reader.gather(4).outcomes
@@ -194,7 +185,7 @@ def test_a_payload_in_the_roster_that_did_not_count_here_has_two_suspects(networ
     assert audit.summary == " [roster_includes]"
 
 
-def test_a_window_that_is_settled_long_after_it_was_over_is_not_audited(network: Network) -> None:
+def test_a_window_that_is_settled_long_after_it_was_over_is_not_audited(network):
     """Its miners' objects may have expired: their absence proves nothing."""
     reader = network.miners[0]
     gone = tuple(replace(each, submission=None, reason=Reason.COMMIT_MISSING) for each in reader.gather(1).outcomes)
@@ -202,7 +193,7 @@ def test_a_window_that_is_settled_long_after_it_was_over_is_not_audited(network:
     assert findings(network, 1) == []
 
 
-def test_a_bucket_that_one_node_cannot_read_blames_nobody(publishing: Publishing) -> None:
+def test_a_bucket_that_one_node_cannot_read_blames_nobody(publishing):
     """The decision is applied by all."""
     network = publishing()
     network.blind(network.validator, network.miners[0])
@@ -212,9 +203,7 @@ def test_a_bucket_that_one_node_cannot_read_blames_nobody(publishing: Publishing
 
 
 @pytest.mark.parametrize("left", [0, 1])
-def test_a_roster_that_leaves_most_out_is_voted_down_and_reported(
-    publishing: Publishing, monkeypatch: pytest.MonkeyPatch, left: int
-) -> None:
+def test_a_roster_that_leaves_most_out_is_voted_down_and_reported(publishing, monkeypatch, left):
     """The next publisher's holds: no honest payload is lost, and those who voted say why."""
     network = publishing()
     own = type(network.aggregator).chosen

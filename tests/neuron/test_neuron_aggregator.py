@@ -1,36 +1,31 @@
 """Rosters of the first rank, and the second rank's when the first is silent (docs/protocol.md 8, 11)."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from templar.agreement.ballot_box import read_ballots
-from templar.agreement.roster import RosterDraft, draft_roster
-from templar.agreement.voter import Settlement
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.agreement.roster import draft_roster
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.commitments import Observed
-from templar.exchange.gather import GatherReport
-from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import NULL_WINDOW
 from templar.exchange.peers import publish_peers
 from templar.exchange.signed import seal
 from templar.neuron.aggregator import OBSERVED, RosterNode
 from templar.neuron.journal import Status
-from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.store.directory import DirectoryStore
 from templar.window import Action, drive_window, open_window
-from tests.support.network import Build, Network, tiny
+from tests.support.network import tiny
 
 
-def stored_at(network: Network, node: Node, window: int) -> int:
+def stored_at(network, node, window):
     ((time, _),) = network.objects(node, f"roster-{window}-").values()
     return time
 
 
-def test_the_first_rank_publishes_the_revealed_payloads_in_its_slot(network: Network) -> None:
+def test_the_first_rank_publishes_the_revealed_payloads_in_its_slot(network):
     network.run([1, 2])
     aggregator, validator = network.aggregator, network.validator
     times = aggregator.exchange.times(2)
@@ -58,7 +53,7 @@ def test_the_first_rank_publishes_the_revealed_payloads_in_its_slot(network: Net
     assert len(network.roots(2)) == 1
 
 
-def test_the_second_rank_takes_over_while_the_first_is_away(build: Build) -> None:
+def test_the_second_rank_takes_over_while_the_first_is_away(build):
     network = build(num_validators=2)
     aggregator, validator = network.aggregator, network.validator
     network.run([1])
@@ -76,7 +71,7 @@ def test_the_second_rank_takes_over_while_the_first_is_away(build: Build) -> Non
     assert again.state.outer_steps == 4
 
 
-def test_an_author_that_was_away_before_the_close_leaves_its_slot_to_the_next_rank(network: Network) -> None:
+def test_an_author_that_was_away_before_the_close_leaves_its_slot_to_the_next_rank(network):
     """It restarts after the close and has seen no commitment: it may propose nothing."""
     aggregator, validator = network.aggregator, network.validator
     network.run([1])
@@ -84,7 +79,7 @@ def test_an_author_that_was_away_before_the_close_leaves_its_slot_to_the_next_ra
     network.reveal(2)
     again = network.restart(aggregator)
 
-    def live(node: RosterNode) -> None:
+    def live(node):
         drive_window(node, 2)
 
     network.clock.run([lambda: live(again), lambda: live(validator)])
@@ -96,7 +91,7 @@ def test_an_author_that_was_away_before_the_close_leaves_its_slot_to_the_next_ra
     assert again.state.root == validator.state.root
 
 
-def test_a_killed_author_goes_on_with_what_it_saw_and_lists_nothing_else(network: Network) -> None:
+def test_a_killed_author_goes_on_with_what_it_saw_and_lists_nothing_else(network):
     aggregator = network.aggregator
     seen, late = network.miners
     network.run([1])
@@ -130,13 +125,13 @@ def test_a_killed_author_goes_on_with_what_it_saw_and_lists_nothing_else(network
     assert [entry.uid for entry in network.roster(2).entries] == [network.member(seen).uid]
 
 
-def test_an_author_whose_clock_was_wrong_leaves_its_slot(network: Network) -> None:
+def test_an_author_whose_clock_was_wrong_leaves_its_slot(network):
     """It looked too early and saw nobody: an empty roster of its own would void the window."""
     aggregator, validator = network.aggregator, network.validator
     network.reveal(1)
     aggregator.journal.enter(1, OBSERVED, Observed(1, {}).to_json())
 
-    def live(node: RosterNode) -> None:
+    def live(node):
         drive_window(node, 1)
 
     network.clock.run([lambda: live(aggregator), lambda: live(validator)])
@@ -144,7 +139,7 @@ def test_an_author_whose_clock_was_wrong_leaves_its_slot(network: Network) -> No
     assert len(network.roster(1, validator).entries) == 2
 
 
-def test_without_a_quorum_the_network_stands_with_a_reason_until_it_is_back(network: Network) -> None:
+def test_without_a_quorum_the_network_stands_with_a_reason_until_it_is_back(network):
     network.run([1], but=network.all(RosterNode))
     assert {miner.state.window for miner in network.miners} == {0}
     opening = drive_window(network.miners[0], 2)
@@ -156,7 +151,7 @@ def test_without_a_quorum_the_network_stands_with_a_reason_until_it_is_back(netw
         assert (node.state.window, node.state.outer_steps) == (5, 2), "three windows of nobody, then full ones"
 
 
-def test_if_no_rank_publishes_a_roster_the_window_is_null_for_all(build: Build) -> None:
+def test_if_no_rank_publishes_a_roster_the_window_is_null_for_all(build):
     network = build(num_validators=2)
     before = network.miners[0].state.root
     network.bucket(network.aggregator).put(aggregate_key(1), b"another process published this")
@@ -169,7 +164,7 @@ def test_if_no_rank_publishes_a_roster_the_window_is_null_for_all(build: Build) 
     assert network.clock.now() <= network.miners[0].exchange.times(2).close, "and no window was missed for it"
 
 
-def test_without_any_payload_the_roster_is_empty_and_the_window_null(build: Build) -> None:
+def test_without_any_payload_the_roster_is_empty_and_the_window_null(build):
     network = build(actors=["silent", "silent"])
     network.run([1, 2])
     roster = network.roster(2)
@@ -180,7 +175,7 @@ def test_without_any_payload_the_roster_is_empty_and_the_window_null(build: Buil
     assert read_ballots(network.miners[0].exchange, 2).value == NULL_WINDOW
 
 
-def test_a_published_roster_stands_even_if_fewer_payloads_are_gathered_later(network: Network) -> None:
+def test_a_published_roster_stands_even_if_fewer_payloads_are_gathered_later(network):
     """The process died between publishing and entering it in the journal; then a miner's bucket lost its payload."""
     aggregator = network.aggregator
     network.reveal(1)
@@ -198,14 +193,14 @@ def test_a_published_roster_stands_even_if_fewer_payloads_are_gathered_later(net
     assert network.objects(aggregator) == before
 
 
-def test_an_aggregate_without_its_roster_leaves_the_slot_to_the_next_rank(network: Network) -> None:
+def test_an_aggregate_without_its_roster_leaves_the_slot_to_the_next_rank(network):
     """The process died between the two, and now gathers something else: nothing is overwritten."""
     aggregator, validator = network.aggregator, network.validator
     network.reveal(1)
     network.bucket(aggregator).put(aggregate_key(1), b"what was gathered before")
-    settled: list[Settlement] = []
+    settled = []
 
-    def live(node: RosterNode) -> None:
+    def live(node):
         open_window(node, 1)
         settled.append(node.settle_and_publish(1, node.gather(1)))
 
@@ -216,7 +211,7 @@ def test_an_aggregate_without_its_roster_leaves_the_slot_to_the_next_rank(networ
     assert [each.roster for each in settled] == [roster, roster]
 
 
-def test_a_roster_node_that_comes_back_after_its_slot_follows_the_others(build: Build) -> None:
+def test_a_roster_node_that_comes_back_after_its_slot_follows_the_others(build):
     network = build(num_validators=2)
     aggregator = network.aggregator
     open_window(aggregator, 1)
@@ -232,20 +227,18 @@ def test_a_roster_node_that_comes_back_after_its_slot_follows_the_others(build: 
     assert own == {"lock"}, "it was decided without this node, which locks what was decided"
 
 
-def test_no_more_ranks_publish_than_there_are_slots(build: Build) -> None:
+def test_no_more_ranks_publish_than_there_are_slots(build):
     network = build(tiny(windows={"roster_ranks": 1}), num_validators=2)
     network.run([1], but=[network.aggregator])
     assert all(node.state.mark.null for node in [*network.all(Validator), *network.miners])
 
 
 @pytest.mark.parametrize("reason", [Reason.STORE_BUSY, Reason.BUCKET_UNREADABLE])
-def test_a_rank_that_could_read_no_peer_leaves_the_slot_to_the_next(
-    network: Network, monkeypatch: pytest.MonkeyPatch, reason: Reason
-) -> None:
+def test_a_rank_that_could_read_no_peer_leaves_the_slot_to_the_next(network, monkeypatch, reason):
     """An empty roster would make the window null for all."""
     aggregator, real = network.aggregator, network.aggregator.gather
 
-    def gather(window: int) -> GatherReport:
+    def gather(window):
         report = real(window)
         unread = (replace(each, submission=None, reason=reason) for each in report.outcomes)
         return replace(report, outcomes=tuple(unread))
@@ -259,14 +252,12 @@ def test_a_rank_that_could_read_no_peer_leaves_the_slot_to_the_next(
 
 
 @pytest.mark.parametrize("error", [PermanentError, TransientError])
-def test_a_local_failure_is_never_a_verdict_on_a_roster(
-    network: Network, monkeypatch: pytest.MonkeyPatch, error: type[TemplarError]
-) -> None:
+def test_a_local_failure_is_never_a_verdict_on_a_roster(network, monkeypatch, error):
     """A pruned endpoint, for example: the node follows the others, and blames no publisher for it."""
     miner = network.validator
     real = miner.workload.digest
 
-    def digest(window: int, uid: int) -> str | None:
+    def digest(window, uid):
         if window == 1:
             raise error(Reason.BLOCK_UNKNOWN, "pruned")
         return real(window, uid)
@@ -280,7 +271,7 @@ def test_a_local_failure_is_never_a_verdict_on_a_roster(
     assert (settlement.digest, settlement.passed_over) == (network.roster(1).digest, ())
 
 
-def test_a_longer_peer_list_than_there_are_places_is_cut(build: Build) -> None:
+def test_a_longer_peer_list_than_there_are_places_is_cut(build):
     network = build(tiny(peers={"gather_peer_count": 1, "reserve_peer_count": 1}), actors=["honest"] * 3)
     uids = tuple(miner.exchange.identity(1).uid for miner in network.miners)
     publish_peers(network.aggregator.exchange, 1, uids, ())
@@ -292,25 +283,25 @@ def test_a_longer_peer_list_than_there_are_places_is_cut(build: Build) -> None:
     assert [entry.uid for entry in roster.entries] == list(uids[:1])
 
 
-def test_a_first_rank_that_rewrites_history_is_passed_over(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_rank_that_rewrites_history_is_passed_over(network, monkeypatch):
     """Its roster does not follow what the majority decided, so the next rank has its turn and scoring goes on."""
     monkeypatch.setattr(RosterNode, "check_own", lambda node, times, roster: None)
     rewrite_history(network, monkeypatch)
     assert network.roster(2, network.aggregator)
 
 
-def test_a_roster_that_its_readers_reject_is_not_published(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_roster_that_its_readers_reject_is_not_published(network, monkeypatch):
     rewrite_history(network, monkeypatch)
     assert network.objects(network.aggregator, f"roster-2-{network.member(network.aggregator).uid}-") == {}
     assert network.objects(network.aggregator, "aggregator-2-") == {}
 
 
-def rewrite_history(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def rewrite_history(network, monkeypatch):
     """Let the first rank draft a roster that names another one before it; the second rank's is applied."""
     network.run([1])
     real = draft_roster
 
-    def lies(exchange: NetworkView, *arguments: Any, **options: Any) -> RosterDraft:
+    def lies(exchange, *arguments, **options):
         if exchange.identity(2).uid == network.member(network.aggregator).uid:
             options["previous"] = "ab" * 32
         return real(exchange, *arguments, **options)

@@ -2,9 +2,7 @@
 
 import shutil
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,26 +12,25 @@ from templar.exchange.lease import Terms
 from templar.exchange.object_keys import Kind, window_key
 from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkpoint
 from templar.neuron import backup
-from templar.neuron.backup import FOLDER, RestoreReport, list_backups, restore_home, store_backup
-from templar.neuron.configuration import NeuronConfig
+from templar.neuron.backup import FOLDER, list_backups, restore_home, store_backup
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
 from templar.window import Action, open_window
 from tests.support import backup_kills
 from tests.support.errors import raising
-from tests.support.network import Build, Network, tiny
+from tests.support.network import Network, tiny
 
 NAME = "honest-3"
 WEIGHTS = ("model.safetensors", "private.safetensors")
 
 
-def elsewhere(network: Network, name: str = "new") -> NeuronConfig:
+def elsewhere(network, name="new"):
     """The same neuron with the folder of another machine, which is not there yet."""
     config = network.world.config(network.member(NAME))
     return replace(config, home=config.home.parent / name / NAME)
 
 
-def lose(network: Network, *, in_good_order: bool = True) -> Path:
+def lose(network, *, in_good_order=True):
     """Let a miner's process end and its disk be lost; the folder's path."""
     home = network.config(NAME).home
     if in_good_order:
@@ -44,7 +41,7 @@ def lose(network: Network, *, in_good_order: bool = True) -> Path:
     return home
 
 
-def start(network: Network, config: NeuronConfig) -> Miner:
+def start(network, config):
     """The node over a restored folder, as a member of the network."""
     node = Miner(config)
     network.nodes = {
@@ -53,14 +50,14 @@ def start(network: Network, config: NeuronConfig) -> Miner:
     return node
 
 
-def restored(network: Network, name: str = "new") -> tuple[RestoreReport, Miner]:
+def restored(network, name="new"):
     config = elsewhere(network, name)
     config.home.parent.mkdir(exist_ok=True)
     report = restore_home(config)
     return report, start(network, elsewhere(network, name))
 
 
-def commit_to(network: Network, window: int) -> None:
+def commit_to(network, window):
     """Let the miner train and commit, and reveal nothing."""
     network.to_window(window)
     miner = network.nodes[NAME]
@@ -71,25 +68,23 @@ def commit_to(network: Network, window: int) -> None:
     assert miner.commit(window).in_time
 
 
-def payload(network: Network, window: int) -> bytes:
+def payload(network, window):
     return network.objects(NAME)[window_key(Kind.GRADIENT, window, network.member(NAME).uid)][1]
 
 
-def backups(network: Network) -> list[int]:
+def backups(network):
     return [window for window, _ in list_backups(network.bucket(NAME))]
 
 
-def windows_committed(network: Network) -> dict[str, tuple[int, bytes]]:
+def windows_committed(network):
     return network.objects(NAME, f"{Kind.COMMIT}-")
 
 
-def assert_no_folder(network: Network, name: str = "new") -> None:
+def assert_no_folder(network, name="new"):
     assert not elsewhere(network, name).home.exists()
 
 
-def test_the_next_payload_has_the_bytes_that_the_lost_machine_would_have_published(
-    build: Build, tmp_path: Path
-) -> None:
+def test_the_next_payload_has_the_bytes_that_the_lost_machine_would_have_published(build, tmp_path):
     """Beside the same network in which nothing was lost."""
     network, calm = build(), Network(tmp_path / "calm")
     for each in (network, calm):
@@ -109,7 +104,7 @@ def test_the_next_payload_has_the_bytes_that_the_lost_machine_would_have_publish
     calm.stop()
 
 
-def test_windows_that_followed_are_named_and_never_committed_to_again(network: Network) -> None:
+def test_windows_that_followed_are_named_and_never_committed_to_again(network):
     network.run([1, 2])
     store_backup(network.config(NAME))
     network.run([3])
@@ -135,9 +130,7 @@ def test_windows_that_followed_are_named_and_never_committed_to_again(network: N
     assert len(network.roots(6)) == 1
 
 
-def test_after_lost_windows_the_optimizer_goes_on_and_error_feedback_starts_afresh(
-    network: Network, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_after_lost_windows_the_optimizer_goes_on_and_error_feedback_starts_afresh(network, caplog):
     network.run([1, 2])
     store_backup(network.config(NAME))
     network.run([3, 4])
@@ -160,7 +153,7 @@ def test_after_lost_windows_the_optimizer_goes_on_and_error_feedback_starts_afre
         assert f"window {window}: error feedback starts afresh, the inner optimizer goes on" in caplog.text
 
 
-def test_a_payload_that_was_not_applied_costs_no_private_state(network: Network) -> None:
+def test_a_payload_that_was_not_applied_costs_no_private_state(network):
     """The lost machine had committed to it and revealed nothing."""
     network.run([1, 2])
     store_backup(network.config(NAME))
@@ -173,7 +166,7 @@ def test_a_payload_that_was_not_applied_costs_no_private_state(network: Network)
     assert node.private.feedback.num_calls == 3, "two before, and that of window 4"
 
 
-def test_a_miner_that_comes_back_through_a_checkpoint_keeps_its_optimizer(build: Build) -> None:
+def test_a_miner_that_comes_back_through_a_checkpoint_keeps_its_optimizer(build):
     network = build(tiny(storage={"checkpoint_frequency": 2}))
     network.run([1, 2])
     miner = network.nodes[NAME]
@@ -190,7 +183,7 @@ def test_a_miner_that_comes_back_through_a_checkpoint_keeps_its_optimizer(build:
 # When one is made.
 
 
-def test_a_backup_is_made_when_it_is_due_and_two_are_kept(build: Build) -> None:
+def test_a_backup_is_made_when_it_is_due_and_two_are_kept(build):
     network = build(tiny(storage={"private_backup_windows": 2}))
     config = network.config(NAME)
     assert store_backup(config).why == "no snapshot has private state yet: no payload of this miner was applied"
@@ -206,14 +199,14 @@ def test_a_backup_is_made_when_it_is_due_and_two_are_kept(build: Build) -> None:
     assert not (config.home / FOLDER).exists()
 
 
-def test_none_is_made_if_the_operator_wants_none(build: Build) -> None:
+def test_none_is_made_if_the_operator_wants_none(build):
     network = build(tiny(storage={"private_backup_windows": 0}))
     network.run([1])
     assert store_backup(network.config(NAME)).why == "storage.private_backup_windows is 0"
     assert backups(network) == []
 
 
-def test_a_folder_that_is_behind_never_displaces_a_newer_backup(network: Network) -> None:
+def test_a_folder_that_is_behind_never_displaces_a_newer_backup(network):
     network.run([1])
     old = network.config(NAME)
     copy = old.home.with_name("copy")
@@ -225,7 +218,7 @@ def test_a_folder_that_is_behind_never_displaces_a_newer_backup(network: Network
     assert report.why == "this folder is at window 1, and a backup of window 6 is stored"
 
 
-def test_what_was_stored_outlives_its_retention_and_nobody_elses_objects_are_touched(build: Build) -> None:
+def test_what_was_stored_outlives_its_retention_and_nobody_elses_objects_are_touched(build):
     network = build(tiny(storage={"retention_windows": 4, "checkpoint_frequency": 3, "private_backup_windows": 1}))
     for window in (1, 2):
         network.run([window])
@@ -243,7 +236,7 @@ def test_what_was_stored_outlives_its_retention_and_nobody_elses_objects_are_tou
     assert restored(network)[0].window == 2
 
 
-def test_neither_backup_nor_restore_holds_the_whole(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_backup_nor_restore_holds_the_whole(network, monkeypatch):
     """Files that are together larger than what may be allocated meanwhile."""
     monkeypatch.setattr(backup, "_check", lambda config, birth, window, content: network.aggregator.state.mark)
     network.run([1])
@@ -252,7 +245,7 @@ def test_neither_backup_nor_restore_holds_the_whole(network: Network, monkeypatc
     with (home / "snapshots" / "1" / "model.safetensors").open("r+b") as file:
         file.truncate(large)
 
-    def peak_of(work: Callable[[], object]) -> int:
+    def peak_of(work):
         tracemalloc.start()
         work()
         peak = tracemalloc.get_traced_memory()[1]
@@ -268,7 +261,7 @@ def test_neither_backup_nor_restore_holds_the_whole(network: Network, monkeypatc
 # What is refused.
 
 
-def test_a_backup_that_was_damaged_is_passed_over_for_the_one_before(build: Build) -> None:
+def test_a_backup_that_was_damaged_is_passed_over_for_the_one_before(build):
     network = build(tiny(storage={"private_backup_windows": 1}))
     for window in (1, 2):
         network.run([window])
@@ -297,14 +290,14 @@ def test_a_backup_that_was_damaged_is_passed_over_for_the_one_before(build: Buil
     assert list(elsewhere(network, "none").home.parent.iterdir()) == []
 
 
-def elsewhere_in(network: Network, name: str) -> NeuronConfig:
+def elsewhere_in(network, name):
     """As `elsewhere`, in a parent folder that is there."""
     config = elsewhere(network, name)
     config.home.parent.mkdir(exist_ok=True)
     return config
 
 
-def test_parameters_that_are_not_the_marks_are_refused(network: Network) -> None:
+def test_parameters_that_are_not_the_marks_are_refused(network):
     """The disk that the backup was made from had damaged them."""
     network.run([1])
     file = network.config(NAME).home / "snapshots" / "1" / "model.safetensors"
@@ -319,7 +312,7 @@ def test_parameters_that_are_not_the_marks_are_refused(network: Network) -> None
     assert_no_folder(network)
 
 
-def test_a_folder_with_content_is_left_alone(network: Network) -> None:
+def test_a_folder_with_content_is_left_alone(network):
     network.run([1])
     store_backup(network.config(NAME))
     home = network.config(NAME).home
@@ -333,7 +326,7 @@ def test_a_folder_with_content_is_left_alone(network: Network) -> None:
     assert restore_home(config).window == 1
 
 
-def test_a_machine_that_still_runs_keeps_the_neuron_until_it_is_stopped_or_expires(network: Network) -> None:
+def test_a_machine_that_still_runs_keeps_the_neuron_until_it_is_stopped_or_expires(network):
     network.run([1])
     store_backup(network.config(NAME))
     with raising(PermanentError, Reason.ALREADY_RUNNING, "Stop the neuron there"):
@@ -350,23 +343,19 @@ def test_a_machine_that_still_runs_keeps_the_neuron_until_it_is_stopped_or_expir
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
+def killed(tmp_path_factory):
     """What each kill on the way leaves of a backup and of a restore."""
     return backup_kills.run(tmp_path_factory.mktemp("killed"))
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_step_of_a_backup_leaves_the_one_before_or_the_new_one(
-    killed: dict[str, list[dict[str, object]]],
-) -> None:
+def test_a_kill_at_any_step_of_a_backup_leaves_the_one_before_or_the_new_one(killed):
     assert len(killed["backup"]) > 10
-    assert {tuple(each["windows"]) for each in killed["backup"]} == {(1,), (2, 1)}  # type: ignore[arg-type]
+    assert {tuple(each["windows"]) for each in killed["backup"]} == {(1,), (2, 1)}
     assert all(each["whole"] for each in killed["backup"])
 
 
-def test_a_kill_at_any_step_of_a_restore_leaves_no_folder_or_a_whole_one(
-    killed: dict[str, list[dict[str, object]]],
-) -> None:
+def test_a_kill_at_any_step_of_a_restore_leaves_no_folder_or_a_whole_one(killed):
     assert len(killed["restore"]) > 20
     *half, last = [each["home"] for each in killed["restore"]]
     whole = ["journal.sqlite", "network", "snapshots/2/mark.json", *(f"snapshots/2/{name}" for name in WEIGHTS)]
@@ -375,13 +364,11 @@ def test_a_kill_at_any_step_of_a_restore_leaves_no_folder_or_a_whole_one(
     assert half.count([]) > 20
 
 
-def test_a_store_that_fails_leaves_nothing_half_and_the_next_call_goes_on(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_fails_leaves_nothing_half_and_the_next_call_goes_on(network, monkeypatch):
     network.run([1])
     config = network.config(NAME)
 
-    def fails(*arguments: object, **more: object) -> None:
+    def fails(*arguments, **more):
         raise TransientError(Reason.STORE_BUSY, "503")
 
     with monkeypatch.context() as patch, raising(TransientError, Reason.STORE_BUSY):

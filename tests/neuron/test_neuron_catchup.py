@@ -1,12 +1,10 @@
 """Catch-up: what a late node applies is what was decided, window by window, or a state that the majority proved."""
 
 import logging
-from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
 
 from templar.agreement.ballot_box import read_ballots
 from templar.agreement.ballot_rules import Said
@@ -24,19 +22,18 @@ from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkp
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.catchup import catch_up, leave_minority, replay, take_checkpoint
 from templar.neuron.miner import Miner
-from templar.neuron.node import Node
 from templar.window import Action, drive_window, open_window
 from tests.support.checkpoints import publish_folder, publish_with
 from tests.support.errors import raising
 from tests.support.foreign_bytes import OVERFLOWING
-from tests.support.network import Build, Network, tiny
+from tests.support.network import tiny
 
 
-def now(node: Node) -> float:
+def now(node):
     return node.chain.clock.now()
 
 
-def away(network: Network, windows: range) -> Miner:
+def away(network, windows):
     """The first miner, after all others went through some windows without it."""
     miner = network.miners[0]
     network.run(windows, but=[miner])
@@ -44,14 +41,14 @@ def away(network: Network, windows: range) -> Miner:
     return miner
 
 
-def roots(node: Node) -> dict[int, str]:
+def roots(node):
     return node.journal.roots(0, 99)
 
 
 # Replay.
 
 
-def test_what_one_bucket_lost_is_read_from_another(network: Network) -> None:
+def test_what_one_bucket_lost_is_read_from_another(network):
     """Window 1 has a payload in the aggregate only; window 2 has payloads with the miners only, and a copied roster."""
     miner = away(network, range(1, 4))
     other, aggregator = network.miners[1], network.aggregator
@@ -63,7 +60,7 @@ def test_what_one_bucket_lost_is_read_from_another(network: Network) -> None:
     assert miner.state.mark == network.validator.state.mark
 
 
-def test_null_windows_are_replayed_as_null(build: Build) -> None:
+def test_null_windows_are_replayed_as_null(build):
     network = build(actors=["honest", "silent"])
     miner = network.miners[0]
     network.run([1])
@@ -75,7 +72,7 @@ def test_null_windows_are_replayed_as_null(build: Build) -> None:
     assert roots(miner) == roots(network.validator)
 
 
-def take(network: Network, taken: dict[tuple[str, str], bytes], name: str, key: str) -> None:
+def take(network, taken, name, key):
     """Take an object out of a bucket, if it is there, and keep it."""
     if key in (objects := network.objects(name)):
         taken[name, key] = objects[key][1]
@@ -83,9 +80,9 @@ def take(network: Network, taken: dict[tuple[str, str], bytes], name: str, key: 
 
 
 @pytest.mark.parametrize("missing", ["aggregate", "roster"])
-def test_a_window_that_cannot_be_replayed_is_never_skipped(network: Network, missing: str) -> None:
+def test_a_window_that_cannot_be_replayed_is_never_skipped(network, missing):
     miner = away(network, range(1, 4))
-    taken: dict[tuple[str, str], bytes] = {}
+    taken = {}
     for node in network.all(RosterNode):
         rosters = [key for key in network.objects(node) if key.startswith("roster-2-")]  # copies as well
         for key in {"aggregate": [aggregate_key(2)], "roster": rosters}[missing]:
@@ -106,7 +103,7 @@ def test_a_window_that_cannot_be_replayed_is_never_skipped(network: Network, mis
     assert roots(miner) == roots(network.validator)
 
 
-def test_a_damaged_aggregate_is_not_applied(network: Network) -> None:
+def test_a_damaged_aggregate_is_not_applied(network):
     miner = away(network, range(1, 3))
     bucket = network.bucket(network.aggregator)
     data = bucket.get(aggregate_key(1), max_bytes=1 << 20)
@@ -122,7 +119,7 @@ def test_a_damaged_aggregate_is_not_applied(network: Network) -> None:
 
 
 @pytest.mark.parametrize("asleep", [1, 5])
-def test_a_network_that_stood_still_goes_on(network: Network, asleep: int) -> None:
+def test_a_network_that_stood_still_goes_on(network, asleep):
     """All processes were away for some windows: those are null, and the first window after them is a full one."""
     network.run([1, 2])
     for name in list(network.nodes):
@@ -138,7 +135,7 @@ def test_a_network_that_stood_still_goes_on(network: Network, asleep: int) -> No
         )
 
 
-def test_a_roster_that_was_in_time_is_applied_although_all_were_away_since(network: Network) -> None:
+def test_a_roster_that_was_in_time_is_applied_although_all_were_away_since(network):
     """Everybody dies when the roster is in its slot and nothing is decided: its author's vote alone is no quorum."""
     network.run([1])
     network.reveal(2)
@@ -156,7 +153,7 @@ def test_a_roster_that_was_in_time_is_applied_although_all_were_away_since(netwo
         assert node.journal.applied(2).roster is not None
 
 
-def test_a_window_that_is_not_decided_is_never_called_null_by_a_reader(network: Network) -> None:
+def test_a_window_that_is_not_decided_is_never_called_null_by_a_reader(network):
     miner = network.miners[0]
     network.to_window(5)
     with raising(TransientError, Reason.DECISION_MISSING):
@@ -164,12 +161,12 @@ def test_a_window_that_is_not_decided_is_never_called_null_by_a_reader(network: 
     assert miner.state.window == 0
 
 
-def test_validators_that_come_back_decide_a_window_that_was_over_long_ago(network: Network) -> None:
+def test_validators_that_come_back_decide_a_window_that_was_over_long_ago(network):
     network.to_window(4)
-    outcomes: list[int] = []
+    outcomes = []
     deadline = now(network.aggregator) + 5
 
-    def help_out(node: Node) -> Callable[[], None]:
+    def help_out(node):
         return lambda: outcomes.append(catch_up(node, 2, deadline=deadline))
 
     network.clock.run([help_out(node) for node in network.nodes.values()])
@@ -178,7 +175,7 @@ def test_validators_that_come_back_decide_a_window_that_was_over_long_ago(networ
     assert network.clock.now() < deadline
 
 
-def expired(network: Network, windows: list[int], but: list[Node]) -> None:
+def expired(network, windows, but):
     """Run windows, and delete what has expired after them."""
     network.run(windows, but=but)
     network.to_window(windows[-1] + 1)
@@ -188,7 +185,7 @@ def expired(network: Network, windows: list[int], but: list[Node]) -> None:
         assert not network.objects(node, "decision-1-")
 
 
-def test_nobody_votes_again_on_a_window_on_which_its_words_have_expired(build: Build) -> None:
+def test_nobody_votes_again_on_a_window_on_which_its_words_have_expired(build):
     """A node that is as late as that needs a checkpoint: it may vote, but those who decided do not."""
     network = build(tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}), num_validators=2)
     late = network.all(RosterNode)[2]
@@ -204,17 +201,17 @@ def test_nobody_votes_again_on_a_window_on_which_its_words_have_expired(build: B
     assert catch_up(late, 4, deadline=now(late)) == 4
 
 
-def test_a_bucket_that_claims_a_later_window_stops_its_owner_alone(build: Build) -> None:
+def test_a_bucket_that_claims_a_later_window_stops_its_owner_alone(build):
     """All were away, and one bucket has an object of a window long after the one that is to be decided."""
     network = build(tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}), num_validators=2)
     validators = network.all(RosterNode)
     network.to_window(6)
     liar = validators[2]
     network.bucket(liar).put(window_key(Kind.DEBUG, 5, liar.exchange.identity(5).uid), b"{}")
-    reached: list[object] = []
+    reached = []
     deadline = now(network.aggregator) + 20
 
-    def help_out(node: Node) -> Callable[[], None]:
+    def help_out(node):
         return lambda: reached.append(catch_up(node, 1, deadline=deadline))
 
     network.clock.run([help_out(node) for node in validators])
@@ -223,7 +220,7 @@ def test_a_bucket_that_claims_a_later_window_stops_its_owner_alone(build: Build)
     assert liar.exchange.identity(1).uid not in {word.uid for word in words}
 
 
-def test_nothing_expires_while_a_network_stands_still(build: Build) -> None:
+def test_nothing_expires_while_a_network_stands_still(build):
     network = build(tiny(storage={"checkpoint_frequency": 1, "retention_windows": 2}))
     miner = network.miners[0]
     network.run([1, 2], but=[miner])
@@ -241,11 +238,11 @@ def test_nothing_expires_while_a_network_stands_still(build: Build) -> None:
 # Checkpoints.
 
 
-def publish(network: Network, node: Node) -> StateMark:
+def publish(network, node):
     return publish_newest_checkpoint(network.config(node))
 
 
-def test_a_node_that_is_far_behind_takes_the_newest_checkpoint_and_replays_the_rest(network: Network) -> None:
+def test_a_node_that_is_far_behind_takes_the_newest_checkpoint_and_replays_the_rest(network):
     network.run([1])
     miner = network.miners[0]
     network.run([2, 3, 4], but=[miner])
@@ -264,7 +261,7 @@ def test_a_node_that_is_far_behind_takes_the_newest_checkpoint_and_replays_the_r
     assert len(network.roots(6)) == 1
 
 
-def test_a_node_that_is_near_replays_although_there_is_a_checkpoint(network: Network) -> None:
+def test_a_node_that_is_near_replays_although_there_is_a_checkpoint(network):
     network.run([1])
     miner = network.miners[0]
     network.run([2, 3, 4], but=[miner])
@@ -274,7 +271,7 @@ def test_a_node_that_is_near_replays_although_there_is_a_checkpoint(network: Net
     assert list(roots(miner)) == [1, 2, 3, 4]
 
 
-def test_a_checkpoint_beyond_the_target_or_behind_the_state_is_not_taken(network: Network) -> None:
+def test_a_checkpoint_beyond_the_target_or_behind_the_state_is_not_taken(network):
     network.run([1, 2])
     publish(network, network.aggregator)
     miner = network.miners[0]
@@ -287,7 +284,7 @@ def test_a_checkpoint_beyond_the_target_or_behind_the_state_is_not_taken(network
     assert taken == network.validator.state.mark == miner.state.mark
 
 
-def test_the_newest_checkpoint_counts_not_that_of_the_first_publisher(network: Network) -> None:
+def test_the_newest_checkpoint_counts_not_that_of_the_first_publisher(network):
     """One transfer brings a late node as far as any publisher's checkpoint can."""
     network.run([1])
     miner = network.miners[0]
@@ -302,7 +299,7 @@ def test_the_newest_checkpoint_counts_not_that_of_the_first_publisher(network: N
     assert miner.state.window == 3
 
 
-def test_without_proofs_there_is_no_jump(network: Network) -> None:
+def test_without_proofs_there_is_no_jump(network):
     miner = away(network, range(1, 5))
     publish(network, network.aggregator)
     for node in network.all(RosterNode):
@@ -312,14 +309,14 @@ def test_without_proofs_there_is_no_jump(network: Network) -> None:
     assert list(roots(miner)) == [1, 2, 3, 4]
 
 
-def publish_as(network: Network, node: Node, params: dict[str, Tensor], mark: StateMark) -> None:
+def publish_as(network, node, params, mark):
     """Publish a checkpoint of these parameters under a node's hotkey."""
     folder = network.world.root / "other"
     write_model(folder, params, network.hparams.model, node.workload.tokenizer)
     publish_folder(node, folder, mark)
 
 
-def forge(network: Network, node: Node, *, outer_steps: int, null: bool, moved: float) -> StateMark:
+def forge(network, node, *, outer_steps, null, moved):
     """Publish a checkpoint and a proof of another state of the newest window than everybody's, under a node's hotkey.
 
     Each of the two is consistent in itself.
@@ -344,7 +341,7 @@ def forge(network: Network, node: Node, *, outer_steps: int, null: bool, moved: 
     return forged
 
 
-def test_a_forged_checkpoint_of_the_minority_is_not_taken(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forged_checkpoint_of_the_minority_is_not_taken(network, caplog):
     """Not even while the majority's proof cannot be read: that is no absence."""
     miner = away(network, range(1, 5))
     forge(network, network.validator, outer_steps=4, null=False, moved=1.0)
@@ -358,7 +355,7 @@ def test_a_forged_checkpoint_of_the_minority_is_not_taken(network: Network, capl
     assert miner.state.root == network.aggregator.state.root
 
 
-def test_a_forged_number_of_outer_steps_is_not_taken(build: Build) -> None:
+def test_a_forged_number_of_outer_steps_is_not_taken(build):
     """The root of a null window does not bind it, the proofs do: learning rates follow it."""
     network = build(tiny("local-demo"), actors=["honest", "silent"])
     miner = network.miners[0]
@@ -374,7 +371,7 @@ def test_a_forged_number_of_outer_steps_is_not_taken(build: Build) -> None:
     assert take_checkpoint(miner, 6) == network.aggregator.state.mark
 
 
-def test_a_checkpoint_whose_parameters_are_not_its_roots_is_left_out(network: Network) -> None:
+def test_a_checkpoint_whose_parameters_are_not_its_roots_is_left_out(network):
     """Even the majority's own: it may have been damaged before it was hashed."""
     miner = away(network, range(1, 5))
     aggregator = network.aggregator
@@ -385,7 +382,7 @@ def test_a_checkpoint_whose_parameters_are_not_its_roots_is_left_out(network: Ne
     assert (miner.state.window, miner.snapshots.windows()) == (0, ())
 
 
-def test_hostile_files_beside_the_proven_parameters_stop_nobody(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+def test_hostile_files_beside_the_proven_parameters_stop_nobody(build, caplog):
     """The parameters are right, and one file more ends the library's parser. The other publisher's is taken."""
     network = build(num_validators=2)
     miner = away(network, range(1, 5))
@@ -406,7 +403,7 @@ def test_hostile_files_beside_the_proven_parameters_stop_nobody(build: Build, ca
     assert "left out" not in caplog.text, "a publisher of which one was refused comes last"
 
 
-def test_the_first_roster_after_a_checkpoint_names_the_decision_before(build: Build) -> None:
+def test_the_first_roster_after_a_checkpoint_names_the_decision_before(build):
     """Its roster must name the decision on the window before, or nobody could follow it."""
     network = build(num_validators=2)
     validator, aggregator = network.validator, network.aggregator
@@ -424,18 +421,18 @@ def test_the_first_roster_after_a_checkpoint_names_the_decision_before(build: Bu
 # The minority.
 
 
-def follows_the_others(network: Network, node: Node, window: int) -> None:
+def follows_the_others(network, node, window):
     network.run([window])
     assert len(network.roots(window)) == 1
     assert node.state.window == window
 
 
-def applies_null(node: Node, window: int) -> None:
+def applies_null(node, window):
     """A node that saw no roster, for a reason of its own."""
     node.apply(Settlement(window, None))
 
 
-def test_a_node_of_the_minority_returns_to_a_snapshot_and_follows_the_majority(network: Network) -> None:
+def test_a_node_of_the_minority_returns_to_a_snapshot_and_follows_the_majority(network):
     miner = network.miners[0]
     network.run([1])
     network.run([2], but=[miner])
@@ -450,7 +447,7 @@ def test_a_node_of_the_minority_returns_to_a_snapshot_and_follows_the_majority(n
     assert len(network.roots(2)) == 1
 
 
-def test_a_split_is_found_even_when_null_windows_followed_it(network: Network) -> None:
+def test_a_split_is_found_even_when_null_windows_followed_it(network):
     """A null window looks alike on both sides, so the window of the split itself has to be looked at."""
     miner = network.miners[0]
     network.run([1], but=[miner])
@@ -465,7 +462,7 @@ def test_a_split_is_found_even_when_null_windows_followed_it(network: Network) -
     follows_the_others(network, miner, 4)
 
 
-def test_a_confirmed_window_is_not_checked_again(network: Network) -> None:
+def test_a_confirmed_window_is_not_checked_again(network):
     network.run([1, 2])
     miner = network.miners[0]
     assert miner.journal.unconfirmed(0, 9)[-1].window == 2
@@ -476,7 +473,7 @@ def test_a_confirmed_window_is_not_checked_again(network: Network) -> None:
     assert not leave_minority(miner)
 
 
-def test_a_node_that_followed_the_loser_of_double_words_returns(build: Build) -> None:
+def test_a_node_that_followed_the_loser_of_double_words_returns(build):
     """It saw a decision of ballot 1 alone, and confirmed it; the others follow that of ballot 0, which stands."""
     network = build(num_validators=2)
     first, second, liar = network.all(RosterNode)
@@ -517,14 +514,14 @@ def test_a_node_that_followed_the_loser_of_double_words_returns(build: Build) ->
     assert len(network.roots(2)) == 1
 
 
-def test_a_roster_of_another_history_is_not_applied(network: Network) -> None:
+def test_a_roster_of_another_history_is_not_applied(network):
     """The node decided null on window 1 and meets a roster that follows the others' decision."""
     miner = network.miners[0]
     network.run([1], but=[miner])
     applies_null(miner, 1)
     outcomes = []
 
-    def goes_on() -> None:
+    def goes_on():
         # As if the decisions on window 1 came only now: the window is opened before they are looked at.
         miner.journal.claim(2)
         network.to_window(2, miner.chain)
@@ -541,14 +538,12 @@ def test_a_roster_of_another_history_is_not_applied(network: Network) -> None:
     assert miner.journal.roots(1, 2) == network.validator.journal.roots(1, 2)
 
 
-def test_a_failure_after_the_outer_step_is_repaired_by_a_later_call(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_after_the_outer_step_is_repaired_by_a_later_call(network, monkeypatch):
     network.run([1])
     miner = network.miners[0]
-    outcomes: list[Reason] = []
+    outcomes = []
 
-    def stumbles() -> None:
+    def stumbles():
         network.to_window(2, miner.chain)
         with monkeypatch.context() as patch:
             patch.setattr(miner.journal, "enter_applied", raises(TransientError(Reason.LOCAL_FILE, "full")))
@@ -561,8 +556,8 @@ def test_a_failure_after_the_outer_step_is_repaired_by_a_later_call(
     assert miner.snapshots.marks()[0].window == 2
 
 
-def raises(error: Exception) -> Callable[..., None]:
-    def fail(*arguments: object) -> None:
+def raises(error):
+    def fail(*arguments):
         raise error
 
     return fail

@@ -1,5 +1,4 @@
 import sqlite3
-from pathlib import Path
 
 import pytest
 
@@ -13,12 +12,12 @@ ROSTER = "b" * 64
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Journal:
+def journal(tmp_path):
     return Journal(tmp_path / "home" / "journal.sqlite")
 
 
 @pytest.mark.parametrize("status", list(Status))
-def test_a_window_is_claimed_and_closed_once(journal: Journal, status: Status) -> None:
+def test_a_window_is_claimed_and_closed_once(journal, status):
     assert journal.status(4) is None
     for window in (7, 3, 4):
         journal.claim(window)
@@ -30,7 +29,7 @@ def test_a_window_is_claimed_and_closed_once(journal: Journal, status: Status) -
     assert (4 in journal.open_claims()) == (status is Status.CLAIMED)
 
 
-def test_a_step_has_a_result_once_it_is_entered(journal: Journal) -> None:
+def test_a_step_has_a_result_once_it_is_entered(journal):
     assert journal.result(4, "train") is None
     journal.enter(4, "train", '{"loss": 1.5}')
     journal.enter(4, "commit", "{}")
@@ -43,15 +42,15 @@ def test_a_step_has_a_result_once_it_is_entered(journal: Journal) -> None:
     assert journal.result(5, "commit") is None
 
 
-def test_steps_that_finish_together_are_entered_together(journal: Journal) -> None:
+def test_steps_that_finish_together_are_entered_together(journal):
     with pytest.raises(sqlite3.Error):
-        journal.enter_together(4, {"compress": "{}", "train": object()})  # type: ignore[dict-item]
+        journal.enter_together(4, {"compress": "{}", "train": object()})
     assert journal.result(4, "compress") is None
     journal.enter_together(4, {"compress": "{}", "train": "null"})
     assert (journal.result(4, "compress"), journal.result(4, "train")) == ("{}", "null")
 
 
-def test_applied_windows_and_their_roots(journal: Journal) -> None:
+def test_applied_windows_and_their_roots(journal):
     assert journal.applied(4) is None
     for applied in (Applied(4, ROSTER, ROOT), Applied(5, None, "c" * 64), Applied(7, ROSTER, "d" * 64)):
         journal.enter_applied(applied)
@@ -61,7 +60,7 @@ def test_applied_windows_and_their_roots(journal: Journal) -> None:
     assert journal.applied(4) == Applied(4, None, "e" * 64)
 
 
-def test_applied_windows_are_confirmed_one_by_one(journal: Journal) -> None:
+def test_applied_windows_are_confirmed_one_by_one(journal):
     for window in (4, 5, 6):
         journal.enter_applied(Applied(window, ROSTER, ROOT))
     journal.confirm(5)
@@ -71,7 +70,7 @@ def test_applied_windows_are_confirmed_one_by_one(journal: Journal) -> None:
     assert [applied.window for applied in journal.unconfirmed(0, 99)] == [4, 5, 6], "what replaced it is not confirmed"
 
 
-def test_a_rolled_back_settlement_is_forgotten_and_other_steps_stay(journal: Journal) -> None:
+def test_a_rolled_back_settlement_is_forgotten_and_other_steps_stay(journal):
     for window in (4, 5, 6):
         journal.claim(window)
         journal.enter(window, "compress", "{}")
@@ -84,7 +83,7 @@ def test_a_rolled_back_settlement_is_forgotten_and_other_steps_stay(journal: Jou
     assert journal.open_claims() == (4, 5, 6)
 
 
-def test_old_windows_are_forgotten(journal: Journal) -> None:
+def test_old_windows_are_forgotten(journal):
     for window in (4, 5, 6):
         journal.claim(window)
         journal.enter(window, "settle", "null")
@@ -95,7 +94,7 @@ def test_old_windows_are_forgotten(journal: Journal) -> None:
     assert [journal.result(window, "settle") for window in (4, 5, 6)] == [None, None, "null"]
 
 
-def test_entered_windows_survive_a_kill(tmp_path: Path) -> None:
+def test_entered_windows_survive_a_kill(tmp_path):
     path = tmp_path / "journal.sqlite"
     last = run_and_kill("journal", path, after=30)
     journal = Journal(path)
@@ -106,7 +105,7 @@ def test_entered_windows_survive_a_kill(tmp_path: Path) -> None:
     assert journal.open_claims() in ((), (last + 1,))
 
 
-def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_is_refused(tmp_path):
     path = tmp_path / "journal.sqlite"
     path.write_bytes(b"this is no database at all, however long it may be" * 100)
     with raising(PermanentError, Reason.BAD_STATE_FILE, path, "move the neuron's folder away"):

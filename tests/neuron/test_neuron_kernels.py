@@ -1,9 +1,6 @@
 """A whole network of each recipe with compiled kernels: the same history as with the definitions."""
 
-from pathlib import Path
-
 import pytest
-from torch import Tensor
 
 from templar.gradient import kernels
 from templar.tensorfile import StoredTensors
@@ -13,7 +10,7 @@ from tests.support.network import Network, tiny
 WINDOWS = [1, 2, 3]
 
 
-def history(folder: Path, preset: str) -> tuple[list[str], list[bytes]]:
+def history(folder, preset):
     """The root that all nodes agree on after each window, and every payload."""
     network = Network(folder, tiny(preset))
     network.run(WINDOWS)
@@ -26,13 +23,13 @@ def history(folder: Path, preset: str) -> tuple[list[str], list[bytes]]:
 
 
 @pytest.mark.parametrize("preset", ["local", "local-demo"])
-def test_kernels_change_nothing(tmp_path: Path, preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_change_nothing(tmp_path, preset, monkeypatch):
     expected = history(tmp_path / "definition", preset)
     monkeypatch.setattr(kernels, "MIN_ELEMENTS", 1)
-    read: list[str] = []
+    read = []
     fetch = StoredTensors.__getitem__
 
-    def spy(stored: StoredTensors, name: str) -> Tensor:
+    def spy(stored, name):
         read.append(name)
         return fetch(stored, name)
 

@@ -1,10 +1,8 @@
 """Miners and validators that are killed at random points leave what they would have left."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +15,7 @@ KILLS = {"miner": (50, 100), "validator": (30, 50)}
 """How often each dies in CI, and in the long run."""
 
 
-def runs() -> Iterator[object]:
+def runs():
     for role in VICTIMS:
         few, many = KILLS[role]
         yield pytest.param(role, few)
@@ -25,7 +23,7 @@ def runs() -> Iterator[object]:
 
 
 @contextmanager
-def endpoint(folder: Path) -> Iterator[dict[str, str]]:
+def endpoint(folder):
     """An S3 endpoint of its own; the variables that name it."""
     buckets, key = folder / "buckets", random_key()
     buckets.mkdir(parents=True)
@@ -40,10 +38,10 @@ def endpoint(folder: Path) -> Iterator[dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("role", "num_kills"), runs())
-def test_a_node_that_is_killed_leaves_what_it_would_have_left(folder: Path, role: str, num_kills: int) -> None:
+def test_a_node_that_is_killed_leaves_what_it_would_have_left(folder, role, num_kills):
     """However often it dies in its windows: the same payloads or scores, each once and whole, weights and roots."""
 
-    def lived(kills: int) -> tuple[list[dict], dict[str, list[str]]]:
+    def lived(kills):
         with endpoint(folder / f"endpoint-{kills}") as variables:
             return reports_of(role, folder / f"{kills}-kills", kills, variables)
 

@@ -1,9 +1,7 @@
 import os
 import shutil
 import socket
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,19 +12,17 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.lease import Terms
 from templar.neuron.lock import HOLDER_FILE, NeuronLock, holder_of, write_file
 from templar.neuron.node import Node
-from templar.reports.metrics import Metrics
 from templar.window import open_window
 from tests.support import lock_holder
 from tests.support.errors import raising
-from tests.support.network import Network
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_only_the_owner_may_enter_the_folder_or_read_a_file(tmp_path: Path, umask: int) -> None:
+def test_only_the_owner_may_enter_the_folder_or_read_a_file(tmp_path, umask):
     home, payload = tmp_path / "home", tmp_path / "home" / "payloads" / "payload"
-    seen: list[int] = []
+    seen = []
 
-    def write(path: Path) -> None:
+    def write(path):
         seen.append(path.stat().st_mode & 0o777)  # nobody reads it while it is written either
         path.unlink()
         path.write_bytes(b"secret until the close")
@@ -42,18 +38,18 @@ def test_only_the_owner_may_enter_the_folder_or_read_a_file(tmp_path: Path, umas
     assert [path.stat().st_mode & 0o777 for path in (home, payload.parent, payload)] == [0o700, 0o700, 0o600]
 
 
-def says(process: subprocess.Popen[str]) -> str:
+def says(process):
     return process.stdout.readline().strip()
 
 
-def refusal(home: Path) -> str:
+def refusal(home):
     with pytest.raises(PermanentError) as caught:
         NeuronLock(home)
     assert caught.value.reason is Reason.ALREADY_RUNNING
     return str(caught.value)
 
 
-def test_a_second_process_is_refused_with_the_first_ones_pid_until_that_is_killed(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_with_the_first_ones_pid_until_that_is_killed(tmp_path):
     with lock_holder.start(tmp_path) as first:
         assert says(first) == "held"
         with lock_holder.start(tmp_path) as second:
@@ -71,7 +67,7 @@ def test_a_second_process_is_refused_with_the_first_ones_pid_until_that_is_kille
 # Who a folder is.
 
 
-def test_a_folder_is_the_same_holder_from_one_process_to_the_next(tmp_path: Path) -> None:
+def test_a_folder_is_the_same_holder_from_one_process_to_the_next(tmp_path):
     known = holder_of(tmp_path)
     assert holder_of(tmp_path) == known
     assert len(known) == 32
@@ -79,7 +75,7 @@ def test_a_folder_is_the_same_holder_from_one_process_to_the_next(tmp_path: Path
     assert (tmp_path / HOLDER_FILE).read_text() not in known
 
 
-def test_a_copied_folder_is_another_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_folder_is_another_holder(tmp_path, monkeypatch):
     home = tmp_path / "home"
     known = holder_of(home)
     shutil.copytree(home, tmp_path / "copy")
@@ -91,18 +87,18 @@ def test_a_copied_folder_is_another_holder(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("content", [b"", b"xyz", b"0" * 31, b"\xff" * 32])
-def test_a_damaged_secret_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_secret_is_named(tmp_path, content):
     (tmp_path / HOLDER_FILE).write_bytes(content)
     with raising(PermanentError, Reason.BAD_STATE_FILE, str(tmp_path / HOLDER_FILE)):
         holder_of(tmp_path)
 
 
-def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     path = tmp_path / "new" / "payload.bin"
     write_file(path, lambda part: part.write_bytes(b"first"))
     digest = file_sha256(path)
 
-    def fails(part: Path) -> None:
+    def fails(part):
         part.write_bytes(b"half of the sec")
         raise OSError("disk full")
 
@@ -117,18 +113,18 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
 # The same hotkey on two machines.
 
 
-def elsewhere(network: Network, node: Node) -> Node:
+def elsewhere(network, node):
     """The node of a member over an empty folder of another machine."""
     config = network.world.config(network.member(node))
     return type(node)(replace(config, name=f"{node.name}-2", home=config.home.with_name(f"{node.name}-2")))
 
 
-def expire(network: Network) -> None:
+def expire(network):
     """Let the time pass until every lease that is not renewed has expired."""
     network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
 
 
-def test_a_second_machine_is_refused_and_the_first_goes_on(network: Network) -> None:
+def test_a_second_machine_is_refused_and_the_first_goes_on(network):
     network.run([1])
     for node in network.nodes.values():
         before, commitments = network.objects(node), network.world.chain.commitments()
@@ -139,7 +135,7 @@ def test_a_second_machine_is_refused_and_the_first_goes_on(network: Network) -> 
     assert len(network.roots(2)) == 1
 
 
-def test_an_aggregator_and_a_validator_of_one_hotkey_share_one_lease(network: Network) -> None:
+def test_an_aggregator_and_a_validator_of_one_hotkey_share_one_lease(network):
     """Both sign words on a window: side by side they would convict themselves."""
     aggregator, validator = network.aggregator, network.validator
     for node, role in ((aggregator, type(validator)), (validator, type(aggregator))):
@@ -148,7 +144,7 @@ def test_an_aggregator_and_a_validator_of_one_hotkey_share_one_lease(network: Ne
             role(replace(config, name="other-role", home=config.home.with_name("other-role")))
 
 
-def test_a_stopped_neuron_starts_elsewhere_at_once_and_a_killed_one_when_its_lease_is_over(network: Network) -> None:
+def test_a_stopped_neuron_starts_elsewhere_at_once_and_a_killed_one_when_its_lease_is_over(network):
     stopped, killed = network.miners
     network.run([1])
     network.restart(killed)
@@ -163,7 +159,7 @@ def test_a_stopped_neuron_starts_elsewhere_at_once_and_a_killed_one_when_its_lea
     elsewhere(network, killed).stop()
 
 
-def test_a_replaced_neuron_publishes_nothing_more_and_says_why(network: Network) -> None:
+def test_a_replaced_neuron_publishes_nothing_more_and_says_why(network):
     sleeper = network.miners[0]
     network.run([1])
     expire(network)
@@ -178,10 +174,8 @@ def test_a_replaced_neuron_publishes_nothing_more_and_says_why(network: Network)
     second.stop()
 
 
-def test_a_flow_releases_a_neuron_that_another_process_took_over(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[Metrics] = []
+def test_a_flow_releases_a_neuron_that_another_process_took_over(network, monkeypatch):
+    told = []
     monkeypatch.setattr("tasks.host.publish", lambda name, metrics: told.append(metrics))
     name = network.miners[0].name
     sleeper = network.nodes.pop(name)
@@ -199,7 +193,7 @@ def test_a_flow_releases_a_neuron_that_another_process_took_over(
     network.restart(name)
 
 
-def test_an_observer_has_no_lease(network: Network) -> None:
+def test_an_observer_has_no_lease(network):
     observer = network.world.observer()
     assert observer._lease is None
     observer.stop()

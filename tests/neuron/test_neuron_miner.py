@@ -3,15 +3,12 @@
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from lab.adversary.chains import UnevenLedger, UnreachableChain
 from templar.agreement.voter import Settlement
@@ -20,50 +17,48 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Manifest
 from templar.exchange.signed import unseal
-from templar.gradient.codec.wire import Payload
 from templar.neuron.catchup import catch_up, leave_minority
 from templar.neuron.journal import Status
 from templar.neuron.miner import _PAYLOAD_REPORT, Miner
 from templar.neuron.snapshot import PRIVATE_FILE
 from templar.neuron.window_time import TrainingEnd
 from templar.store.directory import DirectoryStore
-from templar.training.train import TrainResult
 from templar.window import Action, MinerSteps, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.marks import some_quick
-from tests.support.network import Build, Network, tiny
+from tests.support.network import Network, tiny
 from tests.support.repeated_steps import Died, die_after, steps_of
 from tests.support.uneven_ledger import schedule_of
 
 
-def published(network: Network, miner: Miner, window: int) -> dict[str, tuple[int, bytes]]:
+def published(network, miner, window):
     """What a miner published for a window: key -> time and bytes."""
     objects = network.objects(miner)
     return {key: value for key, value in objects.items() if key.split("-")[1:2] == [str(window)]}
 
 
-def manifest_of(network: Network, miner: Miner, window: int) -> Manifest:
+def manifest_of(network, miner, window):
     key = window_key(Kind.MANIFEST, window, miner.exchange.identity(window).uid)
     return unseal(network.objects(miner)[key][1], Manifest).body
 
 
-def rostered(network: Network, window: int) -> list[int]:
+def rostered(network, window):
     """Whose payloads the aggregator's roster of a window has."""
     return [entry.uid for entry in network.roster(window).entries]
 
 
-def uid(miner: Miner) -> int:
+def uid(miner):
     return miner.exchange.identity(1).uid
 
 
-def to_train(miner: Miner, window: int) -> None:
+def to_train(miner, window):
     open_window(miner, window)
     miner.fetch_pages(window)
     assert miner.train(window).reason is None
 
 
 @pytest.fixture(scope="module", params=[1, 25], ids=["snapshot each window", "no snapshot yet"])
-def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def undisturbed(request, tmp_path_factory):
     """The network as it is when nobody dies, after three windows."""
     storage = {"snapshot_frequency": request.param}
     network = Network(tmp_path_factory.mktemp("undisturbed"), tiny(storage=storage))
@@ -75,7 +70,7 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 # What the steps say and leave.
 
 
-def test_a_window_leaves_a_commitment_before_the_close_and_a_reveal_after_it(undisturbed: Network) -> None:
+def test_a_window_leaves_a_commitment_before_the_close_and_a_reveal_after_it(undisturbed):
     network, miner = undisturbed, undisturbed.miners[0]
     times = miner.exchange.times(1)
     by_kind = {key.split("-")[0]: value for key, value in published(network, miner, 1).items()}
@@ -94,7 +89,7 @@ def test_a_window_leaves_a_commitment_before_the_close_and_a_reveal_after_it(und
     assert miner.journal.status(1) is Status.FINISHED
 
 
-def test_training_changes_neither_the_agreed_nor_the_private_state(network: Network) -> None:
+def test_training_changes_neither_the_agreed_nor_the_private_state(network):
     miner = network.miners[0]
     before = {name: tensor.clone() for name, tensor in miner.state.params.items()}
     private = miner.private
@@ -107,7 +102,7 @@ def test_training_changes_neither_the_agreed_nor_the_private_state(network: Netw
 # Restarts.
 
 
-def test_a_miner_trains_in_an_order_that_nobody_else_knows(network: Network) -> None:
+def test_a_miner_trains_in_an_order_that_nobody_else_knows(network):
     """Two runs on the same data differ; the same window trained again does not."""
     miner = Miner(replace(network.kill(network.miners[0]).config, secret_order=True))
     to_train(miner, 1)
@@ -122,13 +117,13 @@ def test_a_miner_trains_in_an_order_that_nobody_else_knows(network: Network) -> 
 
 
 @pytest.mark.parametrize("dies_after", some_quick(steps_of(MinerSteps), {"compress", "commit", "settle"}))
-def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, build: Build, dies_after: str) -> None:
+def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed, build, dies_after):
     """The same payload bytes, never a second object, the same private state, the same roots."""
     network = build(undisturbed.hparams)
     network.run([1])
     miner = network.miners[0]
 
-    def dies_and_comes_back() -> None:
+    def dies_and_comes_back():
         die_after(miner, 2, dies_after)
         before = published(network, miner, 2)
         again = network.restart(miner)
@@ -148,7 +143,7 @@ def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed: Network, b
     assert len(network.roots(3)) == 1
 
 
-def test_restarts_between_two_windows_keep_all_states(undisturbed: Network, build: Build) -> None:
+def test_restarts_between_two_windows_keep_all_states(undisturbed, build):
     network = build(undisturbed.hparams)
     for window in (1, 2, 3):
         network.run([window])
@@ -160,11 +155,11 @@ def test_restarts_between_two_windows_keep_all_states(undisturbed: Network, buil
 # Private state.
 
 
-def test_staged_state_goes_live_only_with_the_own_payload_in_the_roster(network: Network) -> None:
+def test_staged_state_goes_live_only_with_the_own_payload_in_the_roster(network):
     accepted, left_out = network.miners
     before = left_out.private
 
-    def does_not_upload() -> None:
+    def does_not_upload():
         to_train(left_out, 1)
         left_out.compress(1)
         assert left_out.commit(1).in_time
@@ -179,7 +174,7 @@ def test_staged_state_goes_live_only_with_the_own_payload_in_the_roster(network:
     assert accepted.private.optimizer.num_steps == network.hparams.training.inner_steps
 
 
-def test_a_null_window_leaves_the_private_state_as_it_was(network: Network) -> None:
+def test_a_null_window_leaves_the_private_state_as_it_was(network):
     miner = network.miners[0]
     for publisher in (network.aggregator, network.validator):
         network.bucket(publisher).put(aggregate_key(1), b"another process published this")
@@ -188,19 +183,19 @@ def test_a_null_window_leaves_the_private_state_as_it_was(network: Network) -> N
     assert (miner.private.feedback.num_calls, miner.private.optimizer.num_steps) == (0, 0)
 
 
-def numbers(miner: Miner) -> tuple[int, int, str]:
+def numbers(miner):
     """Calls, steps and a digest of everything in a miner's private state."""
     path = miner.home / "looked-at.safetensors"
     miner.private.save(path)
     return miner.private.feedback.num_calls, miner.private.optimizer.num_steps, sha256_hex(path.read_bytes())
 
 
-def test_private_state_is_written_once_and_goes_live_by_its_name(build: Build) -> None:
+def test_private_state_is_written_once_and_goes_live_by_its_name(build):
     network = build(tiny(storage={"snapshot_frequency": 2}))
     miner = network.miners[0]
     network.run([1])
 
-    def lives() -> None:
+    def lives():
         to_train(miner, 2)
         report = miner.compress(2)
         inode = miner._staged_path(2).stat().st_ino
@@ -216,7 +211,7 @@ def test_private_state_is_written_once_and_goes_live_by_its_name(build: Build) -
 
 
 @pytest.fixture(scope="module")
-def network_of_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def network_of_three(tmp_path_factory):
     """A network with a snapshot in every third window after four windows in which nobody died."""
     network = Network(tmp_path_factory.mktemp("calm"), tiny(storage={"snapshot_frequency": 3}))
     network.run([1, 2, 3, 4])
@@ -227,21 +222,21 @@ def network_of_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Netwo
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("dies_in", ["state.apply", "journal.enter_applied", "snapshots.begin", "cache.prune"])
 def test_a_kill_on_the_way_to_a_live_state_pairs_it_with_its_window(
-    network_of_three: Network, build: Build, dies_in: str, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    network_of_three, build, dies_in, when, monkeypatch
+):
     """Before and after the rename, the journal's entry, the snapshot and the clean-up."""
     calm = network_of_three
     network = build(calm.hparams)
     network.run([1, 2])
     miner = network.miners[0]
 
-    def dies_and_comes_back() -> None:
+    def dies_and_comes_back():
         network.to_window(3, miner.chain)
         part, method = dies_in.split(".")
         owner = getattr(network.nodes[miner.name], part)
         real = getattr(owner, method)
 
-        def dying(*arguments: Any) -> None:
+        def dying(*arguments):
             if when == "after":
                 real(*arguments)
             raise Died
@@ -263,7 +258,7 @@ def test_a_kill_on_the_way_to_a_live_state_pairs_it_with_its_window(
     assert network.roots(4) == calm.roots(4)
 
 
-def test_a_node_that_leaves_a_history_takes_the_private_state_of_the_one_it_returns_to(build: Build) -> None:
+def test_a_node_that_leaves_a_history_takes_the_private_state_of_the_one_it_returns_to(build):
     """Between two snapshots, too; and the state that was staged for the window that was decided otherwise."""
     network = build(tiny(storage={"snapshot_frequency": 3}))
     miner = network.miners[0]
@@ -273,7 +268,7 @@ def test_a_node_that_leaves_a_history_takes_the_private_state_of_the_one_it_retu
         known[window] = numbers(miner)
     private = miner.private.path
 
-    def applies_null() -> None:
+    def applies_null():
         to_train(miner, 5)
         miner.compress(5)
         assert miner.commit(5).in_time
@@ -295,7 +290,7 @@ def test_a_node_that_leaves_a_history_takes_the_private_state_of_the_one_it_retu
         assert (miner.state.window, numbers(miner)) == (window, known[window])
 
 
-def test_state_of_another_history_does_not_go_live(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+def test_state_of_another_history_does_not_go_live(network, caplog):
     """The payload was made on a state that was not agreed: what it left belongs to no window of the right history."""
     miner = network.miners[0]
     network.run([1])
@@ -310,14 +305,12 @@ def test_state_of_another_history_does_not_go_live(network: Network, caplog: pyt
 
 
 @pytest.mark.parametrize("lost", ["staged", "journal"])
-def test_lost_private_state_starts_afresh_and_says_why(
-    network: Network, lost: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lost_private_state_starts_afresh_and_says_why(network, lost, caplog):
     miner = network.miners[0]
     network.run([1])
     network.run([2], but=[miner])
 
-    def publishes() -> None:
+    def publishes():
         to_train(miner, 3)
         miner.compress(3)
         assert miner.commit(3).in_time
@@ -342,7 +335,7 @@ def test_lost_private_state_starts_afresh_and_says_why(
     assert miner.private.feedback.num_calls == 1
 
 
-def test_a_folder_of_the_previous_release_is_read(network: Network) -> None:
+def test_a_folder_of_the_previous_release_is_read(network):
     """Its snapshots have private state of their own, and there are no states that went live by their names."""
     network.run([1, 2])
     miner = network.miners[0]
@@ -364,7 +357,7 @@ def test_a_folder_of_the_previous_release_is_read(network: Network) -> None:
     assert len(network.roots(6)) == 1
 
 
-def test_the_demo_recipe_writes_no_optimizer_state(build: Build) -> None:
+def test_the_demo_recipe_writes_no_optimizer_state(build):
     network = build(tiny("local-demo"))
     network.run([1, 2])
     miner = network.miners[0]
@@ -377,11 +370,11 @@ def test_the_demo_recipe_writes_no_optimizer_state(build: Build) -> None:
 
 
 @pytest.mark.parametrize("published_before", [set(), {"commit"}])
-def test_a_payload_that_changed_on_the_disk_is_not_published(network: Network, published_before: set[str]) -> None:
+def test_a_payload_that_changed_on_the_disk_is_not_published(network, published_before):
     """The window ends with its reason and without a wrong object; the roster is applied all the same."""
     miner = network.miners[0]
 
-    def damaged() -> None:
+    def damaged():
         to_train(miner, 1)
         miner.compress(1)
         if published_before:
@@ -399,10 +392,10 @@ def test_a_payload_that_changed_on_the_disk_is_not_published(network: Network, p
     assert miner.journal.status(1) is Status.FINISHED
 
 
-def test_a_miner_that_is_late_for_the_close_publishes_nothing_and_applies(network: Network) -> None:
+def test_a_miner_that_is_late_for_the_close_publishes_nothing_and_applies(network):
     miner = network.miners[0]
 
-    def late() -> None:
+    def late():
         open_window(miner, 1)
         times, clock = miner.exchange.expected_times(1), miner.chain.clock
         clock.sleep_until(times.train_until)
@@ -417,14 +410,12 @@ def test_a_miner_that_is_late_for_the_close_publishes_nothing_and_applies(networ
     assert miner.journal.status(1) is Status.FINISHED
 
 
-def test_training_ends_early_enough_for_what_followed_it_the_last_time(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_ends_early_enough_for_what_followed_it_the_last_time(network, monkeypatch):
     miner, clock = network.miners[0], network.clock
     learn, encode = miner.learn, miner.payload_bytes
 
-    def until_stopped(window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
-        def passes() -> bool:
+    def until_stopped(window, sequences, keep_going):
+        def passes():
             clock.sleep_until(clock.now() + 0.25)
             return keep_going()
 
@@ -432,7 +423,7 @@ def test_training_ends_early_enough_for_what_followed_it_the_last_time(
             result = learn(window, sequences, lambda: True)
         return replace(result, stopped_early=True)
 
-    def slowly(window: int, payload: Payload) -> bytes:
+    def slowly(window, payload):
         clock.sleep_until(clock.now() + 2.0)
         return encode(window, payload)
 
@@ -448,10 +439,10 @@ def test_training_ends_early_enough_for_what_followed_it_the_last_time(
     assert miner._end.at == pytest.approx(later - 2.0, abs=0.25)
 
 
-def test_how_long_it_takes_to_finish_is_learned_from_trainings_that_were_stopped() -> None:
+def test_how_long_it_takes_to_finish_is_learned_from_trainings_that_were_stopped():
     end = TrainingEnd(10.0)
 
-    def stops(now: float = 0.0, latest: float = 1000.0) -> float:
+    def stops(now=0.0, latest=1000.0):
         end.begin(now, latest)
         return end.at
 
@@ -471,7 +462,7 @@ def test_how_long_it_takes_to_finish_is_learned_from_trainings_that_were_stopped
     assert stops() == 250, "a training that could not begin shows nothing"
 
 
-def test_a_late_miner_without_a_slot_owes_nothing(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_miner_without_a_slot_owes_nothing(network, monkeypatch):
     miner = network.miners[0]
     waiting = replace(miner._assignment(1), units=())
     monkeypatch.setattr(miner, "_assignment", lambda window: waiting)
@@ -480,7 +471,7 @@ def test_a_late_miner_without_a_slot_owes_nothing(network: Network, monkeypatch:
     assert miner.train(1).reason is Reason.NO_ASSIGNMENT
 
 
-def test_training_is_logged_in_one_line(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_is_logged_in_one_line(network, caplog):
     with caplog.at_level(logging.INFO, "templar.neuron.miner"):
         to_train(network.miners[0], 1)
     (line,) = (message for message in caplog.messages if "trained" in message)
@@ -488,7 +479,7 @@ def test_training_is_logged_in_one_line(network: Network, caplog: pytest.LogCapt
     assert re.fullmatch(rf"window 1: trained {steps} steps, loss \d\.\d+ to \d\.\d+, \d+ tokens per second", line)
 
 
-def test_nothing_is_published_after_its_deadline(network: Network) -> None:
+def test_nothing_is_published_after_its_deadline(network):
     early, late = network.miners
     for miner in (early, late):
         to_train(miner, 1)
@@ -511,9 +502,7 @@ SLOTS = {"blocks_per_window": 30, "block_seconds": 4.0, "commit_guard_seconds": 
 FINALITY_LAG = 5
 
 
-def committed_on(
-    network: Network, gaps: list[float], replaced: Mapping[int, Sequence[tuple[float, float]]] = MappingProxyType({})
-) -> tuple[Miner, UnevenLedger]:
+def committed_on(network, gaps, replaced=MappingProxyType({})):
     """A miner that has committed in window 1, on a chain with these gaps before its close."""
     miner, blocks = network.miners[0], 2 * network.hparams.windows.blocks_per_window
     gaps = [*[4.0] * (blocks - len(gaps)), *gaps]
@@ -527,13 +516,13 @@ def committed_on(
     return miner, chain
 
 
-def revealed(network: Network, miner: Miner) -> set[int]:
+def revealed(network, miner):
     """The seconds in which manifest and payload were stored."""
     objects = published(network, miner, 1)
     return {stamp for key, (stamp, _) in objects.items() if key.startswith(("manifest", "gradient"))}
 
 
-def test_a_reveal_is_in_time_though_blocks_come_slower_than_nominal(build: Build) -> None:
+def test_a_reveal_is_in_time_though_blocks_come_slower_than_nominal(build):
     network = build(tiny(windows=SLOTS))
     miner, _ = committed_on(network, [8.0] * 5)
     assert miner.upload(1).in_time
@@ -542,7 +531,7 @@ def test_a_reveal_is_in_time_though_blocks_come_slower_than_nominal(build: Build
     assert times.reveals_from in times.reveal_interval
 
 
-def test_a_reveal_waits_for_a_chain_that_is_away_for_seconds(build: Build) -> None:
+def test_a_reveal_waits_for_a_chain_that_is_away_for_seconds(build):
     network = build(tiny(windows=SLOTS))
     miner, chain = committed_on(network, [4.0] * 5)
     close = chain.schedule.time(2 * network.hparams.windows.blocks_per_window)
@@ -553,12 +542,12 @@ def test_a_reveal_waits_for_a_chain_that_is_away_for_seconds(build: Build) -> No
     assert all(stamp in times.reveal_interval for stamp in revealed(network, miner))
 
 
-def test_a_reveal_is_put_again_when_finality_moves_the_close(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reveal_is_put_again_when_finality_moves_the_close(build, monkeypatch):
     """It moves by one slot before the reveal, and by another one after it."""
-    puts: set[float] = set()
+    puts = set()
     put = DirectoryStore.put
 
-    def noting(store: DirectoryStore, key: str, data: bytes) -> None:
+    def noting(store, key, data):
         puts.add(network.clock.now())
         put(store, key, data)
 
@@ -577,7 +566,7 @@ def test_a_reveal_is_put_again_when_finality_moves_the_close(build: Build, monke
 
 
 @pytest.mark.parametrize("preset", ["local", "local-demo"])
-def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(build: Build, preset: str) -> None:
+def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(build, preset):
     network = build(tiny(preset))
     miner = network.miners[0]
     with torch.no_grad():
@@ -585,7 +574,7 @@ def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(build: Build, 
             param.fill_(torch.nan)
     reports = []
 
-    def diverged() -> None:
+    def diverged():
         open_window(miner, 1)
         reports.append(miner.train(1))
         assert drive_window(miner, 1).action is Action.RUN
@@ -596,7 +585,7 @@ def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(build: Build, 
     assert rostered(network, 1) == [uid(network.miners[1])]
 
 
-def test_a_miner_without_a_slot_waits_and_applies(build: Build) -> None:
+def test_a_miner_without_a_slot_waits_and_applies(build):
     """More miners register than there are slots in the epoch; a validator does not slash those that wait."""
     network = build(tiny(data={"spare_slots": 1}), actors=["honest"])
     network.run([1])
@@ -619,7 +608,7 @@ def test_a_miner_without_a_slot_waits_and_applies(build: Build) -> None:
 # Failures that are not the miner's own.
 
 
-def test_a_miner_whose_hotkey_is_not_registered_does_not_start(network: Network) -> None:
+def test_a_miner_whose_hotkey_is_not_registered_does_not_start(network):
     miner = network.miners[0]
     network.kill(miner)
     network.world.chain.deregister(miner.exchange.own_signer.address)

@@ -4,7 +4,6 @@ import shutil
 import time
 from contextlib import suppress
 from dataclasses import fields, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.payload_cache import _decoded_and_size
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.catchup import catch_up
-from templar.neuron.configuration import GENESIS_FILE, NeuronConfig
+from templar.neuron.configuration import GENESIS_FILE
 from templar.neuron.evaluate import measure_held_out
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
@@ -33,18 +32,16 @@ from templar.window import (
     Action,
     AggregatorSteps,
     MinerSteps,
-    Opening,
-    Steps,
     ValidatorSteps,
     drive_window,
     open_window,
 )
 from tests.support.errors import raising
-from tests.support.network import Build, Network, tiny
+from tests.support.network import tiny
 from tests.support.repeated_steps import Died, take_each_step_twice
 
 
-def test_a_window_that_is_out_of_order_is_not_applied(network: Network) -> None:
+def test_a_window_that_is_out_of_order_is_not_applied(network):
     node = network.miners[0]
     before = node.state.mark
     with raising(PermanentError, Reason.SELF_CHECK_FAILED, "window 2 cannot be applied"):
@@ -53,7 +50,7 @@ def test_a_window_that_is_out_of_order_is_not_applied(network: Network) -> None:
     assert node.journal.applied(2) is None
 
 
-def refused(config: NeuronConfig, kind: type[Node] = Miner) -> TemplarError:
+def refused(config, kind=Miner):
     """The error with which a start fails; it must leave the lock free."""
     with pytest.raises(TemplarError) as caught:
         kind(config)
@@ -66,7 +63,7 @@ def refused(config: NeuronConfig, kind: type[Node] = Miner) -> TemplarError:
 # Starting.
 
 
-def test_a_network_of_other_numbers_is_refused_but_local_numbers_may_differ(network: Network) -> None:
+def test_a_network_of_other_numbers_is_refused_but_local_numbers_may_differ(network):
     config = network.kill(network.miners[0]).config
     error = refused(replace(config, hparams=tiny(training={"inner_steps": 3})))
     assert isinstance(error, PermanentError)
@@ -75,7 +72,7 @@ def test_a_network_of_other_numbers_is_refused_but_local_numbers_may_differ(netw
     Miner(replace(config, hparams=tiny(storage={"snapshots_kept": 7}))).stop()
 
 
-def test_only_the_pinned_genesis_is_joined(network: Network) -> None:
+def test_only_the_pinned_genesis_is_joined(network):
     node = network.kill(network.miners[0])
     (node.home / GENESIS_FILE).unlink()
     error = refused(replace(node.config, pinned_genesis="f" * 64))
@@ -85,7 +82,7 @@ def test_only_the_pinned_genesis_is_joined(network: Network) -> None:
     Miner(replace(node.config, pinned_genesis=node.birth.network.genesis)).stop()
 
 
-def test_a_later_genesis_captures_no_neuron_that_has_joined(network: Network) -> None:
+def test_a_later_genesis_captures_no_neuron_that_has_joined(network):
     """By a validator that has more stake than everybody else: newcomers follow it, and say so."""
     world, usurper = network.world, network.member(network.validator)
     miner = network.kill(network.miners[0])
@@ -111,7 +108,7 @@ def test_a_later_genesis_captures_no_neuron_that_has_joined(network: Network) ->
     assert miner.birth.network.genesis in str(error)
 
 
-def test_a_folder_has_one_node_at_a_time(network: Network) -> None:
+def test_a_folder_has_one_node_at_a_time(network):
     validator = network.validator
     with raising(PermanentError, Reason.ALREADY_RUNNING):
         network.started(network.member(validator))
@@ -121,7 +118,7 @@ def test_a_folder_has_one_node_at_a_time(network: Network) -> None:
     assert len(network.roots(1)) == 1
 
 
-def test_another_dataset_is_refused(network: Network) -> None:
+def test_another_dataset_is_refused(network):
     node = network.kill(network.miners[0])
     folder = network.world.root / "other"
     texts = [Document("other", f"{number}.txt", f"another text {number}\n" * 40) for number in range(80)]
@@ -134,7 +131,7 @@ def test_another_dataset_is_refused(network: Network) -> None:
     assert "point the dataset bucket and prefix at the network's dataset" in str(error)
 
 
-def test_a_damaged_journal_keeps_the_neuron_from_starting(network: Network) -> None:
+def test_a_damaged_journal_keeps_the_neuron_from_starting(network):
     name = network.miners[0].name
     node = network.nodes.pop(name)
     node.stop()
@@ -146,11 +143,11 @@ def test_a_damaged_journal_keeps_the_neuron_from_starting(network: Network) -> N
 # Restoring.
 
 
-def newest_snapshot(node: Node) -> Path:
+def newest_snapshot(node):
     return node.snapshots.folder(node.snapshots.windows()[0])
 
 
-def test_a_damaged_snapshot_is_left_out_and_its_window_replayed_from_the_disk(network: Network) -> None:
+def test_a_damaged_snapshot_is_left_out_and_its_window_replayed_from_the_disk(network):
     network.run([1, 2])
     name = network.miners[0].name
     assert network.restart(name).state.window == 2
@@ -163,9 +160,7 @@ def test_a_damaged_snapshot_is_left_out_and_its_window_replayed_from_the_disk(ne
     assert len(network.roots(3)) == 1
 
 
-def test_damaged_private_state_costs_the_miner_its_error_feedback_and_nothing_agreed(
-    network: Network, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_private_state_costs_the_miner_its_error_feedback_and_nothing_agreed(network, caplog):
     network.run([1, 2])
     name = network.miners[0].name
     (newest_snapshot(network.nodes[name]) / PRIVATE_FILE).write_bytes(b"nonsense")
@@ -177,7 +172,7 @@ def test_damaged_private_state_costs_the_miner_its_error_feedback_and_nothing_ag
     assert again.private.feedback.num_calls == 1
 
 
-def test_without_a_usable_snapshot_and_payload_genesis_is_restored(network: Network) -> None:
+def test_without_a_usable_snapshot_and_payload_genesis_is_restored(network):
     network.run([1, 2])
     node = network.miners[0]
     for window in node.snapshots.windows():
@@ -194,7 +189,7 @@ def test_without_a_usable_snapshot_and_payload_genesis_is_restored(network: Netw
 
 
 @pytest.fixture
-def between_snapshots(build: Build) -> Network:
+def between_snapshots(build):
     """Three windows after a snapshot."""
     network = build(tiny(storage={"snapshot_frequency": 4}))
     network.run(range(1, 8))
@@ -202,15 +197,13 @@ def between_snapshots(build: Build) -> Network:
     return network
 
 
-def test_a_restart_replays_the_windows_after_the_snapshot_and_asks_nobody(
-    between_snapshots: Network, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_replays_the_windows_after_the_snapshot_and_asks_nobody(between_snapshots, caplog, monkeypatch):
     network = between_snapshots
     caplog.set_level("INFO", "templar.neuron.node")
-    asked: list[str] = []
+    asked = []
     get = DirectoryStore.get
 
-    def noted(store: DirectoryStore, key: str, **more: int) -> bytes:
+    def noted(store, key, **more):
         asked.append(key)
         return get(store, key, **more)
 
@@ -227,13 +220,11 @@ def test_a_restart_replays_the_windows_after_the_snapshot_and_asks_nobody(
     assert len(network.roots(9)) == 1
 
 
-def test_a_window_that_is_due_for_a_snapshot_gets_it_after_a_kill_before_it(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_that_is_due_for_a_snapshot_gets_it_after_a_kill_before_it(network, monkeypatch):
     network.run([1])
     miner = network.miners[0]
 
-    def dies() -> None:
+    def dies():
         network.to_window(2, miner.chain)
         monkeypatch.setattr(miner.snapshots, "begin", dead)
         with pytest.raises(Died):
@@ -245,13 +236,11 @@ def test_a_window_that_is_due_for_a_snapshot_gets_it_after_a_kill_before_it(
     assert (again.state.window, again.snapshots.windows()) == (2, (2, 1))
 
 
-def dead(*arguments: object) -> None:
+def dead(*arguments):
     raise Died
 
 
-def test_what_the_disk_lacks_is_left_to_catch_up_and_no_window_is_skipped(
-    between_snapshots: Network, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_disk_lacks_is_left_to_catch_up_and_no_window_is_skipped(between_snapshots, caplog):
     network, node = between_snapshots, between_snapshots.validator
     mark = node.state.mark
     shutil.rmtree(node.home / "payloads" / "6")
@@ -264,9 +253,7 @@ def test_what_the_disk_lacks_is_left_to_catch_up_and_no_window_is_skipped(
     assert network.restart(again).state.mark == mark, "what catch-up fetched is here now"
 
 
-def test_a_roster_that_the_journal_lacks_is_left_to_catch_up(
-    between_snapshots: Network, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_roster_that_the_journal_lacks_is_left_to_catch_up(between_snapshots, caplog):
     network, node = between_snapshots, between_snapshots.miners[0]
     mark = node.state.mark
     node.journal.enter(5, "settle", "{}")
@@ -277,9 +264,7 @@ def test_a_roster_that_the_journal_lacks_is_left_to_catch_up(
     assert again.state.mark == mark
 
 
-def test_a_replay_that_gives_another_state_is_not_believed(
-    between_snapshots: Network, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_replay_that_gives_another_state_is_not_believed(between_snapshots, caplog):
     """An entry that does not fit its roster: the state stays that of the window before, and catch-up decides."""
     network, node = between_snapshots, between_snapshots.miners[0]
     mark = node.state.mark
@@ -295,10 +280,10 @@ def test_a_replay_that_gives_another_state_is_not_believed(
 # Windows as plain calls.
 
 
-def test_an_outage_of_the_first_rank_costs_its_windows_and_no_more(network: Network) -> None:
+def test_an_outage_of_the_first_rank_costs_its_windows_and_no_more(network):
     """Nothing can be said of the first rank's roster, so nobody calls the window null."""
-    nodes: list[Node] = [network.miners[0], network.validator]
-    openings: list[Opening] = []
+    nodes = [network.miners[0], network.validator]
+    openings = []
     with network.outage(network.aggregator):
         network.run([1])
         assert [(node.state.window, node.journal.status(1)) for node in nodes] == [(0, Status.CLAIMED)] * 2
@@ -315,10 +300,10 @@ def test_an_outage_of_the_first_rank_costs_its_windows_and_no_more(network: Netw
 @pytest.mark.parametrize(
     ("name", "role"), [("honest-3", MinerSteps), ("aggregator-1", AggregatorSteps), ("validator-2", ValidatorSteps)]
 )
-def test_steps_that_are_repeated_change_nothing(network: Network, name: str, role: type[Steps]) -> None:
+def test_steps_that_are_repeated_change_nothing(network, name, role):
     node = network.nodes[name]
 
-    def look() -> object:
+    def look():
         return network.objects(node), network.validator.book.standing
 
     windows = range(1, 3)
@@ -327,7 +312,7 @@ def test_steps_that_are_repeated_change_nothing(network: Network, name: str, rol
     assert len(network.roster(2).entries) == 2
 
 
-def test_files_that_no_later_window_needs_go_and_snapshots_are_made_as_often_as_asked(build: Build) -> None:
+def test_files_that_no_later_window_needs_go_and_snapshots_are_made_as_often_as_asked(build):
     storage = {"checkpoint_frequency": 1, "retention_windows": 3, "snapshot_frequency": 2}
     network = build(tiny(storage=storage))
     network.run(range(1, 7))
@@ -348,7 +333,7 @@ def test_files_that_no_later_window_needs_go_and_snapshots_are_made_as_often_as_
 # Others.
 
 
-def test_an_observer_replays_and_measures_the_agreed_state(network: Network) -> None:
+def test_an_observer_replays_and_measures_the_agreed_state(network):
     network.run([1, 2, 3])
     observer = network.world.observer()
     network.to_window(5)
@@ -361,7 +346,7 @@ def test_an_observer_replays_and_measures_the_agreed_state(network: Network) -> 
     observer.stop()
 
 
-def test_nodes_agree_on_every_miners_data(network: Network) -> None:
+def test_nodes_agree_on_every_miners_data(network):
     open_window(network.miners[0], 1)
     left, right = network.validator.workload, network.miners[1].workload
     uids = [miner.exchange.identity(1).uid for miner in network.miners]
@@ -388,19 +373,19 @@ def test_nodes_agree_on_every_miners_data(network: Network) -> None:
 class Stopwatch:
     """Seconds that pass only when a test says so."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.now = 100.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
-    def work(self, seconds: float) -> None:
+    def work(self, seconds):
         self.now += seconds
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         with interrupt.waiting():
             self.now += seconds
 
 
-def test_time_of_a_window_is_split_by_activity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_of_a_window_is_split_by_activity(monkeypatch):
     watch, spent = Stopwatch(monkeypatch), WindowTime()
     spent.begin(7)
     watch.work(1.0)  # between two steps
@@ -418,7 +403,7 @@ def test_time_of_a_window_is_split_by_activity(monkeypatch: pytest.MonkeyPatch) 
     assert spent.seconds(6) == {}
 
 
-def test_a_window_that_is_taken_up_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_is_taken_up_again_goes_on(monkeypatch):
     watch, spent = Stopwatch(monkeypatch), WindowTime()
     spent.begin(7)
     for _ in range(2):
@@ -431,14 +416,14 @@ def test_a_window_that_is_taken_up_again_goes_on(monkeypatch: pytest.MonkeyPatch
     assert spent.seconds(8) == {"waiting": 0.0, "other": 5.0}
 
 
-def test_sleeping_counts_as_waiting() -> None:
+def test_sleeping_counts_as_waiting():
     before = interrupt.waited_seconds()
     interrupt.wait(0.01)
     assert interrupt.waited_seconds() - before >= 0.01
 
 
 @pytest.mark.parametrize("steps", [MinerSteps, AggregatorSteps, ValidatorSteps])
-def test_every_step_of_a_window_is_counted(steps: type[Steps]) -> None:
+def test_every_step_of_a_window_is_counted(steps):
     kind = {MinerSteps: Miner, AggregatorSteps: Aggregator, ValidatorSteps: Validator}[steps]
     uncounted = [each.name for each in fields(steps) if not hasattr(getattr(kind, each.name, None), "__wrapped__")]
     assert uncounted == ["close_window"]  # it is no method of the node

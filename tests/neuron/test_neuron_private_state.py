@@ -2,8 +2,6 @@
 
 import itertools
 import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,14 +17,14 @@ from tests.support.snapshots import DIGEST, LAYOUT, go_live, parameters, private
 FRESH = PrivateState.fresh(LAYOUT)
 
 
-def number_of(state: PrivateState) -> int:
+def number_of(state):
     """The number that the state is all of."""
     (number,) = {value for buffer in state.feedback.buffers.values() for value in buffer.unique().tolist()}
     assert state.feedback.num_calls == state.optimizer.num_steps == number
     return int(number)
 
 
-def test_a_state_is_read_back_exactly(tmp_path: Path) -> None:
+def test_a_state_is_read_back_exactly(tmp_path):
     written = private(5)
     written.save(tmp_path / "file")
     read = PrivateState.load(tmp_path / "file")
@@ -41,7 +39,7 @@ def test_a_state_is_read_back_exactly(tmp_path: Path) -> None:
     assert len(load_file(tmp_path / "file")) == 3 * len(parameters(1))
 
 
-def test_a_file_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+def test_a_file_of_an_earlier_release_is_read(tmp_path):
     """It was written by the library, with the same names and counters."""
     state = private(4)
     tensors = {f"feedback/{name}": tensor for name, tensor in state.feedback.buffers.items()}
@@ -51,7 +49,7 @@ def test_a_file_of_an_earlier_release_is_read(tmp_path: Path) -> None:
     assert number_of(PrivateState.load(tmp_path / "file")) == 4
 
 
-def test_a_fresh_state_is_zero_fits_the_model_and_takes_no_memory() -> None:
+def test_a_fresh_state_is_zero_fits_the_model_and_takes_no_memory():
     assert (FRESH.feedback.num_calls, FRESH.optimizer.num_steps, FRESH.path) == (0, 0, None)
     assert set(FRESH.feedback.buffers) == set(FRESH.optimizer.exp_avg) == set(parameters(1))
     tensors = [*FRESH.feedback.buffers.values(), *FRESH.optimizer.exp_avg_sq.values()]
@@ -60,7 +58,7 @@ def test_a_fresh_state_is_zero_fits_the_model_and_takes_no_memory() -> None:
     LAYOUT.check(FRESH.feedback.buffers, "fresh")
 
 
-def test_without_an_optimizer_no_zeros_are_written(tmp_path: Path) -> None:
+def test_without_an_optimizer_no_zeros_are_written(tmp_path):
     buffers = private(2).feedback.buffers
     shapes = {name: tuple(buffer.shape) for name, buffer in buffers.items()}
     write_private(tmp_path / "file", buffers.items(), shapes, 2, NO_OPTIMIZER)
@@ -68,12 +66,12 @@ def test_without_an_optimizer_no_zeros_are_written(tmp_path: Path) -> None:
     assert PrivateState.load(tmp_path / "file").optimizer == OptimizerState(0, {}, {})
 
 
-def test_a_state_is_written_while_it_is_made(tmp_path: Path) -> None:
+def test_a_state_is_written_while_it_is_made(tmp_path):
     """Each tensor is written before the next one is asked for."""
     shapes = {f"p{number}": (1 << 16,) for number in range(64)}
     path, lengths = tmp_path / "file", []
 
-    def made() -> Any:
+    def made():
         for name, shape in shapes.items():
             lengths.append(path.stat().st_size)
             yield name, torch.ones(shape)
@@ -86,7 +84,7 @@ def test_a_state_is_written_while_it_is_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff" * 100, {}, {"num_calls": "3", "num_steps": "many"}])
-def test_a_missing_or_damaged_file_and_one_without_its_counters_are_refused(tmp_path: Path, content: Any) -> None:
+def test_a_missing_or_damaged_file_and_one_without_its_counters_are_refused(tmp_path, content):
     path = tmp_path / "private.safetensors"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -99,7 +97,7 @@ def test_a_missing_or_damaged_file_and_one_without_its_counters_are_refused(tmp_
 # The folder of live states.
 
 
-def test_a_staged_state_goes_live_by_a_new_name_and_only_once(tmp_path: Path) -> None:
+def test_a_staged_state_goes_live_by_a_new_name_and_only_once(tmp_path):
     staged, folder = private_file(tmp_path, 3), private_folder(tmp_path)
     inode = staged.stat().st_ino
     first = folder.go_live(staged, 3, DIGEST)
@@ -110,14 +108,14 @@ def test_a_staged_state_goes_live_by_a_new_name_and_only_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("window", "digest"), [(4, DIGEST), (3, "e" * 64)])
-def test_a_state_is_not_found_for_another_window_or_payload(tmp_path: Path, window: int, digest: str) -> None:
+def test_a_state_is_not_found_for_another_window_or_payload(tmp_path, window, digest):
     folder = private_folder(tmp_path)
     folder.go_live(private_file(tmp_path, 3), 3, DIGEST)
     with raising(PermanentError, Reason.BAD_STATE_FILE, f"{window}-{digest}"):
         folder.go_live(tmp_path / "none", window, digest)
 
 
-def test_the_state_of_a_snapshot_outlives_the_snapshot(tmp_path: Path) -> None:
+def test_the_state_of_a_snapshot_outlives_the_snapshot(tmp_path):
     file, folder = private_file(tmp_path, 3), private_folder(tmp_path)
     for _ in range(2):  # a process that died after it, and the next one
         taken = folder.take(file, 3, DIGEST)
@@ -126,7 +124,7 @@ def test_the_state_of_a_snapshot_outlives_the_snapshot(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "live").iterdir()] == [f"3-{DIGEST}.safetensors"]
 
 
-def test_old_states_go_but_never_the_live_one(tmp_path: Path) -> None:
+def test_old_states_go_but_never_the_live_one(tmp_path):
     folder = private_folder(tmp_path)
     states = {number: folder.go_live(private_file(tmp_path, number), number, DIGEST) for number in (2, 3, 4, 5)}
     (tmp_path / "live" / f".6-{DIGEST}.safetensors.part").write_bytes(b"half")
@@ -136,9 +134,7 @@ def test_old_states_go_but_never_the_live_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_file_operation_leaves_the_state_where_the_next_process_finds_it(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_a_kill_at_any_file_operation_leaves_the_state_where_the_next_process_finds_it(tmp_path_factory):
     killed = kill_points.run(tmp_path_factory.mktemp("killed"), "go_live")["go_live"]
     assert len(killed) > 5
     for folder in killed:

@@ -5,10 +5,7 @@ import logging
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,19 +16,19 @@ from templar.neuron.miner import Miner
 from templar.neuron.progress import ProgressFile
 from templar.training.train import OptimizerState, StepState
 from templar.window import open_window
-from tests.support.network import Build, Network, tiny
+from tests.support.network import Network, tiny
 from tests.support.repeated_steps import Died
 
 ALWAYS = TrainerSettings(inner_snapshot_seconds=1e-9)
 STEPS = 4
 
 
-def hparams_of(recipe: str) -> Any:
+def hparams_of(recipe):
     demo = {"training": {"recipe": "demo", "inner_steps": STEPS}, "data": {"pages_per_window": 2}}
     return tiny(**(demo if recipe == "demo" else {"training": {"inner_steps": STEPS}}))
 
 
-def with_progress(network: Network, miner: Miner, settings: TrainerSettings = ALWAYS) -> Miner:
+def with_progress(network, miner, settings=ALWAYS):
     """A miner of a new process over the same folder."""
     config = network.kill(miner).config
     again = Miner(replace(config, trainer=settings))
@@ -39,13 +36,13 @@ def with_progress(network: Network, miner: Miner, settings: TrainerSettings = AL
     return again
 
 
-def to_fetch(miner: Miner, window: int = 1) -> Path:
+def to_fetch(miner, window=1):
     open_window(miner, window)
     miner.fetch_pages(window)
     return miner._progress_path(window)
 
 
-def to_compress(miner: Miner, window: int = 1) -> tuple[bytes, bytes]:
+def to_compress(miner, window=1):
     """Payload, and the new error feedback and moments."""
     to_fetch(miner, window)
     report = miner.train(window)
@@ -54,7 +51,7 @@ def to_compress(miner: Miner, window: int = 1) -> tuple[bytes, bytes]:
     return miner._payload_path(window).read_bytes(), miner._staged_path(window).read_bytes()
 
 
-def die_in_training(miner: Miner, after: int, window: int = 1) -> Path:
+def die_in_training(miner, after, window=1):
     """Train until so many steps are on the disk, and die there."""
     path = to_fetch(miner, window)
     with pytest.MonkeyPatch.context() as patch:
@@ -64,10 +61,10 @@ def die_in_training(miner: Miner, after: int, window: int = 1) -> Path:
     return path
 
 
-def saving_until(after: int) -> Callable[[ProgressFile, StepState], None]:
+def saving_until(after):
     real = ProgressFile.save
 
-    def save(self: ProgressFile, state: StepState) -> None:
+    def save(self, state):
         real(self, state)
         if len(state.losses) == after:
             raise Died
@@ -76,7 +73,7 @@ def saving_until(after: int) -> Callable[[ProgressFile, StepState], None]:
 
 
 @pytest.fixture(scope="module", params=["sparseloco", "demo"])
-def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
+def calm(request, tmp_path_factory):
     """A recipe, and what a miner makes in the second window when nobody dies and no progress is written."""
     network = Network(tmp_path_factory.mktemp("calm"), hparams_of(request.param))
     network.run([1])
@@ -89,7 +86,7 @@ def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("after", range(1, STEPS + 1))
-def test_a_killed_miner_goes_on_and_makes_the_same_payload(calm: tuple[str, Any], build: Build, after: int) -> None:
+def test_a_killed_miner_goes_on_and_makes_the_same_payload(calm, build, after):
     """At every inner step; moments and error feedback are the same as well."""
     recipe, made = calm
     network = build(hparams_of(recipe))
@@ -110,28 +107,28 @@ def test_a_killed_miner_goes_on_and_makes_the_same_payload(calm: tuple[str, Any]
 class ProgressHeader(dict[str, str]):
     """The metadata of a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         data = path.read_bytes()
         (length,) = struct.unpack("<Q", data[:8])
         super().__init__(json.loads(data[8 : 8 + length])["__metadata__"])
 
 
-def flipped(path: Path) -> None:
+def flipped(path):
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
 
 
-def relabelled(**changes: str) -> Callable[[Path], None]:
+def relabelled(**changes):
     """Another value in the header, everything else as it was."""
 
-    def change(path: Path) -> None:
+    def change(path):
         save_file(load_file(path), path, {**ProgressHeader(path), **changes})
 
     return change
 
 
-def poorer(path: Path) -> None:
+def poorer(path):
     tensors = load_file(path)
     del tensors[min(tensors)]
     save_file(tensors, path, ProgressHeader(path))
@@ -154,16 +151,14 @@ def poorer(path: Path) -> None:
         (lambda path: save_file({"other": torch.zeros(1)}, path), "its window is None"),
     ],
 )
-def test_a_torn_or_foreign_file_is_refused_and_training_starts_from_the_beginning(
-    network: Network, harm: Callable[[Path], object], why: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_torn_or_foreign_file_is_refused_and_training_starts_from_the_beginning(network, harm, why, caplog):
     miner = with_progress(network, network.miners[0])
     miner.hparams = miner.hparams.model_copy(
         update={"training": miner.hparams.training.model_copy(update={"inner_steps": STEPS})}
     )
     path = die_in_training(miner, 1)
     harm(path)
-    seen: list[int] = []
+    seen = []
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(ProgressFile, "save", lambda self, state: seen.append(len(state.losses)))
         assert miner.train(1).num_steps == STEPS
@@ -173,7 +168,7 @@ def test_a_torn_or_foreign_file_is_refused_and_training_starts_from_the_beginnin
     assert str(path) in line
 
 
-def test_another_order_secret_is_another_training(network: Network, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_order_secret_is_another_training(network, caplog):
     config = replace(network.kill(network.miners[0]).config, trainer=ALWAYS, secret_order=True)
     miner = Miner(config)
     die_in_training(miner, 1)
@@ -184,7 +179,7 @@ def test_another_order_secret_is_another_training(network: Network, caplog: pyte
     miner.stop()
 
 
-def test_a_restart_after_the_time_to_train_still_publishes_what_was_done(network: Network) -> None:
+def test_a_restart_after_the_time_to_train_still_publishes_what_was_done(network):
     miner = with_progress(network, network.miners[0])
     die_in_training(miner, 1)
     again = with_progress(network, miner)
@@ -199,7 +194,7 @@ def test_a_restart_after_the_time_to_train_still_publishes_what_was_done(network
     assert (manifest.steps, manifest.tokens) == (1, training.batch_size * again.hparams.data.sequence_length)
 
 
-def test_files_of_old_windows_are_pruned_and_one_of_a_compressed_window_goes(network: Network) -> None:
+def test_files_of_old_windows_are_pruned_and_one_of_a_compressed_window_goes(network):
     miner = with_progress(network, network.miners[0])
     path = die_in_training(miner, 1)
     content = path.read_bytes()
@@ -221,16 +216,16 @@ def test_files_of_old_windows_are_pruned_and_one_of_a_compressed_window_goes(net
 SHAPES = {"b": (3,), "a": (2, 2)}
 
 
-def state(number: float, steps: int = 1) -> StepState:
+def state(number, steps=1):
     each = {name: torch.full(shape, number) for name, shape in SHAPES.items()}
     return StepState((number,) * steps, each, OptimizerState(steps + 10, each, each))
 
 
-def file_at(path: Path, seconds: float = 10, now: Callable[[], float] = lambda: 0.0) -> ProgressFile:
+def file_at(path, seconds=10, now=lambda: 0.0):
     return ProgressFile(path, {"window": "1"}, SHAPES, has_moments=True, seconds=seconds, durable=True, now=now)
 
 
-def test_a_write_is_due_when_the_interval_is_over(tmp_path: Path) -> None:
+def test_a_write_is_due_when_the_interval_is_over(tmp_path):
     clock, path = [100.0], tmp_path / "progress-1.safetensors"
     kept = file_at(path, now=lambda: clock[0])
     assert kept.restore() is None
@@ -248,7 +243,7 @@ def test_a_write_is_due_when_the_interval_is_over(tmp_path: Path) -> None:
     }
 
 
-def test_a_write_that_would_end_after_the_deadline_is_not_begun(tmp_path: Path) -> None:
+def test_a_write_that_would_end_after_the_deadline_is_not_begun(tmp_path):
     moments, left, path = iter([0.0, 10.0, 10.0, 13.0, 30.0, 50.0, 54.0]), [0.0], tmp_path / "progress-1.safetensors"
     kept = ProgressFile(
         path,
@@ -270,14 +265,12 @@ def test_a_write_that_would_end_after_the_deadline_is_not_begun(tmp_path: Path) 
         assert restored.losses == (found,)
 
 
-def test_a_full_disk_stops_no_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_stops_no_training(tmp_path, monkeypatch, caplog):
     path = tmp_path / "progress-1.safetensors"
     kept = file_at(path, seconds=0)
     kept.save(state(1.0))
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("templar.tensorfile.TensorWriter.write", full)
@@ -291,7 +284,7 @@ def test_a_full_disk_stops_no_training(
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_twenty_kills_lose_one_step_each_at_most(tmp_path: Path) -> None:
+def test_twenty_kills_lose_one_step_each_at_most(tmp_path):
     command = [sys.executable, "-m", "tests.support.training_kills", str(tmp_path), "20"]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert len(found["kills"]) == 20

@@ -1,8 +1,6 @@
 """A network that trains on shards: all nodes change the shard in the same window."""
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from lab.hotkeys import hotkey_from_seed
 from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar.agreement.state import StateMark, check_mark
 from templar.chain.base import Role
-from templar.data.assignment import Assignment, ShardEpoch, first_epochs
+from templar.data.assignment import ShardEpoch, first_epochs
 from templar.data.dataset import ShardedTraining
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.shards.shard_writer import build_shards
@@ -19,23 +17,18 @@ from templar.datasets.page_writer import upload_dataset
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import START_WINDOW_KEY
 from templar.housekeeping.maintenance import known_epochs, publish_newest_checkpoint, rotate_shards
-from templar.hparams import HParams
 from templar.neuron.catchup import catch_up, take_checkpoint
-from templar.neuron.node import Node
 from templar.store.directory import DirectoryStore
 from templar.window import Action, open_window
 from tests.support.datasets import numbered_documents
 from tests.support.errors import raising
-from tests.support.network import Build, Network, tiny
-
-History = tuple[Network, list[set[int]], list[list[Assignment]]]
-"""A network, its shards by window, and the assignments of its miners by window."""
+from tests.support.network import Network, tiny
 
 STEPS = 2
 """Outer steps between two shards."""
 
 
-def hparams() -> HParams:
+def hparams():
     data = {
         "layout": "shards",
         "samples_per_page": 4,
@@ -47,12 +40,12 @@ def hparams() -> HParams:
 
 
 @pytest.fixture
-def sharded(build: Build) -> Network:
+def sharded(build):
     return build(hparams())
 
 
 @pytest.fixture(scope="module")
-def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+def history(tmp_path_factory):
     """A network after 8 windows, the shards that its nodes named before each, and what its miners were assigned."""
     network = Network(tmp_path_factory.mktemp("sharded"), hparams())
     shards, assignments = [], []
@@ -69,16 +62,16 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
 
 
 @pytest.fixture
-def ran(history: History) -> Network:
+def ran(history):
     """That network, for tests that change nothing in it."""
     return history[0]
 
 
-def positions(node: Node, windows: range) -> list[int]:
+def positions(node, windows):
     return [node.workload.shard_epoch(window).position for window in windows]
 
 
-def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(history: History) -> None:
+def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(history):
     network, shards, _ = history
     # After window w there are w outer steps, and window w + 2 follows them.
     assert shards == [{0}, {0}, {0}, {1}, {1}, {2}, {2}, {3}]
@@ -86,9 +79,9 @@ def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(histor
     assert network.validator.state.epochs == (ShardEpoch(8, 3), ShardEpoch(10, 4))
 
 
-def test_no_sample_is_assigned_twice_while_a_shard_lasts(history: History) -> None:
+def test_no_sample_is_assigned_twice_while_a_shard_lasts(history):
     network, shards, assignments = history
-    assigned: dict[int, list[int]] = {}
+    assigned = {}
     for positions_, of_window in zip(shards, assignments, strict=True):
         for assignment in of_window:
             assigned.setdefault(*positions_, []).extend(assignment.units)
@@ -100,7 +93,7 @@ def test_no_sample_is_assigned_twice_while_a_shard_lasts(history: History) -> No
     assert len({workload._permuted(epoch)[0].key for epoch in epochs}) == 3, "each epoch has an order of its own"
 
 
-def test_a_node_that_restarts_around_a_swap_goes_on_with_the_same_shards(sharded: Network) -> None:
+def test_a_node_that_restarts_around_a_swap_goes_on_with_the_same_shards(sharded):
     for window in range(1, 7):
         sharded.run([window])
         for name in list(sharded.nodes):
@@ -112,7 +105,7 @@ def test_a_node_that_restarts_around_a_swap_goes_on_with_the_same_shards(sharded
     assert len(sharded.roots(6)) == 1
 
 
-def test_a_late_node_takes_the_shards_from_a_checkpoint(sharded: Network) -> None:
+def test_a_late_node_takes_the_shards_from_a_checkpoint(sharded):
     sharded.run([1])
     name = sharded.miners[0].name
     away = sharded.nodes.pop(name)
@@ -129,14 +122,14 @@ def test_a_late_node_takes_the_shards_from_a_checkpoint(sharded: Network) -> Non
     assert len(sharded.roots(8)) == 1
 
 
-def test_null_windows_delay_the_next_shard(build: Build) -> None:
+def test_null_windows_delay_the_next_shard(build):
     network = build(hparams(), actors=("silent",))
     network.run([1, 2, 3, 4])
     assert network.validator.state.epochs == first_epochs(1)
     assert positions(network.validator, range(1, 7)) == [0] * 6
 
 
-def test_a_checkpoint_with_other_epochs_is_forged(ran: Network) -> None:
+def test_a_checkpoint_with_other_epochs_is_forged(ran):
     state = ran.validator.state
     check_mark(state.params, state.mark, "the own state")
     for epochs in ((), (ShardEpoch(1, 0),), (ShardEpoch(4, 1), ShardEpoch(5, 2))):
@@ -146,14 +139,14 @@ def test_a_checkpoint_with_other_epochs_is_forged(ran: Network) -> None:
             check_mark(state.params, forged, "a checkpoint")
 
 
-def test_windows_beyond_what_the_state_knows_are_refused(ran: Network) -> None:
+def test_windows_beyond_what_the_state_knows_are_refused(ran):
     with raising(TransientError, Reason.WINDOW_NOT_OPEN, match="catch up first"):
         ran.validator.workload.assignment(11, 3)
     found = known_epochs(ran.validator.config, ran.validator.birth)
     assert found == (ran.validator.state.epochs, 8)
 
 
-def test_an_observer_replays_a_network_of_shards_and_forgets_those_of_another_history(ran: Network) -> None:
+def test_an_observer_replays_a_network_of_shards_and_forgets_those_of_another_history(ran):
     observer = ran.world.observer()
     ran.to_window(10)
     assert catch_up(observer, 8, deadline=observer.chain.clock.now()) == 8
@@ -167,9 +160,7 @@ def test_an_observer_replays_a_network_of_shards_and_forgets_those_of_another_hi
     observer.stop()
 
 
-def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_another_dataset(
-    sharded: Network, tmp_path: Path
-) -> None:
+def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_another_dataset(sharded, tmp_path):
     config = sharded.config(sharded.aggregator)
     store = DirectoryStore(sharded.world.root / "buckets" / DATASET_BUCKET)
     other = DirectoryStore(tmp_path)
@@ -185,7 +176,7 @@ def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_a
     assert rotate_shards(config, dataset, lambda percentage: None).current == (0,)
 
 
-def test_many_registrations_do_not_stop_a_network(build: Build) -> None:
+def test_many_registrations_do_not_stop_a_network(build):
     """Where a shard has fewer pages than slots were wanted, some miners wait in each window."""
     network = build(hparams())
     for number in range(80):
@@ -202,7 +193,7 @@ def test_many_registrations_do_not_stop_a_network(build: Build) -> None:
     assert len(network.roots(4)) == 1
 
 
-def test_shards_that_are_not_enough_for_one_miner_are_refused_at_the_start(sharded: Network, tmp_path: Path) -> None:
+def test_shards_that_are_not_enough_for_one_miner_are_refused_at_the_start(sharded, tmp_path):
     store = DirectoryStore(sharded.world.root / "buckets" / DATASET_BUCKET)
     shards = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path)
     samples = shards.num_samples(shards.num_shards - 1)
@@ -211,7 +202,7 @@ def test_shards_that_are_not_enough_for_one_miner_are_refused_at_the_start(shard
         ShardedTraining(shards, 32, samples_per_page=samples // 2, pages_per_window=3)
 
 
-def test_spare_sequences_come_from_the_shard_of_the_window(ran: Network) -> None:
+def test_spare_sequences_come_from_the_shard_of_the_window(ran):
     node = ran.validator
     first = node.workload.spare_sequences(8)
     node.workload.follow((ShardEpoch(8, 0),), 8)
@@ -221,7 +212,7 @@ def test_spare_sequences_come_from_the_shard_of_the_window(ran: Network) -> None
     assert np.array_equal(node.workload.spare_sequences(8), first)
 
 
-def test_a_miner_fetches_no_data_after_the_close(sharded: Network) -> None:
+def test_a_miner_fetches_no_data_after_the_close(sharded):
     """A miner that could not read its data applies what the others agreed on."""
     sharded.run([1])
     miner = sharded.miners[0]

@@ -3,8 +3,6 @@ import json
 import os
 import threading
 import tracemalloc
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,13 +16,12 @@ from templar.neuron.snapshot import MARK_FILE, PrivateState, Snapshots
 from templar.training.model import WEIGHTS_FILE
 from tests.support import kill_points
 from tests.support.errors import raising
-from tests.support.network import Network
 from tests.support.snapshots import HPARAMS, KEPT, NETWORK, mark, parameters, prepare, private_file, save, snapshots
 
 MODEL = HPARAMS.model
 
 
-def assert_sound(store: Snapshots) -> tuple[int, ...]:
+def assert_sound(store):
     """Every snapshot that the store shows is whole and what its mark says; their windows."""
     for each in store.marks():
         params, own = store.load(each, MODEL)
@@ -35,7 +32,7 @@ def assert_sound(store: Snapshots) -> tuple[int, ...]:
     return store.windows()
 
 
-def test_a_snapshot_is_read_back_exactly_and_any_reader_of_safetensors_reads_it(tmp_path: Path) -> None:
+def test_a_snapshot_is_read_back_exactly_and_any_reader_of_safetensors_reads_it(tmp_path):
     store, private = snapshots(tmp_path), private_file(tmp_path, 5)
     folder = store.save(parameters(3), mark(3), private)
     assert folder == store.folder(3)
@@ -48,8 +45,8 @@ def test_a_snapshot_is_read_back_exactly_and_any_reader_of_safetensors_reads_it(
     assert own.stat().st_ino == private.stat().st_ino, "it is not written again"
 
 
-def test_where_there_are_no_hard_links_private_state_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_links(*paths: object) -> None:
+def test_where_there_are_no_hard_links_private_state_is_copied(tmp_path, monkeypatch):
+    def no_links(*paths):
         raise OSError(errno.EPERM, "not here")
 
     monkeypatch.setattr(os, "link", no_links)
@@ -60,7 +57,7 @@ def test_where_there_are_no_hard_links_private_state_is_copied(tmp_path: Path, m
     assert own.stat().st_ino != private_file(tmp_path, 3).stat().st_ino
 
 
-def test_a_snapshot_takes_no_copy_of_the_parameters(tmp_path: Path) -> None:
+def test_a_snapshot_takes_no_copy_of_the_parameters(tmp_path):
     """Tensors that are together larger than what may be allocated while they are written."""
     params = {f"p{number}": torch.ones(1 << 18) for number in range(32)}
     tracemalloc.start()
@@ -70,12 +67,10 @@ def test_a_snapshot_takes_no_copy_of_the_parameters(tmp_path: Path) -> None:
     assert peak < 1 << 20 < sum(tensor.nbytes for tensor in params.values())
 
 
-def test_a_snapshot_that_is_written_beside_the_caller_is_there_when_it_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_that_is_written_beside_the_caller_is_there_when_it_looks(tmp_path, monkeypatch):
     store, gate, real = snapshots(tmp_path), threading.Event(), snapshot.write_tensors
 
-    def write(path: Path, params: Mapping[str, torch.Tensor]) -> None:
+    def write(path, params):
         gate.wait()
         real(path, params)
 
@@ -86,9 +81,7 @@ def test_a_snapshot_that_is_written_beside_the_caller_is_there_when_it_looks(
     assert assert_sound(store) == (3,)
 
 
-def test_a_snapshot_that_could_not_be_written_is_told_once_and_leaves_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_that_could_not_be_written_is_told_once_and_leaves_the_one_before(tmp_path, monkeypatch):
     save(tmp_path, 2)
     store = snapshots(tmp_path)
     with monkeypatch.context() as patch:
@@ -101,13 +94,11 @@ def test_a_snapshot_that_could_not_be_written_is_told_once_and_leaves_the_one_be
     assert assert_sound(store) == (3, 2)
 
 
-def no_room(*arguments: object) -> None:
+def no_room(*arguments):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_node_without_room_for_a_snapshot_goes_on_from_the_one_before(
-    network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_without_room_for_a_snapshot_goes_on_from_the_one_before(network, monkeypatch, caplog):
     network.run([1])
     miner = network.miners[0]
     with monkeypatch.context() as patch:
@@ -118,14 +109,14 @@ def test_a_node_without_room_for_a_snapshot_goes_on_from_the_one_before(
     assert network.restart(miner).state.window == 2, "replayed from this disk"
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
+def test_the_newest_are_kept(tmp_path):
     for window in (5, 30, 7, 9):
         save(tmp_path, window)
     assert snapshots(tmp_path).windows() == (30, 9)
     assert len(snapshots(tmp_path).windows()) == KEPT
 
 
-def test_only_another_state_of_a_window_or_a_broken_snapshot_is_replaced(tmp_path: Path) -> None:
+def test_only_another_state_of_a_window_or_a_broken_snapshot_is_replaced(tmp_path):
     store = snapshots(tmp_path)
     save(tmp_path, 3)
     written = (store.folder(3) / WEIGHTS_FILE).stat().st_ino
@@ -140,7 +131,7 @@ def test_only_another_state_of_a_window_or_a_broken_snapshot_is_replaced(tmp_pat
     assert assert_sound(store) == (3,)
 
 
-def test_snapshots_from_a_window_on_can_be_dropped(tmp_path: Path) -> None:
+def test_snapshots_from_a_window_on_can_be_dropped(tmp_path):
     store = Snapshots(tmp_path, NETWORK, kept=9)
     for window in (2, 3, 4, 5):
         store.save(parameters(window), mark(window), None)
@@ -148,7 +139,7 @@ def test_snapshots_from_a_window_on_can_be_dropped(tmp_path: Path) -> None:
     assert store.windows() == (3, 2)
 
 
-def test_snapshots_of_another_network_are_passed_over(tmp_path: Path) -> None:
+def test_snapshots_of_another_network_are_passed_over(tmp_path):
     save(tmp_path, 3)
     for network in (NetworkId(2, NETWORK.genesis), NetworkId(NETWORK.netuid, "c" * 64)):
         other = Snapshots(tmp_path / "snapshots", network, kept=KEPT)
@@ -157,7 +148,7 @@ def test_snapshots_of_another_network_are_passed_over(tmp_path: Path) -> None:
     assert snapshots(tmp_path).marks() == (mark(3),)
 
 
-def test_snapshots_of_another_network_do_not_displace_own_ones(tmp_path: Path) -> None:
+def test_snapshots_of_another_network_do_not_displace_own_ones(tmp_path):
     """A network that starts anew begins at a low window again."""
     old = Snapshots(tmp_path / "snapshots", NetworkId(1, "c" * 64), kept=KEPT)
     for window in (8, 9):
@@ -171,7 +162,7 @@ def test_snapshots_of_another_network_do_not_displace_own_ones(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("content", ["{", "[]", json.dumps({"network": {"netuid": 1, "genesis": "a" * 64}})])
-def test_a_snapshot_without_a_legal_mark_is_passed_over(tmp_path: Path, content: str) -> None:
+def test_a_snapshot_without_a_legal_mark_is_passed_over(tmp_path, content):
     store = snapshots(tmp_path)
     save(tmp_path, 2)
     save(tmp_path, 3)
@@ -179,7 +170,7 @@ def test_a_snapshot_without_a_legal_mark_is_passed_over(tmp_path: Path, content:
     assert store.marks() == (mark(2),)
 
 
-def test_damaged_parameters_are_refused_when_they_are_loaded(tmp_path: Path) -> None:
+def test_damaged_parameters_are_refused_when_they_are_loaded(tmp_path):
     store = snapshots(tmp_path)
     save(tmp_path, 3)
     (store.folder(3) / WEIGHTS_FILE).write_bytes(b"\x00" * 50)
@@ -188,13 +179,13 @@ def test_damaged_parameters_are_refused_when_they_are_loaded(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+def killed(tmp_path_factory):
     """What a kill at each step leaves of a save and of a replacement."""
     return kill_points.run(tmp_path_factory.mktemp("killed"), "save", "replace")
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_step_of_a_save_leaves_a_snapshot_that_loads(killed: dict[str, list[Path]]) -> None:
+def test_a_kill_at_any_step_of_a_save_leaves_a_snapshot_that_loads(killed):
     assert len(killed["save"]) > 10
     seen = set()
     for folder in killed["save"]:
@@ -208,13 +199,13 @@ def test_a_kill_at_any_step_of_a_save_leaves_a_snapshot_that_loads(killed: dict[
         assert snapshots(folder).windows()[0] == 4
 
 
-def test_a_kill_while_a_window_is_replaced_leaves_an_older_one_at_least(killed: dict[str, list[Path]]) -> None:
+def test_a_kill_while_a_window_is_replaced_leaves_an_older_one_at_least(killed):
     seen = {assert_sound(snapshots(folder)) for folder in killed["replace"]}
     assert (2, 1) in seen <= {(2, 1), (1,)}
     assert snapshots(killed["replace"][-1]).marks() == (mark(2, parameters(7)), mark(1))
 
 
-def test_only_a_sweep_removes_half_written_snapshots(tmp_path: Path) -> None:
+def test_only_a_sweep_removes_half_written_snapshots(tmp_path):
     """Another process that opens the folder, such as a checkpoint run, may meet the neuron while it writes."""
     prepare(tmp_path)
     half = tmp_path / "snapshots" / ".writing-9-123"

@@ -1,14 +1,11 @@
 """A validator's window: measured once, rated once, auditable from what it publishes."""
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from templar.agreement.sync_proof import read_proof
-from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import peers_key
@@ -25,11 +22,11 @@ from templar.window import Action, ValidatorSteps, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.facts import record_of
 from tests.support.marks import some_quick
-from tests.support.network import Build, Network, tiny
+from tests.support.network import Network, tiny
 from tests.support.repeated_steps import die_after, steps_of
 
 
-def cards_of(network: Network) -> dict[str, ScoreCard]:
+def cards_of(network):
     standing = network.validator.book.standing
     return {member.hotkey.address: standing.card(member.hotkey.address) for member in network.members}
 
@@ -38,7 +35,7 @@ ACTORS = ["honest", "honest", "late", "silent", "garbage"]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def undisturbed(tmp_path_factory):
     """Three windows of a network with honest miners and a late, a silent and a garbage one."""
     peers = {"gather_peer_count": 5, "peer_replacement_frequency": 1}
     network = Network(tmp_path_factory.mktemp("undisturbed"), tiny(peers=peers), actors=ACTORS)
@@ -51,12 +48,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 @pytest.mark.parametrize(
     "dies_after", some_quick(steps_of(ValidatorSteps), {"publish_decision", "rate", "set_weights"})
 )
-def test_a_restart_after_any_step_scores_the_window_once(undisturbed: Network, build: Build, dies_after: str) -> None:
+def test_a_restart_after_any_step_scores_the_window_once(undisturbed, build, dies_after):
     network = build(undisturbed.hparams, actors=ACTORS)
     network.run([1])
     validator = network.validator
 
-    def dies_and_comes_back() -> None:
+    def dies_and_comes_back():
         die_after(validator, 2, dies_after)
         assert drive_window(network.restart(validator), 2).action is not Action.CATCHING_UP
 
@@ -69,9 +66,7 @@ def test_a_restart_after_any_step_scores_the_window_once(undisturbed: Network, b
     assert network.world.chain.weights() == undisturbed.world.chain.weights()
 
 
-def test_a_ban_follows_a_swapped_hotkey_into_peer_lists_and_measurements(
-    undisturbed: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ban_follows_a_swapped_hotkey_into_peer_lists_and_measurements(undisturbed, monkeypatch):
     validator, window = undisturbed.validator, 3
     miners, standing = validator.exchange.miners(window), validator.book.standing
     old, stranger = miners[0], validator.exchange.own_signer.address
@@ -88,7 +83,7 @@ def test_a_ban_follows_a_swapped_hotkey_into_peer_lists_and_measurements(
     assert validator._standing(window).card(stranger) == ScoreCard(), "a new registration is another miner"
 
 
-def test_a_window_that_was_only_replayed_is_never_measured(network: Network) -> None:
+def test_a_window_that_was_only_replayed_is_never_measured(network):
     validator = network.validator
     network.run([1, 2], but=[validator])
     network.to_window(3)
@@ -100,14 +95,12 @@ def test_a_window_that_was_only_replayed_is_never_measured(network: Network) -> 
     assert validator.publish_evidence(None) is None
 
 
-def test_a_validator_that_can_read_no_data_goes_on_without_scores(
-    network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_validator_that_can_read_no_data_goes_on_without_scores(network, monkeypatch, caplog):
     """It decides, applies and proves its state; the next window is measured again."""
     validator = network.validator
     network.run([1])
 
-    def unreadable(*_: object) -> None:
+    def unreadable(*_):
         raise TransientError(Reason.STORE_UNREACHABLE, "no bucket of the dataset answers")
 
     with monkeypatch.context() as patch:
@@ -122,12 +115,10 @@ def test_a_validator_that_can_read_no_data_goes_on_without_scores(
     assert len(network.roots(3)) == 1
 
 
-def test_a_validator_without_memory_for_the_evaluation_goes_on_without_scores(
-    network: Network, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_validator_without_memory_for_the_evaluation_goes_on_without_scores(network, monkeypatch, caplog):
     """The window ends with its reason and says what to set; the next one is measured again."""
 
-    def fails(*_: object) -> None:
+    def fails(*_):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
 
     network.run([1])
@@ -151,9 +142,7 @@ def test_a_validator_without_memory_for_the_evaluation_goes_on_without_scores(
         ({"device": "cuda:99"}, "cuda:99"),
     ],
 )
-def test_a_validator_refuses_at_its_start_what_it_cannot_measure_with(
-    network: Network, changes: dict[str, Any], variable: str
-) -> None:
+def test_a_validator_refuses_at_its_start_what_it_cannot_measure_with(network, changes, variable):
     member = network.member(network.validator)
     network.nodes.pop(member.name).stop()
     settings = TrainerSettings.model_validate({"repeatable": False} | changes)
@@ -163,7 +152,7 @@ def test_a_validator_refuses_at_its_start_what_it_cannot_measure_with(
     network.restart(member.name)  # the folder is free again
 
 
-def test_a_validator_that_lost_its_disk_goes_on_from_what_it_published(network: Network) -> None:
+def test_a_validator_that_lost_its_disk_goes_on_from_what_it_published(network):
     network.run([1, 2])
     name, known = network.validator.name, cards_of(network)
     network.nodes.pop(name).stop()
@@ -180,7 +169,7 @@ def test_a_validator_that_lost_its_disk_goes_on_from_what_it_published(network: 
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_scores_ratings_and_weights_follow_from_the_published_facts(undisturbed: Network, window: int) -> None:
+def test_scores_ratings_and_weights_follow_from_the_published_facts(undisturbed, window):
     """From the evidence of two windows anybody recomputes scores, ratings and weights exactly."""
     evidence = undisturbed.evidence(window)
     standing = undisturbed.evidence(window - 1).standing if window > 1 else Standing()
@@ -189,13 +178,11 @@ def test_scores_ratings_and_weights_follow_from_the_published_facts(undisturbed:
     assert (evidence.previous, evidence.previous_window) == (standing.evidence, standing.window)
 
 
-def test_weights_that_no_score_explains_are_never_entered_or_sent(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_no_score_explains_are_never_entered_or_sent(network, monkeypatch):
     validator = network.validator
     monkeypatch.setattr("templar.scoring.conclude.compute_weights", lambda *arguments: {77: 1.0})
 
-    def wrong() -> None:
+    def wrong():
         with raising(PermanentError, Reason.SELF_CHECK_FAILED, "uid 77", "no score explains"):
             drive_window(validator, 1)
 
@@ -205,7 +192,7 @@ def test_weights_that_no_score_explains_are_never_entered_or_sent(
     assert network.world.chain.weights() == {}
 
 
-def test_evidence_names_its_seed_block_root_and_roster(undisturbed: Network) -> None:
+def test_evidence_names_its_seed_block_root_and_roster(undisturbed):
     network = undisturbed
     validator = network.validator
     for window in (2, 3):
@@ -221,7 +208,7 @@ def test_evidence_names_its_seed_block_root_and_roster(undisturbed: Network) -> 
         )
 
 
-def test_honest_miners_are_measured_in_sync_and_unpunished(undisturbed: Network) -> None:
+def test_honest_miners_are_measured_in_sync_and_unpunished(undisturbed):
     for window in (1, 2, 3):
         for member in (member for member in undisturbed.members if member.role == "honest"):
             record = record_of(undisturbed.evidence(window), member.uid)
@@ -230,7 +217,7 @@ def test_honest_miners_are_measured_in_sync_and_unpunished(undisturbed: Network)
             assert record.facts.estimate is not None
 
 
-def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build, monkeypatch):
     network = build(actors=["honest"] * 4)
     network.run([1, 2])
     missing, unread, stolen, sound = network.miners
@@ -239,7 +226,7 @@ def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build: Build, m
     network.bucket(missing).delete(network.objects(missing, "proof-2-"))
     real = read_proof
 
-    def fails(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Proof | None:
+    def fails(exchange, neuron, window):
         if window == 2 and neuron.uid == network.member(unread).uid:
             raise TransientError(Reason.STORE_BUSY, "for a test")
         return real(exchange, neuron, window)
@@ -261,7 +248,7 @@ def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build: Build, m
     assert records[0].final == 0.0
 
 
-def test_a_new_hotkey_on_an_old_uid_starts_afresh(network: Network) -> None:
+def test_a_new_hotkey_on_an_old_uid_starts_afresh(network):
     network.run([1, 2])
     leaver = network.member("honest-3")
     network.kill("honest-3")
@@ -281,7 +268,7 @@ def test_a_new_hotkey_on_an_old_uid_starts_afresh(network: Network) -> None:
 # Peer lists.
 
 
-def test_peer_lists_name_the_miners_that_revealed_lately(undisturbed: Network) -> None:
+def test_peer_lists_name_the_miners_that_revealed_lately(undisturbed):
     objects = undisturbed.objects(undisturbed.validator, "peers_")
     assert list(objects) == [peers_key(window) for window in (3, 4)], "nobody had revealed before window 1"
     honest = [member.uid for member in undisturbed.members if member.role == "honest"]
@@ -292,9 +279,7 @@ def test_peer_lists_name_the_miners_that_revealed_lately(undisturbed: Network) -
 
 
 @pytest.mark.parametrize(("excluded", "left"), [(1, 1), (2, 2)])
-def test_who_is_excluded_is_on_no_new_list_unless_all_are(
-    network: Network, monkeypatch: pytest.MonkeyPatch, excluded: int, left: int
-) -> None:
+def test_who_is_excluded_is_on_no_new_list_unless_all_are(network, monkeypatch, excluded, left):
     network.run([1])
     validator, standing = network.validator, network.validator.book.standing
     hotkeys = [member.hotkey.address for member in network.members if member.role == "honest"]
@@ -307,7 +292,7 @@ def test_who_is_excluded_is_on_no_new_list_unless_all_are(
     assert len(body.peers + body.reserve) == left
 
 
-def test_a_peer_list_is_published_only_when_due(network: Network) -> None:
+def test_a_peer_list_is_published_only_when_due(network):
     network.run([1])
     validator = network.validator
     assert network.hparams.peers.peer_replacement_frequency == 2
@@ -316,7 +301,7 @@ def test_a_peer_list_is_published_only_when_due(network: Network) -> None:
     assert validator.publish_peers(3) is None
 
 
-def test_a_newcomer_is_measured_before_it_is_gathered(network: Network) -> None:
+def test_a_newcomer_is_measured_before_it_is_gathered(network):
     network.run([1])
     network.join("newcomer")
     network.run([2, 3])

@@ -3,7 +3,6 @@
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from lab.adversary.chains import ChainView
 from lab.hotkeys import hotkey_from_seed
 from templar import interrupt
-from templar.chain.base import Chain, WeightsSchedule
+from templar.chain.base import WeightsSchedule
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock
 from templar.chain.extrinsics import ExtrinsicRefusedError, quantise_weights
@@ -28,9 +27,8 @@ from templar.errors import Reason, TransientError
 from templar.interrupt import StoppedError
 from templar.neuron.journal import Journal, Status
 from templar.neuron.validator import BEGUN, HIDDEN, PAUSES, STEP, WeightsReport, _may_wait, are_due, weigh
-from templar.scoring.evidence import Evidence
 from templar.window import Action, drive_window
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 from tests.support.substrate import KeyPairWallet, MemorySubstrate
 
 SEED = bytes(range(32))
@@ -63,44 +61,44 @@ class Scene:
     journal: Any = None
     name: str = "validator"
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.operator.register(KEY.address, stake=10.0, validator_permit=True)
         for address in OTHERS:
             self.operator.register(address)
         self.restart()
         self.sleep_into(WINDOW + 1)
 
-    def restart(self) -> None:
+    def restart(self):
         """Another process over the same journal."""
         if self.journal is not None:
             self.journal.close()
         self.journal = Journal(self.path)
 
-    def sleep_into(self, window: int, blocks: int = 6) -> None:
+    def sleep_into(self, window, blocks=6):
         """Let it be some blocks after a window opened."""
         self.chain.wait_for_block(window * self.hparams.windows.blocks_per_window + blocks, finalized=False)
 
-    def weigh(self, window: int = WINDOW, wanted: Mapping[int, float] = WANTED) -> Any:
+    def weigh(self, window=WINDOW, wanted=WANTED):
         """The step, in a window whose evidence has these weights."""
         weights = [SimpleNamespace(uid=uid, weight=weight) for uid, weight in wanted.items()]
         evidence = SimpleNamespace(window=window, uid=0, hotkey=KEY.address, weights=weights)
-        return weigh(self, evidence)  # type: ignore[arg-type]
+        return weigh(self, evidence)
 
-    def shown(self) -> dict[int, float]:
+    def shown(self):
         return self.chain.weights().get(0, {})
 
 
 @pytest.fixture
-def clock() -> SimulatedClock:
+def clock():
     return SimulatedClock(START)
 
 
 @pytest.fixture
-def local(tmp_path: Path, clock: SimulatedClock) -> Iterator[Callable[..., Scene]]:
+def local(tmp_path, clock):
     """A scene on a ledger, and what its limit on weights is."""
-    scenes: list[Scene] = []
+    scenes = []
 
-    def build(limit: int = 0) -> Scene:
+    def build(limit=0):
         path = tmp_path / "ledger"
         create_ledger(path, netuid=1, block_seconds=1.0, genesis_time=START, seed=1, weights_rate_limit_blocks=limit)
         ledger = Ledger(path, hotkey=KEY, clock=clock, durable=False)
@@ -114,7 +112,7 @@ def local(tmp_path: Path, clock: SimulatedClock) -> Iterator[Callable[..., Scene
 
 
 @pytest.fixture
-def real(tmp_path: Path, clock: SimulatedClock) -> Iterator[Scene]:
+def real(tmp_path, clock):
     """A scene on Bittensor's SDK over a subnet in memory, whose epochs are too short to wait for their end."""
     substrate = MemorySubstrate(clock, netuid=1, block_seconds=1.0)
     wallet = KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEED))
@@ -130,11 +128,11 @@ def real(tmp_path: Path, clock: SimulatedClock) -> Iterator[Scene]:
 class Scripted(ChainView):
     """A chain whose next answers to weights are errors, or functions of the chain behind it and the weights."""
 
-    def __init__(self, inner: Chain, *answers: Any) -> None:
+    def __init__(self, inner, *answers):
         super().__init__(inner)
         self.answers, self.sent = list(answers), []
 
-    def set_weights(self, weights: Mapping[int, float]) -> None:
+    def set_weights(self, weights):
         self.sent.append((dict(weights), self.head()))
         answer = self.answers.pop(0) if self.answers else None
         if isinstance(answer, Exception):
@@ -145,26 +143,26 @@ class Scripted(ChainView):
             answer(self._inner, weights)
 
 
-def scripted(scene: Scene, *answers: Any) -> Scripted:
+def scripted(scene, *answers):
     scene.chain = Scripted(scene.chain, *answers)
     return scene.chain
 
 
-def permanent(cause: Reason) -> ExtrinsicRefusedError:
+def permanent(cause):
     return ExtrinsicRefusedError(Reason.CHAIN_REFUSED, "the chain's words", cause=cause)
 
 
-def passing(reason: Reason) -> TransientError:
+def passing(reason):
     return TransientError(reason, "it may pass")
 
 
-def lost(chain: Any, weights: Mapping[int, float]) -> None:
+def lost(chain, weights):
     """An extrinsic that is included, and nobody hears of it."""
     chain.set_weights(weights)
     raise passing(Reason.CHAIN_FATE_UNKNOWN)
 
 
-def blocks_of(scene: Scene) -> int:
+def blocks_of(scene):
     return scene.chain.head() - (WINDOW + 1) * scene.hparams.windows.blocks_per_window
 
 
@@ -175,9 +173,7 @@ OUTCOMES = ["set", "refused", "nobody", "skipped", "cut off"]
 
 @settings(max_examples=30)
 @given(every=st.integers(1, 6), first=st.integers(1, 20), outcomes=st.lists(st.sampled_from(OUTCOMES), max_size=20))
-def test_weights_are_due_in_every_nth_window_and_after_a_refusal(
-    tmp_path_factory: pytest.TempPathFactory, every: int, first: int, outcomes: list[str]
-) -> None:
+def test_weights_are_due_in_every_nth_window_and_after_a_refusal(tmp_path_factory, every, first, outcomes):
     journal = Journal(tmp_path_factory.mktemp("due") / "journal.sqlite", durable=False)
     owed = False
     for window, outcome in enumerate(outcomes, first):
@@ -195,7 +191,7 @@ def test_weights_are_due_in_every_nth_window_and_after_a_refusal(
     journal.close()
 
 
-def test_no_positive_score_is_not_a_refusal(local: Callable[..., Scene]) -> None:
+def test_no_positive_score_is_not_a_refusal(local):
     scene = local()
     chain = scripted(scene)
     report = scene.weigh(wanted={})
@@ -210,7 +206,7 @@ def test_no_positive_score_is_not_a_refusal(local: Callable[..., Scene]) -> None
 
 
 @pytest.mark.parametrize("kind", ["local", "real"])
-def test_weights_are_set_once_and_read_back(request: pytest.FixtureRequest, kind: str) -> None:
+def test_weights_are_set_once_and_read_back(request, kind):
     scene = request.getfixturevalue(kind)
     scene = scene() if kind == "local" else scene
     chain = scripted(scene)
@@ -228,13 +224,11 @@ def test_weights_are_set_once_and_read_back(request: pytest.FixtureRequest, kind
 
 
 @pytest.mark.parametrize(("limit", "tries"), [(0, 3), (LIMIT, 4)], ids=["each try costs a block", "limited"])
-def test_differing_weights_on_chain_are_set_again_until_the_window_gives_up(
-    local: Callable[..., Scene], limit: int, tries: int
-) -> None:
+def test_differing_weights_on_chain_are_set_again_until_the_window_gives_up(local, limit, tries):
     """Also where the second try runs into the limit: it is not the limit that is wrong."""
     scene = local(limit)
 
-    def falsified(chain: Any, weights: object) -> None:
+    def falsified(chain, weights):
         chain.set_weights(OTHER)
 
     chain = scripted(scene, *[falsified] * 9)
@@ -249,9 +243,7 @@ def test_differing_weights_on_chain_are_set_again_until_the_window_gives_up(
     assert scene.shown() == pytest.approx(WANTED, abs=1e-4)
 
 
-def test_weights_shown_one_read_later_are_not_sent_twice(
-    local: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_shown_one_read_later_are_not_sent_twice(local, monkeypatch):
     """The endpoint that was asked is behind the one that took them."""
     scene = local()
     chain = scripted(scene)
@@ -265,7 +257,7 @@ def test_weights_shown_one_read_later_are_not_sent_twice(
 
 
 @pytest.mark.parametrize("reason", [Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED, Reason.CHAIN_FATE_UNKNOWN])
-def test_a_transient_refusal_is_tried_again_within_the_window(local: Callable[..., Scene], reason: Reason) -> None:
+def test_a_transient_refusal_is_tried_again_within_the_window(local, reason):
     scene = local()
     chain = scripted(scene, passing(reason), passing(reason))
     report = scene.weigh()
@@ -275,7 +267,7 @@ def test_a_transient_refusal_is_tried_again_within_the_window(local: Callable[..
     assert scene.shown() == pytest.approx(WANTED, abs=1e-4)
 
 
-def test_a_lasting_refusal_is_left_to_the_next_window_in_time_for_the_last_steps(local: Callable[..., Scene]) -> None:
+def test_a_lasting_refusal_is_left_to_the_next_window_in_time_for_the_last_steps(local):
     scene = local()
     chain = scripted(scene, *[passing(Reason.CHAIN_UNREACHABLE)] * 99)
     for window in (WINDOW, WINDOW + 1, WINDOW + 2):
@@ -293,7 +285,7 @@ def test_a_lasting_refusal_is_left_to_the_next_window_in_time_for_the_last_steps
     assert scene.weigh(WINDOW + 5) is None
 
 
-def test_a_window_that_is_over_is_not_waited_for(local: Callable[..., Scene], clock: SimulatedClock) -> None:
+def test_a_window_that_is_over_is_not_waited_for(local, clock):
     scene = local()
     scene.sleep_into(WINDOW + 2)
     chain = scripted(scene, passing(Reason.CHAIN_UNREACHABLE))
@@ -302,14 +294,12 @@ def test_a_window_that_is_over_is_not_waited_for(local: Callable[..., Scene], cl
     assert (report.reason, len(chain.sent), clock.now()) == (Reason.CHAIN_UNREACHABLE, 1, before)
 
 
-def test_a_chain_that_answers_nothing_ends_in_a_report(
-    local: Callable[..., Scene], clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chain_that_answers_nothing_ends_in_a_report(local, clock, monkeypatch):
     scene = local()
     scripted(scene)
     away = [passing(Reason.CHAIN_UNREACHABLE)] * (len(PAUSES) + 1)
 
-    def before(call: str) -> None:
+    def before(call):
         if away:
             raise away.pop()
 
@@ -322,9 +312,7 @@ def test_a_chain_that_answers_nothing_ends_in_a_report(
     assert scene.weigh(WINDOW + 1).reason is None
 
 
-def test_weights_are_read_before_an_extrinsic_of_unknown_fate_is_sent_again(
-    local: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_read_before_an_extrinsic_of_unknown_fate_is_sent_again(local, monkeypatch):
     """It was included, now or a block later: one extrinsic is enough."""
     scene = local(limit=LIMIT)
 
@@ -336,7 +324,7 @@ def test_weights_are_read_before_an_extrinsic_of_unknown_fate_is_sent_again(
     assert len(chain.sent) == 1
 
 
-def test_the_chains_limit_is_waited_for_to_the_block(real: Scene) -> None:
+def test_the_chains_limit_is_waited_for_to_the_block(real):
     scene, substrate = real, real.substrate
     scene.chain.set_weights(OTHER)  # earlier, in another window
     set_in = substrate.versions[-1][0]
@@ -349,7 +337,7 @@ def test_the_chains_limit_is_waited_for_to_the_block(real: Scene) -> None:
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
-def test_a_limit_that_outlasts_the_window_is_not_waited_for(real: Scene, clock: SimulatedClock, hidden: bool) -> None:
+def test_a_limit_that_outlasts_the_window_is_not_waited_for(real, clock, hidden):
     scene, substrate = real, real.substrate
     scene.chain.set_weights(OTHER)
     substrate.weights_rate_limit, substrate.commit_reveal = 20, hidden
@@ -369,9 +357,7 @@ def test_a_limit_that_outlasts_the_window_is_not_waited_for(real: Scene, clock: 
 @pytest.mark.parametrize(
     ("name", "reason"), [("NotEnoughStakeToSetWeights", Reason.NOT_ENOUGH_STAKE), ("Payment", Reason.CANNOT_PAY_FEES)]
 )
-def test_a_refusal_ends_the_tries_of_the_window_and_names_its_reason(
-    real: Scene, clock: SimulatedClock, caplog: pytest.LogCaptureFixture, name: str, reason: Reason
-) -> None:
+def test_a_refusal_ends_the_tries_of_the_window_and_names_its_reason(real, clock, caplog, name, reason):
     scene, substrate = real, real.substrate
     began = clock.now()
     substrate.refuse_next(bt.ChainError(f"words of {name}", name))
@@ -390,7 +376,7 @@ def test_a_refusal_ends_the_tries_of_the_window_and_names_its_reason(
     assert scene.shown() == pytest.approx(OTHER, abs=1e-4)
 
 
-def test_an_unexpected_exception_is_raised(local: Callable[..., Scene]) -> None:
+def test_an_unexpected_exception_is_raised(local):
     scene = local()
     scripted(scene, ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
@@ -398,10 +384,10 @@ def test_an_unexpected_exception_is_raised(local: Callable[..., Scene]) -> None:
     assert scene.journal.result(WINDOW, STEP) is None
 
 
-def test_a_stop_ends_the_waiting_and_a_later_call_goes_on(local: Callable[..., Scene]) -> None:
+def test_a_stop_ends_the_waiting_and_a_later_call_goes_on(local):
     scene = local()
 
-    def stopped(chain: object, weights: object) -> None:
+    def stopped(chain, weights):
         interrupt.request_stop()
         raise passing(Reason.CHAIN_UNREACHABLE)
 
@@ -418,7 +404,7 @@ def test_a_stop_ends_the_waiting_and_a_later_call_goes_on(local: Callable[..., S
 # Weights that the chain hides.
 
 
-def test_hidden_weights_are_not_read_back(real: Scene) -> None:
+def test_hidden_weights_are_not_read_back(real):
     scene, substrate = real, real.substrate
     substrate.commit_reveal = True
     report = scene.weigh()
@@ -429,7 +415,7 @@ def test_hidden_weights_are_not_read_back(real: Scene) -> None:
 
 
 @pytest.fixture
-def hiding(real: Scene) -> Scene:
+def hiding(real):
     """A scene whose subnet hides weights."""
     assert real.substrate is not None
     real.substrate.commit_reveal = True
@@ -437,9 +423,7 @@ def hiding(real: Scene) -> Scene:
 
 
 @pytest.mark.parametrize("revealed", [WANTED, OTHER, None], ids=["as sent", "others", "dropped"])
-def test_hidden_weights_are_followed_until_the_chain_reveals_or_drops_them(
-    hiding: Scene, revealed: dict[int, float] | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hidden_weights_are_followed_until_the_chain_reveals_or_drops_them(hiding, revealed, caplog):
     scene, substrate = hiding, hiding.substrate
     assert scene.weigh().reason is None
     for window in (WINDOW + 1, WINDOW + 3):
@@ -469,7 +453,7 @@ DROPS = {
 
 
 @pytest.mark.parametrize("cause", list(DROPS))
-def test_the_cause_of_dropped_weights_is_named(hiding: Scene, cause: Reason) -> None:
+def test_the_cause_of_dropped_weights_is_named(hiding, cause):
     """The chain says nothing: the rules that they break now say it."""
     scene, substrate = hiding, hiding.substrate
     assert scene.weigh().reason is None
@@ -482,7 +466,7 @@ def test_the_cause_of_dropped_weights_is_named(hiding: Scene, cause: Reason) -> 
     assert len(substrate.submissions) == 1
 
 
-def test_hidden_weights_that_follow_each_other_are_told_apart(hiding: Scene) -> None:
+def test_hidden_weights_that_follow_each_other_are_told_apart(hiding):
     """The older commit is looked for while the newer one is hidden."""
     scene, substrate = hiding, hiding.substrate
     for window in (WINDOW, WINDOW + 2):
@@ -499,7 +483,7 @@ def test_hidden_weights_that_follow_each_other_are_told_apart(hiding: Scene) -> 
     assert first < second
 
 
-def test_hidden_weights_of_unknown_fate_are_recognised_among_those_that_the_chain_hides(hiding: Scene) -> None:
+def test_hidden_weights_of_unknown_fate_are_recognised_among_those_that_the_chain_hides(hiding):
     scene, substrate = hiding, hiding.substrate
     substrate.weights_rate_limit = LIMIT
     scripted(scene, lost)
@@ -509,12 +493,12 @@ def test_hidden_weights_of_unknown_fate_are_recognised_among_those_that_the_chai
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["switched on", "switched off"])
-def test_commit_reveal_may_be_switched_while_weights_are_set(real: Scene, before: bool) -> None:
+def test_commit_reveal_may_be_switched_while_weights_are_set(real, before):
     """The other form is taken for what it is: hidden weights are not read back, and others are."""
     scene, substrate = real, real.substrate
     substrate.commit_reveal = before
 
-    def switch(chain: Any, weights: Mapping[int, float]) -> None:
+    def switch(chain, weights):
         substrate.commit_reveal = not before
         chain.set_weights(weights)
 
@@ -532,12 +516,12 @@ EVERY = {every: tiny(weights={"windows_per_weights": every}) for every in (1, 2,
 
 @settings(max_examples=40, deadline=None)
 @given(every=st.sampled_from(list(EVERY)), tempo=st.integers(10, 700), offset=st.integers(0, 700))
-def test_weights_are_sent_once_per_epoch_and_in_time_for_its_end(every: int, tempo: int, offset: int) -> None:
+def test_weights_are_sent_once_per_epoch_and_in_time_for_its_end(every, tempo, offset):
     """Of the windows whose weights are sent within an epoch with a window to spare, the last one is; one more may be
     sent where the epoch has none with a window to spare."""
-    hparams, results = EVERY[every], dict[tuple[int, str], str]()
-    journal: Any = SimpleNamespace(result=lambda window, step: results.get((window, step)))
-    blocks, sent = hparams.windows.blocks_per_window, list[int]()
+    hparams, results = EVERY[every], {}
+    journal = SimpleNamespace(result=lambda window, step: results.get((window, step)))
+    blocks, sent = hparams.windows.blocks_per_window, []
     starts = [offset % tempo + tempo * number for number in range(-1, 1 + 80 * blocks // tempo)]
     for window in range(0, 80, every):
         head = (window + 1) * blocks + 2
@@ -556,7 +540,7 @@ def test_weights_are_sent_once_per_epoch_and_in_time_for_its_end(every: int, tem
     assert not _may_wait(journal, hparams, 0, WeightsSchedule())
 
 
-def test_weights_wait_for_the_last_due_window_of_a_long_epoch(real: Scene) -> None:
+def test_weights_wait_for_the_last_due_window_of_a_long_epoch(real):
     scene, substrate = real, real.substrate
     substrate.tempo = 8 * scene.hparams.windows.blocks_per_window
     chain = scripted(scene)
@@ -568,7 +552,7 @@ def test_weights_wait_for_the_last_due_window_of_a_long_epoch(real: Scene) -> No
     assert len(chain.sent) == 2
 
 
-def test_a_refusal_is_tried_again_before_the_epoch_ends(real: Scene) -> None:
+def test_a_refusal_is_tried_again_before_the_epoch_ends(real):
     scene, substrate = real, real.substrate
     scripted(scene, permanent(Reason.NOT_ENOUGH_STAKE))
     assert scene.weigh().reason is Reason.NOT_ENOUGH_STAKE
@@ -584,19 +568,17 @@ DEATHS = ["before it begins", "before it sends", "while nobody hears the answer"
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
 @pytest.mark.parametrize("death", DEATHS)
-def test_a_process_that_dies_sets_the_weights_once(
-    real: Scene, monkeypatch: pytest.MonkeyPatch, death: str, hidden: bool
-) -> None:
+def test_a_process_that_dies_sets_the_weights_once(real, monkeypatch, death, hidden):
     scene, substrate = real, real.substrate
     substrate.commit_reveal, substrate.weights_rate_limit = hidden, LIMIT
     entering, sending = scene.journal.enter, scene.chain.set_weights
 
-    def enter(window: int, step: str, result: str) -> None:
+    def enter(window, step, result):
         if step == {DEATHS[0]: BEGUN, DEATHS[3]: STEP}.get(death):
             raise Killed
         entering(window, step, result)
 
-    def send(weights: Mapping[int, float]) -> None:
+    def send(weights):
         if death == DEATHS[2]:
             sending(weights)
         if death in DEATHS[1:3]:
@@ -615,12 +597,10 @@ def test_a_process_that_dies_sets_the_weights_once(
     assert scene.weigh() == report
 
 
-def test_the_next_window_sets_weights_that_a_dead_process_did_not(
-    local: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_window_sets_weights_that_a_dead_process_did_not(local, monkeypatch):
     scene = local()
 
-    def killed(weights: object) -> None:
+    def killed(weights):
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -636,11 +616,11 @@ def test_the_next_window_sets_weights_that_a_dead_process_did_not(
 # In a network.
 
 
-def weights_of(evidence: Evidence) -> dict[int, float]:
+def weights_of(evidence):
     return {record.uid: record.weight for record in evidence.weights}
 
 
-def test_a_network_sets_the_weights_of_its_newest_due_window(network: Network) -> None:
+def test_a_network_sets_the_weights_of_its_newest_due_window(network):
     network.run([1, 2, 3])
     validator = network.validator
     wanted = weights_of(network.evidence(2))
@@ -652,7 +632,7 @@ def test_a_network_sets_the_weights_of_its_newest_due_window(network: Network) -
     assert validator.set_weights(None) is None
 
 
-def test_a_refusal_blocks_neither_proof_nor_close_and_a_later_window_sets_the_weights(network: Network) -> None:
+def test_a_refusal_blocks_neither_proof_nor_close_and_a_later_window_sets_the_weights(network):
     validator = network.validator
     chain = Scripted(validator.chain, permanent(Reason.NOT_ENOUGH_STAKE), permanent(Reason.WEIGHTS_VERSION))
     validator.chain = chain
@@ -665,7 +645,7 @@ def test_a_refusal_blocks_neither_proof_nor_close_and_a_later_window_sets_the_we
         assert validator.journal.status(window) is Status.FINISHED
         assert len(network.roots(window)) == 1
 
-    def restarted() -> None:
+    def restarted():
         again = network.restart(validator)
         network.to_window(4, again.chain)
         assert drive_window(again, 4).action is Action.RUN

@@ -5,10 +5,9 @@ from templar.errors import PermanentError, Reason
 from templar.neuron.workload import preview
 from templar.window import open_window
 from tests.support.errors import raising
-from tests.support.network import Network
 
 
-def test_a_preview_is_what_the_miner_trains_on(network: Network) -> None:
+def test_a_preview_is_what_the_miner_trains_on(network):
     miner = network.miners[0]
     open_window(miner, 1)
     report = miner.fetch_pages(1)
@@ -33,7 +32,7 @@ def test_a_preview_is_what_the_miner_trains_on(network: Network) -> None:
     assert all(found.texts)
 
 
-def test_a_preview_without_a_slot_is_empty_and_one_before_the_start_is_refused(network: Network) -> None:
+def test_a_preview_without_a_slot_is_empty_and_one_before_the_start_is_refused(network):
     workload = network.miners[0].workload
     open_window(network.miners[0], 1)
     nobody = preview(workload, 1, 200, num_texts=3)

@@ -9,10 +9,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,15 +22,15 @@ from tests.support.network import Network, tiny
 NAME = "honest-3"
 
 
-def run(folder: Path) -> dict[str, list[dict[str, Any]]]:
+def run(folder):
     """What the kills leave, by work: for each kill, and at the end for the work that was not killed."""
     command = [sys.executable, "-m", "tests.support.backup_kills", str(folder)]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, list[dict[str, Any]]] = json.loads(done.stdout.splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def _killed(folder: Path, work: Callable[[], object], look: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+def _killed(folder, work, look):
     left = []
     for step in range(1000):
         if (child := os.fork()) == 0:
@@ -46,7 +44,7 @@ def _killed(folder: Path, work: Callable[[], object], look: Callable[[], dict[st
     raise AssertionError("the work never came to its end")
 
 
-def main() -> None:
+def main():
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     network = Network(folder, tiny(storage={"private_backup_windows": 1}))
@@ -56,7 +54,7 @@ def main() -> None:
     network.run([2])
     store, birth = network.bucket(NAME), config.birth()
 
-    def backups() -> dict[str, Any]:
+    def backups():
         found = list_backups(store)
         for window, info in found:
             with (folder / "buckets" / member.account_id / info.key).open("rb") as source:
@@ -70,7 +68,7 @@ def main() -> None:
     new = replace(config, home=config.home.parent / "new" / NAME)
     new.home.parent.mkdir()
 
-    def home() -> dict[str, Any]:
+    def home():
         files = [str(path.relative_to(new.home)) for path in new.home.rglob("*") if path.is_file()]
         shutil.rmtree(new.home, ignore_errors=True)
         return {"home": sorted(files)}

@@ -10,7 +10,7 @@ every word there is and show each reader those that suit them.
 From every state that is reached, the honest validators read everything and go on: a quorum of them must decide.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 
@@ -51,11 +51,11 @@ class State:
     decided: frozenset[tuple[int, str]]  # ballots and values that a quorum locked
 
     @property
-    def values(self) -> set[str]:
+    def values(self):
         """All that is decided."""
         return {value for _, value in self.decided}
 
-    def swapped(self, first: str, second: str) -> "State":
+    def swapped(self, first, second):
         """The same with two values exchanged."""
         other = {first: second, second: first}
         highest = tuple(None if lock is None else (lock[0], other[lock[1]]) for lock in self.highest)
@@ -65,7 +65,7 @@ class State:
         return State(highest, self.spoke, chosen, decided)
 
 
-def _text(state: State) -> str:
+def _text(state):
     return repr((state.highest, state.spoke, sorted(state.chosen), sorted(state.decided)))
 
 
@@ -85,7 +85,7 @@ class Model:
     values: Sequence[str] = (A, B)
     legal: Sequence[str] | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.power = self.rules.quorum(dict(enumerate(self.stakes)), self.share)
         self.honest = range(len(self.stakes) - self.num_liars)
         self.liars = range(len(self.honest), len(self.stakes))
@@ -94,11 +94,11 @@ class Model:
         self.states = 0
         self._opened: dict[tuple[int, State], bool] = {}
 
-    def splits(self) -> bool:
+    def splits(self):
         """Whether two values can be decided; counts the states."""
         return any(len(after.values) > 1 for _, _, after in self.reached())
 
-    def overturns(self) -> bool:
+    def overturns(self):
         """Whether a later ballot can change what stands for those who have read everything."""
         for _, before, after in self.reached():
             words, more = (
@@ -110,16 +110,16 @@ class Model:
                 return True
         return False
 
-    def stands_still(self) -> bool:
+    def stands_still(self):
         """Whether honest validators that read all words can be unable to decide."""
         return any(not self.goes_on(after, ballot, self.values) for ballot, _, after in self.reached())
 
-    def reached(self) -> Iterator[tuple[int, State, State]]:
+    def reached(self):
         """A ballot, a state before it and one after it, for all states that can be reached."""
         start = State((None,) * len(self.honest), (False,) * len(self.honest), frozenset(), frozenset())
         layer = {self._key(start): start}
         for ballot in range(self.num_ballots):
-            following: dict[str, State] = {}
+            following = {}
             for state in layer.values():
                 for each in self._after(state, ballot):
                     key = self._key(each)
@@ -129,13 +129,13 @@ class Model:
             layer = following
             self.states += len(layer)
 
-    def _key(self, state: State) -> str:
+    def _key(self, state):
         """The same for a state and its mirror image, where the two values differ in nothing."""
         if self.legal is not None or len(self.values) != 2:
             return _text(state)
         return min(_text(state), _text(state.swapped(*self.values)))
 
-    def goes_on(self, state: State, ballot: int, wanted: Sequence[str]) -> bool:
+    def goes_on(self, state, ballot, wanted):
         """Whether one more ballot decides if all honest validators read all words and act at once.
 
         Args:
@@ -164,7 +164,7 @@ class Model:
         words += [_lock(uid, ballot + 1, (ballot + 1, each)) for uid in self.liars for each in self.values]
         return self.rules.decided(self.rules.counted(words), self.power) is not None
 
-    def _is_open_for_some(self, state: State, ballot: int) -> bool:
+    def _is_open_for_some(self, state, ballot):
         """Whether some reader finds a ballot open; what was decided is in no word that it reads."""
         key = (ballot, replace(state, decided=frozenset()))
         if key not in self._opened:
@@ -172,7 +172,7 @@ class Model:
             self._opened[key] = any(self.rules.is_open(words, self.power, ballot) for words in readings)
         return self._opened[key]
 
-    def _readings(self, state: State, ballot: int) -> Iterator[Sequence[Said]]:
+    def _readings(self, state, ballot):
         """All choices of the words that decide whether a ballot is open and what may be voted for in it."""
         kept = [[(), (self._lock_word(uid, ballot - 1, state),)] if state.spoke[uid] else [()] for uid in self.honest]
         claims = self._claims(state, ballot)
@@ -185,7 +185,7 @@ class Model:
         for choice in product(*kept, *lies, *backing):
             yield self.rules.counted([*chain.from_iterable(choice)])
 
-    def _claims(self, state: State, ballot: int) -> list[Lock]:
+    def _claims(self, state, ballot):
         """The locks that a liar may name in the ballot before.
 
         A lock without votes behind it only counts or does not, by its height: the lowest and the highest value stand
@@ -195,28 +195,28 @@ class Model:
         claims = [*sorted(state.chosen), *((each, value) for each in range(ballot) for value in without_votes)]
         return list(dict.fromkeys([None, *claims]))
 
-    def _after(self, state: State, ballot: int) -> Iterator[State]:
+    def _after(self, state, ballot):
         votes = sorted(self._possible_votes(state, ballot))
         for chosen in self._possible_choices(votes, ballot):
             backed = state.chosen | {(ballot, value) for value in chosen}
             wanted = self.values if not self.rules.locks_need_votes else tuple(sorted(chosen))
-            options: list[tuple[str, Lock]] = [(UNSAID, None), ("none", None)]
+            options = [(UNSAID, None), ("none", None)]
             options += [("lock", (ballot, value)) for value in wanted]
             for said in product(options, repeat=len(self.honest)):
                 yield self._locked(state, ballot, said, backed)
 
-    def _possible_votes(self, state: State, ballot: int) -> set[str]:
+    def _possible_votes(self, state, ballot):
         """The values that honest validators may vote for, each for some choice of the words that it has read."""
         if ballot == 0 or not self.rules.ballots_open:
             return set(self.fresh)
-        allowed: set[str] = set()
+        allowed = set()
         for words in self._readings(state, ballot):
             if self.rules.is_open(words, self.power, ballot):
                 bound = self.rules.bound_to(words, self.power, ballot)
                 allowed |= self.fresh if bound is None else {bound}
         return allowed
 
-    def _possible_choices(self, votes: Sequence[str], ballot: int) -> set[frozenset[str]]:
+    def _possible_choices(self, votes, ballot):
         """The sets of values that a quorum of votes can stand behind, each for some readers."""
         found = set()
         for cast in product([None, *votes], repeat=len(self.honest)):
@@ -229,9 +229,7 @@ class Model:
             found.add(frozenset(chosen))
         return found
 
-    def _locked(
-        self, state: State, ballot: int, said: Sequence[tuple[str, Lock]], backed: frozenset[tuple[int, str]]
-    ) -> State:
+    def _locked(self, state, ballot, said, backed):
         highest = tuple(lock or before for (_, lock), before in zip(said, state.highest, strict=True))
         spoke = tuple(how != UNSAID for how, _ in said)
         words = [Said(ballot, "lock", uid, lock[1], ballot) for uid, (_, lock) in enumerate(said) if lock is not None]
@@ -244,12 +242,12 @@ class Model:
         named = {lock for lock in highest if lock is not None}
         return State(highest, spoke, frozenset(backed if self.liars else backed & named), frozenset(found))
 
-    def _lock_word(self, uid: int, ballot: int, state: State) -> Said:
+    def _lock_word(self, uid, ballot, state):
         lock = state.highest[uid]
         if not self.rules.keeps_locks and lock is not None and lock[0] < ballot:
             lock = None
         return _lock(uid, ballot, lock)
 
 
-def _lock(uid: int, ballot: int, lock: Lock) -> Said:
+def _lock(uid, ballot, lock):
     return Said(ballot, "lock", uid, *((None, None) if lock is None else (lock[1], lock[0])))

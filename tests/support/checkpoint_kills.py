@@ -1,14 +1,10 @@
 """A checkpoint in a bucket in a folder: what a process that is killed at any step publishes, and what readers see."""
 
-from pathlib import Path
-from typing import Any
-
 from templar.agreement.checkpoint import list_checkpoints, publish_checkpoint
 from templar.agreement.state import StateMark
 from templar.chain.clock import SimulatedClock
 from templar.exchange.publish import COMPARE_BYTES
 from templar.hparams import load_hparams
-from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from tests.support.checkpoints import fetch_checkpoint
 from tests.support.commands import contents
@@ -22,10 +18,10 @@ FILES = {
     "tokenizer.json": b"[]",
 }
 MODEL = load_hparams("simulation").model.model_copy(update={"vocab_size": 2**16})  # room for the files
-OPTIONS: dict[str, Any] = {"network": NETWORK, "uid": 5, "signer": ALICE.hotkey, "clock": SimulatedClock(0)}
+OPTIONS = {"network": NETWORK, "uid": 5, "signer": ALICE.hotkey, "clock": SimulatedClock(0)}
 
 
-def write_files(folder: Path) -> Path:
+def write_files(folder):
     """The folder of the checkpoint."""
     folder.mkdir(parents=True)
     for name, data in FILES.items():
@@ -33,12 +29,12 @@ def write_files(folder: Path) -> Path:
     return folder
 
 
-def publish(store: ObjectStore, folder: Path, *, concurrency: int = 3) -> None:
+def publish(store, folder, *, concurrency=3):
     """Publish it."""
     publish_checkpoint(store, folder, MARK, **OPTIONS, concurrency=concurrency)
 
 
-def is_shown(store: ObjectStore, target: Path) -> bool:
+def is_shown(store, target):
     """Whether a reader finds the checkpoint; one that is found must be whole.
 
     A manifest that is not legal shows nothing: readers refuse it before they fetch a file.
@@ -50,17 +46,17 @@ def is_shown(store: ObjectStore, target: Path) -> bool:
     return True
 
 
-def bucket_in(folder: Path) -> DirectoryStore:
+def bucket_in(folder):
     """The bucket of a prepared folder."""
     return DirectoryStore(folder / "bucket")
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder):
     """An empty bucket, and the files."""
     (folder / "bucket").mkdir(parents=True)
     write_files(folder / "files")
 
 
-def work(folder: Path) -> None:
+def work(folder):
     """Publish the checkpoint."""
     publish(bucket_in(folder), folder / "files")

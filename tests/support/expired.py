@@ -1,16 +1,10 @@
 """What of a bucket has expired, for tests that look at whole listings."""
 
-from collections.abc import Collection, Iterable
-
 from templar.agreement.retention import Retention, survey
 from templar.exchange.object_keys import parse_current_key
-from templar.hparams import Storage
-from templar.store.base import ObjectInfo
 
 
-def expired_objects(
-    objects: Iterable[ObjectInfo], *, current_window: int, genesis_windows: Collection[int], storage: Storage
-) -> list[ObjectInfo]:
+def expired_objects(objects, *, current_window, genesis_windows, storage):
     """The objects of a bucket whose retention is over, in the listing's order; see `Retention`."""
     listed = list(objects)
     found = survey(listed, current_window)

@@ -10,25 +10,23 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[2]
 FILE_EVENTS = ("open", "os.", "shutil.")
 
 
-def run(folder: Path, *works: str) -> dict[str, list[Path]]:
+def run(folder, *works):
     """Run these works in a process of their own; the folders that they left, one per operation on files, by work."""
     subprocess.run([sys.executable, "-m", "tests.support.kill_points", str(folder), *works], cwd=ROOT, check=True)
     return {work.name: [work / str(step) for step in range(len(list(work.iterdir())) - 1)] for work in folder.iterdir()}
 
 
-def kill_before(number: int, folder: Path) -> None:
+def kill_before(number, folder):
     """Let this process die just before its n-th operation on a file in the folder, counted from 0."""
     left = number
 
-    def hook(event: str, args: tuple[Any, ...]) -> None:
+    def hook(event, args):
         nonlocal left
         if event.startswith(FILE_EVENTS) and any(str(folder) in str(arg) for arg in args):
             if left == 0:
@@ -38,7 +36,7 @@ def kill_before(number: int, folder: Path) -> None:
     sys.addaudithook(hook)
 
 
-def _kill_at_every_step(folder: Path, prepare: Callable[[Path], None], work: Callable[[Path], object]) -> None:
+def _kill_at_every_step(folder, prepare, work):
     prepare(folder / "prepared")
     for step in itertools.count():
         copy = folder / str(step)
@@ -52,10 +50,10 @@ def _kill_at_every_step(folder: Path, prepare: Callable[[Path], None], work: Cal
             return
 
 
-def main() -> None:
+def main():
     from tests.support import checkpoint_kills, snapshots
 
-    works: dict[str, tuple[Callable[[Path], None], Callable[[Path], object]]] = {
+    works = {
         "save": (snapshots.prepare, snapshots.work),
         "replace": (snapshots.prepare, snapshots.work_again),
         "checkpoint": (checkpoint_kills.prepare, checkpoint_kills.work),

@@ -13,12 +13,12 @@ from templar.neuron.lock import NeuronLock
 ROOT = Path(__file__).parents[2]
 
 
-def start(home: Path) -> subprocess.Popen[str]:
+def start(home):
     command = [sys.executable, "-m", "tests.support.lock_holder", str(home)]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def main() -> None:
+def main():
     try:
         lock = NeuronLock(Path(sys.argv[1]))
     except PermanentError as error:

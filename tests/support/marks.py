@@ -1,12 +1,9 @@
 """Which of many like cases the default run has."""
 
-from collections.abc import Collection, Iterable
-from typing import Any
-
 import pytest
 
 
-def some_quick(cases: Iterable[Any], quick: Collection[Any]) -> list[Any]:
+def some_quick(cases, quick):
     """Parameters for all cases, of which those that are not quick are `slow`.
 
     Raises:

@@ -22,26 +22,21 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import TypeVar
 
 from safetensors.torch import load_file
 
 from benchmarks.neuron_memory import AskingClock
-from lab.simulate.world import START_WINDOW, Member, SimulatedStage, World
+from lab.simulate.world import START_WINDOW, SimulatedStage, World
 from templar import window as window_module
 from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind, window_key
 from templar.neuron import window_time
-from templar.neuron.node import Node
-from templar.store.address import BucketAddress
-from templar.store.base import ObjectInfo
 from templar.store.s3 import S3Store
 from templar.timeline import first_block
 from templar.window import Action, drive_window
@@ -82,7 +77,7 @@ class Forked:
     pid: int
     answer: Path
 
-    def join(self) -> Any | None:
+    def join(self):
         """Wait for its end; its answer, or None if it was killed."""
         status = os.waitpid(self.pid, 0)[1]
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
@@ -91,7 +86,7 @@ class Forked:
         return json.loads(self.answer.read_text())
 
 
-def fork(work: Callable[[], Any], answer: Path) -> Forked:
+def fork(work, answer):
     """Start work in a forked process; its result goes to the file. This process should have no other threads."""
     answer.unlink(missing_ok=True)
     child = os.fork()
@@ -105,7 +100,7 @@ def fork(work: Callable[[], Any], answer: Path) -> Forked:
     return Forked(child, answer)
 
 
-def die() -> NoReturn:
+def die():
     """Kill this process, here and now."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("a process outlived SIGKILL")
@@ -128,14 +123,14 @@ class Watch:
     At the point, if there is one, the process dies, and the file `note` says what was counted.
     """
 
-    def __init__(self, point: Point | None, note: Path) -> None:
+    def __init__(self, point, note):
         self.calls: dict[str, int] = {}
         self._point = point
         self._note = note
         self._step: str | None = None
         self._left: int | None = None
 
-    def call(self, work: Callable[[], T]) -> T:
+    def call(self, work):
         """Do some work under watch."""
         sys.setprofile(self._profile)
         try:
@@ -143,7 +138,7 @@ class Watch:
         finally:
             sys.setprofile(None)
 
-    def _profile(self, frame: FrameType, event: str, arg: object) -> None:
+    def _profile(self, frame, event, arg):
         del arg
         if event == "call":
             if _is_step(frame):
@@ -154,7 +149,7 @@ class Watch:
         elif event == "return" and self._left is not None and frame.f_code.co_name == LAST_STEP and _is_step(frame):
             self._die()
 
-    def _enter(self, step: str) -> None:
+    def _enter(self, step):
         self._step = step
         self.calls.setdefault(step, 0)
         if self._point is not None and step == self._point.step:
@@ -162,7 +157,7 @@ class Watch:
         elif step == LAST_STEP and self._left is not None:
             self._die()
 
-    def _count(self) -> None:
+    def _count(self):
         if self._step is None:
             return
         if self._left == 0:
@@ -171,13 +166,13 @@ class Watch:
         if self._left is not None:
             self._left -= 1
 
-    def _die(self) -> None:
+    def _die(self):
         sys.setprofile(None)
         self._note.write_text(json.dumps({"step": self._step, "calls": self.calls}))
         die()
 
 
-def _is_step(frame: FrameType) -> bool:
+def _is_step(frame):
     """Whether the driver itself called this, and it is no part of the driver, nor of what takes a step's time."""
     caller = frame.f_back
     while caller is not None and caller.f_code.co_filename == window_time.__file__:
@@ -190,50 +185,50 @@ def _is_step(frame: FrameType) -> bool:
 class StampedStore(S3Store):
     """A bucket behind the endpoint with simulated stamps: a file notes the time before an object is stored."""
 
-    def __init__(self, bucket: str, notes: Path, now: Callable[[], float]) -> None:
+    def __init__(self, bucket, notes, now):
         key = {"access_key_id": os.environ["KEY_ID"], "secret_access_key": os.environ["SECRET"]}
         super().__init__(bucket, endpoint_url=os.environ["ENDPOINT"], **key)
         self._notes, self._now = notes, now
 
-    def put(self, key: str, data: bytes) -> None:
+    def put(self, key, data):
         self._note(key)
         super().put(key, data)
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
+    def put_if_absent(self, key, data):
         if super().head(key) is None:
             self._note(key)
         return super().put_if_absent(key, data)
 
-    def put_file(self, key: str, path: Path) -> None:
+    def put_file(self, key, path):
         self._note(key)
         super().put_file(key, path)
 
-    def head(self, key: str) -> ObjectInfo | None:
+    def head(self, key):
         info = super().head(key)
         return None if info is None else self._stamped(info)
 
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+    def list(self, prefix=""):
         return map(self._stamped, super().list(prefix))
 
-    def _note(self, key: str) -> None:
+    def _note(self, key):
         path = self._notes / key
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.{os.getpid()}")
         part.write_text(repr(self._now()))
         part.replace(path)
 
-    def _stamped(self, info: ObjectInfo) -> ObjectInfo:
+    def _stamped(self, info):
         return replace(info, last_modified=math.floor(float((self._notes / info.key).read_text())))
 
 
 class EndpointStage(SimulatedStage):
     """Buckets behind the endpoint, on simulated time."""
 
-    def open_store(self, bucket: str) -> StampedStore:  # type: ignore[override]
+    def open_store(self, bucket):
         (Path(os.environ["BUCKETS"]) / bucket).mkdir(parents=True, exist_ok=True)
         return StampedStore(bucket, self._folder / bucket, self.clock.now)
 
-    def open_reader(self, address: BucketAddress) -> StampedStore:  # type: ignore[override]
+    def open_reader(self, address):
         return self.open_store(address.bucket)
 
 
@@ -250,7 +245,7 @@ class Kill:
 class NodeKills:
     """A network in a folder, one of whose nodes dies equally often in each window but the first."""
 
-    def __init__(self, role: str, folder: Path, kills: int) -> None:
+    def __init__(self, role, folder, kills):
         assert kills % (NUM_WINDOWS - 1) == 0, f"{kills} kills in {NUM_WINDOWS - 1} windows"
         self.role, self.folder, self.random = role, folder, random.Random(kills)
         stage = EndpointStage(folder / "stamps") if role == "miner" else None
@@ -264,7 +259,7 @@ class NodeKills:
         self._seen: dict[str, bytes] = {}
         self._others: Connection
 
-    def run(self) -> None:
+    def run(self):
         """All windows."""
         self._others, theirs = Pipe()
         others = fork(lambda: self._live(theirs), self.folder / "others.json")
@@ -276,13 +271,13 @@ class NodeKills:
 
     # The process of everybody else.
 
-    def _live(self, line: Connection) -> dict[str, list[str]]:
+    def _live(self, line):
         """Live through all windows; the root after each of them, by name."""
         self._others.close()
-        nodes: dict[str, Node] = {}
+        nodes = {}
 
-        def participant(member: Member) -> Callable[[], None]:
-            def live() -> None:
+        def participant(member):
+            def live():
                 node = nodes[member.name] = self._world.node(member)
                 for window in range(START_WINDOW, START_WINDOW + NUM_WINDOWS):
                     node.chain.wait_for_block(first_block(window, HPARAMS.windows))
@@ -298,7 +293,7 @@ class NodeKills:
         }
         return {name: [each.root if each else "" for each in windows] for name, windows in applied.items()}
 
-    def _let_pass(self, line: Connection) -> None:
+    def _let_pass(self, line):
         """Stand in for the victim, where it has its turn: wait as it waits."""
         with suppress(EOFError):
             while True:
@@ -307,9 +302,9 @@ class NodeKills:
 
     # The victim's processes.
 
-    def _window(self, window: int) -> dict[str, Any]:
-        died: list[dict[str, Any]] = []
-        found: list[dict[str, bool]] = []
+    def _window(self, window):
+        died = []
+        found = []
         for point in [*self._points(), None]:
             answer = self._attempt(window, point)
             self._look()
@@ -325,7 +320,7 @@ class NodeKills:
         ]
         return {"window": window, "kills": kills, **answer}
 
-    def _points(self) -> list[Point]:
+    def _points(self):
         """Where to die in the next window."""
         if not self._calls or not self._kills_per_window:
             return []
@@ -334,25 +329,25 @@ class NodeKills:
         drawn = [Point(step, self.random.randrange(self._calls[step])) for step in [*steps, LAST_STEP]]
         return sorted(drawn, key=lambda point: (order.index(point.step), point.call))
 
-    def _steps(self) -> list[str]:
+    def _steps(self):
         """The steps in their order up to the last one; what the driver reads after it cannot be hit any more."""
         steps = list(self._calls)
         return steps[: steps.index(LAST_STEP) + 1]
 
-    def _next_step(self) -> str:
+    def _next_step(self):
         if not self._deck:
             self._deck = [*DECISIVE[self.role], *self._steps()[:-1]]
             self.random.shuffle(self._deck)
         return self._deck.pop()
 
-    def _attempt(self, window: int, point: Point | None) -> dict[str, Any] | None:
+    def _attempt(self, window, point):
         """What came of the window; None if the process was killed."""
         ours, line = Pipe()
         child = fork(lambda: self._drive(window, line, point), self.folder / "answer.json")
         line.close()
         return self._serve(ours, child)
 
-    def _serve(self, line: Connection, child: Forked) -> Any | None:
+    def _serve(self, line, child):
         """Pass on what a process asks of the time, until it ends."""
         with line, suppress(EOFError, ConnectionResetError, BrokenPipeError):
             while True:
@@ -360,9 +355,9 @@ class NodeKills:
                 line.send(self._others.recv())
         return child.join()
 
-    def _drive(self, window: int, line: Connection, point: Point | None) -> dict[str, Any]:
-        self._world.clock = self._world.stage._clock = AskingClock(line)  # type: ignore[attr-defined]
-        node: Any = self._world.node(self._victim)
+    def _drive(self, window, line, point):
+        self._world.clock = self._world.stage._clock = AskingClock(line)
+        node = self._world.node(self._victim)
         found = {"entered": self._is_entered(node, window), "applied": node.state.window >= window}
         (self.folder / "found.json").write_text(json.dumps(found))
         watch = Watch(point, self.folder / "died.json")
@@ -381,19 +376,19 @@ class NodeKills:
             outcome |= {"weights": node.chain.weights()[self._victim.uid]}
         return {"calls": watch.calls, **outcome}
 
-    def _is_entered(self, node: Any, window: int) -> bool:
+    def _is_entered(self, node, window):
         """Whether a miner's payload or a validator's scores are entered."""
         if self.role == "miner":
             return node.journal.result(window, "compress") is not None
         return node.book.evidence(window) is not None
 
-    def _private_digest(self, node: Any) -> str:
+    def _private_digest(self, node):
         path = self.folder / "private.safetensors"
         node.private.save(path)
         tensors = sorted(load_file(path).items())
         return sha256_hex(b"".join(name.encode() + tensor.numpy().tobytes() for name, tensor in tensors))
 
-    def _look(self) -> None:
+    def _look(self):
         """Check that every object that was there is still there, byte for byte, and every word that was signed."""
         objects = self._objects()
         for key, data in self._seen.items():
@@ -403,23 +398,23 @@ class NodeKills:
                 assert objects.get(key) == data, f"{key} is gone, or was replaced"
         self._seen |= objects
 
-    def _own_words(self, decision: bytes) -> set[str]:
+    def _own_words(self, decision):
         """The victim's own words in a decision, which also has those of others as far as it has read them."""
         words = json.loads(decision)["body"]["words"]
         return {str(sorted(_without_signatures(word).items())) for word in words if word["uid"] == self._victim.uid}
 
-    def _objects(self) -> dict[str, bytes]:
+    def _objects(self):
         """What the victim has in its bucket, but for leases."""
         store = self._world.stage.open_store(self._victim.account_id)
         keys = [info.key for info in store.list() if not info.key.startswith(Kind.LEASE)]
         return {key: store.get(key, max_bytes=1 << 24) for key in keys}
 
-    def _read(self, name: str) -> Any:
+    def _read(self, name):
         """What the last process noted."""
         return json.loads((self.folder / f"{name}.json").read_text())
 
 
-def _rows(path: Path) -> dict[str, list[list[Any]]]:
+def _rows(path):
     """The rows of every table of an SQLite file."""
     with closing(sqlite3.connect(path)) as connection:
         names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
@@ -430,14 +425,14 @@ def _rows(path: Path) -> dict[str, list[list[Any]]]:
     }
 
 
-def _unsigned(data: bytes) -> str:
+def _unsigned(data):
     """Digest of JSON without any signatures, since no two of them are alike; of other data as it is."""
     with suppress(ValueError):
         data = canonical_json(_without_signatures(json.loads(data)))
     return sha256_hex(data)
 
 
-def _without_signatures(value: Any) -> Any:
+def _without_signatures(value):
     if isinstance(value, list):
         return [_without_signatures(each) for each in value]
     if isinstance(value, dict):
@@ -445,9 +440,7 @@ def _without_signatures(value: Any) -> Any:
     return value
 
 
-def reports_of(
-    role: str, folder: Path, kills: int, environment: Mapping[str, str] | None = None
-) -> tuple[list[dict[str, Any]], dict[str, list[str]]]:
+def reports_of(role, folder, kills, environment=None):
     """What a run with so many kills says of each window, and the roots of the others by name."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.node_kills", role, str(folder), str(kills)],
@@ -462,7 +455,7 @@ def reports_of(
     return windows, roots
 
 
-def main() -> None:
+def main():
     import torch
 
     torch.set_num_threads(1)  # threads do not survive a fork

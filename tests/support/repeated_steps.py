@@ -1,29 +1,26 @@
 """Nodes that die after a step of a window, or take every step twice: a window's steps must be safe to repeat."""
 
-from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 
-from templar.neuron.node import Node
-from templar.window import Action, Steps, drive_window
+from templar.window import Action, drive_window
 
 
 class Died(BaseException):
     """The process ended here."""
 
 
-def steps_of(role: type[Steps]) -> list[str]:
+def steps_of(role):
     """The names of a role's steps; its last one is a method of the node as well."""
     return [field.name for field in fields(role) if field.name != "close_window"] + ["finish"]
 
 
-def die_after(node: Node, window: int, step: str) -> None:
+def die_after(node, window, step):
     """Let a node take the steps of a window up to this one, and no more."""
     real = getattr(node, step)
 
-    def last(*arguments: Any) -> None:
+    def last(*arguments):
         real(*arguments)
         raise Died
 
@@ -32,12 +29,12 @@ def die_after(node: Node, window: int, step: str) -> None:
         drive_window(node, window)
 
 
-def take_each_step_twice(node: Node, windows: range, role: type[Steps], look: Callable[[], object]) -> None:
+def take_each_step_twice(node, windows, role, look):
     """Let a node do windows; a step that is repeated answers as before, and changes nothing of what `look` shows."""
-    taken: list[str] = []
+    taken = []
 
-    def twice(step: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+    def twice(step, real):
+        def call(*arguments):
             answer = real(*arguments)
             seen = look()
             again = real(*arguments)

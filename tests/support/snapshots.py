@@ -1,20 +1,17 @@
 """States that a test can tell apart, and their snapshots."""
 
-from pathlib import Path
-
 import torch
-from torch import Tensor
 
 from templar.agreement.state import StateMark, next_root, parameters_digest
 from templar.exchange.signed import Network
 from templar.gradient.compress import FeedbackState
 from templar.gradient.layout import Layout
-from templar.hparams import HParams, load_hparams
+from templar.hparams import load_hparams
 from templar.neuron.snapshot import PrivateFolder, PrivateState, Snapshots
 from templar.training.model import parameter_shapes
 from templar.training.train import OptimizerState
 
-HPARAMS: HParams = load_hparams("simulation")
+HPARAMS = load_hparams("simulation")
 NETWORK = Network(1, "a" * 64)
 SHAPES = parameter_shapes(HPARAMS.model)
 LAYOUT = Layout.of(SHAPES, HPARAMS.gradient, HPARAMS.training.recipe)
@@ -23,12 +20,12 @@ DIGEST = "d" * 64
 KEPT = 2
 
 
-def parameters(number: float) -> dict[str, Tensor]:
+def parameters(number):
     """Parameters of the tiny model that are all this number."""
     return {name: torch.full(shape, float(number)) for name, shape in SHAPES.items()}
 
 
-def private(number: float) -> PrivateState:
+def private(number):
     """Private state that is all this number."""
     zeros = FeedbackState.zeros(LAYOUT)
     buffers = {name: torch.full_like(tensor, number) for name, tensor in zeros.buffers.items()}
@@ -38,18 +35,18 @@ def private(number: float) -> PrivateState:
     )
 
 
-def mark(window: int, params: dict[str, Tensor] | None = None) -> StateMark:
+def mark(window, params=None):
     """The mark of the state of a window, one outer step per window."""
     digest = parameters_digest(parameters(window) if params is None else params)
     root = next_root(PREVIOUS, window, window, digest)
     return StateMark(window, outer_steps=window, root=root, previous_root=PREVIOUS, null=False)
 
 
-def snapshots(folder: Path) -> Snapshots:
+def snapshots(folder):
     return Snapshots(folder / "snapshots", NETWORK, kept=KEPT)
 
 
-def private_file(folder: Path, number: int) -> Path:
+def private_file(folder, number):
     """A file of private state, beside the folder of the snapshots."""
     path = folder / "private" / f"{number}.safetensors"
     if not path.exists():
@@ -58,15 +55,15 @@ def private_file(folder: Path, number: int) -> Path:
     return path
 
 
-def private_folder(folder: Path) -> PrivateFolder:
+def private_folder(folder):
     return PrivateFolder(folder / "live", durable=True)
 
 
-def save(folder: Path, window: int) -> None:
+def save(folder, window):
     snapshots(folder).save(parameters(window), mark(window), private_file(folder, window))
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder):
     """Two snapshots, as many as are kept, and the private state of two more."""
     for window in (1, 2):
         save(folder, window)
@@ -74,23 +71,23 @@ def prepare(folder: Path) -> None:
         private_file(folder, number)
 
 
-def work(folder: Path) -> None:
+def work(folder):
     """A third one, for which the first has to go."""
     save(folder, 3)
 
 
-def work_again(folder: Path) -> None:
+def work_again(folder):
     """Another state of the second window takes the place of the one that is there."""
     snapshots(folder).save(parameters(7), mark(2, parameters(7)), private_file(folder, 7))
 
 
-def prepare_staged(folder: Path) -> None:
+def prepare_staged(folder):
     """A live private state, and a staged one whose payload was applied."""
     private_folder(folder).go_live(private_file(folder, 2), 2, DIGEST)
     private_file(folder, 3)
 
 
-def go_live(folder: Path) -> PrivateState:
+def go_live(folder):
     """The staged state goes live, and the next snapshot has it."""
     state = private_folder(folder).go_live(folder / "private" / "3.safetensors", 3, DIGEST)
     snapshots(folder).save(parameters(3), mark(3), state.path)

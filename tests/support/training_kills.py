@@ -19,7 +19,7 @@ from templar.agreement.state import parameters_digest
 from templar.hparams import load_hparams
 from templar.neuron.progress import ProgressFile
 from templar.training.model import build_model, parameter_shapes, parameters_of
-from templar.training.train import OptimizerState, StepState, Trainer, TrainProgress
+from templar.training.train import OptimizerState, Trainer
 from tests.support.node_kills import fork
 
 STEPS = 200
@@ -31,20 +31,20 @@ HPARAMS = load_hparams(
 class Noting:
     """Notes each finished step in a file before its progress is written."""
 
-    def __init__(self, kept: ProgressFile, note: Path) -> None:
+    def __init__(self, kept, note):
         self._kept, self._note = kept, note
 
-    def save(self, state: StepState) -> None:
+    def save(self, state):
         part = self._note.with_suffix(".part")
         part.write_text(str(len(state.losses)))
         part.replace(self._note)
         self._kept.save(state)
 
-    def restore(self) -> StepState | None:
+    def restore(self):
         return self._kept.restore()
 
 
-def progress_in(folder: Path) -> ProgressFile:
+def progress_in(folder):
     """The progress that lies in a folder, written after every step."""
     shapes = parameter_shapes(HPARAMS.model)
     return ProgressFile(
@@ -52,7 +52,7 @@ def progress_in(folder: Path) -> ProgressFile:
     )
 
 
-def digest_of_training(progress: TrainProgress | None) -> str:
+def digest_of_training(progress):
     """Train to the end; a digest of update and moments."""
     params = parameters_of(build_model(HPARAMS.model))
     shape = (32, HPARAMS.data.sequence_length)
@@ -71,7 +71,7 @@ def digest_of_training(progress: TrainProgress | None) -> str:
     return " ".join(map(parameters_digest, (result.update, result.optimizer.exp_avg, result.optimizer.exp_avg_sq)))
 
 
-def main(folder: Path, num_kills: int) -> None:
+def main(folder, num_kills):
     """Kill, and go on, and print what came of it."""
     random_moments, note, answer = random.Random(7), folder / "finished", folder / "answer"
     note.write_text("0")

@@ -1,6 +1,6 @@
 """Validators of a small network that vote on one window, each from its own words and what it can read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -8,18 +8,15 @@ from pathlib import Path
 from templar.agreement.ballot_box import BallotBox
 from templar.agreement.roster import draft_roster, publish_roster
 from templar.agreement.roster_judge import Judge
-from templar.agreement.voter import Settlement, Voter, await_decision, settled
-from templar.exchange.network_view import NetworkView
-from templar.exchange.objects import Roster
+from templar.agreement.voter import Voter, await_decision, settled
 from templar.exchange.payload_cache import PayloadCache
-from templar.store.base import ObjectStore
 from templar.timeline import Interval, WindowTimes
-from tests.support.subnet import LAYOUT, Member, Subnet, gathered
+from tests.support.subnet import LAYOUT, Subnet, gathered
 
 Publish = Callable[[int, Interval], None]
 
 
-def no_roster(rank: int, slot: Interval) -> None:
+def no_roster(rank, slot):
     """Nothing is published."""
 
 
@@ -33,15 +30,15 @@ class Chamber:
     kept: dict[int, str] = field(default_factory=dict)  # uid -> the words that its validator stored
     caches: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.times: WindowTimes = self.subnet.times(self.window)
 
-    def cache(self) -> PayloadCache:
+    def cache(self):
         """An empty cache."""
         self.caches += 1
         return PayloadCache(self.folder / f"payloads-{self.caches}", LAYOUT)
 
-    def publish(self, author: Member, miners: tuple[Member, ...] | None, rank: int, slot: Interval) -> Roster:
+    def publish(self, author, miners, rank, slot):
         """Publish a roster of these miners, all by default, with all that belongs to it."""
         cache = self.cache()
         submissions = gathered(cache, self.subnet.miners if miners is None else miners, self.window)
@@ -58,24 +55,15 @@ class Chamber:
         publish_roster(self.subnet.exchange(author), draft, slot)
         return draft.roster
 
-    def publishing(self, author: Member, miners: tuple[Member, ...] | None = None) -> Publish:
+    def publishing(self, author, miners=None):
         """What makes a validator publish its roster in its ballot."""
         return lambda rank, slot: self.publish(author, miners, rank, slot) and None
 
-    def judge(self, exchange: NetworkView, check: Callable[[Roster], None] = lambda roster: None) -> Judge:
+    def judge(self, exchange, check=lambda roster: None):
         """Judges rosters with a cache of its own."""
         return Judge(exchange, self.times, self.cache(), check)
 
-    def settle(
-        self,
-        member: Member,
-        publish: Publish | None = None,
-        *,
-        exchange: NetworkView | None = None,
-        views: Mapping[str, ObjectStore] | None = None,
-        check: Callable[[Roster], None] = lambda roster: None,
-        deadline: float | None = None,
-    ) -> Settlement:
+    def settle(self, member, publish=None, *, exchange=None, views=None, check=lambda roster: None, deadline=None):
         """Take part if the member is a validator, else only read; the settlement.
 
         Raises:
