@@ -95,6 +95,11 @@ def failing(error: Exception, *operations: str, times: int | None = None, key: s
     return hook
 
 
+def fail_once(store: ScriptedStore, error: Exception, *operations: str, key: str = "", lost: bool = False) -> None:
+    """Let one call fail; if its answer is `lost`, it has done its work all the same."""
+    setattr(store, "after" if lost else "before", failing(error, *operations, key=key, times=1))
+
+
 def once(operation: str, key: str, action: Callable[[], None]) -> Hook:
     """A hook that acts once, before the first call of an operation on a key, like a faster process."""
     pending = [action]

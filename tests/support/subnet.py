@@ -249,6 +249,10 @@ class Subnet:
     def store(self, owner: Member) -> ScriptedStore:
         return self.stores[owner.account]
 
+    def put(self, owner: Member, key: str, data: Body | bytes) -> None:
+        """Store bytes, or a body that its owner signs, in a member's bucket, past what a test does to its store."""
+        self.store(owner).inner.put(key, data if isinstance(data, bytes) else seal(data, owner.hotkey).encode())
+
     def ledger(self, owner: Member | None) -> Ledger:
         hotkey = None if owner is None else owner.hotkey
         return Ledger(self.ledger_path, hotkey=hotkey, clock=self.clock, durable=False)
