@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,20 +146,33 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture
-def build(folder: Path) -> Iterator["Callable[..., Network]"]:
-    """Builds a network in memory from numbers and members, and stops it after the test."""
+def building(new_folder: Callable[[], Path]) -> "Iterator[Callable[..., Network]]":
+    """Builds networks from numbers, members and the windows that they run first, and stops them at the end."""
     from tests.support.network import Network
 
     networks: list[Network] = []
 
-    def start(*numbers: Any, **members: Any) -> Network:
-        networks.append(Network(folder, *numbers, **members))
+    def start(*numbers: Any, windows: Sequence[int] = (), **members: Any) -> Network:
+        networks.append(Network(new_folder(), *numbers, **members))
+        if windows:
+            networks[-1].run(windows)
         return networks[-1]
 
     yield start
     for network in networks:
         network.stop()
+
+
+@pytest.fixture
+def build(folder: Path) -> Iterator["Callable[..., Network]"]:
+    """Builds a network in memory for one test."""
+    yield from building(lambda: folder)
+
+
+@pytest.fixture(scope="module")
+def build_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Callable[..., Network]"]:
+    """Builds networks that the tests of a module share."""
+    yield from building(lambda: tmp_path_factory.mktemp("network"))
 
 
 @pytest.fixture

@@ -11,21 +11,17 @@ from templar.audit.findings import Accusation, Exhibit, Finding, Suspect, is_pro
 from templar.errors import Reason
 from templar.exchange.objects import Roster
 from templar.exchange.signed import Sealed
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 
 
 @pytest.fixture(scope="module")
-def proof(tmp_path_factory):
-    """A finding with a proof of two rosters, its report, the network's identity, and an innocent node."""
-    folder = tmp_path_factory.mktemp("two-faced")
-    hparams, kinds = tiny(peers={"gather_peer_count": 8}), {"aggregator": PUBLISHERS["two_faced_publisher"]}
-    network = Network(folder, hparams, actors=["honest"] * 2, kinds=kinds)
-    network.run([1, 2])
-    exchange = network.validator.exchange
-    neurons = [network.validator.exchange.identity(2), *(miner.exchange.identity(2) for miner in network.miners)]
+def proof(build_shared):
+    """A finding with a proof of two rosters, its report, the network's identity, and an innocent suspect."""
+    kinds = {"aggregator": PUBLISHERS["two_faced_publisher"]}
+    network = build_shared(tiny(peers={"gather_peer_count": 8}), kinds=kinds, windows=[1, 2])
+    exchange, innocent = network.validator.exchange, network.member("validator-2")
+    neurons = [exchange.identity(2), *(miner.exchange.identity(2) for miner in network.miners)]
     report = next(found for neuron in neurons if (found := read_report(exchange, neuron, 2)) is not None)
-    innocent = network.member("validator-2")
-    network.stop()
     return report.findings[0], report, exchange.network, Suspect(uid=innocent.uid, hotkey=innocent.hotkey.address)
 
 
@@ -45,23 +41,25 @@ def test_a_proof_needs_every_part_of_it(proof):
         {"window": finding.window + 1},
     ):
         assert not is_proven(finding.model_copy(update=changes), report, network), changes
-    assert not is_proven(finding, report.model_copy(update={"exhibits": (report.exhibits[first],) * 2}), network)
 
 
 def test_forged_exhibits_prove_nothing(proof):
     finding, report, network, _ = proof
     true = report.exhibits[finding.exhibits[0]]
     roster = Roster.model_validate(json.loads(true.text)["body"], strict=False)
-    forged = Sealed(roster.model_copy(update={"previous": "ab" * 32}), "00" * 64)
-    exhibits = (true, Exhibit.of(forged), Exhibit(kind="roster", text="{}"))
-    for places in ((0, 1), (0, 2)):
-        changed = finding.model_copy(update={"exhibits": places})
-        assert not is_proven(changed, report.model_copy(update={"exhibits": exhibits}), network)
+    forged = Exhibit.of(Sealed(roster.model_copy(update={"previous": "ab" * 32}), "00" * 64))
+    between = finding.model_copy(update={"exhibits": (0, 1)})
+    for other in (true, forged, Exhibit(kind="roster", text="{}")):
+        assert not is_proven(between, report.model_copy(update={"exhibits": (true, other)}), network)
 
 
 def finding_of(*uids):
     suspects = tuple(Suspect(uid=each, hotkey="5" * 48) for each in uids)
     return Finding(window=1, reason="roster_omits", suspects=suspects, detail="", exhibits=())
+
+
+def accusations(reporters, *suspects, is_proven=False):
+    return [Accusation(reporter, finding_of(*uids), is_proven=is_proven) for uids in suspects for reporter in reporters]
 
 
 @pytest.mark.parametrize(
@@ -78,16 +76,15 @@ def finding_of(*uids):
     ],
 )
 def test_reports_of_more_than_half_name_the_suspect_they_have_in_common(suspects, named):
-    made = [Accusation(reporter, finding_of(*uids), is_proven=False) for uids in suspects for reporter in "abc"]
+    made = accusations("abc", *suspects)
     assert named_by(made, 5) == named
     assert named_by(made, 6) == (), "half of the nodes are not enough"
 
 
 def test_few_liars_name_nobody_and_hide_nobody():
-    honest = [Accusation(reporter, finding_of(1, other), is_proven=False) for reporter in "abc" for other in (5, 6)]
-    lies = [Accusation("d", finding_of(*uids), is_proven=False) for uids in ((2,), (5,), (5, 6), (6, 5), (1, 7))]
-    assert named_by([*honest, *lies], 4) == (1,)
-    assert named_by([*lies, Accusation("d", finding_of(3), is_proven=True)], 4) == (3,)
+    lies = accusations("d", (2,), (5,), (5, 6), (6, 5), (1, 7))
+    assert named_by([*accusations("abc", (1, 5), (1, 6)), *lies], 4) == (1,)
+    assert named_by([*lies, *accusations("d", (3,), is_proven=True)], 4) == (3,)
 
 
 def test_a_finding_names_a_suspect_once():

@@ -1,7 +1,5 @@
 """Audits of windows whose objects, stores or publishers changed: some changes excuse a validator, others do not."""
 
-import shutil
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,65 +11,34 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange import payload_cache
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.reveal import INVALID
-from templar.exchange.signed import seal
 from templar.neuron.aggregator import OBSERVED, Aggregator
 from templar.neuron.validator import Validator
 from templar.scoring import slashing
-from templar.scoring.conclude import conclude
 from templar.store.address import BucketAddress, encode_address
 from tests.support.errors import raising
-from tests.support.facts import record_of
+from tests.support.facts import NOTHING_COUNTS, concluded_again, record_of
 from tests.support.marks import some_quick
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 
 pytestmark = pytest.mark.slow
 
 FIRST, SECOND, UNLISTED = 3, 4, 5
 """Uids of three honest miners; the last is scored and not applied, for there are two places."""
-LAST = 3
+LAST, ALL = 3, (1, 2, 3)
 PEERS = {"gather_peer_count": 2, "reserve_peer_count": 0, "peer_replacement_frequency": 50}
-
-
-@contextmanager
-def restored(network):
-    """Put the buckets back as they were, with their objects' times, after a test that shares the network."""
-    buckets = network.world.root / "buckets"
-    kept = buckets.with_name("kept")
-    shutil.copytree(buckets, kept)
-    yield network
-    shutil.rmtree(buckets)
-    kept.rename(buckets)
-
-
-def shared(folder, hparams, windows, **changes):
-    """A network after so many windows, for a whole module."""
-    network = Network(folder, hparams, **changes)
-    network.run(range(1, windows + 1))
-    yield network
-    network.stop()
+THREE = ["honest"] * 3
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory):
-    yield from shared(tmp_path_factory.mktemp("honest"), tiny(peers=PEERS), LAST, actors=["honest"] * 3)
+def honest(build_shared):
+    """Three honest miners and a validator after the last window."""
+    return build_shared(tiny(peers=PEERS), actors=THREE, windows=ALL)
 
 
 @pytest.fixture
 def closed(honest):
-    """Three honest miners and a validator after the last window; tests change objects only."""
-    with restored(honest) as network:
-        yield network
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    actors = ["honest"] * 3
-    yield from shared(tmp_path_factory.mktemp("pair"), tiny(peers=PEERS), LAST, actors=actors, num_validators=2)
-
-
-@pytest.fixture
-def two_validators(pair):
-    with restored(pair) as network:
+    """The same, for tests that change objects only."""
+    with honest.restored() as network:
         yield network
 
 
@@ -79,9 +46,9 @@ def two_validators(pair):
 def building(build):
     """Builds networks of honest miners, two of whom are gathered."""
 
-    def start(kind=Aggregator, *, reserve=0, num_miners=3, **scoring):
+    def start(kind=Aggregator, *, reserve=0, num_miners=3, windows=(), **scoring):
         hparams = tiny(peers={**PEERS, "reserve_peer_count": reserve}, scoring=scoring)
-        return build(hparams, actors=["honest"] * num_miners, kinds={"aggregator": kind})
+        return build(hparams, actors=["honest"] * num_miners, kinds={"aggregator": kind}, windows=windows)
 
     return start
 
@@ -91,35 +58,14 @@ def network(building):
     return building()
 
 
-@pytest.fixture
-def auditing():
-    """Starts auditors, and stops them."""
-    nodes = []
-
-    def start(network, tolerance=None):
-        node = network.world.observer()
-        nodes.append(node)
-        return Auditor(node, tolerance=tolerance)
-
-    yield start
-    for node in nodes:
-        node.stop()
-
-
-def parts(auditor, window=LAST):
+def parts(network, window=LAST, auditor=None):
     """The audit of a window's roster and of the only validator's evidence."""
-    roster, evidence = auditor.audit(window).parts
+    roster, evidence = (auditor or Auditor(network.observer())).audit(window).parts
     return roster, evidence
 
 
-def store_again(network, uid, kind, window=LAST, data=None):
-    """Store an object of a miner's once more, now; with other content if some is given."""
-    key = window_key(kind, window, uid)
-    network.bucket(uid).put(key, network.objects(uid)[key][1] if data is None else data)
-
-
-def take_away(network, uid, kind, window=LAST):
-    network.bucket(uid).delete([window_key(kind, window, uid)])
+def facts_of(network, uid, window=LAST):
+    return record_of(network.evidence(window), uid).facts
 
 
 def test_reasons_that_blame_a_miner_are_not_momentary():
@@ -129,143 +75,150 @@ def test_reasons_that_blame_a_miner_are_not_momentary():
 # Objects that changed since.
 
 
-@pytest.mark.parametrize("kinds", [(Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT), (Kind.GRADIENT,)])
-def test_entries_of_the_roster_count_with_its_times(closed, auditing, kinds):
-    """A bucket may have moved since: its objects are the same, and all later."""
-    for kind in kinds:
-        store_again(closed, FIRST, kind)
-    roster, evidence = parts(auditing(closed))
-    assert roster.verified
-    assert evidence.verified
-    reason = Reason.COMMIT_LATE if Kind.COMMIT in kinds else Reason.REVEAL_LATE
-    assert roster.notes == (f"uid {FIRST}: stored again since: its time is not the roster's [{reason}]",)
+def stored_again(uid, *kinds, of=None):
+    """Objects of a miner are stored once more, now; with the content of another's if one is named."""
+
+    def change(network):
+        for kind in kinds:
+            source = of or uid
+            data = network.objects(source)[window_key(kind, LAST, source)][1]
+            network.bucket(uid).put(window_key(kind, LAST, uid), data)
+
+    return change
 
 
-def test_another_payload_in_a_miners_bucket_is_found(closed, auditing):
-    """The roster's payloads come from the aggregate, so the numbers are still those that were measured."""
-    other = closed.objects(SECOND)[window_key(Kind.GRADIENT, LAST, SECOND)][1]
-    store_again(closed, FIRST, Kind.GRADIENT, data=other)
-    roster, evidence = parts(auditing(closed))
-    assert evidence.verified
-    assert [each.suspects for each in roster.differences] == [(1, FIRST)]
-    assert str(roster.first).startswith(f"roster of uid 1: [roster_includes] the payload of uid {FIRST} is in the ")
-    assert roster.uid == 1
+def taken_away(uid, kind, window):
+    return lambda network: network.bucket(uid).delete([window_key(kind, window, uid)])
 
 
-def test_another_payload_of_a_miner_outside_the_roster_is_found(closed, auditing):
-    other = closed.objects(FIRST)[window_key(Kind.GRADIENT, LAST, FIRST)][1]
-    store_again(closed, UNLISTED, Kind.GRADIENT, data=other)
-    roster, evidence = parts(auditing(closed))
-    assert roster.verified
-    (found,) = evidence.differences
-    assert found.where == f"miners[uid {UNLISTED}].facts.payload_sha256"
-    assert found.recomputed == "nothing (reveal_late)"
-    assert found.suspects == (2, UNLISTED)
-    assert evidence.notes == ("nothing is measured again, for the payloads are not the same",)
+def again(reason):
+    return [], [f"uid {FIRST}: stored again since: its time is not the roster's [{reason}]"]
 
 
-def test_an_earlier_payload_that_is_not_shown_any_more_is_a_note(building, auditing, monkeypatch):
+CLEAN = [], []
+BEHIND = f"miners[uid {FIRST}].facts.windows_behind: published 0, recomputed 5 (observation; uid 2 or uid {FIRST})"
+CHANGES = {  # differences and notes of the roster and of the evidence
+    "all objects are later": (
+        stored_again(FIRST, Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT),
+        *(again(Reason.COMMIT_LATE), CLEAN),
+    ),
+    "the payload is later": (stored_again(FIRST, Kind.GRADIENT), again(Reason.REVEAL_LATE), CLEAN),
+    "another payload in the roster": (  # it comes from the aggregate, so the numbers are those that were measured
+        stored_again(FIRST, Kind.GRADIENT, of=SECOND),
+        *(([(f"roster of uid 1: [roster_includes] the payload of uid {FIRST} is in the ", (1, FIRST))], []), CLEAN),
+    ),
+    "another payload outside the roster": (
+        stored_again(UNLISTED, Kind.GRADIENT, of=FIRST),
+        CLEAN,
+        (
+            [(f"miners[uid {UNLISTED}].facts.payload_sha256: published ", (2, UNLISTED))],
+            ["nothing is measured again, for the payloads are not the same"],
+        ),
+    ),
+    "a proof is gone": (taken_away(FIRST, Kind.PROOF, LAST - 1), CLEAN, ([(BEHIND, (2, FIRST))], [])),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_objects_that_changed_since_are_told_apart(closed, name):
+    change, *expected = CHANGES[name]
+    change(closed)
+    found = parts(closed)
+    assert found[0].uid == 1
+    for part, (differences, notes) in zip(found, expected, strict=True):
+        assert [each.suspects for each in part.differences] == [suspects for _, suspects in differences]
+        assert all(str(each).startswith(text) for each, (text, _) in zip(part.differences, differences, strict=True))
+        assert list(part.notes) == notes
+        assert part.verified is (not differences)
+    if name == "another payload outside the roster":
+        assert found[1].first.recomputed == "nothing (reveal_late)"
+
+
+def test_an_earlier_payload_that_is_not_shown_any_more_is_a_note(building, monkeypatch):
     """The validator compared with it; the audit of the window before finds who is at fault."""
-    network = building(num_miners=5, overlap_level=0.97)  # early payloads are much alike
-    network.run(range(1, LAST + 1))
+    network = building(num_miners=5, overlap_level=0.97, windows=ALL)  # early payloads are much alike
     unlisted = range(UNLISTED, UNLISTED + 3)
     repeats = [facts.repeat for facts in network.evidence(LAST).facts.miners]
     compared = {likeness.uid for likeness in repeats if likeness is not None and likeness.uid in unlisted}
     assert compared
     for uid in unlisted:
-        take_away(network, uid, Kind.GRADIENT, LAST - 1)
+        taken_away(uid, Kind.GRADIENT, LAST - 1)(network)
     uncached = payload_cache._decoded_and_size.__wrapped__  # a stranger's process has never seen them
     monkeypatch.setattr(payload_cache, "_decoded_and_size", uncached)
-    _, evidence = parts(auditing(network))
+    _, evidence = parts(network)
     assert evidence.verified
     assert {note.partition(": ")[2] for note in evidence.notes} == {
         f"the payload of uid {uid} before is not shown any more" for uid in compared
     }
 
 
-def facts_of(network, uid, window=LAST):
-    return record_of(network.evidence(window), uid).facts
+# What the validator could not see then: a payload of the roster was measured in any case, another one was not.
 
 
-# Proofs.
-
-
-def test_a_proof_that_came_after_it_was_looked_for_is_a_note(network, auditing):
-    network.run(range(1, LAST))
-    key = window_key(Kind.PROOF, LAST - 1, FIRST)
-    proof = network.objects(FIRST)[key][1]
-    network.bucket(FIRST).delete([key])
+def late_proof(network, uid, patch):
+    """A proof is stored after it was looked for."""
+    network.run([1, 2])
+    key = window_key(Kind.PROOF, 2, uid)
+    proof = network.objects(uid)[key][1]
+    network.bucket(uid).delete([key])
     network.run([LAST])
-    assert facts_of(network, FIRST).windows_behind == 5
-    network.bucket(FIRST).put(key, proof)
-    _, evidence = parts(auditing(network))
-    assert evidence.verified
-    assert evidence.notes == (f"uid {FIRST}: 5 windows behind then; its proof was stored after that",)
+    assert facts_of(network, uid).windows_behind == 5
+    network.bucket(uid).put(key, proof)
 
 
-def test_a_proof_that_was_taken_away_may_be_a_lie_of_either(closed, auditing):
-    take_away(closed, FIRST, Kind.PROOF, LAST - 1)
-    _, evidence = parts(auditing(closed))
-    assert [str(each) for each in evidence.differences] == [
-        f"miners[uid {FIRST}].facts.windows_behind: published 0, recomputed 5 (observation; uid 2 or uid {FIRST})"
-    ]
-
-
-# Stores that failed, or fail.
-
-
-def punished(network, uid):
-    """Whether the last window cost a miner something."""
-    return bool(record_of(network.evidence(LAST), uid).slashes)
-
-
-@pytest.mark.parametrize("uid", [FIRST, UNLISTED])
-def test_a_store_that_failed_then_is_a_note(network, auditing, uid):
-    """A payload of the roster was measured in any case; another one was not, which may be true."""
+def failing_store(network, uid, patch):
     network.run([1])
     network.blind(network.validator, uid)
-    network.run(range(2, LAST + 1))
-    _, evidence = parts(auditing(network))
-    assert evidence.verified
-    assert facts_of(network, uid).applied is (uid == FIRST)
-    if uid == UNLISTED:
-        assert facts_of(network, uid).reason is Reason.STORE_UNREACHABLE
-        cost = ", and it was punished" if punished(network, uid) else ""
-        assert evidence.notes == (f"uid {uid}: it could not be read then, says the evidence [store_unreachable]{cost}",)
-    else:
-        assert evidence.notes == (f"uid {uid}: its proof could not be read then, says the evidence",)
+    network.run([2, LAST])
 
 
-@pytest.mark.parametrize("uid", [FIRST, UNLISTED])
-def test_a_commitment_that_was_not_seen_then_is_a_note(network, auditing, monkeypatch, uid):
-    """A payload of the roster was measured in any case; another one was not, and it costs its miner nothing."""
-    network.run(range(1, LAST))
+def overlooked(network, uid, patch):
+    """The validator does not see a commitment in time."""
+    network.run([1, 2])
     real, hotkey = Validator.observe_commitments, network.member(uid).hotkey.address
 
-    def overlooking(self, window):
+    def observe(self, window):
         seen = real(self, window)
         seen = replace(seen, digests={each: digest for each, digest in (seen.digests or {}).items() if each != hotkey})
         self.journal.enter(window, OBSERVED, seen.to_json())
         return seen
 
-    monkeypatch.setattr(Validator, "observe_commitments", overlooking)
+    patch.setattr(Validator, "observe_commitments", observe)
     network.run([LAST])
-    _, evidence = parts(auditing(network))
+    assert not record_of(network.evidence(LAST), uid).slashes, "it costs its miner nothing"
+
+
+UNREAD = "it could not be read then, says the evidence [{}]{}"
+
+
+@pytest.mark.parametrize(
+    ("fault", "uid", "told"),
+    [
+        (late_proof, FIRST, (None, "5 windows behind then; its proof was stored after that")),
+        (failing_store, FIRST, (None, "its proof could not be read then, says the evidence")),
+        (failing_store, UNLISTED, (Reason.STORE_UNREACHABLE, UNREAD)),
+        (overlooked, FIRST, (None, None)),
+        (overlooked, UNLISTED, (Reason.COMMIT_UNSEEN, UNREAD)),
+    ],
+)
+def test_what_failed_then_is_a_note(network, monkeypatch, fault, uid, told):
+    reason, note = told
+    fault(network, uid, monkeypatch)
+    _, evidence = parts(network)
     assert evidence.verified
-    assert facts_of(network, uid).applied is (uid == FIRST)
-    assert not punished(network, uid)
-    if uid == UNLISTED:
-        assert facts_of(network, uid).reason is Reason.COMMIT_UNSEEN
-        assert evidence.notes == (f"uid {uid}: it could not be read then, says the evidence [commit_unseen]",)
+    facts = facts_of(network, uid)
+    assert (facts.applied, facts.reason) == (uid == FIRST, reason)
+    cost = ", and it was punished" if record_of(network.evidence(LAST), uid).slashes else ""
+    assert note is None or evidence.notes == (f"uid {uid}: {note.format(reason, cost)}",)
 
 
 CLAIMS = (Reason.COMMIT_MISSING, Reason.BUCKET_UNREADABLE, Reason.MALFORMED)
 
 
 @pytest.mark.parametrize("reason", some_quick(CLAIMS, {Reason.COMMIT_MISSING}))
-def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(network, auditing, monkeypatch, reason):
+def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(network, monkeypatch, reason):
     """The liar even measures as if it were so."""
-    network.run(range(1, LAST))
+    network.run([1, 2])
     real = Validator.gather
 
     def lying(self, window):
@@ -277,39 +230,33 @@ def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(networ
 
     monkeypatch.setattr(Validator, "gather", lying)
     network.run([LAST])
-    _, evidence = parts(auditing(network))
+    _, evidence = parts(network)
     (found,) = evidence.differences
-    assert found.where == f"miners[uid {UNLISTED}].facts.payload_sha256"
-    assert found.published == f"nothing ({reason})"
+    assert (found.where, found.published) == (f"miners[uid {UNLISTED}].facts.payload_sha256", f"nothing ({reason})")
     assert found.suspects == (2,)
 
 
-def test_a_store_that_fails_now_is_no_verdict(closed, auditing):
-    auditor = auditing(closed)
-    closed.blind(auditor.node, UNLISTED)
-    roster, evidence = parts(auditor)
-    assert roster.verified
-    assert not evidence.verified
-    assert evidence.differences == ()
-    assert isinstance(evidence.problem, TransientError)
-    assert evidence.problem.reason is Reason.STORE_UNREACHABLE
-    assert evidence.summary.startswith("evidence of uid 2 cannot be audited [store_unreachable] ")
+# Stores that fail now.
 
 
-def test_known_differences_stand_if_a_store_fails_later(closed, auditing):
-    true, member = closed.evidence(LAST), closed.member("validator-2")
-    key, false = window_key(Kind.EVIDENCE, LAST, 2), true.model_copy(update={"weights": true.weights[:-1]})
-    closed.bucket(member.name).put(key, seal(false, member.hotkey).encode())
-    auditor = auditing(closed)
+@pytest.mark.parametrize("lies", [False, True])
+def test_a_store_that_fails_now_is_no_verdict_but_known_differences_stand(closed, lies):
+    if lies:
+        true = closed.evidence(LAST)
+        closed.put_evidence(true.model_copy(update={"weights": true.weights[:-1]}))
+    auditor = Auditor(closed.observer())
     closed.blind(auditor.node, UNLISTED)
     audit = auditor.audit(LAST)
-    assert audit.differing is not None
-    assert audit.problem is not None
-    assert audit.summary.startswith(f"window {LAST}: evidence of uid 2 differs [evidence_differs] weights[uid ")
+    roster, evidence = audit.parts
+    assert (roster.verified, evidence.verified, bool(evidence.differences)) == (True, False, lies)
+    assert isinstance(evidence.problem, TransientError)
+    assert (evidence.problem.reason, audit.problem) == (Reason.STORE_UNREACHABLE, evidence.problem)
+    found = "differs [evidence_differs] weights[uid " if lies else "cannot be audited [store_unreachable] "
+    assert audit.summary.startswith(f"window {LAST}: evidence of uid 2 {found}")
 
 
-def test_a_network_that_cannot_be_replayed_cannot_be_audited(closed, auditing):
-    auditor = auditing(closed)
+def test_a_network_that_cannot_be_replayed_cannot_be_audited(closed):
+    auditor = Auditor(closed.observer())
     with closed.outage("aggregator-1"), closed.outage("validator-2"), pytest.raises(TransientError):
         auditor.audit(LAST)
     assert auditor.audit(LAST).verified
@@ -318,87 +265,61 @@ def test_a_network_that_cannot_be_replayed_cannot_be_audited(closed, auditing):
 # The reserve: asked in the places of others only.
 
 
-def test_asked_miners_of_the_reserve_are_told_from_unasked_ones(building, auditing):
-    network = building(reserve=1)
-    network.run([1])
-    withheld = Reason.COMMIT_MISSING
+def test_asked_miners_of_the_reserve_are_told_from_unasked_ones(building):
+    network = building(reserve=1, windows=[1])
     silent = network.kill(FIRST)
     network.run([2])
     network.restart(silent)
     network.run([3])
-    assert facts_of(network, FIRST, 2).reason is withheld
+    assert facts_of(network, FIRST, 2).reason is Reason.COMMIT_MISSING
     assert [facts_of(network, UNLISTED, window).tier for window in (1, 2)] == ["other", "reserve"]
-    auditor = auditing(network)
-    for window in (1, 2, 3):
-        roster, evidence = parts(auditor, window)
-        assert roster.verified
-        assert evidence.verified
-        assert evidence.notes == ()
+    auditor = Auditor(network.observer())
+    for window in ALL:
+        roster, evidence = parts(network, window, auditor)
+        assert (roster.verified, evidence.verified, evidence.notes) == (True, True, ())
 
 
 # Bans, of hotkeys and buckets.
 
 
-@pytest.fixture(scope="module")
-def banning(tmp_path_factory):
-    hparams = tiny(scoring={"slashing": {"invalid": {"ban_windows": 200}}}, peers={"gather_peer_count": 4})
-    actors = ["honest", "honest", "garbage", "garbage"]
-    yield from shared(tmp_path_factory.mktemp("banning"), hparams, 4, actors=actors)
-
-
-@pytest.fixture
-def with_bans(banning):
-    """Two honest miners, and two that publish garbage and are banned for it."""
-    with restored(banning) as network:
-        assert [facts_of(network, uid, 4).reason for uid in BANNED] == [Reason.BANNED] * 2
-        yield network
-
-
 BANNED = (5, 6)
 
 
-def tell(network, uid, window, **changes):
-    """Publish another account of one miner, with all that follows from it."""
-    true, standing = network.evidence(window), network.evidence(window - 1).standing
+@pytest.fixture(scope="module")
+def banning(build_shared):
+    """Two honest miners, and two that publish garbage and are banned for it."""
+    hparams = tiny(scoring={"slashing": {"invalid": {"ban_windows": 200}}}, peers={"gather_peer_count": 4})
+    network = build_shared(hparams, actors=["honest", "honest", "garbage", "garbage"], windows=range(1, 5))
+    assert [facts_of(network, uid, 4).reason for uid in BANNED] == [Reason.BANNED] * 2
+    return network
+
+
+def audit_of_another_account(network, uid, **changes):
+    """The audit of window 4 with another account of one miner, and all that follows from it."""
+    true, standing = network.evidence(4), network.evidence(3).standing
     miners = (each.model_copy(update=changes) if each.uid == uid else each for each in true.facts.miners)
-    author = {name: getattr(true, name) for name in ("netuid", "genesis", "uid", "hotkey")}
-    false = conclude(replace(true.facts, miners=tuple(miners)), standing, network.hparams, author)
-    member = network.member("validator-2")
-    data = seal(false, member.hotkey).encode()
-    network.bucket(member).put(window_key(Kind.EVIDENCE, window, member.uid), data)
+    with network.restored():
+        facts = replace(true.facts, miners=tuple(miners))
+        network.put_evidence(concluded_again(true, facts, standing, network.hparams))
+        return parts(network, 4)[1]
 
 
-NOT_MEASURED = dict.fromkeys(
-    ("payload_sha256", "windows_behind", "estimate", "measurement", "norm_ratio", "overlap", "repeat")
-)
-
-
-def test_a_banned_miner_must_not_be_measured(with_bans, auditing):
-    tell(with_bans, BANNED[0], 4, payload_sha256="ab" * 32, reason=None, windows_behind=0)
-    _, evidence = parts(auditing(with_bans), 4)
-    (found,) = evidence.differences
-    assert (
-        str(found)
-        == f"miners[uid {BANNED[0]}].facts.payload_sha256: published abababababab, recomputed nothing (observation)"
+def test_bans_are_audited_with_the_buckets_of_their_time(banning):
+    """A banned miner must not be measured, and the chain says which bucket was committed when the window opened."""
+    changes = {"payload_sha256": "ab" * 32, "reason": None, "windows_behind": 0}
+    (found,) = audit_of_another_account(banning, BANNED[0], **changes).differences
+    assert str(found) == (
+        f"miners[uid {BANNED[0]}].facts.payload_sha256: published abababababab, recomputed nothing (observation)"
     )
+    changes = {**NOTHING_COUNTS, "bucket": facts_of(banning, BANNED[0], 4).bucket, "reason": Reason.BANNED}
+    first = audit_of_another_account(banning, FIRST, **changes).first
+    assert (first.where, first.suspects) == (f"miners[uid {FIRST}].facts.bucket", (2,))
 
-
-def test_a_false_bucket_that_decides_a_ban_is_the_validators_lie(with_bans, auditing):
-    """The chain says which bucket was committed when the window opened."""
-    banned = facts_of(with_bans, BANNED[0], 4).bucket
-    tell(with_bans, FIRST, 4, **NOT_MEASURED, bucket=banned, reason=Reason.BANNED)
-    _, evidence = parts(auditing(with_bans), 4)
-    assert evidence.first.where == f"miners[uid {FIRST}].facts.bucket"
-    assert evidence.first.suspects == (2,)
-
-
-def test_a_miner_that_moved_to_another_bucket_since_changes_no_old_window(with_bans, auditing):
-    """The last test of this network, for the chain keeps the new commitment."""
-    cheat = with_bans.nodes[with_bans.member(BANNED[0]).name]
+    # A miner that has moved to another bucket since changes no old window.
+    cheat = banning.nodes[banning.member(BANNED[0]).name]
     cheat.chain.set_commitment(encode_address(BucketAddress("f" * 32, "local", "local")))
-    _, evidence = parts(auditing(with_bans), 4)
-    assert evidence.verified
-    assert evidence.notes == ()
+    _, evidence = parts(banning, 4)
+    assert (evidence.verified, evidence.notes) == (True, ())
 
 
 # Publishers.
@@ -412,12 +333,11 @@ def test_a_miner_that_moved_to_another_bucket_since_changes_no_old_window(with_b
         ("two_faced_publisher", True, Reason.ROSTER_EQUIVOCATION),
     ],
 )
-def test_a_lying_publisher_is_named_and_a_failing_one_noted(building, auditing, kind, differs, reason):
-    network = building(PUBLISHERS[kind])
-    network.run(range(1, LAST + 1))
-    auditor = auditing(network)
-    for window in range(1, LAST + 1):
-        roster, evidence = parts(auditor, window)
+def test_a_lying_publisher_is_named_and_a_failing_one_noted(building, kind, differs, reason):
+    network = building(PUBLISHERS[kind], windows=ALL)
+    auditor = Auditor(network.observer())
+    for window in ALL:
+        roster, evidence = parts(network, window, auditor)
         assert evidence.verified, "the validator measured what was decided"
         assert roster.verified is not differs
         told = [str(each) for each in roster.differences] if differs else list(roster.notes)
@@ -426,58 +346,54 @@ def test_a_lying_publisher_is_named_and_a_failing_one_noted(building, auditing, 
         assert all(each.suspects[0] == 1 for each in roster.differences)
 
 
-def test_an_empty_roster_leaves_all_miners_out(network, auditing, monkeypatch):
+def test_an_empty_roster_leaves_all_miners_out(network, monkeypatch):
     monkeypatch.setattr(network.aggregator, "chosen", lambda report: [])
     network.run([1, 2])
-    roster, evidence = parts(auditing(network), 2)
+    roster, evidence = parts(network, 2)
     assert (roster.uid, roster.title) == (None, "roster of the null window")
     assert [each.suspects for each in roster.differences] == [(1, FIRST), (1, SECOND)]
     assert evidence.verified
 
 
-# The auditor's own state.
+# Several validators, and the auditor's own state.
 
 
-def test_two_validators_are_audited_each(two_validators, auditing):
-    audit = auditing(two_validators).audit(LAST)
+def test_each_validator_is_audited_and_anothers_evidence_is_none_of_ones_own(build):
+    """A validator that copies instead of measuring has another past."""
+    network = build(tiny(peers=PEERS), actors=THREE, num_validators=2, windows=ALL)
+    audit = Auditor(network.observer()).audit(LAST)
     assert [part.title for part in audit.parts] == ["roster of uid 1", "evidence of uid 2", "evidence of uid 3"]
     assert audit.verified
     assert audit.summary == (
         f"window {LAST}: roster of uid 1 verified; evidence of uid 2 verified; evidence of uid 3 verified"
     )
-
-
-def test_evidence_of_another_validator_is_no_evidence_of_ones_own(two_validators, auditing):
-    """A validator that copies instead of measuring has another past."""
-    thief = two_validators.member("validator-3")
-    copied = two_validators.evidence(LAST).model_copy(update={"uid": thief.uid, "hotkey": thief.hotkey.address})
-    two_validators.bucket(thief.name).put(window_key(Kind.EVIDENCE, LAST, 3), seal(copied, thief.hotkey).encode())
-    audit = auditing(two_validators).audit(LAST)
+    thief = network.member("validator-3")
+    copied = {"uid": thief.uid, "hotkey": thief.hotkey.address}
+    network.put_evidence(network.evidence(LAST).model_copy(update=copied), thief.name)
+    audit = Auditor(network.observer()).audit(LAST)
     assert [part.uid for part in audit.parts if not part.verified] == [3]
     assert audit.differing.first.where == "previous"
 
 
-def test_an_audit_goes_on_where_the_last_one_ended(network, auditing):
+def test_an_audit_goes_on_where_the_last_one_ended(network):
     network.run(range(1, 9))
     for windows in ((8,), (4, 5), (7,), (1,)):
-        auditor = auditing(network)
+        auditor = Auditor(network.observer())
         assert all(auditor.audit(window).verified for window in windows)
-        auditor.node.stop()
 
 
-def test_expired_evidence_cannot_be_audited(network, auditing):
+def test_expired_evidence_cannot_be_audited(network):
     """Evidence follows an evidence; the oldest one that is kept follows one that is not."""
-    network.run(range(1, LAST + 1))
+    network.run(ALL)
     retention = network.hparams.storage.retention_windows
-    for key in (window_key(Kind.EVIDENCE, window, 2) for window in (1, 2)):
-        network.bucket("validator-2").delete([key])
-    network.bucket("validator-2").put(window_key(Kind.DECISION, 2 + retention + 1, 2), b"a later one")
+    bucket = network.bucket("validator-2")
+    bucket.delete([window_key(Kind.EVIDENCE, window, 2) for window in (1, 2)])
+    bucket.put(window_key(Kind.DECISION, 2 + retention + 1, 2), b"a later one")
     network.world.chain.wait_for_block((2 + retention + 2) * network.hparams.windows.blocks_per_window)
-    auditor = auditing(network)
+    auditor = Auditor(network.observer())
     with raising(PermanentError, Reason.EVIDENCE_MISSING):
         auditor.audit(2)
-    _, evidence = parts(auditor)
-    assert evidence.differences == ()
+    _, evidence = parts(network, auditor=auditor)
+    assert (evidence.differences, evidence.problem.reason) == ((), Reason.EVIDENCE_MISSING)
     assert isinstance(evidence.problem, PermanentError)
-    assert evidence.problem.reason is Reason.EVIDENCE_MISSING
     assert "follows the evidence of window 2, which has expired" in str(evidence.problem)

@@ -15,46 +15,37 @@ from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import seal
 from templar.neuron.aggregator import Aggregator
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 
 
 @pytest.fixture(scope="module")
-def publishing(tmp_path_factory):
-    networks = []
+def publishing(build_shared):
+    """Builds networks with a kind of aggregator, which run some windows."""
 
-    def build(kind=Aggregator, num_miners=3):
+    def start(kind=Aggregator, windows=(), num_miners=3):
         hparams, kinds = tiny(peers={"gather_peer_count": 8}), {"aggregator": kind}
-        folder = tmp_path_factory.mktemp("audited")
-        networks.append(Network(folder, hparams, actors=["honest"] * num_miners, num_validators=2, kinds=kinds))
-        return networks[-1]
+        return build_shared(hparams, actors=["honest"] * num_miners, num_validators=2, kinds=kinds, windows=windows)
 
-    yield build
-    for network in networks:
-        network.stop()
+    return start
 
 
 @pytest.fixture(scope="module")
 def network(publishing):
     """An honest network after four windows; audits of the newest by hand, each by another node, are added to it."""
-    network = publishing()
-    network.run([1, 2, 3, 4])
-    return network
+    return publishing(windows=[1, 2, 3, 4])
 
 
 @pytest.fixture(scope="module")
 def omitting(publishing):
     """A network after one window, whose publisher left two of six miners out: no more than may be."""
-    network = publishing(PUBLISHERS["omitting_publisher"], 6)
-    network.run([1])
-    return network
+    return publishing(PUBLISHERS["omitting_publisher"], [1], 6)
 
 
 def reports(network, window):
-    """The nodes' reports on a window, as an observer reads them."""
-    observer = network.world.observer()
-    neurons = observer.exchange.metagraph(window).neurons
-    found = [read_report(observer.exchange, neuron, window) for neuron in neurons if neuron.uid != 0]
-    observer.stop()
+    """The nodes' reports on a window."""
+    exchange = network.miners[-1].exchange
+    neurons = exchange.metagraph(window).neurons
+    found = [read_report(exchange, neuron, window) for neuron in neurons if neuron.uid != 0]
     return [report for report in found if report is not None]
 
 
@@ -71,8 +62,12 @@ def accused(network, made):
     ]
 
 
-def uid(node):
-    return node.exchange.identity(1).uid
+def named(network, made, nodes):
+    return named_by(accused(network, made), nodes)
+
+
+def uids(network, nodes):
+    return {network.uid(node) for node in nodes}
 
 
 def decided(node, window):
@@ -80,8 +75,8 @@ def decided(node, window):
     return Settlement(window, found[0], "00" * 64), found[0]
 
 
-def test_an_honest_network_reports_nothing(network):
-    assert findings(network, 1) == findings(network, 2) == []
+def listed(node, window):
+    return {entry.uid for entry in decided(node, window)[1].entries}
 
 
 @pytest.mark.parametrize(
@@ -94,48 +89,41 @@ def test_an_honest_network_reports_nothing(network):
     ],
 )
 def test_a_bad_publisher_is_named_and_the_honest_nodes_agree(publishing, kind, reason, proven):
-    network = publishing(PUBLISHERS[kind])
+    network = publishing(PUBLISHERS[kind], [1, 2])
     bad = network.aggregator
-    network.run([1, 2])
     others = [node for node in network.nodes.values() if node is not bad]
     assert len({node.state.root for node in others}) == 1
     assert all(len(node.journal.roots(1, 2)) == 2 for node in others)
     made = [report for window in (1, 2) for report in reports(network, window)]
-    found = [(finding, report) for report in made for finding in report.findings if finding.window == 1]
-    assert {report.uid for _, report in found} >= {uid(node) for node in others}
-    assert {finding.reason for finding, _ in found} == {reason}
     accusations = [each for each in accused(network, made) if each.finding.window == 1]
-    assert named_by(accusations, len(others)) == (uid(bad),)
-    shown = [is_proven(finding, report, bad.exchange.network) for finding, report in found]
-    assert all(shown) if proven else not any(shown)
-    listed = {entry.uid for entry in decided(others[0], 1)[1].entries}
-    assert listed == {uid(miner) for miner in network.miners}, "no honest submission is lost"
+    assert {int(each.reporter) for each in accusations} >= uids(network, others)
+    assert {(each.finding.reason, each.is_proven) for each in accusations} == {(reason, proven)}
+    assert named_by(accusations, len(others)) == (network.uid(bad),)
+    assert listed(others[0], 1) == uids(network, network.miners), "no honest submission is lost"
 
 
 def test_a_publisher_that_leaves_miners_out_is_named(omitting):
     """The decision is applied; each node says whose payload it saw, and together they point at the publisher."""
-    bad = omitting.aggregator
+    bad, made = omitting.uid(omitting.aggregator), reports(omitting, 1)
     assert len({node.state.root for node in omitting.nodes.values()}) == 1
-    left_out = sorted(uid(miner) for miner in omitting.miners)[:2]
+    left_out = sorted(uids(omitting, omitting.miners))[:2]
     found = findings(omitting, 1)
     assert {finding.reason for finding in found} == {Reason.ROSTER_OMITS}
     pairs = {tuple(suspect.uid for suspect in finding.suspects) for finding in found}
-    assert pairs == {(uid(bad), each) for each in left_out}
-    assert named_by(accused(omitting, reports(omitting, 1)), len(omitting.nodes)) == (uid(bad),)
-    report = reports(omitting, 1)[0]
-    kinds = [report.exhibits[place].kind for place in report.findings[0].exhibits]
+    assert pairs == {(bad, each) for each in left_out}
+    assert named(omitting, made, len(omitting.nodes)) == (bad,)
+    kinds = [made[0].exhibits[place].kind for place in made[0].findings[0].exhibits]
     assert kinds == ["roster", "manifest"], "the roster without it, and its author's manifest"
 
 
 def test_a_published_report_is_not_changed(omitting):
     """A restart in the audit finds its report, even if it would see less now."""
     miner = omitting.miners[0]
-    key = window_key(Kind.REPORT, 1, uid(miner))
+    key = window_key(Kind.REPORT, 1, omitting.uid(miner))
     before = omitting.objects(miner)[key]
-    settlement, _ = decided(miner, 1)
     gathered = miner.gather(1)
-    audit_window(miner, gathered, settlement)
-    audit_window(miner, GatherReport(1, gathered.outcomes[:1]), settlement)
+    for outcomes in (gathered.outcomes, gathered.outcomes[:1]):
+        audit_window(miner, GatherReport(1, outcomes), decided(miner, 1)[0])
     assert omitting.objects(miner)[key] == before
 
 
@@ -148,49 +136,51 @@ class ReformedPublisher(SilentPublisher):
 
 
 def test_a_publisher_that_comes_back_to_honesty_is_not_reported_again(publishing):
-    network = publishing(ReformedPublisher)
-    network.run([1, 2])
+    network = publishing(ReformedPublisher, [1, 2])
     assert {finding.reason for finding in findings(network, 1)} == {Reason.ROSTER_MISSING}
     assert findings(network, 2) == []
+
+
+def audited_by(network, reader, outcomes, window=4):
+    """What a node concludes that gathered this, and its report on the window."""
+    audit = audit_window(reader, GatherReport(window, tuple(outcomes)), decided(reader, window)[0])
+    return audit, [report for report in reports(network, window) if report.uid == network.uid(reader)]
 
 
 def test_a_miner_that_signs_two_manifests_is_convicted(network):
     """It commits to one and shows it to the aggregator; a later reader sees another one under its commitment."""
     miner, reader = network.miners[0], network.miners[1]
     gathered = reader.gather(4)
-    outcome = gathered.outcome(uid(miner))
+    outcome = gathered.outcome(network.uid(miner))
     other = outcome.submission.manifest.model_copy(update={"root_before": "00" * 32})
     signature = seal(other, network.member(miner).hotkey).signature
     shown = replace(outcome.submission, manifest=other, manifest_signature=signature)
-    outcomes = tuple(replace(each, submission=shown) if each is outcome else each for each in gathered.outcomes)
-    audit = audit_window(reader, GatherReport(4, outcomes), decided(miner, 4)[0])
+    outcomes = [replace(each, submission=shown) if each is outcome else each for each in gathered.outcomes]
+    audit, (report,) = audited_by(network, reader, outcomes)
     assert [finding.reason for finding in audit.findings] == [Reason.MANIFEST_EQUIVOCATION]
-    report = next(report for report in reports(network, 4) if report.uid == uid(reader))
     assert is_proven(report.findings[0], report, reader.exchange.network)
-    assert named_by(accused(network, [report]), len(network.nodes)) == (uid(miner),), "one proof is enough"
+    assert named(network, [report], len(network.nodes)) == (network.uid(miner),), "one proof is enough"
 
 
 def test_a_payload_in_the_roster_that_did_not_count_here_has_two_suspects(network):
     reader = network.miners[2]
-    settlement, roster = decided(reader, 4)
     late, busy, *others = reader.gather(4).outcomes
     late = replace(late, submission=None, reason=Reason.REVEAL_LATE, detail="too late\n\x1b[31m")
     busy = replace(busy, submission=None, reason=Reason.STORE_BUSY)
-    audit = audit_window(reader, GatherReport(4, (late, busy, *others)), settlement)
+    audit, (report,) = audited_by(network, reader, [late, busy, *others])
     assert [finding.reason for finding in audit.findings] == [Reason.ROSTER_INCLUDES], "a busy store says nothing"
-    assert [suspect.uid for suspect in audit.findings[0].suspects] == [roster.uid, late.uid]
+    assert [suspect.uid for suspect in audit.findings[0].suspects] == [decided(reader, 4)[1].uid, late.uid]
     assert audit.findings[0].detail.isprintable()
-    report = next(report for report in reports(network, 4) if report.uid == uid(reader))
-    assert named_by(accused(network, [report]), 1) == ()
+    assert named(network, [report], 1) == ()
     assert audit.summary == " [roster_includes]"
 
 
-def test_a_window_that_is_settled_long_after_it_was_over_is_not_audited(network):
-    """Its miners' objects may have expired: their absence proves nothing."""
+def test_an_honest_network_reports_nothing_nor_what_is_settled_long_after_a_window(network):
+    """Then its miners' objects may have expired: their absence proves nothing."""
     reader = network.miners[0]
-    gone = tuple(replace(each, submission=None, reason=Reason.COMMIT_MISSING) for each in reader.gather(1).outcomes)
-    assert audit_window(reader, GatherReport(1, gone), decided(reader, 1)[0]).findings == ()
-    assert findings(network, 1) == []
+    gone = [replace(each, submission=None, reason=Reason.COMMIT_MISSING) for each in reader.gather(1).outcomes]
+    assert audited_by(network, reader, gone, 1)[0].findings == ()
+    assert findings(network, 1) == findings(network, 2) == []
 
 
 def test_a_bucket_that_one_node_cannot_read_blames_nobody(publishing):
@@ -210,7 +200,8 @@ def test_a_roster_that_leaves_most_out_is_voted_down_and_reported(publishing, mo
     monkeypatch.setattr(network.aggregator, "chosen", lambda report: own(network.aggregator, report)[:left])
     network.run([1])
     assert {node.state.mark.null for node in network.nodes.values()} == {False}
-    listed = {entry.uid for entry in decided(network.validator, 1)[1].entries}
-    assert listed == {uid(miner) for miner in network.miners}
+    assert listed(network.validator, 1) == uids(network, network.miners)
     found = [finding for finding in findings(network, 1) if finding.reason == Reason.ROSTER_OMITS]
-    assert {tuple(suspect.uid for suspect in finding.suspects) for finding in found} == {(uid(network.aggregator),)}
+    assert {tuple(suspect.uid for suspect in finding.suspects) for finding in found} == {
+        (network.uid(network.aggregator),)
+    }

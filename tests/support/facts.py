@@ -6,6 +6,8 @@ from typing import Any
 from lab.hotkeys import hotkey_from_seed
 from templar.canonical import sha256_hex
 from templar.errors import Reason
+from templar.hparams import HParams
+from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, Likeness, Measurement, MinerFacts, MinerRecord, WindowFacts
 from templar.scoring.standing import ScoreCard, Standing
 
@@ -75,8 +77,13 @@ def revealed(uid: int, gain: float | None = 0.1, **changes: Any) -> MinerFacts:
 
 def absent(uid: int, reason: Reason | None = Reason.COMMIT_MISSING, **changes: Any) -> MinerFacts:
     """A miner of whom no payload counts."""
-    nothing = dict.fromkeys(("payload_sha256", "windows_behind", "estimate", "norm_ratio"))
-    return revealed(uid, **({"applied": False, "reason": reason, **nothing} | changes))
+    return revealed(uid, **({"applied": False, "reason": reason, **NOTHING_COUNTS} | changes))
+
+
+NOTHING_COUNTS = dict.fromkeys(
+    ("payload_sha256", "windows_behind", "estimate", "measurement", "norm_ratio", "overlap", "repeat")
+)
+"""The facts of a miner of whom no payload counts."""
 
 
 def like(uid: int, share: float) -> Likeness:
@@ -118,6 +125,11 @@ def standing_of(cards: Mapping[int, ScoreCard] | Iterable[ScoreCard] = (), **cha
     pairs = cards.items() if isinstance(cards, Mapping) else ((card.uid, card) for card in cards)
     named = {hotkey(uid): card for uid, card in pairs if uid is not None}
     return Standing(**({"window": WINDOW - 1, "evidence": "e" * 64, "cards": named} | changes))
+
+
+def concluded_again(true: Evidence, facts: WindowFacts, standing: Standing, hparams: HParams) -> Evidence:
+    """What the author of an evidence concludes from these facts after this standing."""
+    return conclude(facts, standing, hparams, {name: getattr(true, name) for name in AUTHOR})
 
 
 def record_of(evidence: Evidence, uid: int) -> MinerRecord:

@@ -4,6 +4,7 @@ Nothing stands in for anything: the ledger, the buckets, the text, the nodes and
 """
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from templar.chain.ledger import Ledger
 from templar.errors import Reason, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Roster
-from templar.exchange.signed import unseal
+from templar.exchange.signed import seal, unseal
 from templar.hparams import HParams, load_hparams
 from templar.neuron.aggregator import Aggregator, RosterNode
 from templar.neuron.configuration import NeuronConfig
@@ -79,6 +80,7 @@ class Network:
         self.hparams = self.world.hparams
         self.clock = self.world.clock
         self.members = [member for member in self.world.members if member.role != "burn"]
+        self._observers: list[Node] = []
         self.nodes = {member.name: self.started(member) for member in self.members}
 
     def started(self, member: Member) -> Node:
@@ -122,13 +124,23 @@ class Network:
 
     def stop(self) -> None:
         """Stop every node."""
-        for node in self.nodes.values():
+        for node in (*self.nodes.values(), *self._observers):
             node.stop()
         self.nodes.clear()
 
     def member(self, who: Who) -> Member:
         known = who if isinstance(who, str | int) else who.name
         return next(member for member in self.members if known in (member.name, member.uid))
+
+    def uid(self, who: Who) -> int:
+        return self.member(who).uid
+
+    def observer(self) -> Node:
+        """A started observer, in the place of an earlier one; it is stopped with the network."""
+        for earlier in self._observers:
+            earlier.stop()
+        self._observers = [self.world.observer()]
+        return self._observers[0]
 
     @property
     def aggregator(self) -> Aggregator:
@@ -201,10 +213,21 @@ class Network:
         found = fetch_roster(node.exchange, node.exchange.identity(window), window)
         return None if found is None else found.body
 
+    def rostered(self, window: int, node: Node | None = None) -> list[int] | None:
+        """The uids in such a roster."""
+        found = self.roster(window, node)
+        return None if found is None else [entry.uid for entry in found.entries]
+
     def evidence(self, window: int) -> Evidence:
         """What the first validator published for a window."""
         key = window_key(Kind.EVIDENCE, window, self.member(self.validator).uid)
         return unseal(self.objects(self.validator)[key][1], Evidence).body
+
+    def put_evidence(self, evidence: Evidence, who: Who = "validator-2") -> None:
+        """Store an evidence as a validator's, signed by it."""
+        member = self.member(who)
+        key = window_key(Kind.EVIDENCE, evidence.window, member.uid)
+        self.bucket(who).put(key, seal(evidence, member.hotkey).encode())
 
     def config(self, who: Who) -> NeuronConfig:
         """What a member's housekeeping works with."""
@@ -225,6 +248,16 @@ class Network:
             yield
         finally:
             DirectoryStore.head = real  # type: ignore[method-assign]
+
+    @contextmanager
+    def restored(self) -> Iterator["Network"]:
+        """Put the buckets back as they were, with their objects' times, after a test that shares the network."""
+        buckets = self.world.root / "buckets"
+        kept = buckets.with_name("kept")
+        shutil.copytree(buckets, kept)
+        yield self
+        shutil.rmtree(buckets)
+        kept.rename(buckets)
 
     def blind(self, reader: Node, who: Who) -> None:
         """Let a node fail to read a member's bucket from now on."""
