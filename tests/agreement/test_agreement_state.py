@@ -166,7 +166,7 @@ def test_one_changed_bit_is_noticed():
         check_mark(agreed.params, mark, "snapshot")
 
 
-# Digests; docs/test_docs_vectors.py computes digests and roots from their description.
+# Digests; tests/docs/second_implementation.py computes digests and roots from their description.
 
 
 def test_the_digest_sees_every_bit_and_name():

@@ -2,11 +2,13 @@
 
 import hashlib
 import math
+import re
 import statistics
 import struct
 import zlib
 from collections.abc import Iterable
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,53 @@ def whole_bytes(bits: int) -> int:
 class Spec:
     """All sections of docs/protocol.md but 14."""
 
+    VERSION = 8
+    MAX_STEP = 552
+
+    @staticmethod
+    def key(text: str) -> dict[str, Any] | None:
+        """Section 4: what an object key says."""
+        number, version = "(?:0|[1-9][0-9]{0,11})", "v(?P<version>[0-9A-Za-z.+]{1,32})"
+        window, both = f"(?P<window>{number})", f"(?P<window>{number})-(?P<uid>{number})"
+        forms = (
+            rf"(?P<kind>commit|manifest|roster|decision|proof|report|evidence|debug)-{both}-{version}\.json",
+            rf"(?P<kind>gradient|private)-{both}-{version}\.bin",
+            rf"(?P<kind>checkpoint)-{both}-{version}/(?P<file>[0-9A-Za-z][0-9A-Za-z._-]{{0,127}})",
+            rf"(?P<kind>aggregator)-{window}-{version}\.bin",
+            rf"(?P<kind>peers)_{window}_{version}\.json",
+            rf"(?P<kind>start_window)_{version}\.json",
+            rf"(?P<kind>lease|lease_heartbeat)-(?P<role>[a-z]{{1,16}})-(?P<holder>[0-9a-f]{{32}})-{version}\.json",
+        )
+        match = next(filter(None, (re.fullmatch(form, text) for form in forms)), None)
+        if match is None:
+            return None
+        parts: dict[str, Any] = dict.fromkeys(("kind", "window", "uid", "version", "file", "role", "holder"))
+        parts |= match.groupdict()
+        return parts | {name: int(parts[name]) for name in ("window", "uid") if parts[name] is not None}
+
+    @staticmethod
+    def times(window: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+        """Section 3: the intervals of a window."""
+        delta, slot = rules["time_window_delta_seconds"], rules["roster_slot_seconds"]
+        close = math.floor(window["closed"])
+        last, settles = close - rules["commit_guard_seconds"], close + delta + 1 + rules["read_margin_seconds"]
+        *starts, end = accumulate([settles, *[slot] * rules["roster_ranks"]])
+        return {
+            "close": close,
+            "commit": [math.floor(window["opened"]) + 1, last],
+            "reveal": [close + 1, close + delta],
+            "settles": settles,
+            "roster_slots": [[start + 1, start + slot] for start in starts],
+            "null_after": end,
+            "train_until": last - rules["train_margin_seconds"],
+        }
+
+    @staticmethod
+    def commitment(bucket: dict[str, str]) -> str:
+        """Section 4: what a hotkey commits on chain about its bucket, 128 characters."""
+        parts = (bucket["account_id"], 32), (bucket["access_key_id"], 32), (bucket["secret_access_key"], 64)
+        return "".join(text + "~" * (length - len(text)) for text, length in parts)
+
     @staticmethod
     def role(axon: dict[str, int]) -> str | None:
         """Section 2: what an axon record announces."""
@@ -48,6 +97,29 @@ class Spec:
             if place <= full:
                 keys[uid] = place, -sum(each for each, uids in lists if uid in uids), behind, uid
         return sorted(keys, key=lambda uid: keys[uid])
+
+    @staticmethod
+    def selected(case: dict[str, Any], settings: dict[str, int], seed: str) -> dict[str, list[int] | None]:
+        """Section 8: the two tiers of a peer list."""
+        weights = {int(uid): weight for uid, weight in case["weights"].items()}
+        ranked = sorted(case["active"], key=lambda uid: (-weights.get(uid, 0.0), Spec.seed("peers", seed, uid)))
+        if len(ranked) < settings["minimum_peers"]:
+            return {"peers": None, "reserve": None}
+        ranked = [uid for uid in ranked if uid not in case["excluded"]] or ranked
+        gather = settings["gather_peer_count"]
+        return {"peers": ranked[:gather], "reserve": ranked[gather : gather + settings["reserve_peer_count"]]}
+
+    @staticmethod
+    def drawn(case: dict[str, Any], seed: str) -> list[int]:
+        """Section 3: publishers, drawn by stake."""
+        weights = {int(uid): max(1, math.floor(stake * 2**20)) for uid, stake in case["stakes"].items()}
+        drawn: list[int] = []
+        while weights and len(drawn) < case["count"]:
+            point = Spec.seed("publishers", seed, len(drawn)) % sum(weights.values())
+            ends = zip(weights, accumulate(weights.values()), strict=True)
+            drawn.append(next(uid for uid, end in ends if point < end))
+            del weights[drawn[-1]]
+        return drawn
 
     @staticmethod
     def decided(words: list[dict[str, Any]], stakes: dict[int, float], quorum: float) -> str | None:
@@ -85,8 +157,12 @@ class Spec:
         return "".join(f"\\u{unit:04x}" for (unit,) in units).encode()
 
     @staticmethod
+    def sha256(data: bytes) -> str:
+        return hashlib.sha256(data).hexdigest()
+
+    @staticmethod
     def digest(value: Any) -> str:
-        return hashlib.sha256(Spec.canonical(value)).hexdigest()
+        return Spec.sha256(Spec.canonical(value))
 
     @staticmethod
     def seed(domain: str, *parts: str | int) -> int:
@@ -116,6 +192,88 @@ class Spec:
             if position < size:
                 return position
 
+    @staticmethod
+    def assigned(case: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+        """Section 13: the units of the miners of a window, and the spare ones."""
+        epoch, plan, block_hash = rules["epoch"], rules["plan"], rules["block_hash"]
+        slots, units, total, key = plan["num_slots"], plan["units_per_slot"], epoch["total_units"], epoch["key"]
+        window, uids = case["window"], case["uids"]
+        number, place = divmod(window - epoch["first_window"], total // (slots * units))
+        first = place * slots * units
+        owned = [
+            Spec.permuted(total, position, "templar.assignment.units", key, number)
+            for position in range(first, first + slots * units)
+        ]
+        size, name = max(slots, len(uids)), ("templar.assignment.slots", key, window, block_hash)
+        places = [Spec.permuted(size, rank, *name) for rank in range(len(uids))]
+        of_slot = [owned[slot * units : (slot + 1) * units] if slot < slots else [] for slot in range(size)]
+        mine = {uid: of_slot[slot] for uid, slot in zip(uids, places, strict=True)}
+        shared = {"block_hash": block_hash, "epoch": epoch, "plan": plan, "uids": uids, "window": window}
+        return {
+            "units": mine,
+            "digests": {uid: Spec.digest(shared | {"uid": uid, "units": each}) for uid, each in mine.items()},
+            "spare": [unit for slot in range(slots) if slot not in places for unit in of_slot[slot]],
+        }
+
+    @staticmethod
+    def packed(case: dict[str, Any]) -> list[list[int]]:
+        """Section 13: documents as sequences."""
+        stream: list[int] = []
+        for document in case["documents"]:
+            length = max((place + 1 for place, token in enumerate(document) if token != case["eos"]), default=0)
+            stream += [*document[:length], case["eos"]] if length else []
+        length = case["sequence_length"]
+        whole = len(stream) // length * length
+        return [stream[start : start + length] for start in range(0, whole, length)]
+
+    @staticmethod
+    def parameters_digest(params: dict[str, str], shapes: dict[str, list[int]]) -> str:
+        """Section 10: the digest of parameters, which are given in hex."""
+        leaves = []
+        for name in sorted(params):
+            head = {"domain": "templar/tensor/1", "dtype": "float32", "name": name, "shape": shapes[name]}
+            leaves.append(Spec.sha256(Spec.canonical(head) + b"\n" + bytes.fromhex(params[name])))
+        return Spec.digest({"domain": "templar/parameters/1", "leaves": leaves})
+
+    @staticmethod
+    def proof(case: dict[str, Any]) -> dict[str, Any]:
+        """Section 10: a sync proof and its first draws."""
+        key = case["window"], case["block_hash"], case["hotkey"]
+        data = "templar.proof:{}:{}:{}".format(*key).encode()
+        names, draws = (
+            sorted(case["parameters"]),
+            [Spec.seed("templar.proof.slice", *key, index) for index in range(32)],
+        )
+        for draw in draws:
+            name = names[draw % len(names)]
+            values = bytes.fromhex(case["parameters"][name])
+            start = (draw >> 64) % max(1, len(values) // 4 - 63)
+            data += f"{name}:{start}:".encode() + values[4 * start : 4 * (start + 64)]
+        return {"first_draws": [f"{draw:032x}" for draw in draws[:3]], "proof": Spec.sha256(data)}
+
+    @staticmethod
+    def factor(schedule: dict[str, Any], step: int) -> float:
+        """Section 9: the factor of the learning rate."""
+
+        def half_cosine(x: float) -> float:
+            if x > 0.5:
+                return 1.0 - half_cosine(1.0 - x)
+            angle = 3.141592653589793 * x / 2
+            term = cosine = 1.0
+            for n in range(2, 22, 2):
+                term = -term * (angle * angle) / (n * (n - 1))
+                cosine += term
+            return cosine * cosine
+
+        names = ("warmup_start_factor", "warmup_steps", "eta_min_factor", "t_max")
+        start, warmup, low, period = (schedule[name] for name in names)
+        if step < warmup:
+            return float(start + (1 - start) * step / warmup)
+        p = step - warmup
+        while schedule["restarts"] and p >= period:
+            p, period = p - period, 2 * period
+        return float(low + (1 - low) * half_cosine(min(p, period) / period))
+
     SIGNIFICANDS = (256, 271, 287, 304, 323, 342, 362, 384, 406, 431, 456, 483)
 
     @staticmethod
@@ -135,6 +293,19 @@ class Spec:
         return b, k + (n - k) // 2**b
 
     @staticmethod
+    def cut(shape: list[int], *, target: int, k: int) -> dict[str, Any]:
+        """Section 6: the layout of a tensor."""
+        edges = Spec.edges(shape, target)
+        length = math.prod(edges)
+        found: dict[str, Any] = {"edges": edges, "k": min(k, length), "chunks": math.prod(shape) // length}
+        return found | {"rice_parameter": Spec.rice(found)[0], "section_bytes": Spec.section_bytes(found)}
+
+    @staticmethod
+    def layout_digest(recipe: str, use_dct: bool, tensors: list[dict[str, Any]]) -> str:
+        cuts = [[each["name"], each["shape"], each["edges"], each["k"]] for each in tensors]
+        return Spec.digest({"domain": "templar/layout/3", "recipe": recipe, "tensors": cuts, "use_dct": use_dct})
+
+    @staticmethod
     def section_bytes(tensor: dict[str, Any]) -> list[int]:
         """Section 6: the shortest and the longest section."""
         chunks, count = tensor["chunks"], tensor["chunks"] * tensor["k"]
@@ -147,7 +318,7 @@ class Spec:
         """Section 6: what is in a payload, as chunks of (index, sign, step); all checks, in order."""
         refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
         version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
-        refuse_if(version != 8, "wrong_version")
+        refuse_if(version != Spec.VERSION, "wrong_version")
         refuse_if(digest.hex() != layout["digest"], "wrong_shapes")
         bounds = [100 + sum(Spec.section_bytes(tensor)[end] for tensor in layout["tensors"]) for end in (0, 1)]
         refuse_if(not bounds[0] <= len(data) <= bounds[1], "wrong_size")
@@ -167,7 +338,7 @@ class Spec:
         end = offset + 2 + tensor["chunks"]
         refuse_if(len(data) < end, "malformed")
         top, codes = int.from_bytes(data[offset : offset + 2], "little"), data[offset + 2 : end]
-        refuse_if(top > 552 or any(code and code + top - 255 < 1 for code in codes), "bad_payload")
+        refuse_if(top > Spec.MAX_STEP or any(code and code + top - 255 < 1 for code in codes), "bad_payload")
         refuse_if(max(codes) != (255 if top else 0), "not_canonical")
         return top, codes, end
 
@@ -221,30 +392,38 @@ class Spec:
         return found, offset
 
     @staticmethod
-    def write_section(steps: list[int], rows: list[Any], tensor: dict[str, Any]) -> bytes:
-        """Section 6: the steps of chunks, and these as (index, sign, step), as bytes."""
+    def section(steps: list[int], rows: list[Any], tensor: dict[str, Any]) -> dict[str, bytes]:
+        """Section 6: the steps of chunks, and these as (index, sign, step), as bytes, part by part."""
         top = max(steps)
-        data = top.to_bytes(2, "little") + bytes(step and step - top + 255 for step in steps)
+        found = {"top": top.to_bytes(2, "little"), "codes": bytes(step and step - top + 255 for step in steps)}
         b, _ = Spec.rice(tensor)
         active = [row for row, step in zip(rows, steps, strict=True) if step]
         flat = [each for row in active for each in row]
-        planes = [[int(sign < 0) for _, sign, _ in flat]]
+        planes = {"signs": [int(sign < 0) for _, sign, _ in flat]}
         if b is not None:
             before = [-1 if place == 0 else row[place - 1][0] for row in active for place in range(len(row))]
             gaps = [each[0] - index - 1 for each, index in zip(flat, before, strict=True)]
-            planes.append([gap >> i & 1 for gap in gaps for i in range(b)])
-            planes.append([one for gap in gaps for one in [0] * (gap >> b) + [1]])
-        for bits in planes:
+            planes["remainders"] = [gap >> i & 1 for gap in gaps for i in range(b)]
+            planes["quotients"] = [one for gap in gaps for one in [0] * (gap >> b) + [1]]
+        for name, bits in planes.items():
             number = sum(one << place for place, one in enumerate(bits))
-            data += number.to_bytes(whole_bytes(len(bits)), "little")
-        return data
+            found[name] = number.to_bytes(whole_bytes(len(bits)), "little")
+        return found
 
     @staticmethod
-    def write_payload(header: dict[str, Any], sections: list[bytes], layout: dict[str, Any]) -> bytes:
-        recipe = ["sparseloco", "demo"].index(layout["recipe"])
-        parts = header["uid"], header["window"], bytes.fromhex(layout["digest"]), header["hotkey"].encode()
-        body = struct.pack("<4sBBHQ32s48s", b"TPLP", 8, recipe, *parts) + b"".join(sections)
-        return body + struct.pack("<I", zlib.crc32(body))
+    def payload(header: dict[str, Any], sections: dict[Any, bytes], layout: dict[str, Any]) -> dict[Any, bytes]:
+        """Section 6: a payload, part by part."""
+        parts: dict[Any, bytes] = {
+            "magic": b"TPLP",
+            "version": bytes([Spec.VERSION]),
+            "recipe": bytes([["sparseloco", "demo"].index(layout["recipe"])]),
+            "uid": struct.pack("<H", header["uid"]),
+            "window": struct.pack("<Q", header["window"]),
+            "layout digest": bytes.fromhex(layout["digest"]),
+            "hotkey": header["hotkey"].encode().ljust(48, b"\0"),
+            **sections,
+        }
+        return parts | {"checksum": struct.pack("<I", zlib.crc32(b"".join(parts.values())))}
 
     @staticmethod
     def quanta(step: int) -> int:
@@ -258,7 +437,12 @@ class Spec:
     def nearest(mean: float) -> int:
         """Section 6: the step of a mean."""
         quanta = Fraction(mean) * 2**44
-        return sum(2 * quanta > Spec.quanta(step) + Spec.quanta(step + 1) for step in range(552))
+        return sum(2 * quanta > Spec.quanta(step) + Spec.quanta(step + 1) for step in range(Spec.MAX_STEP))
+
+    @staticmethod
+    def value_code(mean: float) -> dict[str, Any]:
+        step = Spec.nearest(mean)
+        return {"step": step, "quanta": Spec.quanta(step), "scale": Spec.scale(step)}
 
     @staticmethod
     def total(numbers: list[float]) -> float:
@@ -299,6 +483,30 @@ class Spec:
         block = chunk.reshape(-1, edges[-1])
         block = analyse(block.T).T
         return (analyse(block) if len(edges) == 2 else block).flatten()
+
+    @staticmethod
+    def compress(
+        case: dict[str, Any], buffer: np.ndarray, update: np.ndarray, tensor: dict[str, Any], call: int
+    ) -> tuple[dict[str, bytes], np.ndarray]:
+        """Section 6, "what a miner does": a tensor's section and its new buffer."""
+        grown = Spec.chunked(np.float32(case["learning_rate"]) * update, tensor)
+        if case["use_dct"]:
+            grown = np.array([Spec.frequencies(chunk, tensor["edges"]) for chunk in grown])
+        if case["recipe"] == "sparseloco" or call > 1:
+            grown = np.float32(case["decay"]) * Spec.chunked(buffer, tensor) + grown
+        ranked = [sorted(range(len(row)), key=lambda index, row=row: (-abs(row[index]), index)) for row in grown]
+        chosen = [sorted(order[: tensor["k"]]) for order in ranked]
+        values = [[float(row[index]) for index in indices] for row, indices in zip(grown, chosen, strict=True)]
+        steps, rows = Spec.code(values), []
+        for chunk, (indices, step) in enumerate(zip(chosen, steps, strict=True)):
+            found = []
+            for place, index in enumerate(indices):
+                sign = -1 if values[chunk][place] < 0 else 1
+                found.append((index, sign, step))
+                if case["recipe"] == "sparseloco" or call > 5:
+                    grown[chunk, index] -= np.float32(sign * Spec.scale(step))
+            rows.append(found)
+        return Spec.section(steps, rows, tensor), Spec.unchunked(grown, tensor)
 
     @staticmethod
     def cosine(n: int, b: int, j: int) -> float:

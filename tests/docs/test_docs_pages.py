@@ -91,7 +91,7 @@ def test_every_file_test_and_module_that_is_named_is_there() -> None:
             assert (ROOT / name).exists(), f"{path.name} names {name}"
         for name in re.findall(r"`(test_\w+)`", text):
             assert f"def {name}(" in tests, f"{path.name} names {name}"
-        for name in re.findall(r"python -m ((?:templar|deployments|docs)[\w.]*)", text):
+        for name in re.findall(r"python -m ((?:templar|deployments|docs|tests)[\w.]*)", text):
             assert importlib.util.find_spec(name), f"{path.name} names {name}"
 
 
