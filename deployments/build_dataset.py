@@ -18,17 +18,17 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from deployments.register import read_environment
 from tasks.datasets import upload_target
 from templar.arguments import account_id, folder_path, whole_number
-from templar.datasets.build_dataset import BuiltDataset, build, upload_built
+from templar.datasets.build_dataset import BuiltDataset, build
 from templar.datasets.card import CARD_FILE
-from templar.datasets.copying import CopyOutcome
 from templar.datasets.documents import TEXT_SUFFIXES, source_from_text
+from templar.datasets.page_writer import upload_dataset
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout, Share
 from templar.datasets.shares import build_share
 from templar.store.base import ObjectStore
@@ -53,7 +53,7 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
     """Build, upload, and print the results.
 
     Raises:
-        TemplarError: See `build` and `upload_built`; `bad_environment` before anything is touched.
+        TemplarError: See `build` and `upload_dataset`; `bad_environment` before anything is touched.
     """
     target = target_of(arguments)
     with step_bars(_STEPS) as on_progress:
@@ -86,22 +86,17 @@ def step_bars(steps: Mapping[str, str]) -> Iterator[Callable[[str, float], None]
 
 
 def show_and_upload(built: BuiltDataset, target: tuple[ObjectStore, str] | None, console: Console) -> None:
-    """Print a dataset's card, and upload it if there is a target; errors as in `upload_built`."""
+    """Print a dataset's card, and upload it if there is a target; errors as in `upload_dataset`."""
     show(built, console)
     if target is not None:
         store, prefix = target
-        with Progress(BarColumn(), DownloadColumn(), console=Console(stderr=True)) as progress:
-            bar = progress.add_task("upload", total=None)
-            report = upload_built(
-                built.root,
-                store,
-                prefix,
-                on_progress=lambda done, total: progress.update(bar, completed=done, total=total),
-            )
+        with step_bars({"upload": "uploading"}) as on_progress:
+            uploaded = upload_dataset(built.root, store, prefix, on_progress=lambda done: on_progress("upload", done))
         where = f"{store.name}/{prefix}".rstrip("/")
-        size = decimal(sum(each.num_bytes for each in report.objects))
-        there = len(report.having(CopyOutcome.ALREADY_THERE))
-        text = f"uploaded to {where}: {len(report.objects)} objects, {size}; {there} were there already"
+        text = (
+            f"uploaded to {where}: {uploaded.num_objects} objects, {decimal(uploaded.num_bytes)}; "
+            f"{uploaded.num_already_there} were there already"
+        )
         console.print(Text(text), soft_wrap=True)
 
 

@@ -67,7 +67,7 @@ COMMANDS = (
     Command("dataset build", "make a training dataset from text", "deployments.build_dataset"),
     Command("dataset merge", "put the shares of several machines together", "deployments.merge_dataset"),
     Command("dataset import", "make a dataset of the reference's files", "deployments.import_dataset"),
-    Command("dataset copy", "copy a dataset to another bucket or folder", "deployments.copy_dataset"),
+    Command("dataset verify", "check every byte of a dataset in a folder or a bucket", "deployments.verify_dataset"),
 )
 
 

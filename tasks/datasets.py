@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import task
@@ -13,19 +12,11 @@ from blocks.environment import hosting_from_environment
 from tasks.artifacts import progress, table
 from tasks.policy import HOUSEKEEPING, STORE
 from templar.datasets import build_dataset as building
-from templar.datasets.build_dataset import BuiltDataset, upload_built
-from templar.datasets.copying import CopyOutcome
+from templar.datasets import page_writer
+from templar.datasets.build_dataset import BuiltDataset
+from templar.datasets.page_writer import Uploaded
 from templar.datasets.plan import BuildRequest, Plan
 from templar.store.base import ObjectStore
-
-
-@dataclass(frozen=True)
-class Uploaded:
-    """An upload in numbers; the bytes are those of all objects, also of those that were there already."""
-
-    num_objects: int
-    num_already_there: int
-    num_bytes: int
 
 
 @task(task_run_name="find dataset", **HOUSEKEEPING)
@@ -60,9 +51,7 @@ def assemble_dataset(plan: Plan, workers: int | None) -> BuiltDataset:
 def upload_dataset(root: Path, account: str, bucket: str | None, prefix: str | None) -> Uploaded:
     """Upload the dataset with the keys of this process; see `upload_target`."""
     store, folder = upload_target(os.environ, account, bucket, prefix)
-    report = upload_built(root, store, folder)
-    num_bytes = sum(each.num_bytes for each in report.objects)
-    return Uploaded(len(report.objects), len(report.having(CopyOutcome.ALREADY_THERE)), num_bytes)
+    return page_writer.upload_dataset(root, store, folder)
 
 
 def upload_target(

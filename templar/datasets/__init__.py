@@ -1,1 +1,1 @@
-"""Building, copying and checking datasets of either layout."""
+"""Building and checking datasets of either layout."""

@@ -1,4 +1,4 @@
-"""Build a dataset of either layout from files on the disk, in parallel and with bounded memory, and upload it.
+"""Build a dataset of either layout from files on the disk, in parallel and with bounded memory.
 
     plan = prepare(request)     # hash and read every input file once, hold documents out, train the tokenizer
     make_parts(plan)            # every input file by itself: tokens, or Parquet files
@@ -21,14 +21,11 @@ from typing import TextIO
 from templar.data.shards.shard_writer import require_absent
 from templar.data.tokenizer import EMBEDDED, load_tokenizer
 from templar.datasets.card import CARD_FILE, Card, files_of, read_card, write_card
-from templar.datasets.copying import CopyReport, copy_dataset
-from templar.datasets.page_writer import assemble_pages, make_page_part, require_free
+from templar.datasets.page_writer import assemble_pages, make_page_part
 from templar.datasets.plan import BuildRequest, DatasetLayout, Plan, plan_build
 from templar.datasets.token_parts import assemble_shards, drop_other_merges, make_token_part
 from templar.datasets.units import Unit, find_groups, identify, in_threads
 from templar.errors import PermanentError, Reason
-from templar.store.base import ObjectStore
-from templar.store.directory import DirectoryStore
 from templar.store.files import local_file, sync
 
 LOCK_FILE = ".lock"
@@ -154,25 +151,6 @@ def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = 
         sync(root.parent)
         remove_work(work)
     return BuiltDataset(root, card, num_bytes)
-
-
-def upload_built(
-    root: Path,
-    store: ObjectStore,
-    prefix: str,
-    *,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> CopyReport:
-    """Upload a dataset's folder to the folder `prefix` of a store, the files that describe it last.
-
-    After a failure, call it again. `on_progress` is called with the bytes that are done and those of all files.
-
-    Raises:
-        TransientError, PermanentError: As in `require_free` and `copy_dataset`: `object_differs`, before anything is
-            written, if something else is there.
-    """
-    require_free(root, store, prefix)
-    return copy_dataset([DirectoryStore(root, writable=False)], store, "", prefix, on_progress=on_progress)
 
 
 def _num_bytes(root: Path) -> int:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,11 @@ from templar.data.shards.shard_writer import require_absent
 from templar.data.tokenizer import TOKENIZER_FILE, Tokenizer, save_tokenizer, train_embedded_tokenizer
 from templar.datasets.card import Card, Counts, make_card
 from templar.datasets.plan import Plan, part_key
-from templar.datasets.units import Unit, checked_texts
+from templar.datasets.units import Unit, checked_texts, in_threads
+from templar.datasets.verify import PIECE_BYTES, WORKERS, hashes
 from templar.errors import PermanentError, Reason
-from templar.store.base import ObjectStore
+from templar.store.base import ObjectInfo, ObjectStore
+from templar.store.directory import DirectoryStore
 from templar.store.files import local_file, replacing, sync
 
 DESCRIPTIONS = ((SHARD_SIZES_FILE, METADATA_FILE), (INDEX_FILE,))
@@ -162,21 +165,66 @@ def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequenc
             file.write(text.encode())
 
 
-def upload_dataset(root: Path, store: ObjectStore, prefix: str) -> None:
+@dataclass(frozen=True)
+class Uploaded:
+    """An upload in numbers; the bytes are those of all objects, also of those that were there already."""
+
+    num_objects: int
+    num_already_there: int
+    num_bytes: int
+
+
+def upload_dataset(
+    root: Path, store: ObjectStore, prefix: str, *, on_progress: Callable[[float], None] = lambda percentage: None
+) -> Uploaded:
     """Upload a dataset folder of either layout to the folder `prefix` of a store, the files that describe it last.
 
-    A reader that finds them finds everything. After a failure, run it again. For datasets of any size, and files that
-    are there already, see `templar.datasets.build_dataset.upload_built`.
+    A reader that finds them finds everything: all other objects are read back and compared before. After a failure,
+    call it again: objects that are there are compared, and not replaced. Of a dataset that is complete in the store,
+    lengths alone are compared. `on_progress` is called with the part that is done, 0 to 100.
 
     Raises:
         TransientError: The store cannot be reached.
         PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout;
-            `object_differs`, before anything is written, if another dataset is there.
+            `object_differs`, before anything is written, if another dataset or another object is there.
     """
     described = require_free(root, store, prefix)
-    files = [file for file in _files(root) if file.name not in described] + [root / name for name in described]
-    for file in files:
-        store.put_file(folder_prefix(prefix) + file.relative_to(root).as_posix(), file)
+    own, folder = DirectoryStore(root, writable=False), folder_prefix(prefix)
+    there = {info.key.removeprefix(folder) for info in store.list(folder)}
+    is_complete = described[-1] in there
+
+    def compare(file: ObjectInfo) -> None:
+        info = store.head(folder + file.key)
+        is_same = info is not None and info.size == file.size
+        if is_same and not is_complete:
+            found, wanted = (
+                hashes(*at, file.size, PIECE_BYTES) for at in ((store, folder + file.key), (own, file.key))
+            )
+            is_same = list(found) == list(wanted)
+        if not is_same:
+            raise PermanentError(
+                Reason.OBJECT_DIFFERS,
+                f"{store.name}/{folder}{file.key}: is not {root / file.key}: name another folder of the bucket, or "
+                "delete what is there",
+            )
+
+    def send(file: ObjectInfo) -> None:
+        if file.key not in there:
+            if store.head(folder + file.key) is not None:
+                raise PermanentError(
+                    Reason.OBJECT_DIFFERS,
+                    f"{store.name}/{folder}{file.key}: appeared meanwhile; does another process write there?",
+                )
+            store.put_file(folder + file.key, root / file.key)
+            compare(file)
+
+    files = list(own.list())
+    data = [file for file in files if file.key not in described]
+    in_threads(compare, [file for file in data if file.key in there], WORKERS)
+    in_threads(send, data, WORKERS, on_progress, size=lambda file: file.size)
+    for file in sorted((file for file in files if file.key in described), key=lambda file: described.index(file.key)):
+        send(file)
+    return Uploaded(len(files), sum(file.key in there for file in files), sum(file.size for file in files))
 
 
 def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
@@ -208,10 +256,6 @@ def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
                 "of the bucket, or delete that dataset first",
             )
     return described
-
-
-def _files(root: Path) -> list[Path]:
-    return sorted(file for file in root.rglob("*") if file.is_file())
 
 
 def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_], tokenizer: Tokenizer) -> None:

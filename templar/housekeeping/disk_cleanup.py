@@ -40,7 +40,7 @@ STATE_FILES = (
     *("tokenizer.json", "tokenizer_config.json"),
 )
 """Files that are only counted; the neuron drops old windows from them itself."""
-TEMPORARY = ("templar-copy-", "templar-dataset-", "templar-gauntlet-", "templar-preview-")
+TEMPORARY = ("templar-dataset-", "templar-gauntlet-", "templar-preview-")
 """Prefixes of the folders that commands make in the system's temporary folder."""
 _PART = re.compile(r"\..+\.(part|partial)|\.gone-.+")
 _HALF_SNAPSHOT = (".writing-", GONE)

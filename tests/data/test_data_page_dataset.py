@@ -26,6 +26,7 @@ FIRST_SHARD = f"{PREFIX}/alpha/train/000_00000.parquet"
 def store(small_root: Path) -> MemoryStore:
     store = MemoryStore()
     upload_dataset(small_root, store, PREFIX)
+    store.reads.clear()
     return store
 
 

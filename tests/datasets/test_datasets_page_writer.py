@@ -1,4 +1,5 @@
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import yaml
 from templar.canonical import file_sha256
 from templar.data.corpus import Document, split_rows
 from templar.data.tokenizer import load_tokenizer
-from templar.datasets.build_dataset import upload_built
-from templar.datasets.page_writer import build_dataset, upload_dataset
-from templar.errors import PermanentError, Reason
+from templar.datasets.page_writer import Uploaded, build_dataset, upload_dataset
+from templar.errors import PermanentError, Reason, TransientError
+from templar.store.base import ObjectInfo
 from tests.support.datasets import contents, numbered_documents, rows_of
 from tests.support.errors import raising
 from tests.support.memory_store import MemoryStore
@@ -116,14 +117,63 @@ def test_upload_puts_the_description_last(small_root: Path) -> None:
     assert all(store.get(key, max_bytes=10**7) == data for key, data in expected.items())
 
 
-@pytest.mark.parametrize("name", ["_metadata.yaml", "_shard_sizes.json", "_shards.json"])
+@pytest.mark.parametrize(
+    "name", ["_metadata.yaml", "_shard_sizes.json", "_shards.json", "alpha/train/000_00000.parquet"]
+)
 def test_upload_never_replaces_another_dataset(small_root: Path, name: str) -> None:
-    store = MemoryStore()
-    store.put(f"there/{name}", b"another one")
-    for upload in (upload_dataset, upload_built):
-        with raising(PermanentError, Reason.OBJECT_DIFFERS, "nothing was written"):
-            upload(small_root, store, "there")
+    """Neither its description nor an object of it, of another length or of the same one."""
+    own = small_root / name
+    for there in (b"another one", bytes(own.stat().st_size) if own.exists() else b"1"):
+        store = MemoryStore()
+        store.put(f"there/{name}", there)
+        with raising(PermanentError, Reason.OBJECT_DIFFERS, name):
+            upload_dataset(small_root, store, "there")
         assert [info.key for info in store.list()] == [f"there/{name}"]
+        assert store.get(f"there/{name}", max_bytes=100000) == there
+
+
+def test_an_upload_that_failed_goes_on(small_root: Path) -> None:
+    """Without sending anything again; a reader finds nothing before."""
+    puts, failing = list[str](), ["beta"]
+
+    class Failing(MemoryStore):
+        def put_file(self, key: str, path: Path) -> None:
+            if any(word in key for word in failing):
+                raise TransientError(Reason.STORE_BUSY, "later")
+            puts.append(key)
+            super().put_file(key, path)
+
+    store = Failing()
+    with raising(TransientError, Reason.STORE_BUSY):
+        upload_dataset(small_root, store, "there")
+    assert not [key for key in puts if "/_" in key]
+    failing.clear()
+    sent, files = len(puts), contents(small_root)
+    uploaded = upload_dataset(small_root, store, "there")
+    assert uploaded == Uploaded(len(files), sent, sum(map(len, files.values())))
+    assert sorted(puts) == sorted(f"there/{name}" for name in files)
+    assert upload_dataset(small_root, store, "there").num_already_there == len(files)
+
+
+@pytest.mark.parametrize("kind", ["lossy", "busy"])
+def test_an_upload_that_another_writer_spoils_is_not_described(small_root: Path, kind: str) -> None:
+    path = "there/alpha/train/000_00000.parquet"
+
+    class Spoilt(MemoryStore):
+        def put_file(self, key: str, path: Path) -> None:
+            self.put(key, bytes(path.stat().st_size)) if kind == "lossy" else super().put_file(key, path)
+
+        def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+            found = list(super().list(prefix))
+            if kind == "busy":
+                self.put(path, b"theirs")
+            return iter(found)
+
+    store = Spoilt()
+    with raising(PermanentError, Reason.OBJECT_DIFFERS):
+        upload_dataset(small_root, store, "there")
+    assert store.head("there/_metadata.yaml") is None
+    assert kind == "lossy" or store.get(path, max_bytes=100) == b"theirs"
 
 
 @pytest.mark.parametrize("limit", ["MAX_METADATA_BYTES", "MAX_SHARD_SIZES_BYTES"])

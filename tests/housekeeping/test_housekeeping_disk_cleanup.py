@@ -142,14 +142,14 @@ def test_young_files_stay_and_a_stamp_makes_nothing_old(network: Network, home: 
 def test_files_that_may_be_read_stay_for_a_day(network: Network, home: Path, temporary: Path) -> None:
     """An upload or a copy reads for hours, which moves no change time."""
     litter(home)
-    for name in ("templar-copy-abc", "templar-preview-abc"):
+    for name in ("templar-dataset-abc", "templar-preview-abc"):
         (temporary / name).mkdir()
         (temporary / name / "file").write_bytes(b"1")
     for later, left in ((20 * 3600, True), (25 * 3600, False)):
         clean_local(home, rules(network, later=later, hours=1), kernels=None, dry_run=False)
         assert not (home / "checkpoint").exists()
         assert (home / "publishing").exists() is left
-        assert (temporary / "templar-copy-abc").exists() is left
+        assert (temporary / "templar-dataset-abc").exists() is left
         assert (temporary / "templar-preview-abc").exists() is left
 
 
@@ -202,13 +202,13 @@ def test_without_a_snapshot_of_its_own_another_networks_stays(network: Network, 
 
 
 def test_only_folders_of_commands_are_removed(network: Network, home: Path, temporary: Path) -> None:
-    for name in ("templar-copy-abc", "templar-preview-abc", "somebody-elses", "templar-other"):
+    for name in ("templar-dataset-abc", "templar-preview-abc", "somebody-elses", "templar-other"):
         (temporary / name).mkdir()
         (temporary / name / "file").write_bytes(b"1")
-    (temporary / "templar-copy-link").symlink_to(temporary / "somebody-elses")
+    (temporary / "templar-dataset-link").symlink_to(temporary / "somebody-elses")
     clean(network, home)
     left = {path.name for path in temporary.iterdir()}
-    assert left == {"somebody-elses", "templar-other", "templar-copy-link"}
+    assert left == {"somebody-elses", "templar-other", "templar-dataset-link"}
 
 
 @pytest.mark.parametrize("form", ["{}", "kernels-{}"])
