@@ -229,19 +229,6 @@ class BlockFile:
         return None
 
 
-def wrong_block(path: Path, described: BlockedFile) -> int | None:
-    """The first block of a whole file that has a wrong hash; None if none has.
-
-    Raises:
-        TemplarError: `local_file`.
-    """
-    with local_file(path), path.open("rb") as file:
-        for number, wanted in enumerate(described.blocks):
-            if hashlib.sha256(file.read(described.block_bytes)).hexdigest() != wanted:
-                return number
-    return None
-
-
 class SparseFile:
     """An open file of a fixed length; safe under threads, and beside other processes with the same file.
 
