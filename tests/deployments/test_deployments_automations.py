@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from uuid import uuid4
 
@@ -20,38 +19,25 @@ from deployments.schedules import HOUSEKEEPING_POOL
 from tasks.alerts import Alert, Raised, send
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
-from tests.support.loopback_server import LoopbackServer, serving
 from tests.support.operator import wait_until
 from tests.support.prefect_server import RunningPrefectServer
+from tests.support.scripted_server import Reply, ScriptedServer, serving
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
 LONG = 3600.0
-Messages = list[dict[str, str]]
 
 
-class Webhook(LoopbackServer):
+class Webhook(ScriptedServer):
     """Keeps what is posted to it."""
 
-    def __init__(self) -> None:
-        super().__init__(Posting)
-        self.messages: Messages = []
-
-
-class Posting(BaseHTTPRequestHandler):
-    server: Webhook
-
-    def do_POST(self) -> None:
-        self.server.messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Nothing on the terminal."""
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [json.loads(request.body) for request in self.requests]
 
 
 @pytest.fixture
 def webhook() -> Iterator[Webhook]:
-    with serving(Webhook()) as server:
+    with serving(Webhook(lambda _: Reply())) as server:
         yield server
 
 

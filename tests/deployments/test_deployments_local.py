@@ -355,8 +355,9 @@ class TestSummary:
 
 
 @pytest.fixture
-def local(run_main: Call) -> Iterator[Local]:
-    """Calls the command; its exit status and what it said on standard error."""
+def local(run_main: Call, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
+    """Calls the command without a measurement of the machine; its exit status and what it said on standard error."""
+    monkeypatch.setattr(command, "measure_pace", lambda _: 1.0)
     before = signal.getsignal(signal.SIGTERM)
 
     def main(*arguments: object) -> tuple[int, str]:

@@ -28,10 +28,10 @@ from flows.miner_window import miner_window
 from templar.data.shards.manifest import tokens_file
 from templar.window import MinerSteps, Missed
 from tests.support.live_network import LiveNetwork, is_free, logs_on_failure
-from tests.support.loopback_server import serving
 from tests.support.postgresql import PostgreSQL
 from tests.support.prefect_server import talking_to
 from tests.support.prometheus import Prometheus, panel_queries, scraping
+from tests.support.scripted_server import serving
 from tests.support.sinks import Receiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -155,7 +155,7 @@ class TestADayOfANetwork:
     def test_a_window_of_a_miner_is_a_trace_of_all_its_steps(self, network: LiveNetwork, receiver: Receiver) -> None:
         def miner_traces() -> dict[bytes, list[Span]]:
             found: dict[bytes, list[Span]] = {}
-            for path, _, body in [*receiver.requests]:
+            for path, _, body in [*receiver.posted]:
                 for each in ExportTraceServiceRequest.FromString(body).resource_spans if path == "/v1/traces" else ():
                     about = {pair.key: pair.value.string_value for pair in each.resource.attributes}
                     if about["templar.role"] == "miner":
@@ -171,15 +171,15 @@ class TestADayOfANetwork:
     def test_the_other_sinks_get_figures_and_lines(self, network: LiveNetwork, receiver: Receiver) -> None:
         metrics = [
             metric.name
-            for path, _, body in [*receiver.requests]
+            for path, _, body in [*receiver.posted]
             if path == "/v1/metrics"
             for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
             for metric in resource.scope_metrics[0].metrics
         ]
         assert {"templar.miner.loss", "templar.validator.final_scores", "templar.aggregator.lease.held"} <= {*metrics}
-        points = [body.decode() for path, _, body in [*receiver.requests] if path.startswith("/write?")]
+        points = [body.decode() for path, _, body in [*receiver.posted] if path.startswith("/write?")]
         assert re.search(r"^templar_miner,neuron=default .*\bloss=\d", "\n".join(points), re.MULTILINE)
-        lines = [json.loads(body) for path, _, body in [*receiver.requests] if path == "/loki/api/v1/push"]
+        lines = [json.loads(body) for path, _, body in [*receiver.posted] if path == "/loki/api/v1/push"]
         labels = [stream["stream"] for each in lines for stream in each["streams"]]
         assert {each["neuron"] for each in labels} == {*NEURONS}
         assert any("window" in each for each in labels)

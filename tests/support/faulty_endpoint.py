@@ -1,18 +1,13 @@
 """A real S3 endpoint behind a proxy that injects faults of networks, servers and operators."""
 
 import http.client
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from tests.support.loopback_server import LoopbackServer, serving
-
-TRICKLE_BYTES = 16
-TRICKLE_SECONDS = 0.05
+from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, serving
 
 Fault = Literal["403", "404", "429", "500", "slow", "truncated", "flipped", "killed", "damaged"]
 
@@ -23,6 +18,8 @@ REFUSALS: Mapping[str, str] = {
     "500": "InternalError",
 }
 """Faults that are answers, and their S3 code."""
+OWN_HEADERS = {"Transfer-Encoding", "Content-Length", "Date", "Server"}
+"""Headers that the proxy sets itself."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +30,14 @@ class Served:
     fault: Fault | None
 
 
-class FaultyEndpoint(LoopbackServer):
+class FaultyEndpoint(ScriptedServer):
     """Forwards to `upstream` under one address of its own; the signed Host header goes with the request.
 
     `rule` gives the fault of a request for a path, if any; `served` has every request, in order.
     """
 
     def __init__(self, upstream: str) -> None:
-        super().__init__(_Handler)
+        super().__init__(self._reply)
         self.upstream = upstream.removeprefix("http://")
         self.rule: Callable[[str], Fault | None] = lambda path: None
         self.served: list[Served] = []
@@ -77,77 +74,34 @@ class FaultyEndpoint(LoopbackServer):
             self.served.append(Served(path, fault))
             return fault
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: FaultyEndpoint
-
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.server.choose(self.path)
+    def _reply(self, request: Request) -> Reply:
+        fault = self.choose(request.path)
         if fault in REFUSALS:
-            self._refuse(int(fault), REFUSALS[fault])
-            return
-        if fault == "damaged" and body:  # on its way to the server
-            body = bytes([body[0] ^ 1]) + body[1:]
-        status, headers, data = self._forward(body)
-        self.send_response_only(status)
-        for name, value in headers:
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self._send(data, fault)
+            refused = s3_error(int(fault), REFUSALS[fault], "injected")
+            return replace(refused, headers={**refused.headers, "Retry-After": "1"}) if fault == "429" else refused
+        # What is damaged is so on its way to the server.
+        reply = self._forwarded(replace(request, body=_flipped(request.body, 0)) if fault == "damaged" else request)
+        half = len(reply.body) // 2
+        match fault:
+            case "flipped":
+                return replace(reply, body=_flipped(reply.body, half))
+            case "truncated" | "killed":
+                return replace(reply, body=reply.body[:half])
+            case "slow":
+                return replace(reply, drips=True)
+        return reply
 
-    def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        upstream = http.client.HTTPConnection(self.server.upstream, timeout=30)
-        try:
-            upstream.request(self.command, self.path, body, dict(self.headers))
+    def _forwarded(self, request: Request) -> Reply:
+        with closing(http.client.HTTPConnection(self.upstream, timeout=30)) as upstream:
+            upstream.request(request.method, request.path, request.body, dict(request.headers))
             answer = upstream.getresponse()
             data = answer.read()
-            headers = [(name, value) for name, value in answer.getheaders() if name != "Transfer-Encoding"]
-            if not answer.getheader("Content-Length"):
-                headers.append(("Content-Length", str(len(data))))
-            return answer.status, headers, data
-        finally:
-            upstream.close()
+        headers = {name: value for name, value in answer.getheaders() if name not in OWN_HEADERS}
+        return Reply(answer.status, data, headers, int(answer.getheader("Content-Length") or len(data)))
 
-    def _refuse(self, status: int, code: str) -> None:
-        body = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(body)))
-        if status == 429:
-            self.send_header("Retry-After", "1")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
 
-    def _send(self, data: bytes, fault: Fault | None) -> None:
-        match fault:
-            case None | "damaged":
-                self.wfile.write(data)
-            case "flipped":
-                place = len(data) // 2
-                self.wfile.write(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
-            case "truncated":
-                self.wfile.write(data[: len(data) // 2])
-                self.close_connection = True
-            case "slow":
-                for start in range(0, len(data), TRICKLE_BYTES):
-                    self.wfile.write(data[start : start + TRICKLE_BYTES])
-                    if self.server.closing.wait(TRICKLE_SECONDS):
-                        return
-            case "killed":
-                self.wfile.write(data[: len(data) // 2])
-                self.wfile.flush()
-                with suppress(OSError):
-                    self.connection.shutdown(socket.SHUT_RDWR)
-                self.close_connection = True
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Be quiet."""
+def _flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] if data else data
 
 
 @contextmanager

@@ -2,17 +2,18 @@
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from types import MappingProxyType
 from typing import Any
 
-from tests.support.loopback_server import LoopbackServer, serving
+from tests.support.scripted_server import Reply, Request, ScriptedServer, serving
 
 WRITER, READER = "hf_writer", "hf_reader"
+NO_COMMIT = "0" * 40
 
 
-class FakeHub(LoopbackServer):
+class FakeHub(ScriptedServer):
     """Holds the files of each repository; a commit changes all of its files at once, or none.
 
     The token `WRITER` may write in the name of `someone`, `READER` may only read; any other is unknown. `answer` is the
@@ -20,15 +21,63 @@ class FakeHub(LoopbackServer):
     """
 
     def __init__(self) -> None:
-        super().__init__(_Handler)
+        super().__init__(self._reply)
         self.files: dict[str, dict[str, bytes]] = {}
         self.private: dict[str, bool] = {}
         self.commits: list[str] = []
         self.answer: int | None = None
         self.refused_commits = 0  # so many commits are answered with 503
 
-    def commit(self, repository: str, lines: list[dict[str, Any]]) -> None:
-        """Apply a commit."""
+    def _reply(self, request: Request) -> Reply:
+        token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        path = request.path.partition("?")[0]
+        if self.answer is not None:
+            return _answer(self.answer, {"error": "for a test"})
+        if token not in (WRITER, READER):
+            return _answer(401, {"error": f"Invalid token {token}"})
+        if path == "/api/whoami-v2":
+            return _answer(200, {"type": "user", "name": "someone"})
+        if path == "/api/validate-yaml":
+            return _answer(200, {"warnings": [], "errors": []})
+        if path == "/api/repos/create":
+            return self._create(json.loads(request.body), token)
+        repository = "/".join(path.removeprefix("/api/models/").split("/")[:2])
+        return self._on(repository, path.partition(repository)[2], request.body)
+
+    def _create(self, asked: dict[str, Any], token: str) -> Reply:
+        repository = f"{asked.get('organization') or 'someone'}/{asked['name']}"
+        if token != WRITER or not repository.startswith("someone/"):
+            return _answer(403, {"error": "no rights"})
+        if repository in self.files:
+            return _answer(409, {"error": "exists", "url": f"{self.endpoint_url}/{repository}"})
+        self.files[repository] = {}
+        self.private[repository] = asked.get("private", False) or asked.get("visibility") == "private"
+        return _answer(200, {"url": f"{self.endpoint_url}/{repository}"})
+
+    def _on(self, repository: str, what: str, body: bytes) -> Reply:
+        if repository not in self.files:
+            return _answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+        files = self.files[repository]
+        if what in ("", "/revision/main"):
+            entries = [{"rfilename": name} for name in files]
+            return _answer(200, {"id": repository, "sha": NO_COMMIT, "siblings": entries, "private": True})
+        if what.startswith("/tree/main"):
+            paths = [(name, len(data)) for name, data in files.items()]
+            return _answer(
+                200, [{"type": "file", "path": path, "size": size, "oid": NO_COMMIT} for path, size in paths]
+            )
+        if what == "/preupload/main":
+            names = [each["path"] for each in json.loads(body)["files"]]
+            regular = {"uploadMode": "regular", "shouldIgnore": False}
+            return _answer(200, {"files": [{"path": name, **regular} for name in names]})
+        if what == "/commit/main":
+            return self._commit(repository, [json.loads(line) for line in body.decode().splitlines()])
+        return _answer(404, {"error": f"no such address: {what}"})
+
+    def _commit(self, repository: str, lines: list[dict[str, Any]]) -> Reply:
+        if self.refused_commits:
+            self.refused_commits -= 1
+            return _answer(503, {"error": "for a test"})
         files = dict(self.files[repository])
         for line in lines:
             value = line["value"]
@@ -39,82 +88,12 @@ class FakeHub(LoopbackServer):
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
         self.files[repository] = files
+        url = f"{self.endpoint_url}/{repository}/commit/{NO_COMMIT}"
+        return _answer(200, {"success": True, "commitOid": NO_COMMIT, "commitUrl": url})
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: FakeHub
-
-    def _reply(self, status: int, content: Any, **headers: str) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        for name, value in ({"Content-Type": "application/json", "Content-Length": str(len(data))} | headers).items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        path, hub = self.path.partition("?")[0], self.server
-        if hub.answer is not None:
-            self._reply(hub.answer, {"error": "for a test"})
-        elif token not in (WRITER, READER):
-            self._reply(401, {"error": f"Invalid token {token}"})
-        elif path == "/api/whoami-v2":
-            self._reply(200, {"type": "user", "name": "someone"})
-        elif path == "/api/validate-yaml":
-            self._reply(200, {"warnings": [], "errors": []})
-        elif path == "/api/repos/create":
-            self._create(json.loads(body), token)
-        else:
-            repository = "/".join(path.removeprefix("/api/models/").split("/")[:2])
-            self._on(repository, path.partition(repository)[2], token, body)
-
-    def _create(self, asked: dict[str, Any], token: str) -> None:
-        repository = f"{asked.get('organization') or 'someone'}/{asked['name']}"
-        if token != WRITER or not repository.startswith("someone/"):
-            self._reply(403, {"error": "no rights"})
-            return
-        if repository in self.server.files:
-            self._reply(409, {"error": "exists", "url": f"{self.server.endpoint_url}/{repository}"})
-            return
-        self.server.files[repository] = {}
-        self.server.private[repository] = asked.get("private", False) or asked.get("visibility") == "private"
-        self._reply(200, {"url": f"{self.server.endpoint_url}/{repository}"})
-
-    def _on(self, repository: str, what: str, token: str, body: bytes) -> None:
-        hub = self.server
-        if repository not in hub.files:
-            self._reply(404, {"error": "Repository not found"}, X_Error_Code="RepoNotFound")
-        elif what in ("", "/revision/main"):
-            entries = [{"rfilename": name} for name in hub.files[repository]]
-            self._reply(200, {"id": repository, "sha": "0" * 40, "siblings": entries, "private": True})
-        elif what.startswith("/tree/main"):
-            entries = [
-                {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
-                for name, data in hub.files[repository].items()
-            ]
-            self._reply(200, entries)
-        elif what == "/preupload/main":
-            names = [each["path"] for each in json.loads(body)["files"]]
-            self._reply(
-                200, {"files": [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]}
-            )
-        elif what == "/commit/main" and hub.refused_commits:
-            hub.refused_commits -= 1
-            self._reply(503, {"error": "for a test"})
-        elif what == "/commit/main":
-            hub.commit(repository, [json.loads(line) for line in body.decode().splitlines()])
-            url = f"{hub.endpoint_url}/{repository}/commit/{'0' * 40}"
-            self._reply(200, {"success": True, "commitOid": "0" * 40, "commitUrl": url})
-        else:
-            self._reply(404, {"error": f"no such address: {what}"})
-
-    do_GET = do_POST = _answer  # noqa: N815
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Be quiet."""
+def _answer(status: int, content: Any, headers: Mapping[str, str] = MappingProxyType({})) -> Reply:
+    return Reply(status, json.dumps(content).encode(), {"Content-Type": "application/json", **headers})
 
 
 @contextmanager

@@ -1,13 +1,12 @@
-"""An HTTP server that gives a test's answers, wrong lengths and broken bodies included."""
+"""An HTTP server on 127.0.0.1 that gives a test's answers, wrong lengths and broken bodies included."""
 
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
-
-from tests.support.loopback_server import LoopbackServer, serving
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeVar
 
 DRIP_BYTES = 10
 DRIP_SECONDS = 0.02
@@ -43,14 +42,24 @@ def s3_error(status: int, code: str, message: str = "") -> Reply:
     return Reply(status, body.encode(), {"Content-Type": "application/xml"})
 
 
-class ScriptedServer(LoopbackServer):
-    """Answers each request with `script(request)`."""
+class ScriptedServer(ThreadingHTTPServer):
+    """Answers each request with `script(request)`; `closing` is set when it ends, so that slow answers stop waiting."""
+
+    daemon_threads = True
 
     def __init__(self, script: Callable[[Request], Reply]) -> None:
-        super().__init__(_Handler)
+        super().__init__(("127.0.0.1", 0), _Handler)
         self.script = script
         self.requests: list[Request] = []
         self.hung_up = threading.Event()  # a client hung up while an answer stalled
+        self.closing = threading.Event()
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is part of the tests."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -106,8 +115,25 @@ class _Handler(BaseHTTPRequestHandler):
         """Be quiet."""
 
 
+S = TypeVar("S", bound=ScriptedServer)
+
+
+@contextmanager
+def serving(server: S) -> Iterator[S]:
+    """Serve from a thread of this process as long as the context lasts."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @contextmanager
 def scripted_server(script: Callable[[Request], Reply]) -> Iterator[ScriptedServer]:
-    """Serve `script` on 127.0.0.1 from a thread of this process."""
+    """Serve a script."""
     with serving(ScriptedServer(script)) as server:
         yield server

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from tasks.sinks import sending
-from tests.support.loopback_server import serving
+from tests.support.scripted_server import serving
 from tests.support.sinks import Receiver
 
 

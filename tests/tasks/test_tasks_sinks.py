@@ -90,7 +90,7 @@ def test_an_outage_loses_nothing_and_costs_one_warning(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "the sink influx takes nothing" in caplog.messages[0]
     assert "401" in caplog.messages[0]
-    assert len(receiver.requests) == 1
+    assert len(receiver.posted) == 1
     assert sinks.queues() == {"influx": QueueState(0, 0)}
 
 
@@ -106,7 +106,7 @@ def test_what_a_server_never_takes_is_dropped_with_one_warning_and_the_next_wind
     receiver.refusing.clear()
     sinks.put(FIGURES)
     sinks.close()
-    assert len(receiver.requests) == 1
+    assert len(receiver.posted) == 1
     (message,) = caplog.messages
     assert message.startswith("the sink influx refuses items, which are dropped: 400")
 
@@ -138,7 +138,7 @@ def test_a_close_in_an_outage_drops_what_is_left_and_says_nothing_more(caplog: p
 def test_influx_gets_a_line_per_node_and_miner(sinks: NeuronSinks, receiver: Receiver) -> None:
     sinks.put(FIGURES)
     sinks.close()
-    ((path, authorization, body),) = receiver.requests
+    ((path, authorization, body),) = receiver.posted
     assert parse_qs(urlsplit(path).query) == {"db": ["templar"], "precision": ["s"]}
     assert authorization == "Token secret"
     lines = [line.rpartition(" ")[0] for line in body.decode().splitlines()]
@@ -159,9 +159,9 @@ def test_loki_gets_every_line_with_the_labels_that_it_names(sinks: NeuronSinks, 
     logging.getLogger("templar.sinks").warning("never sent: a failing sink would feed itself")
     logging.getLogger("templar.exchange").warning("[no_such_reason] of no window")
     sinks.close()
-    streams = [each for _, _, body in receiver.requests for each in json.loads(body)["streams"]]
-    assert {path for path, _, _ in receiver.requests} == {"/loki/api/v1/push"}
-    assert {authorization for _, authorization, _ in receiver.requests} == {"Bearer secret"}
+    streams = [each for _, _, body in receiver.posted for each in json.loads(body)["streams"]]
+    assert {path for path, _, _ in receiver.posted} == {"/loki/api/v1/push"}
+    assert {authorization for _, authorization, _ in receiver.posted} == {"Bearer secret"}
     common = {"neuron": "default", "role": "validator", "level": "warning", "logger": "templar.exchange"}
     assert [each["stream"] for each in streams] == [
         common | {"window": "7", "uid": "3", "reason": "too_slow"},

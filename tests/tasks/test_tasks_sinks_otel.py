@@ -40,8 +40,8 @@ def attributes(found: Any) -> dict[str, Any]:
 
 
 def received(receiver: Receiver, path: str) -> list[bytes]:
-    assert {authorization for _, authorization, _ in receiver.requests} <= {"Bearer%secret=="}
-    return [body for each, _, body in receiver.requests if each == path]
+    assert {authorization for _, authorization, _ in receiver.posted} <= {"Bearer%secret=="}
+    return [body for each, _, body in receiver.posted if each == path]
 
 
 def test_figures_arrive_with_names_kinds_and_labels(sinks: NeuronSinks, receiver: Receiver) -> None:

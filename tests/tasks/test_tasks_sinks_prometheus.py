@@ -13,10 +13,10 @@ from tasks.sinks.sending import Identity
 from templar.errors import Reason
 from templar.reports.metrics import metrics_of
 from templar.traffic import Traffic
-from tests.support.loopback_server import serving
 from tests.support.network import Network
 from tests.support.operator import wait_until
 from tests.support.prometheus import panel_queries, scraping
+from tests.support.scripted_server import serving
 from tests.support.sinks import Receiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

@@ -11,8 +11,8 @@ from tasks.sinks import sending, wandb
 from tasks.sinks.attached import NeuronSinks, SinkSettings
 from tasks.sinks.sending import QueueState
 from tasks.sinks.wandb import WandbError, WandbRun, figures_of, run_settings
-from tests.support.loopback_server import serving
 from tests.support.operator import wait_until
+from tests.support.scripted_server import serving
 from tests.support.sinks import FIGURES, WHO, Receiver
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
