@@ -62,7 +62,7 @@ class Scene:
         return fetched_checkpoint(self.store, ALICE.neuron, 12, self.target, **options)
 
     def fetch(self, **options):
-        """Fetch it, with whatever bytes it should have."""
+        """Fetch it, with any bytes that it should have."""
         with self.fetched(**options) as manifest:
             assert self.content() == FETCHED
         return manifest

@@ -1,4 +1,4 @@
-"""Every damaged or missing object of a dataset is named, whatever the damage, and no other one."""
+"""Every damaged or missing object of a dataset is named, with any damage, and no other one."""
 
 import json
 from collections.abc import Callable
