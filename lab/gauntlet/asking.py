@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from deployments.why import Answer, Point, answers
-from templar.errors import Reason, TemplarError
+from templar.errors import TemplarError
 from templar.neuron.configuration import NeuronConfig
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import Evidence, MinerRecord
@@ -20,7 +20,6 @@ class Asked:
     seconds: float
     answered: bool  # what the miner got is explained
     differences: tuple[str, ...]  # what the answer says otherwise than the evidence that the validator keeps
-    reasons: tuple[Reason, ...]  # that it gives
 
     @property
     def problem(self) -> str | None:
@@ -62,10 +61,9 @@ def ask(asking: NeuronConfig, validator: Validator, uid: int, window: int) -> As
     try:
         (answer,) = answers(asking, uid, window, own)
     except TemplarError as error:
-        return Asked(uid, window, time.perf_counter() - started, False, (str(error),), (error.reason,))
+        return Asked(uid, window, time.perf_counter() - started, False, (str(error),))
     seconds = time.perf_counter() - started
-    reasons = tuple(point.reason for point in answer.points if point.reason is not None)
-    return Asked(uid, window, seconds, is_answered(answer), tuple(differences(answer, evidence, uid)), reasons)
+    return Asked(uid, window, seconds, is_answered(answer), tuple(differences(answer, evidence, uid)))
 
 
 def is_answered(answer: Answer) -> bool:
