@@ -105,18 +105,6 @@ def release_leases() -> None:
         node.release_lease()
 
 
-@contextmanager
-def hosting(name: str, node: Node) -> Iterator[None]:
-    """Host a node that the caller started, as long as the context lasts."""
-    with _lock:
-        _neurons[name] = node
-    try:
-        yield
-    finally:
-        with _lock:
-            _neurons.pop(name, None)
-
-
 def _identity(node: Node) -> Identity:
     network = node.birth.network
     hotkey = node.exchange.own_signer.address

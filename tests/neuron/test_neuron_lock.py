@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tasks.host import hosted, hosting
+from tasks.host import hosted
 from tasks.window import open_window as open_window_task
 from templar.canonical import file_sha256
 from templar.errors import PermanentError, Reason
@@ -15,6 +15,7 @@ from templar.neuron.node import Node
 from templar.window import open_window
 from tests.support import lock_holder
 from tests.support.errors import raising
+from tests.support.flow_network import hosting
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])

@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
+import pytest
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
@@ -20,7 +21,7 @@ from blocks import Neuron
 from flows.aggregator_window import aggregator_window
 from flows.miner_window import miner_window
 from flows.validator_window import validator_window
-from tasks.host import hosting
+from tasks import host
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.node import Node
 from templar.window import drive_window
@@ -33,6 +34,14 @@ FLOWS: dict[str | None, Flow[..., Any]] = {
     "validator": validator_window,
     "aggregator": aggregator_window,
 }
+
+
+@contextmanager
+def hosting(name: str, node: Node) -> Iterator[None]:
+    """Let this process host a node that the test started."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(host._neurons, name, node)
+        yield
 
 
 def run_window(node: Node, window: int | None) -> State[Any]:

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.local.wallets import create_wallet
 from deployments.processes import free_port
-from tasks.host import hosted, hosting, load_block, release
+from tasks.host import hosted, load_block, release
 from tasks.sinks.attached import publish
 from tasks.window import fetch_pages
 from templar.errors import Reason, TemplarError
@@ -21,7 +21,6 @@ from templar.reports.metrics import Metrics
 from tests.support.errors import error_of
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
-from tests.support.recording import recording_node
 
 NAME = "hosted"
 
@@ -118,14 +117,6 @@ def test_a_released_neuron_gives_its_folder_back_and_can_be_hosted_again(home: P
     assert second is not first
     assert second.state.root == first.state.root
     release("nobody")  # nothing happens
-
-
-def test_a_neuron_can_be_hosted_for_a_while() -> None:
-    node, calls = recording_node(Miner, stop=None)
-    with hosting("guest", node):
-        assert hosted("guest", Miner) is node
-    assert refused("guest").reason is Reason.BAD_ENVIRONMENT
-    assert calls == []
 
 
 def test_a_hosted_neuron_has_the_sinks_of_its_environment(

@@ -6,7 +6,6 @@ import pytest
 from prefect import Task
 
 import tasks.window
-from tasks.host import hosting
 from tasks.window import fetch_pages, publish_decision, rate, settle_and_publish, train
 from templar.agreement.voter import Settlement
 from templar.data.replicas import EndpointReport
@@ -17,6 +16,7 @@ from templar.neuron.miner import Miner, PageReport
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from tests.support.errors import raising
+from tests.support.flow_network import hosting
 from tests.support.recording import recording_node
 
 NAME = "recorded"
