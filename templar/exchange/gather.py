@@ -115,20 +115,17 @@ class GatherReport:
 
 @dataclass(frozen=True)
 class Gatherer:
-    """Fetches reveals for one node.
-
-    Attributes:
-        concurrency: Peers fetched at once. With 1 they are fetched in the caller's thread, one after the other, and no
-            transfer can be cancelled.
-        min_retry_seconds: Failing stores are asked again for at least this long, even after `retry_until`; for windows
-            that are long over.
-    """
+    """Fetches reveals for one node."""
 
     buckets: Buckets
     cache: PayloadCache
     clock: Clock
     concurrency: int = 8
+    """Peers fetched at once. With 1 they are fetched in the caller's thread, one after the other, and no transfer can
+    be cancelled."""
     min_retry_seconds: float = 0.0
+    """Failing stores are asked again for at least this long, even after `retry_until`; for windows that are long over.
+    """
 
     def gather(
         self,

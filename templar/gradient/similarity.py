@@ -22,16 +22,12 @@ from templar.shared_results import Same, shared
 
 @dataclass(frozen=True, eq=False)
 class Similarity:
-    """Counts of common coefficients among P payloads.
-
-    Attributes:
-        shared: Shape (P, P), int64, symmetric; coefficients that two payloads have at the same place. The diagonal
-            counts each payload's own, without silent chunks and tensors that are left out.
-        chance: The expected share of common places of two independent payloads.
-    """
+    """Counts of common coefficients among P payloads."""
 
     shared: NDArray[np.int64]
-    chance: float
+    """Shape (P, P), int64, symmetric; coefficients that two payloads have at the same place. The diagonal counts each
+    payload's own, without silent chunks and tensors that are left out."""
+    chance: float  # the expected share of common places of two independent payloads
 
     @property
     def counts(self) -> NDArray[np.int64]:

@@ -63,18 +63,15 @@ class Difference:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """When two measured numbers are equal.
-
-    Attributes:
-        relative: Allowed distance, relative to the larger of the recomputed number and the typical size of its field.
-        limits: Field -> another allowed distance.
-        typical: Field -> median size of its recomputed numbers in the window, for a gain may be almost zero. Published
-            numbers have no part in it: they must not widen the tolerance.
-    """
+    """When two measured numbers are equal."""
 
     relative: float = 0.0
+    """Allowed distance, relative to the larger of the recomputed number and the typical size of its field."""
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Field -> another allowed distance."""
     typical: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Field -> median size of its recomputed numbers in the window, for a gain may be almost zero. Published numbers
+    have no part in it: they must not widen the tolerance."""
 
     @classmethod
     def of(cls, relative: float | None, recomputed: WindowFacts) -> "Tolerance":

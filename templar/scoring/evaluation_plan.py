@@ -30,16 +30,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The sequences that a window is measured on.
-
-    Attributes:
-        segments: Uid -> indices of the sequences of its own segment, in the order of evaluation. All segments together
-            are the evaluation batch; to each miner the segments of the others are random data.
-        exact: Uid that is measured exactly -> uids whose segments it is measured on besides its own.
-    """
+    """The sequences that a window is measured on."""
 
     segments: Mapping[int, tuple[int, ...]]
+    """Uid -> indices of the sequences of its own segment, in the order of evaluation. All segments together are the
+    evaluation batch; to each miner the segments of the others are random data."""
     exact: Mapping[int, tuple[int, ...]]
+    """Uid that is measured exactly -> uids whose segments it is measured on besides its own."""
 
 
 def draw_plan(

@@ -29,21 +29,15 @@ class Estimate(Record):
     """The first-order measurement of a payload: mean losses and gains in nats per token.
 
     A number that is not finite is recorded as None: it is a verdict, not an error.
-
-    Attributes:
-        own_before: Loss on the miner's own segment.
-        own_gain: First-order fall of that loss under the update.
-        random_before: Loss on the rest of the evaluation batch.
-        random_gain: First-order fall of that loss under the update.
-        expected: How much easier the segment is than the rest for others: over the miners that were drawn for an exact
-            measurement, the median of their relative gain on it less that on the rest. 0 if nobody else was drawn.
     """
 
-    own_before: Finite | None
-    own_gain: Finite | None
-    random_before: Finite | None
-    random_gain: Finite | None
+    own_before: Finite | None  # loss on the miner's own segment
+    own_gain: Finite | None  # first-order fall of that loss under the update
+    random_before: Finite | None  # loss on the rest of the evaluation batch
+    random_gain: Finite | None  # first-order fall of that loss under the update
     expected: Finite
+    """How much easier the segment is than the rest for others: over the miners that were drawn for an exact
+    measurement, the median of their relative gain on it less that on the rest. 0 if nobody else was drawn."""
 
 
 class Measurement(Record):
@@ -61,30 +55,20 @@ class Measurement(Record):
 
 
 class Likeness(Record):
-    """The most similar payload of another miner, or of the window before.
+    """The most similar payload of another miner, or of the window before."""
 
-    Attributes:
-        uid: Its author.
-        share: Share of common coefficients beyond chance, 0..1.
-    """
-
-    uid: Uid
-    share: Finite
+    uid: Uid  # its author
+    share: Finite  # share of common coefficients beyond chance, 0..1
 
 
 class MeasuredOn(Record):
-    """The device that computed the losses and gains of a window.
+    """The device that computed the losses and gains of a window."""
 
-    Attributes:
-        device: Kind of the device.
-        precision: Of the products; parameters and gradients are float32.
-        repeatable: Whether it did so on one thread of a CPU in float32, with the preset's micro-batches: then the same
-            kind of machine finds the same bits.
-    """
-
-    device: Literal["cpu", "cuda"]
-    precision: Literal["float32", "bfloat16"]
+    device: Literal["cpu", "cuda"]  # kind of the device
+    precision: Literal["float32", "bfloat16"]  # of the products; parameters and gradients are float32
     repeatable: bool
+    """Whether it did so on one thread of a CPU in float32, with the preset's micro-batches: then the same kind of
+    machine finds the same bits."""
 
     def __str__(self) -> str:
         return f"{self.device}/{self.precision}"
@@ -148,25 +132,18 @@ class SlashRecord(Record):
 
 
 class MinerRecord(Record):
-    """A miner's facts and their consequences.
-
-    Attributes:
-        before: Its card before the window.
-        gradient_score: Relative fall of the loss on others' data; None if it was not scored.
-        indicator: +1 if the loss fell more on the own data, else -1; None if it was not scored.
-        copied: Whether its payload is like another one, even while that costs nothing yet.
-        discount: Why its payload counts for less than its score; None if it counts in full.
-        after: Its card after the window.
-    """
+    """A miner's facts and their consequences."""
 
     facts: MinerFacts
-    before: ScoreCard
-    gradient_score: Finite | None
+    before: ScoreCard  # its card before the window
+    gradient_score: Finite | None  # relative fall of the loss on others' data; None if it was not scored
     indicator: Annotated[int, Field(ge=-1, le=1)] | None
-    copied: bool
+    """+1 if the loss fell more on the own data, else -1; None if it was not scored."""
+    copied: bool  # whether its payload is like another one, even while that costs nothing yet
     discount: Annotated[Reason, Field(strict=False)] | None
+    """Why its payload counts for less than its score; None if it counts in full."""
     slashes: Annotated[tuple[SlashRecord, ...], Field(strict=False, max_length=16), FailFast()]
-    after: ScoreCard
+    after: ScoreCard  # its card after the window
 
     @property
     def uid(self) -> int:
@@ -201,26 +178,14 @@ class WeightRecord(Record):
 
 
 class Evidence(WindowBody):
-    """The evidence of one validator for one window; its fields `roster` to `measured_on` are as in `WindowFacts`.
-
-    Attributes:
-        previous: Digest of the evidence that this one follows, whose cards are the ones before; None for the first.
-        previous_window: The window of that evidence.
-        miners: One record per registered miner, in uid order.
-        baseline_sigma: Uncertainty of the rating of the baseline, which final scores count from.
-        typical_advantage: Median positive advantage of the scored miners, before the window's penalties; skill is
-            measured in it.
-        typical_own_excess: Median positive excess on own data of the scored miners with a positive advantage, likewise.
-        departed: Cards of hotkeys that are not registered any more, by hotkey.
-        bans: Bans that hold in later windows, by subject.
-        weights: The weights that follow from the final scores, in uid order.
-    """
+    """The evidence of one validator for one window; its fields `roster` to `measured_on` are as in `WindowFacts`."""
 
     kind = Kind.EVIDENCE
     max_bytes = ENVELOPE_BYTES + 2 * 1024 * 1024
 
     previous: Hex64 | None
-    previous_window: Count | None
+    """Digest of the evidence that this one follows, whose cards are the ones before; None for the first."""
+    previous_window: Count | None  # the window of that evidence
     roster: Hex64 | None
     root_before: Hex64
     outer_steps: Count
@@ -228,12 +193,18 @@ class Evidence(WindowBody):
     loss: Finite | None
     measured_on: MeasuredOn | None
     miners: Annotated[tuple[MinerRecord, ...], Field(strict=False, max_length=4096), FailFast()]
-    baseline_sigma: Finite
+    """One record per registered miner, in uid order."""
+    baseline_sigma: Finite  # uncertainty of the rating of the baseline, which final scores count from
     typical_advantage: Finite
+    """Median positive advantage of the scored miners, before the window's penalties; skill is measured in it."""
     typical_own_excess: Finite
+    """Median positive excess on own data of the scored miners with a positive advantage, likewise."""
     departed: Annotated[tuple[Departed, ...], Field(strict=False, max_length=MAX_DEPARTED), FailFast()]
+    """Cards of hotkeys that are not registered any more, by hotkey."""
     bans: Annotated[tuple[Ban, ...], Field(strict=False, max_length=MAX_BANS), FailFast()]
+    """Bans that hold in later windows, by subject."""
     weights: Annotated[tuple[WeightRecord, ...], Field(strict=False, max_length=4096), FailFast()]
+    """The weights that follow from the final scores, in uid order."""
 
     @property
     def facts(self) -> WindowFacts:

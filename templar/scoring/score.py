@@ -40,22 +40,17 @@ _BASELINE = -1
 
 @dataclass(frozen=True)
 class WindowScore:
-    """The score of one payload.
+    """The score of one payload."""
 
-    Attributes:
-        gradient_score: Relative fall of the loss on others' data, at least -1; higher is better.
-        indicator: +1 if the loss fell more, relatively, on the miner's own data than on others', beyond the same
-            difference of others' updates; else -1.
-        curvature: What the first-order score left out, relative to the loss; None if it was not measured.
-        predicted: The first-order score on the sequences of that measurement; 0 if there is none.
-        own_excess: By how much the loss fell more on the miner's own data, beyond that difference; limited to -1..1.
-    """
-
-    gradient_score: float
+    gradient_score: float  # relative fall of the loss on others' data, at least -1; higher is better
     indicator: int
+    """+1 if the loss fell more, relatively, on the miner's own data than on others', beyond the same difference of
+    others' updates; else -1."""
     curvature: float | None = None
-    predicted: float = 0.0
+    """What the first-order score left out, relative to the loss; None if it was not measured."""
+    predicted: float = 0.0  # the first-order score on the sequences of that measurement; 0 if there is none
     own_excess: float = 0.0
+    """By how much the loss fell more on the miner's own data, beyond that difference; limited to -1..1."""
 
 
 def score_payload(
@@ -130,19 +125,15 @@ class CurvaturePrior:
     A miner keeps the curvature of its past as long as its predicted gain is about as large as it was then. A step that
     is too long predicts more, the longer it is. So large predicted gains are discounted by the shortfall of measured
     ones of that size, of the same miner or in the same window.
-
-    Attributes:
-        typical: Median curvature of the measured miners whose predicted gain is not large, at most 0.
-        large: Predicted gains above this are large: `ratio` times the median one of all miners, at least 0. None if
-            nobody was measured.
-        shortfalls: Predicted gain of each measured miner with a large one, and its curvature as a share of it, -1..0.
-        ratio: `Scoring.large_prediction_ratio`.
     """
 
-    typical: float = 0.0
+    typical: float = 0.0  # median curvature of the measured miners whose predicted gain is not large, at most 0
     large: float | None = None
+    """Predicted gains above this are large: `ratio` times the median one of all miners, at least 0. None if nobody was
+    measured."""
     shortfalls: tuple[tuple[float, float], ...] = ()
-    ratio: float = 1.0
+    """Predicted gain of each measured miner with a large one, and its curvature as a share of it, -1..0."""
+    ratio: float = 1.0  # `Scoring.large_prediction_ratio`
 
     @classmethod
     def of(cls, estimates: Collection[Estimate], measurements: Collection[Measurement], ratio: float) -> Self:
@@ -345,15 +336,10 @@ def _averaged(average: float, newest: float, weight: float) -> float:
 
 @dataclass(frozen=True)
 class Typical:
-    """The typical card of the miners that were scored in a window; pay is relative to it.
+    """The typical card of the miners that were scored in a window; pay is relative to it."""
 
-    Attributes:
-        advantage: Median positive advantage; 0 if nobody has one.
-        own_excess: Median positive excess on own data, of the miners with a positive advantage; 0 if none has one.
-    """
-
-    advantage: float
-    own_excess: float
+    advantage: float  # median positive advantage; 0 if nobody has one
+    own_excess: float  # median positive excess on own data, of the miners with a positive advantage; 0 if none has one
 
     @classmethod
     def of(cls, cards: Collection[ScoreCard]) -> Self:

@@ -40,19 +40,12 @@ class DeleteReport:
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload that was not completed.
+    """An upload that was not completed."""
 
-    Attributes:
-        key: Key of the object; a directory store knows only the temporary name.
-        upload_id: Distinguishes uploads of the same key.
-        idle_seconds: Time since the last part arrived, by the store's clock.
-        num_bytes: Bytes stored so far.
-    """
-
-    key: str
-    upload_id: str
-    idle_seconds: float
-    num_bytes: int
+    key: str  # key of the object; a directory store knows only the temporary name
+    upload_id: str  # distinguishes uploads of the same key
+    idle_seconds: float  # time since the last part arrived, by the store's clock
+    num_bytes: int  # bytes stored so far
 
 
 class ObjectStore(Protocol):
