@@ -41,7 +41,7 @@ SIGNER = hotkey_from_seed(bytes(31) + b"\x01")
 MARK = "@MARK@"
 Fill = Callable[[int], str]
 """A function that fills so many characters of JSON."""
-ROOMS = ("templar.exchange.objects", "templar.audit.findings", "templar.scoring.evidence")
+ROOMS = ("templar.exchange.objects", "templar.agreement.findings", "templar.scoring.evidence")
 """Modules that define kinds, besides those of `templar.agreement`."""
 STRINGS = ("5", "gather", "a", *("a" * length for length in (8, 32, 64, 128)), SIGNER.address)
 """One of them matches the pattern of every field."""

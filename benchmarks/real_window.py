@@ -73,17 +73,7 @@ from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
 from templar.timeline import first_block
 from templar.training.model import parameter_shapes
-from templar.window import (
-    Action,
-    AggregatorSteps,
-    MinerSteps,
-    ValidatorSteps,
-    aggregate,
-    close_window,
-    mine,
-    open_window,
-    validate,
-)
+from templar.window import Action, open_window, take_steps
 
 SEED = 7
 PRESET, QUICK_PRESET = "150M", "simulation"
@@ -284,27 +274,24 @@ def lived(kind: type[Node], config: NeuronConfig) -> Outcome:
     if opening.action is not Action.RUN:
         raise RuntimeError(f"the {config.name} does not take part: {opening.reason} {opening.detail}")
 
-    # 1. The window, as every driver takes it; the results of its steps are kept.
-    def step(name: str) -> Callable[..., Any]:
-        taken = partial(close_window, node) if name == "close_window" else getattr(node, name)
-
-        def kept(*arguments: Any) -> Any:
-            results[name] = taken(*arguments)
+    # 1. The window, as every driver takes it; the results of some steps are kept.
+    def kept(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            results[name] = step(*arguments)
             return results[name]
 
-        return kept
+        return call
 
-    if isinstance(node, Miner):
-        result = mine(MinerSteps.bind(step), START_WINDOW)
-    elif isinstance(node, Validator):
-        result = validate(ValidatorSteps.bind(step), START_WINDOW)
-    else:
-        result = aggregate(AggregatorSteps.bind(step), START_WINDOW)
+    for name in ("train", "compress", "gather", "rate", "close_window"):
+        if (step := getattr(node, name, None)) is not None:
+            setattr(node, name, kept(name, step))
+    result = take_steps(node, START_WINDOW)
     written = status("io", "wchar") - before
 
     # 2. A snapshot, which most windows have none of.
     before = status("io", "wchar")
-    node.snapshots.save(node.state.params, node.state.mark, node.private_file)
+    node.begin_snapshot()
+    node.snapshots.wait()
     snapshot = status("io", "wchar") - before
 
     # 3. What there is to say of it.

@@ -6,7 +6,7 @@ from prefect.client.schemas.objects import State
 from flows.naming import window_run_name
 from tasks.alerts import alerting
 from tasks.sinks.attached import tracing_window
-from tasks.window import aggregator_steps, ended, not_run, open_window
+from tasks.window import NeuronTasks, ended, not_run, open_window
 from templar.window import Action, aggregate
 
 
@@ -22,4 +22,4 @@ async def aggregator_window(window: int | None = None, neuron: str = "default") 
         opening = open_window(neuron, window)
         if opening.action is not Action.RUN:
             return not_run(neuron, opening)
-        return ended(neuron, aggregate(aggregator_steps(neuron), opening.window))
+        return ended(neuron, aggregate(NeuronTasks(neuron), opening.window))

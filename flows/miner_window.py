@@ -6,7 +6,7 @@ from prefect.client.schemas.objects import State
 from flows.naming import window_run_name
 from tasks.alerts import alerting
 from tasks.sinks.attached import tracing_window
-from tasks.window import ended, miner_steps, not_run, open_window
+from tasks.window import NeuronTasks, ended, not_run, open_window
 from templar.window import Action, mine
 
 
@@ -22,4 +22,4 @@ async def miner_window(window: int | None = None, neuron: str = "default") -> St
         opening = open_window(neuron, window)
         if opening.action is not Action.RUN:
             return not_run(neuron, opening)
-        return ended(neuron, mine(miner_steps(neuron), opening.window))
+        return ended(neuron, mine(NeuronTasks(neuron), opening.window))

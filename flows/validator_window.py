@@ -6,7 +6,7 @@ from prefect.client.schemas.objects import State
 from flows.naming import window_run_name
 from tasks.alerts import alerting
 from tasks.sinks.attached import tracing_window
-from tasks.window import ended, not_run, open_window, validator_steps
+from tasks.window import NeuronTasks, ended, not_run, open_window
 from templar.window import Action, validate
 
 
@@ -22,4 +22,4 @@ async def validator_window(window: int | None = None, neuron: str = "default") -
         opening = open_window(neuron, window)
         if opening.action is not Action.RUN:
             return not_run(neuron, opening)
-        return ended(neuron, validate(validator_steps(neuron), opening.window))
+        return ended(neuron, validate(NeuronTasks(neuron), opening.window))

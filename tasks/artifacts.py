@@ -24,8 +24,8 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.exceptions import PrefectException
 
+from templar.agreement.conflicts import AuditReport
 from templar.audit.evidence_audit import WindowAudit
-from templar.audit.roster_audit import AuditReport
 from templar.exchange.gather import GatherReport
 from templar.housekeeping.bucket_cleanup import CleanupReport
 from templar.neuron.miner import PageReport, TrainReport

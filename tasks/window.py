@@ -2,17 +2,16 @@
 
 Every step is idempotent by window (docs/architecture.md D9), so a retry does only what is left to do. Two steps are not
 retried: `train`, since its time is up when it fails and the miner's state is as before, and `gather`, since it asks
-every peer again by itself until the deadline. `miner_steps` and its siblings bind the tasks to a neuron's name for
-`templar.window`, where the order of the steps stands.
+every peer again by itself until the deadline. `NeuronTasks` has the tasks of one neuron as the steps whose order stands
+in `templar.window`.
 """
 
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from prefect import task
+from prefect import Task, task
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
@@ -34,21 +33,25 @@ from tasks.policy import CHAIN, LOCAL, SETTLE, STORE, WEIGHTS
 from tasks.sinks.attached import publish
 from tasks.sinks.trace import conclude, name_window, traced
 from templar import window as story
+from templar.agreement.conflicts import AuditReport
 from templar.agreement.state import StateMark
 from templar.agreement.voter import Settlement
-from templar.audit.roster_audit import AuditReport
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport
 from templar.exchange.publish import TimedReport
 from templar.neuron.aggregator import RosterNode
-from templar.neuron.miner import Miner, PageReport, PayloadReport, TrainReport
+from templar.neuron.miner import Miner, PageReport, TrainReport
 from templar.neuron.node import Node
+from templar.neuron.private_state import PayloadReport
 from templar.neuron.validator import Validator, WeightsReport
 from templar.reports.metrics import Metrics, condition_of, metrics_of, publish_metrics
 from templar.scoring.evidence import Evidence, WindowFacts
-from templar.window import Action, AggregatorSteps, MinerSteps, Opening, ValidatorSteps, WindowResult
+from templar.window import Action, Opening, WindowResult
 
 log = logging.getLogger("templar.window")
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Every role.
 
@@ -57,7 +60,7 @@ log = logging.getLogger("templar.window")
 def open_window(neuron: str, window: int | None) -> Opening:
     """Claim a window and catch up with the one before it. The first call in a process also starts the neuron."""
     with release_on_lost_lease(neuron):
-        opening: Opening = traced("open_window", lambda: story.open_window(hosted(neuron, Node), window))()
+        opening = traced("open_window", lambda: story.open_window(hosted(neuron, Node), window))()
     name_window(opening.window)
     return opening
 
@@ -118,7 +121,7 @@ def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> A
     Findings are a table artifact, if there are any.
     """
     node = hosted(neuron, Node)
-    audit = story.close_window(node, report, settlement)
+    audit = node.close_window(report, settlement)
     if audit.findings:
         rows = finding_rows(audit)
         table(f"findings-{neuron}", rows, f"Window {audit.window}: roster and gathered objects disagree.")
@@ -246,48 +249,47 @@ def set_weights(neuron: str, evidence: Evidence | None) -> WeightsReport | None:
     return cast(WeightsReport, refused)  # the engine gives the task run this state
 
 
-def _set_weights(neuron: str, evidence: Evidence | None) -> WeightsReport | None:
-    """Run `set_weights`; its report, also out of the state `WeightsRefused`."""
-    outcome: Any = set_weights(neuron, evidence)
-    is_refused = isinstance(outcome, State)
-    report: WeightsReport | None = outcome.data.result if is_refused else outcome
-    return report
-
-
 # The steps of one neuron.
 
-_STEPS: dict[str, Callable[..., Any]] = {
-    "update_peers": update_peers,
-    "gather": gather,
-    "apply": apply,
-    "publish_sync_proof": publish_sync_proof,
-    "close_window": close_window,
-    "fetch_pages": fetch_pages,
-    "train": train,
-    "compress": compress,
-    "commit": commit,
-    "upload": upload,
-    "settle": settle,
-    "observe_commitments": observe_commitments,
-    "settle_and_publish": settle_and_publish,
-    "publish_decision": publish_decision,
-    "evaluate": evaluate,
-    "rate": rate,
-    "publish_evidence": publish_evidence,
-    "set_weights": _set_weights,
-}
+
+def _step(task: Task[Concatenate[str, P], R]) -> Callable[Concatenate["NeuronTasks", P], R]:
+    """Return a task as a method of `NeuronTasks`, which adds a span to the window's trace."""
+
+    def run(name: str, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        outcome: Any = task(name, *args, **kwargs)
+        is_refused = isinstance(outcome, State)  # the state `WeightsRefused`, which has the report
+        result: R = outcome.data.result if is_refused else outcome
+        return result
+
+    recorded = traced(task.fn.__name__, run)
+
+    def call(neuron: "NeuronTasks", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return recorded(neuron.name, *args, **kwargs)
+
+    return call
 
 
-def miner_steps(neuron: str) -> MinerSteps:
-    """A miner's steps as tasks."""
-    return MinerSteps.bind(lambda name: partial(traced(name, _STEPS[name]), neuron))
+class NeuronTasks:
+    """A neuron's steps as tasks: those of every role, since a task refuses a neuron of another one."""
 
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-def aggregator_steps(neuron: str) -> AggregatorSteps:
-    """An aggregator's steps as tasks."""
-    return AggregatorSteps.bind(lambda name: partial(traced(name, _STEPS[name]), neuron))
-
-
-def validator_steps(neuron: str) -> ValidatorSteps:
-    """A validator's steps as tasks."""
-    return ValidatorSteps.bind(lambda name: partial(traced(name, _STEPS[name]), neuron))
+    update_peers = _step(update_peers)
+    gather = _step(gather)
+    apply = _step(apply)
+    publish_sync_proof = _step(publish_sync_proof)
+    close_window = _step(close_window)
+    fetch_pages = _step(fetch_pages)
+    train = _step(train)
+    compress = _step(compress)
+    commit = _step(commit)
+    upload = _step(upload)
+    settle = _step(settle)
+    observe_commitments = _step(observe_commitments)
+    settle_and_publish = _step(settle_and_publish)
+    publish_decision = _step(publish_decision)
+    evaluate = _step(evaluate)
+    rate = _step(rate)
+    publish_evidence = _step(publish_evidence)
+    set_weights = _step(set_weights)

@@ -1,81 +1,78 @@
 """A window of each role as ordered steps: the one place where their order stands.
 
-`mine`, `aggregate` and `validate` take the steps as calls, so the same lines run under Prefect, where each step is a
-retrying task (`tasks/window.py`), and without it, in real and in simulated time (`drive_window`). The waits are inside
-the steps. Each of the three returns a `WindowResult`: what was done, and what the node owed and did not do.
+`mine`, `aggregate` and `validate` take a node, in real and in simulated time (`drive_window`), or under Prefect its
+`NeuronTasks`, which run each step as a retrying task (`tasks/window.py`). The waits are inside the steps. Each of the
+three returns a `WindowResult`: what was done, and what the node owed and did not do.
 `open_window` chooses the window that a node works on and brings the state to the one before it.
 """
 
+# ruff: noqa: D102 - the methods of the nodes say what a step does
+
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Self
+from typing import Protocol
 
+from templar.agreement.conflicts import AuditReport
 from templar.agreement.state import StateMark
 from templar.agreement.voter import Settlement
-from templar.audit.roster_audit import AuditReport, audit_window
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.gather import GatherReport
 from templar.exchange.publish import TimedReport
+from templar.neuron.aggregator import Aggregator
 from templar.neuron.catchup import catch_up
 from templar.neuron.configuration import CHAIN_ROLES, announce_role
 from templar.neuron.journal import Status
-from templar.neuron.miner import PageReport, PayloadReport, TrainReport
+from templar.neuron.miner import Miner, PageReport, TrainReport
 from templar.neuron.node import CHAIN_IS_AWAY, Node
-from templar.neuron.validator import WeightsReport
+from templar.neuron.private_state import PayloadReport
+from templar.neuron.validator import Validator, WeightsReport
 from templar.scoring.evidence import Evidence, WindowFacts
 from templar.timeline import first_block, window_of
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Steps:
-    """The steps that every role takes, bound to one node; each is safe to call again (docs/architecture.md D9)."""
+class Steps(Protocol):
+    """The steps that every role takes; each is safe to call again (docs/architecture.md D9).
 
-    update_peers: Callable[[int], object]
-    gather: Callable[[int], GatherReport]
-    apply: Callable[[Settlement], StateMark]
-    publish_sync_proof: Callable[[int], object]
-    close_window: Callable[[GatherReport, Settlement], AuditReport]
+    They are methods of the nodes (`templar/neuron/`).
+    """
 
-    @classmethod
-    def bind(cls, step: Callable[[str], Callable[..., Any]]) -> Self:
-        """The steps of a role, from a function that gives each of them by its name."""
-        return cls(**{each.name: step(each.name) for each in fields(cls)})
+    def update_peers(self, window: int) -> object: ...
+    def gather(self, window: int) -> GatherReport: ...
+    def apply(self, settlement: Settlement) -> StateMark: ...
+    def publish_sync_proof(self, window: int) -> object: ...
+    def close_window(self, report: GatherReport, settlement: Settlement) -> AuditReport: ...
 
 
-@dataclass(frozen=True)
-class MinerSteps(Steps):
+class MinerSteps(Steps, Protocol):
     """A miner's steps."""
 
-    fetch_pages: Callable[[int], PageReport]
-    train: Callable[[int], TrainReport]
-    compress: Callable[[int], PayloadReport]
-    commit: Callable[[int], TimedReport]
-    upload: Callable[[int], TimedReport]
-    settle: Callable[[int], Settlement]
+    def fetch_pages(self, window: int) -> PageReport: ...
+    def train(self, window: int) -> TrainReport: ...
+    def compress(self, window: int) -> PayloadReport: ...
+    def commit(self, window: int) -> TimedReport: ...
+    def upload(self, window: int) -> TimedReport: ...
+    def settle(self, window: int) -> Settlement: ...
 
 
-@dataclass(frozen=True)
-class AggregatorSteps(Steps):
+class AggregatorSteps(Steps, Protocol):
     """The steps of a node that publishes rosters and signs decisions."""
 
-    observe_commitments: Callable[[int], object]
-    settle_and_publish: Callable[[int, GatherReport], Settlement]
-    publish_decision: Callable[[Settlement], TimedReport]
+    def observe_commitments(self, window: int) -> object: ...
+    def settle_and_publish(self, window: int, report: GatherReport) -> Settlement: ...
+    def publish_decision(self, settlement: Settlement) -> TimedReport: ...
 
 
-@dataclass(frozen=True)
-class ValidatorSteps(AggregatorSteps):
+class ValidatorSteps(AggregatorSteps, Protocol):
     """A validator's steps: those of an aggregator, and the measuring."""
 
-    evaluate: Callable[[GatherReport, Settlement], WindowFacts | None]
-    rate: Callable[[int, WindowFacts | None], Evidence | None]
-    publish_evidence: Callable[[Evidence | None], object]
-    set_weights: Callable[[Evidence | None], WeightsReport | None]
+    def evaluate(self, report: GatherReport, settlement: Settlement) -> WindowFacts | None: ...
+    def rate(self, window: int, facts: WindowFacts | None) -> Evidence | None: ...
+    def publish_evidence(self, evidence: Evidence | None) -> object: ...
+    def set_weights(self, evidence: Evidence | None) -> WeightsReport | None: ...
 
 
 class Missed(StrEnum):
@@ -96,29 +93,29 @@ class WindowResult:
     reason: Reason | None = None  # why it was missed; the message has it, too
 
 
-def mine(steps: MinerSteps, window: int) -> WindowResult:
+def mine(node: MinerSteps, window: int) -> WindowResult:
     """One window of a miner. Without a slot, which is no fault of its own, it owes no payload."""
     # 1. Find the peers, then train until shortly before the close. Training says why if nothing came of it.
-    steps.update_peers(window)
-    steps.fetch_pages(window)
-    trained = steps.train(window)
+    node.update_peers(window)
+    node.fetch_pages(window)
+    trained = node.train(window)
 
     # 2. Commit to the payload before the close and reveal it after; without a commitment in time nobody would count it.
     done, reason = "not trained", trained.reason
     if reason is None:
-        payload = steps.compress(window)
-        done, reason = "not committed", steps.commit(window).reason
+        payload = node.compress(window)
+        done, reason = "not committed", node.commit(window).reason
         if reason is None:
-            done, reason = "not revealed", steps.upload(window).reason
+            done, reason = "not revealed", node.upload(window).reason
 
     # 3. Gather what the peers revealed, and wait for the roster that decides the window.
-    report = steps.gather(window)
-    settlement = steps.settle(window)
+    report = node.gather(window)
+    settlement = node.settle(window)
 
     # 4. Apply the decided payloads, prove the new state, and compare the roster with what was gathered.
-    state = steps.apply(settlement)
-    steps.publish_sync_proof(window)
-    audit = steps.close_window(report, settlement)
+    state = node.apply(settlement)
+    node.publish_sync_proof(window)
+    audit = node.close_window(report, settlement)
 
     done = f"published {payload.num_bytes} bytes" if reason is None else f"{done} [{reason}]"
     message = f"window {window}: {done}, applied {settlement.uids}, root {state.root[:12]}{audit.summary}"
@@ -126,59 +123,59 @@ def mine(steps: MinerSteps, window: int) -> WindowResult:
     return WindowResult(message, missed, reason if missed else None)
 
 
-def aggregate(steps: AggregatorSteps, window: int) -> WindowResult:
+def aggregate(node: AggregatorSteps, window: int) -> WindowResult:
     """One window of an aggregator. It owes a roster if the ballots came to its slot."""
     # 1. See who committed before the close, and gather what the peers revealed after it.
-    steps.update_peers(window)
-    steps.observe_commitments(window)
-    report = steps.gather(window)
+    node.update_peers(window)
+    node.observe_commitments(window)
+    report = node.gather(window)
 
     # 2. Publish aggregate and roster in the own slot unless a lower rank's roster counts; sign what was decided.
-    settlement = steps.settle_and_publish(window, report)
-    steps.publish_decision(settlement)
+    settlement = node.settle_and_publish(window, report)
+    node.publish_decision(settlement)
 
     # 3. Apply the decided payloads, prove the new state, and compare the roster with what was gathered.
-    state = steps.apply(settlement)
-    steps.publish_sync_proof(window)
-    audit = steps.close_window(report, settlement)
+    state = node.apply(settlement)
+    node.publish_sync_proof(window)
+    audit = node.close_window(report, settlement)
 
     own = "" if audit.own_fault is None else f"own roster not published [{audit.own_fault}], "
     message = f"window {window}: {own}roster {settlement.uids}, root {state.root[:12]}{audit.summary}"
     return WindowResult(message, Missed.NOTHING_PUBLISHED if own else None, audit.own_fault)
 
 
-def validate(steps: ValidatorSteps, window: int) -> WindowResult:
+def validate(node: ValidatorSteps, window: int) -> WindowResult:
     """One window of a validator. It owes a measurement of the payloads, if there are any."""
     # 1. See who committed before the close, and gather what every miner revealed after it: each miner is scored.
-    steps.update_peers(window)
-    steps.observe_commitments(window)
-    report = steps.gather(window)
+    node.update_peers(window)
+    node.observe_commitments(window)
+    report = node.gather(window)
 
     # 2. Settle on a roster, the own one if no lower rank's counts, and sign it before the next window closes.
-    settlement = steps.settle_and_publish(window, report)
-    steps.publish_decision(settlement)
+    settlement = node.settle_and_publish(window, report)
+    node.publish_decision(settlement)
 
     # 3. Measure every payload on the state before the window, then rate and slash the miners. If the data cannot be
     #    read, the window goes on without scores, because the state must not fall behind. Without the chain no step goes
     #    on, so the window is tried again.
     facts, reason = None, None
     try:
-        facts = steps.evaluate(report, settlement)
+        facts = node.evaluate(report, settlement)
     except TemplarError as error:
         if error.reason in CHAIN_IS_AWAY:
             raise
         log.error("window %d: nothing is scored: %s", window, error)  # noqa: TRY400 - expected, its message says it all
         reason = error.reason
-    evidence = steps.rate(window, facts)
+    evidence = node.rate(window, facts)
 
     # 4. Apply the decided payloads, publish the evidence, and set weights if they are due.
-    state = steps.apply(settlement)
-    steps.publish_evidence(evidence)
-    weights = steps.set_weights(evidence)
+    state = node.apply(settlement)
+    node.publish_evidence(evidence)
+    weights = node.set_weights(evidence)
 
     # 5. Prove the new state and compare the roster with what was gathered.
-    steps.publish_sync_proof(window)
-    audit = steps.close_window(report, settlement)
+    node.publish_sync_proof(window)
+    audit = node.close_window(report, settlement)
 
     reason = reason if evidence is None and reason else _why_unscored(evidence)
     loss = "no payloads" if evidence is None or evidence.loss is None else f"loss {evidence.loss:.4f}"
@@ -197,13 +194,6 @@ def _why_unscored(evidence: Evidence | None) -> Reason | None:
         return Reason.WINDOW_FINISHED
     has_payloads = any(record.facts.payload_sha256 for record in evidence.miners)
     return Reason.NON_FINITE_LOSS if evidence.loss is None and has_payloads else None
-
-
-def close_window(node: Node, report: GatherReport, settlement: Settlement) -> AuditReport:
-    """Compare the decided roster with what this node gathered, then close the window in its journal."""
-    audit = audit_window(node, report, settlement)
-    node.finish(settlement.window)
-    return audit
 
 
 class Action(StrEnum):
@@ -233,17 +223,8 @@ def drive_window(node: Node, window: int) -> Opening:
     opening = open_window(node, window)
     if opening.action is not Action.RUN:
         return opening
-    step = partial(_step_of, node)
     try:
-        match node.role:
-            case "miner":
-                result = mine(MinerSteps.bind(step), window)
-            case "aggregator":
-                result = aggregate(AggregatorSteps.bind(step), window)
-            case "validator":
-                result = validate(ValidatorSteps.bind(step), window)
-            case _:
-                raise ValueError(f"{node.name}: a node without a role has no windows")
+        result = take_steps(node, window)
     except TransientError as error:
         log.warning("%s: window %d is left to catch-up: %s", node.name, window, error)
         return Opening(window, Action.CATCHING_UP, error.reason, str(error))
@@ -252,9 +233,16 @@ def drive_window(node: Node, window: int) -> Opening:
     return opening
 
 
-def _step_of(node: Node, name: str) -> Callable[..., Any]:
-    """A node's step by its name: its method, but for the close, which also reads what an audit finds."""
-    return partial(close_window, node) if name == "close_window" else getattr(node, name)
+def take_steps(node: Node, window: int) -> WindowResult:
+    """An opened window of a node's role."""
+    match node:
+        case Miner():
+            return mine(node, window)
+        case Aggregator():
+            return aggregate(node, window)
+        case Validator():
+            return validate(node, window)
+    raise ValueError(f"{node.name}: a node without a role has no windows")
 
 
 def open_window(node: Node, requested: int | None = None) -> Opening:

@@ -15,8 +15,8 @@ import tasks.window
 import templar.window
 from tasks.alerts import Alert, Raised
 from tasks.sinks.trace import WindowTrace
+from templar.agreement.conflicts import AuditReport
 from templar.agreement.voter import Settlement
-from templar.audit.roster_audit import AuditReport
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.commitments import Observed
 from templar.exchange.gather import GatherReport
@@ -61,7 +61,7 @@ ANSWERS: dict[str, Any] = {
     "publish_evidence": None,
     "set_weights": None,
     "publish_sync_proof": None,
-    "finish": None,
+    "close_window": AuditReport(WINDOW, ()),
 }
 
 
@@ -74,7 +74,6 @@ class Branch:
     said: str
     answers: dict[str, Any] = field(default_factory=dict)
     missed: Missed | None = None
-    own_fault: Reason | None = None
 
     @property
     def message(self) -> str:
@@ -86,7 +85,7 @@ class Branch:
         return node, calls
 
 
-CLOSE = "apply publish_sync_proof finish"
+CLOSE = "apply publish_sync_proof close_window"
 LEAD = "update_peers observe_commitments gather settle_and_publish publish_decision"
 
 
@@ -100,12 +99,12 @@ def mined(said: str, steps: str = "", missed: Missed | None = Missed.NOTHING_PUB
     )
 
 
-def aggregated(said: str = "roster ()", missed: Missed | None = None, own_fault: Reason | None = None) -> Branch:
-    return Branch(Aggregator, f"{LEAD} {CLOSE}", said, {}, missed, own_fault)
+def aggregated(said: str = "roster ()", missed: Missed | None = None, **answers: Any) -> Branch:
+    return Branch(Aggregator, f"{LEAD} {CLOSE}", said, answers, missed)
 
 
 def scored(said: str, *more: str, missed: Missed | None = None, **answers: Any) -> Branch:
-    steps = f"{LEAD} evaluate rate apply publish_evidence set_weights publish_sync_proof finish"
+    steps = f"{LEAD} evaluate rate apply publish_evidence set_weights publish_sync_proof close_window"
     return Branch(Validator, steps, ", ".join([said, "applied ()", *more]), answers, missed)
 
 
@@ -123,7 +122,9 @@ BRANCHES = {
     "too late to reveal": mined("not revealed [no_time_left]", "compress commit upload", upload=LATE),
     "aggregated": aggregated(),
     "no roster in its turn": aggregated(
-        "own roster not published [roster_missing], roster ()", Missed.NOTHING_PUBLISHED, Reason.ROSTER_MISSING
+        "own roster not published [roster_missing], roster ()",
+        Missed.NOTHING_PUBLISHED,
+        close_window=AuditReport(WINDOW, (), Reason.ROSTER_MISSING),
     ),
     "weights not due": scored(LOSS),
     "weights set": scored(LOSS, "weights set", set_weights=WeightsReport(WINDOW, {3: 1.0}, None)),
@@ -152,7 +153,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Raised]:
 
 @pytest.fixture(autouse=True)
 def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
-    """Windows open at once, and audits find nothing; the function changes how they open."""
+    """Windows open at once; the function changes how they open."""
 
     def opens(answer: Opening) -> None:
         monkeypatch.setattr(templar.window, "open_window", lambda node, window: answer)
@@ -183,12 +184,9 @@ def spans(trace: WindowTrace) -> dict[str, Reason | None]:
 def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
     branch: Branch,
     prefect_api: RunningPrefectServer,
-    monkeypatch: pytest.MonkeyPatch,
     sent: list[Raised],
     traces: list[WindowTrace],
 ) -> None:
-    audit = AuditReport(WINDOW, (), branch.own_fault)
-    monkeypatch.setattr(templar.window, "audit_window", lambda node, report, settlement: audit)
     direct, expected = branch.node()
     assert drive_window(direct, WINDOW) == Opening(WINDOW, Action.RUN)
     assert [name for name, *_ in expected] == branch.steps.split()
@@ -201,7 +199,7 @@ def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
     assert (Alert.WINDOW_MISSED in [each.alert for each in sent]) == (branch.missed is not None)
     (trace,) = traces
     assert (trace.window, trace.outcome) == (WINDOW, state.name)
-    assert [*spans(trace)] == ["open_window", *branch.steps.replace("finish", "close_window").split()]
+    assert [*spans(trace)] == ["open_window", *branch.steps.split()]
     if branch.missed:
         assert f"[{trace.reason}]" in branch.message
     if branch.answers.get("set_weights") is DROPPED:

@@ -17,7 +17,7 @@ from lab.adversary.hostile import SKEW_SECONDS, TRAP
 from lab.adversary.judge import History, Sighting
 from lab.simulate.world import START_WINDOW, Member, World
 from templar.agreement.ballot_box import decided_roster
-from templar.audit.findings import Accusation, Report, is_proven
+from templar.agreement.findings import Accusation, Report, is_proven
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, TransientError
 from templar.exchange.gather import GatherReport

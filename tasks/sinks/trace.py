@@ -9,9 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from templar.errors import Reason
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,15 @@ def tracing(publish: Callable[[WindowTrace], None]) -> Iterator[None]:
             publish(trace)
 
 
-def traced(name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+def traced(name: str, step: Callable[P, R]) -> Callable[P, R]:
     """Return the step, which adds a span to the window's trace when it is called."""
 
-    def call(*arguments: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         trace, begin = _current.get(), time.time_ns()
         if trace is None:
-            return step(*arguments)
+            return step(*args, **kwargs)
         try:
-            result = step(*arguments)
+            result = step(*args, **kwargs)
         except BaseException as error:
             message = str(error) or type(error).__name__
             trace.steps.append(Span(name, begin, time.time_ns(), _reason_of(error), message))

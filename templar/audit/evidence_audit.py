@@ -8,15 +8,20 @@ import logging
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 from torch import nn
 
+from templar.agreement.conflicts import Observations, find_conflicts
+from templar.agreement.roster import check_entries, fetch_roster
+from templar.agreement.roster_judge import PassedOver
 from templar.audit.evidence_check import Findings, check_evidence
 from templar.audit.hindsight import Hindsight, look_back
-from templar.audit.roster_audit import audit_roster
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError
+from templar.exchange.objects import Roster
 from templar.exchange.peers import PeerBook
+from templar.exchange.signed import Sealed
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
 from templar.scoring.differences import Difference
@@ -24,12 +29,15 @@ from templar.scoring.evidence import Evidence
 from templar.scoring.evidence_chain import evidence_windows, read_evidence
 from templar.scoring.meter import Meter
 from templar.scoring.score import MAX_BEHIND
-from templar.timeline import closing_block, window_of
+from templar.timeline import Timing, closing_block, window_of
 from templar.training.model import build_model
 
 log = logging.getLogger(__name__)
 
-
+UNSIGNED = "00" * 64
+"""Signature of a roster that is only compared, and never published."""
+_ABSENT = frozenset({Reason.ROSTER_MISSING, Reason.ROSTER_EARLY, Reason.ROSTER_LATE, Reason.AGGREGATE_MISSING})
+"""Faults of failing publishers: the next one has its turn, and nobody lied."""
 GATHER_SECONDS = 600.0
 """Time limit for fetching from the miners of a window; nobody waits for an audit."""
 REPLAY_SECONDS = 60.0
@@ -289,3 +297,84 @@ class Auditor:
         there = evidence.measured_on
         repeats = (there is None or there.repeatable) and not self.meter.device.is_cuda
         return self._repeatable if repeats else self.meter
+
+
+@dataclass(frozen=True)
+class RosterFindings:
+    """The result of an audit of a closed window's roster; the publisher of a null window is None."""
+
+    publisher: int | None
+    differences: tuple[Difference, ...]  # faults of publishers or miners
+    notes: tuple[str, ...]  # conflicts without a fault
+
+
+def audit_roster(node: Node, seen: Hindsight) -> RosterFindings:
+    """Audit a closed window's decided roster, and those of the publishers before it, against the miners' objects.
+
+    The node's agreed state must be that of the window before.
+
+    Raises:
+        TransientError: Chain or a store failed.
+    """
+    roster, differences, passed_over = seen.settlement.roster, [], []
+    publisher: int | None = None
+    decided = None if roster is None else Sealed(roster, UNSIGNED)
+    # 1. Give every publisher its turn again, up to the one whose roster was decided.
+    for rank, neuron in enumerate(node.exchange.publishers(seen.window)):
+        if roster is not None and neuron.hotkey == roster.hotkey:
+            publisher = neuron.uid
+            if (why := _why_illegal(node, seen, roster)) is not None:
+                differences.append(_about(neuron.uid, why.reason, why.message))
+            break
+        found = _why_passed_over(node, seen, neuron, rank)
+        if isinstance(found, Sealed):  # it counted and had no entries: the reason for the null window
+            decided = found
+            break
+        passed_over.append(found)
+    # 2. Compare as a node does that saw the window; a publisher that failed is a note, the rest are differences.
+    findings, _ = find_conflicts(node.exchange, Observations(seen.window, seen.report, decided, tuple(passed_over)))
+    notes = list(seen.notes)
+    for finding in findings:
+        uids = tuple(suspect.uid for suspect in finding.suspects)
+        if Reason(finding.reason) in _ABSENT:
+            notes.append(f"uid {uids[0]} showed no roster that counts [{finding.reason}] {finding.detail}")
+        else:
+            differences.append(_about(uids[0], Reason(finding.reason), finding.detail, *uids[1:]))
+    return RosterFindings(publisher, tuple(differences), tuple(notes))
+
+
+def _about(uid: int, reason: Reason, detail: str, *others: int) -> Difference:
+    return Difference(f"roster of uid {uid}", f"[{reason}] {detail}", "", (uid, *others))
+
+
+def _why_illegal(node: Node, seen: Hindsight, roster: Roster) -> RejectedError | None:
+    """Return why a roster counts for nobody; None if it is legal."""
+    before, miners = node.journal.applied(seen.window - 1), node.exchange.miners(seen.window)
+    if before is not None and before.roster != roster.previous:
+        return RejectedError(Reason.MINORITY, "its window before is not the one that was decided")
+    try:
+        check_entries(roster, seen.rules, miners, places=node.hparams.peers.gather_peer_count)
+    except RejectedError as error:
+        return error
+    return None
+
+
+def _why_passed_over(node: Node, seen: Hindsight, publisher: NeuronInfo, rank: int) -> PassedOver | Sealed[Roster]:
+    """Return why a publisher's turn passed; its roster, if that counted and had no entries."""
+    passed = partial(PassedOver, publisher.uid, publisher.hotkey)
+    try:
+        found = fetch_roster(node.exchange, publisher, seen.window)
+    except PermanentError as error:
+        return passed(error.reason, error.message)
+    if found is None:
+        return passed(Reason.ROSTER_MISSING, "nothing is stored")
+    roster, timing = found.body, seen.rules.times.roster_slot(rank).timing(found.last_modified)
+    if timing is not Timing.IN_TIME:
+        reason = Reason.ROSTER_EARLY if timing is Timing.EARLY else Reason.ROSTER_LATE
+        return passed(reason, f"it was stored too {timing.value}", roster, found.signature)
+    if (why := _why_illegal(node, seen, roster)) is not None:
+        return passed(why.reason, why.message, roster, found.signature)
+    if not roster.entries:
+        return Sealed(roster, found.signature)
+    detail = "it counts now; its payloads came too late, or validators voted it down"
+    return passed(Reason.AGGREGATE_MISSING, detail, roster, found.signature)

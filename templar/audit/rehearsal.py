@@ -26,7 +26,7 @@ from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, compress_each
 from templar.neuron.evaluate import evaluate
 from templar.neuron.node import Node
-from templar.neuron.snapshot import PrivateState
+from templar.neuron.private_state import PrivateState
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence
 from templar.scoring.evidence_chain import find_standing, read_evidence

@@ -31,7 +31,8 @@ from templar.exchange.publish import publish_file
 from templar.neuron.configuration import GENESIS_FILE, NeuronConfig, take_lease
 from templar.neuron.journal import Journal
 from templar.neuron.lock import NeuronLock, make_private, write_file
-from templar.neuron.snapshot import MARK_FILE, PRIVATE_FILE, PrivateState, Snapshots
+from templar.neuron.private_state import PrivateState
+from templar.neuron.snapshot import MARK_FILE, PRIVATE_FILE, Snapshots
 from templar.statefile import copy_state_file
 from templar.store.base import ObjectInfo, ObjectStore
 from templar.store.files import COPY_BYTES, link_or_copy, local_file, sync

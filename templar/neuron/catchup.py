@@ -113,10 +113,7 @@ def leave_minority(node: Node) -> bool:
 
 
 def take_checkpoint(node: Node, target: int) -> StateMark | None:
-    """Take the newest trustworthy checkpoint between the state and `target`; None if there is none.
-
-    A miner's error feedback starts afresh, since it belongs to other parameters; its inner optimizer goes on.
-    """
+    """Take the newest trustworthy checkpoint between the state and `target`; None if there is none."""
     # 1. The checkpoints that each publisher shows.
     shown, kept = list[tuple[int, NeuronInfo]](), node.hparams.storage.checkpoints_kept
     for validator in node.exchange.publishers(target):
@@ -151,8 +148,9 @@ def _take(node: Node, validator: NeuronInfo, window: int, folder: Path) -> State
     value, mark = decided_value(read_ballots(node.exchange, window)), fetched.mark
 
     # 2. Make it the live state, and keep it on this disk.
-    node.adopt(fetched.params, mark, node.private_state_beyond(mark.window, mark.root))
+    node.adopt_checkpoint(fetched.params, mark)
     node.journal.enter_applied(Applied(window, None if value == NULL_WINDOW else value, mark.root))
     node.journal.confirm(window)
-    node.snapshots.save(node.state.params, mark, node.private_file)
+    node.begin_snapshot()
+    node.snapshots.wait()
     return mark

@@ -1,12 +1,10 @@
 """A miner's steps: train on the assigned data, compress, commit before the close, reveal after it."""
 
-import hashlib
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -14,29 +12,23 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from templar.agreement.state import StateMark
-from templar.agreement.voter import Settlement
-from templar.canonical import canonical_json, file_sha256, keyed_seed, sha256_hex
+from templar.canonical import file_sha256, keyed_seed, sha256_hex
 from templar.data.assignment import Assignment
 from templar.data.replicas import EndpointReport
 from templar.errors import PermanentError, Reason
 from templar.exchange.objects import Manifest
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import publish_commit, publish_reveal
-from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import Header, Payload, encode
-from templar.gradient.compress import FeedbackRule, compress_each
+from templar.gradient.compress import FeedbackRule
 from templar.hparams import HParams
 from templar.neuron.configuration import NeuronConfig
 from templar.neuron.lock import write_file
-from templar.neuron.node import Node
-from templar.neuron.progress import ProgressFile
-from templar.neuron.snapshot import NO_OPTIMIZER, PrivateFolder, PrivateState, shapes_of, write_private
+from templar.neuron.private_state import PAYLOAD_REPORT, PayloadReport, PrivateStateNode, ProgressFile
 from templar.neuron.window_time import TrainingEnd, spends
 from templar.store.files import local_file
 from templar.timeline import closing_block
 from templar.training.device import num_parameters
-from templar.training.model import parameter_shapes
 from templar.training.ranks import open_trainer
 from templar.training.schedule import outer_learning_rate
 from templar.training.train import TrainFigures, TrainResult
@@ -96,20 +88,7 @@ class TrainReport:
         )
 
 
-@dataclass(frozen=True)
-class PayloadReport:
-    """A payload on this node's disk; `dense_bytes` is the length of the same update in float32."""
-
-    window: int
-    sha256: str
-    num_bytes: int
-    dense_bytes: int
-    root_before: str
-    assignment: str
-
-
 _TRAIN_REPORT = TypeAdapter(TrainReport)
-_PAYLOAD_REPORT = TypeAdapter(PayloadReport)
 
 
 def finish_seconds(hparams: HParams) -> float:
@@ -117,12 +96,10 @@ def finish_seconds(hparams: HParams) -> float:
     return FINISH_BYTES[hparams.training.recipe] * num_parameters(hparams.model) / FINISH_BYTES_PER_SECOND
 
 
-class Miner(Node):
+class Miner(PrivateStateNode):
     """A node that trains."""
 
     role = "miner"
-    private: PrivateState
-    """The live private state, which lies on the disk."""
 
     def __init__(self, config: NeuronConfig) -> None:
         super().__init__(config)
@@ -193,8 +170,12 @@ class Miner(Node):
             outer_steps=self.state.outer_steps,
             optimizer=self.private.optimizer,
             keep_going=keep_going,
-            progress=self._progress(window, sequences),
+            progress=self._progress(window, sequences) if self.config.trainer.inner_snapshot_seconds else None,
         )
+
+    def _progress(self, window: int, sequences: Tensor) -> ProgressFile:
+        clock, assignment = self.chain.clock, self._assignment(window).digest
+        return self.progress(window, sequences, assignment, seconds_left=lambda: self._end.at - clock.now())
 
     @spends("compressing")
     def compress(self, window: int) -> PayloadReport:
@@ -207,7 +188,7 @@ class Miner(Node):
         """
         if (known := self.journal.result(window, "compress")) is not None:
             self._progress_path(window).unlink(missing_ok=True)
-            return _PAYLOAD_REPORT.validate_json(known)
+            return PAYLOAD_REPORT.validate_json(known)
 
         # 1. Compress with the live error feedback, and stage the new private state tensor by tensor.
         result, neuron, training = self._trained[window], self.exchange.identity(window), self.hparams.training
@@ -229,7 +210,7 @@ class Miner(Node):
         )
         # 3. A miner with a payload never trains again: after the close it would have no time left for the reveal.
         entries = {
-            "compress": _PAYLOAD_REPORT.dump_json(report).decode(),
+            "compress": PAYLOAD_REPORT.dump_json(report).decode(),
             "train": _TRAIN_REPORT.dump_json(TrainReport.of(window, result)).decode(),
         }
         self.journal.enter_together(window, entries)
@@ -237,32 +218,6 @@ class Miner(Node):
         self._trained.clear()
         self._end.finished(self.chain.clock.now(), was_stopped=result.stopped_early)
         return report
-
-    def _stage(self, window: int, result: TrainResult, rule: FeedbackRule) -> dict[str, Coefficients]:
-        """Compress an update, and write the private state that goes live if its payload is applied."""
-        tensors: dict[str, Coefficients] = {}
-        optimizer = NO_OPTIMIZER if self.layout.recipe == "demo" else result.optimizer or self.private.optimizer
-
-        def write(path: Path) -> None:
-            # Neither the old error feedback nor the new one is ever in memory as a whole.
-            write_private(
-                path,
-                self._compressed(result.update, rule, tensors),
-                {tensor.name: tensor.shape for tensor in self.layout.tensors},
-                self.private.feedback.num_calls + 1,
-                optimizer,
-            )
-
-        write_file(self._staged_path(window), write, durable=self.config.durable)
-        return tensors
-
-    def _compressed(
-        self, update: Mapping[str, Tensor], rule: FeedbackRule, tensors: dict[str, Coefficients]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Compress tensor by tensor: fill in the coefficients, and yield the new error feedback."""
-        for name, coefficients, buffer in compress_each(self.private.feedback, update, layout=self.layout, rule=rule):
-            tensors[name] = coefficients
-            yield name, buffer
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
         """The bytes that are published."""
@@ -307,92 +262,6 @@ class Miner(Node):
                 return report
             clock.sleep_until(math.floor(clock.now()) + 1)  # the next stamp that a store can give
 
-    @property
-    def private_file(self) -> Path | None:
-        """The file of the live private state; None while it is a fresh one."""
-        return self.private.path
-
-    def private_state_decided(self, settlement: Settlement) -> None:
-        """Make staged state live if the roster has the own payload; else what was live stays so (docs/protocol.md 6).
-
-        Staged state whose payload was applied to another history than the one that it was made on does not fit the
-        state, and a lost one cannot: then error feedback and optimizer start afresh, for they decide nothing agreed.
-        After a payload that was made elsewhere the optimizer goes on, and error feedback starts afresh.
-        """
-        # 1. Whether a payload of this miner was applied. One that the journal does not know was made elsewhere.
-        window, own = settlement.window, self.exchange.own_signer.address
-        entries = settlement.roster.entries if settlement.roster else ()
-        known = self.journal.result(window, "compress")
-        if known is None:
-            if (entry := next((entry for entry in entries if entry.hotkey == own), None)) is not None:
-                self._restart_feedback(window, entry.payload_sha256)
-            return
-        report = _PAYLOAD_REPORT.validate_json(known)
-        if all(entry.payload_sha256 != report.sha256 for entry in entries):
-            return
-
-        # 2. The state that was staged with it.
-        if report.root_before != self.state.previous_root:
-            self._start_afresh(window, f"[{Reason.MINORITY}] it was made on the root {report.root_before[:12]}")
-            return
-        try:
-            self.private = self._private_files.go_live(self._staged_path(window), window, report.sha256)
-        except PermanentError as error:
-            self._start_afresh(window, str(error))
-
-    def private_state_beyond(self, window: int, digest: str) -> Path | None:
-        """The inner optimizer as it is, with error feedback of zeros: nobody knows what of it was sent since.
-
-        Raises:
-            PermanentError: `bad_state_file`; the state cannot be read.
-        """
-        live, fresh = self.private, PrivateState.fresh(self.layout).feedback
-        if live.path is None or self.layout.recipe == "demo":
-            return None
-        if live.feedback.num_calls == fresh.num_calls:
-            return live.path  # it has no feedback already
-        target, shapes = self._private_files.path(window, digest), shapes_of(fresh.buffers)
-
-        def write(path: Path) -> None:
-            write_private(path, fresh.buffers.items(), shapes, fresh.num_calls, live.optimizer)
-
-        write_file(target, write, durable=self.config.durable)
-        return target
-
-    def private_state_restored(self, file: Path | None, mark: StateMark) -> None:
-        """Take up the private state of a snapshot; start afresh if there is none, or it cannot be read."""
-        self.private = PrivateState.fresh(self.layout)
-        if file is not None:
-            try:
-                self.private = self._private_files.take(file, mark.window, mark.root)
-            except PermanentError as error:
-                self._start_afresh(mark.window, str(error))
-
-    def forget_files(self, before_window: int) -> None:
-        """As every node; and the private states that are neither live nor in a snapshot."""
-        super().forget_files(before_window)
-        self._private_files.prune(before_window, self.private.path)
-
-    def _restart_feedback(self, window: int, digest: str) -> None:
-        """Go on after a payload of this hotkey that another folder made."""
-        why = f"[{Reason.OBJECT_MISSING}] the journal does not know the payload {digest[:12]}"
-        try:
-            kept = self.private_state_beyond(window, digest)
-            if kept is None:
-                self._start_afresh(window, why)
-                return
-            self.private = self._private_files.take(kept, window, digest)
-        except PermanentError as error:
-            self._start_afresh(window, str(error))
-            return
-        log.warning(
-            "%s: window %d: error feedback starts afresh, the inner optimizer goes on: %s", self.name, window, why
-        )
-
-    def _start_afresh(self, window: int, why: str) -> None:
-        log.warning("%s: private state after window %d is lost, it starts afresh: %s", self.name, window, why)
-        self.private = PrivateState.fresh(self.layout)
-
     def _reveal(self, window: int, *, deadline: float, first: int = 0) -> TimedReport:
         payload, signer, clock = self._payload_path(window), self.exchange.own_signer, self.chain.clock
         return publish_in_time(
@@ -427,33 +296,12 @@ class Miner(Node):
         order = torch.randperm(first, generator=torch.Generator().manual_seed(seed % 2**63))
         return torch.cat((sequences[:first][order], sequences[first:]))
 
-    def _progress(self, window: int, sequences: Tensor) -> ProgressFile | None:
-        """The place where the progress of a window's training is kept, if the operator wants it to be."""
-        settings = self.config.trainer
-        if not settings.inner_snapshot_seconds:
-            return None
-        recipe = self.hparams.training.model_dump(mode="json"), self.hparams.model.model_dump(mode="json")
-        key = {
-            "window": str(window),
-            "root_before": self.state.root,
-            "assignment": self._assignment(window).digest,
-            "order": hashlib.sha256(sequences.contiguous().numpy().data).hexdigest(),  # all tokens, as they are trained
-            "optimizer_steps": str(self.private.optimizer.num_steps),
-            "settings": sha256_hex(canonical_json([*recipe, settings.repeatable])),
-        }
-        return ProgressFile(
-            self._progress_path(window),
-            key,
-            parameter_shapes(self.hparams.model),
-            has_moments=self.layout.recipe != "demo",
-            seconds=settings.inner_snapshot_seconds,
-            durable=self.config.durable,
-            seconds_left=lambda: self._end.at - self.chain.clock.now(),
-        )
-
     def _manifest(self, window: int) -> Manifest:
         """The manifest of the payload on disk, which must still be what was compressed."""
-        report, path = self.compress(window), self._payload_path(window)
+        known, path = self.journal.result(window, "compress"), self._payload_path(window)
+        if known is None:
+            raise PermanentError(Reason.SELF_CHECK_FAILED, f"window {window}: nothing is published before `compress`")
+        report = PAYLOAD_REPORT.validate_json(known)
         with local_file(path):
             found = file_sha256(path)
         if found != report.sha256:
@@ -474,15 +322,5 @@ class Miner(Node):
             tokens=trained.num_sequences * self.hparams.data.sequence_length,
         )
 
-    @cached_property
-    def _private_files(self) -> PrivateFolder:
-        return PrivateFolder(self.home / "private", durable=self.config.durable)
-
     def _payload_path(self, window: int) -> Path:
         return self.spool / f"payload-{window}.bin"
-
-    def _progress_path(self, window: int) -> Path:
-        return self.spool / f"progress-{window}.safetensors"
-
-    def _staged_path(self, window: int) -> Path:
-        return self.spool / f"staged-{window}.safetensors"

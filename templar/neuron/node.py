@@ -16,6 +16,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from templar.agreement.ballot_box import BallotBox
+from templar.agreement.conflicts import AuditReport, audit_window
 from templar.agreement.genesis import load_genesis
 from templar.agreement.roster import check_entries
 from templar.agreement.roster_judge import Judge
@@ -294,7 +295,7 @@ class Node:
 
     @spends("applying")
     def apply(self, settlement: Settlement) -> StateMark:
-        """Apply a settled window to the state, once; private state, journal and, where due, a snapshot follow.
+        """Apply a settled window to the state, once; the journal and, where due, a snapshot follow.
 
         Raises:
             PermanentError: `self_check_failed`; the state lacks the window before, and nothing was changed.
@@ -311,33 +312,10 @@ class Node:
 
         # 2. What follows from them; a later call goes on here if this one fails.
         if self._pending_journal_window == window:
-            self.private_state_decided(settlement)
             self.journal.enter_applied(Applied(window, settlement.digest, self.state.root), settlement.to_json())
-            self._snapshot_if_due()
+            self._after_step(settlement)
             self._pending_journal_window = None
         return self.state.mark
-
-    @property
-    def private_file(self) -> Path | None:
-        """The file of this node's private state; only miners have any."""
-        return None
-
-    def private_state_decided(self, settlement: Settlement) -> None:
-        """Make staged private state live if its payload was applied; only miners have any."""
-
-    def private_state_beyond(self, window: int, digest: str) -> Path | None:
-        """A file of what stays of the private state when this node does not live through a window itself.
-
-        Args:
-            window: The window.
-            digest: 64 hex digits that name the history, in which the file belongs.
-
-        Returns:
-            None if nothing stays; only miners have any.
-        """
-
-    def private_state_restored(self, file: Path | None, mark: StateMark) -> None:
-        """Take up the private state of a snapshot, or start afresh; only miners have any."""
 
     @spends("exchanging")
     def publish_sync_proof(self, window: int) -> PublishReceipt | None:
@@ -368,6 +346,19 @@ class Node:
             return None
         publish_debug(self.exchange, self.state.params, window=window, role=self.role)
         return receipt
+
+    def close_window(self, report: GatherReport, settlement: Settlement) -> AuditReport:
+        """Compare the decided roster with what this node gathered, then close the window in the journal.
+
+        Raises:
+            TransientError: Chain or own store failed; a later call goes on.
+        """
+        window = settlement.window
+        known = self.journal.result(window - 1, "settle")
+        before = None if known is None else Settlement.from_json(known)
+        audit = audit_window(self.exchange, self.ballots, report, settlement, before)
+        self.finish(window)
+        return audit
 
     def finish(self, window: int, reason: Reason | None = None) -> None:
         """Close a claimed window and delete what neither a later window nor a restart needs."""
@@ -418,7 +409,7 @@ class Node:
         self._replay_from_disk(before)
 
     def adopt(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> None:
-        """Make this the live state; a miner without the file of a private state starts with a fresh one."""
+        """Make this the live state; `private` is the file of the private state that a snapshot has, if it has one."""
         self.state = AgreedState(
             params,
             mark,
@@ -428,10 +419,13 @@ class Node:
             outer_steps_per_shard=self.hparams.data.shard_steps,
         )
         self.workload.follow(self.state.epochs, self.state.window)
-        self.private_state_restored(private, mark)
         self._pending_journal_window = None
         self._close_ballots()
         log.info("%s: state of window %d, root %s", self.name, mark.window, mark.root[:12])
+
+    def adopt_checkpoint(self, params: Mapping[str, Tensor], mark: StateMark) -> None:
+        """Make a published checkpoint the live state, which this node did not come to by itself."""
+        self.adopt(params, mark, None)
 
     def _replay_from_disk(self, before: int | None) -> None:
         """Apply once more what the journal has after the snapshot, asking nobody; the rest is left to catch-up."""
@@ -458,8 +452,7 @@ class Node:
                 self.journal.forget_settlement(window)
                 self.restore(before=before)
                 return
-            self.private_state_decided(settlement)
-            self._snapshot_if_due()
+            self._after_step(settlement)
             log.info("%s: replayed window %d from this disk, root %s", self.name, window, applied.root[:12])
 
     def _settlement_of(self, applied: Applied) -> Settlement:
@@ -488,9 +481,14 @@ class Node:
         self.state.apply(window, payloads)
         self.workload.follow(self.state.epochs, window)
 
-    def _snapshot_if_due(self) -> None:
-        if self.state.window % self.hparams.storage.snapshot_frequency == 0:
-            self.snapshots.begin(self.state.params, self.state.mark, self.private_file)
+    def _after_step(self, settlement: Settlement) -> None:
+        """Do what follows from the outer step of a window; a repeated call changes nothing."""
+        if settlement.window % self.hparams.storage.snapshot_frequency == 0:
+            self.begin_snapshot()
+
+    def begin_snapshot(self) -> None:
+        """Begin a snapshot of the state, which is written beside the next steps."""
+        self.snapshots.begin(self.state.params, self.state.mark, None)
 
     def _end_snapshot(self) -> None:
         """Wait for the snapshot that is being written; without it a restart replays from the one before."""

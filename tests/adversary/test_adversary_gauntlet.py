@@ -221,7 +221,7 @@ def test_a_node_that_dies_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_an_audit_a_bad_publisher_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("templar.audit.roster_audit.find_conflicts", lambda *arguments: ((), ()))
+    monkeypatch.setattr("templar.agreement.conflicts.find_conflicts", lambda *arguments: ((), ()))
     (verdict,) = run(Lineup((SCENARIOS["two_faced_publisher"],), 1, 4)).values()
     assert verdict.roots_agree
     assert verdict.observed == {}

@@ -7,7 +7,7 @@ import pytest
 
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.judge import Cast, Expect, History, Scenario, Sighting, Verdict, judge
-from templar.audit.findings import Accusation, Finding, Suspect
+from templar.agreement.findings import Accusation, Finding, Suspect
 from templar.errors import Reason
 from templar.gradient.layout import Layout
 from templar.training.model import parameter_shapes

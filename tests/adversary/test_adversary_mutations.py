@@ -19,7 +19,7 @@ from templar.exchange.signed import seal, unseal
 from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, compress
 from templar.gradient.layout import Layout
-from templar.neuron.snapshot import PrivateState
+from templar.neuron.private_state import PrivateState
 from templar.training.model import parameter_shapes
 from tests.support.errors import raising
 from tests.support.network import tiny

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from lab.adversary.actors import PUBLISHERS
 from lab.adversary.observe import read_report
-from templar.audit.findings import Accusation, Exhibit, Finding, Suspect, is_proven, named_by
+from templar.agreement.findings import Accusation, Exhibit, Finding, Suspect, is_proven, named_by
 from templar.errors import Reason
 from templar.exchange.objects import Roster
 from templar.exchange.signed import Sealed

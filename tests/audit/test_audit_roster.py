@@ -7,9 +7,8 @@ import pytest
 from lab.adversary.actors import PUBLISHERS, SilentPublisher
 from lab.adversary.observe import read_report
 from templar.agreement.ballot_box import decided_roster
+from templar.agreement.findings import Accusation, is_proven, named_by
 from templar.agreement.voter import Settlement
-from templar.audit.findings import Accusation, is_proven, named_by
-from templar.audit.roster_audit import audit_window
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
@@ -123,7 +122,7 @@ def test_a_published_report_is_not_changed(omitting):
     before = omitting.objects(miner)[key]
     gathered = miner.gather(1)
     for outcomes in (gathered.outcomes, gathered.outcomes[:1]):
-        audit_window(miner, GatherReport(1, outcomes), decided(miner, 1)[0])
+        miner.close_window(GatherReport(1, outcomes), decided(miner, 1)[0])
     assert omitting.objects(miner)[key] == before
 
 
@@ -143,7 +142,7 @@ def test_a_publisher_that_comes_back_to_honesty_is_not_reported_again(publishing
 
 def audited_by(network, reader, outcomes, window=4):
     """What a node concludes that gathered this, and its report on the window."""
-    audit = audit_window(reader, GatherReport(window, tuple(outcomes)), decided(reader, window)[0])
+    audit = reader.close_window(GatherReport(window, tuple(outcomes)), decided(reader, window)[0])
     return audit, [report for report in reports(network, window) if report.uid == network.uid(reader)]
 
 

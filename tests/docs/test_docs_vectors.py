@@ -16,9 +16,9 @@ from torch import Tensor
 
 from lab.hotkeys import hotkey_from_seed
 from templar.agreement.ballot_rules import Said, Stakes, decided
+from templar.agreement.findings import Exhibit, Report, is_proven
 from templar.agreement.state import genesis_root, next_root, null_root, parameters_digest
 from templar.agreement.sync_proof import debug_values, state_proof
-from templar.audit.findings import Exhibit, Report, is_proven
 from templar.canonical import canonical_json, keyed_seed
 from templar.chain.base import NeuronInfo, Role
 from templar.chain.extrinsics import announced_role, role_record

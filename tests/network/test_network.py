@@ -31,6 +31,7 @@ from tests.support.live_network import LiveNetwork, is_free, logs_on_failure
 from tests.support.postgresql import PostgreSQL
 from tests.support.prefect_server import talking_to
 from tests.support.prometheus import Prometheus, panel_queries, scraping
+from tests.support.repeated_steps import steps_of
 from tests.support.scripted_server import serving
 from tests.support.sinks import Receiver
 
@@ -163,7 +164,7 @@ class TestADayOfANetwork:
                             found.setdefault(span.trace_id, []).append(span)
             return found
 
-        steps = {"window", "open_window", *MinerSteps.__dataclass_fields__}
+        steps = {"window", "open_window", *steps_of(MinerSteps)}
         network.wait(
             lambda: any(steps == {span.name for span in spans} for spans in miner_traces().values()), "a trace"
         )

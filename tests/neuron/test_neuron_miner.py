@@ -19,7 +19,8 @@ from templar.exchange.objects import Manifest
 from templar.exchange.signed import unseal
 from templar.neuron.catchup import catch_up, leave_minority
 from templar.neuron.journal import Status
-from templar.neuron.miner import _PAYLOAD_REPORT, Miner
+from templar.neuron.miner import Miner
+from templar.neuron.private_state import PAYLOAD_REPORT
 from templar.neuron.snapshot import PRIVATE_FILE
 from templar.neuron.window_time import TrainingEnd
 from templar.store.directory import DirectoryStore
@@ -296,7 +297,7 @@ def test_state_of_another_history_does_not_go_live(network, caplog):
     network.run([1])
     to_train(miner, 2)
     report = miner.compress(2)
-    miner.journal.enter(2, "compress", _PAYLOAD_REPORT.dump_json(replace(report, root_before="f" * 64)).decode())
+    miner.journal.enter(2, "compress", PAYLOAD_REPORT.dump_json(replace(report, root_before="f" * 64)).decode())
     network.run([2])
     assert uid(miner) in rostered(network, 2)
     assert miner.private.feedback.num_calls == 0

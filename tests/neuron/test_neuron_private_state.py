@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from templar.errors import PermanentError, Reason
-from templar.neuron.snapshot import NO_OPTIMIZER, PrivateState, write_private
+from templar.neuron.private_state import NO_OPTIMIZER, PrivateState, write_private
 from templar.training.train import OptimizerState
 from tests.support import kill_points
 from tests.support.errors import raising

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from templar.hparams import TrainerSettings
 from templar.neuron.miner import Miner
-from templar.neuron.progress import ProgressFile
+from templar.neuron.private_state import ProgressFile
 from templar.training.train import OptimizerState, StepState
 from templar.window import open_window
 from tests.support.network import Network, tiny

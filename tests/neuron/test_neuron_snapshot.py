@@ -12,7 +12,8 @@ from templar.agreement.state import check_mark
 from templar.errors import PermanentError, Reason
 from templar.exchange.signed import Network as NetworkId
 from templar.neuron import snapshot
-from templar.neuron.snapshot import MARK_FILE, PrivateState, Snapshots
+from templar.neuron.private_state import PrivateState
+from templar.neuron.snapshot import MARK_FILE, Snapshots
 from templar.training.model import WEIGHTS_FILE
 from tests.support import kill_points
 from tests.support.errors import raising

@@ -7,7 +7,8 @@ from templar.exchange.signed import Network
 from templar.gradient.compress import FeedbackState
 from templar.gradient.layout import Layout
 from templar.hparams import load_hparams
-from templar.neuron.snapshot import PrivateFolder, PrivateState, Snapshots
+from templar.neuron.private_state import PrivateFolder, PrivateState
+from templar.neuron.snapshot import Snapshots
 from templar.training.model import parameter_shapes
 from templar.training.train import OptimizerState
 

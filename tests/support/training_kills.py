@@ -17,7 +17,7 @@ import torch
 
 from templar.agreement.state import parameters_digest
 from templar.hparams import load_hparams
-from templar.neuron.progress import ProgressFile
+from templar.neuron.private_state import ProgressFile
 from templar.training.model import build_model, parameter_shapes, parameters_of
 from templar.training.train import OptimizerState, Trainer
 from tests.support.node_kills import fork

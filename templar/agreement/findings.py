@@ -63,23 +63,17 @@ class Exhibit(BaseModel):
 
 
 class Finding(BaseModel):
-    """A conflict between observations.
-
-    Attributes:
-        window: The window of the conflict: the report's, or the one before.
-        reason: The kind of conflict, a reason code.
-        suspects: Neurons, at least one of which is at fault.
-        detail: The same for people.
-        exhibits: Places in the report's list of exhibits.
-    """
+    """A conflict between observations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    window: Count
-    reason: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]
+    window: Count  # the window of the conflict: the report's, or the one before
+    reason: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]  # the kind of conflict, a reason code
     suspects: Annotated[tuple[Suspect, ...], Field(min_length=1, max_length=2, strict=False), FailFast()]
-    detail: Annotated[str, Field(pattern=r"^[ -~]{0,300}$")]
+    """Neurons, at least one of which is at fault."""
+    detail: Annotated[str, Field(pattern=r"^[ -~]{0,300}$")]  # the same for people
     exhibits: Annotated[tuple[Place, ...], Field(max_length=2, strict=False), FailFast()]
+    """Places in the report's list of exhibits."""
 
     @model_validator(mode="after")
     def _nobody_twice(self) -> Self:

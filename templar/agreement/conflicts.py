@@ -1,37 +1,26 @@
-"""Audit a window's roster: by a node that saw the window, and by an auditor afterwards (docs/architecture.md D7).
+"""Conflicts in a window: the decided roster held against the payloads that a node gathered itself.
 
-Both hold the decided roster, and the publishers that were passed over, against the payloads that they gathered
-themselves. Nothing here changes a state: the decision is applied in any case, and each conflict becomes a finding.
+Nodes look for them when they close a window, and auditors afterwards. Nothing here changes a state: the decision is
+applied in any case, and each conflict becomes a finding.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from templar.agreement.ballot_box import is_recent
-from templar.agreement.roster import check_entries, fetch_roster
+from templar.agreement.ballot_box import BallotBox, is_recent
+from templar.agreement.findings import EXHIBIT_BYTES, MAX_FINDINGS, Exhibit, Finding, Suspect, publish_report
+from templar.agreement.roster import fetch_roster
 from templar.agreement.roster_judge import PassedOver
 from templar.agreement.voter import Settlement
-from templar.audit.findings import EXHIBIT_BYTES, MAX_FINDINGS, Exhibit, Finding, Suspect, publish_report
-from templar.audit.hindsight import Hindsight
-from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import Manifest, Roster, RosterEntry, Word
 from templar.exchange.reveal import CONCLUSIVE, Submission
 from templar.exchange.signed import Sealed
-from templar.neuron.node import Node
-from templar.scoring.differences import Difference
-from templar.timeline import Timing
 
 log = logging.getLogger(__name__)
-
-UNSIGNED = "00" * 64
-"""Signature of a roster that is only compared, and never published."""
-_ABSENT = frozenset({Reason.ROSTER_MISSING, Reason.ROSTER_EARLY, Reason.ROSTER_LATE, Reason.AGGREGATE_MISSING})
-"""Faults of failing publishers: the next one has its turn, and nobody lied."""
 
 
 @dataclass(frozen=True)
@@ -50,117 +39,40 @@ class AuditReport:
         return f" [{', '.join(reasons)}]" if reasons else ""
 
 
-def audit_window(node: Node, gathered: GatherReport, settlement: Settlement) -> AuditReport:
-    """Audit a window that this node applied, and publish a report if there are findings.
+def audit_window(
+    exchange: NetworkView,
+    ballots_of: Callable[[int], BallotBox],
+    gathered: GatherReport,
+    settlement: Settlement,
+    before: Settlement | None,
+) -> AuditReport:
+    """Audit a window that a node applied, and publish a report if there are findings.
 
     A published report stands: a later call may see other objects and changes nothing.
 
     Raises:
         TransientError: Chain or own store failed; a later call goes on.
     """
-    window, own = settlement.window, node.exchange.own_signer.address
+    window, own = settlement.window, exchange.own_signer.address
     own_fault = next((passed.reason for passed in settlement.passed_over if passed.hotkey == own), None)
     # Long after a window was over, the miners' objects may have expired: then its gather says nothing of others.
-    if not is_recent(node.exchange, window):
+    if not is_recent(exchange, window):
         log.info("window %d: gathered too late to audit others", window)
         return AuditReport(window, (), own_fault)
-    before = node.journal.result(window - 1, "settle")
-    settled = None if before is None else Settlement.from_json(before)
-    previous = None if settled is None else settled.sealed
-    ballots = node.ballots(window)
+    previous = None if before is None else before.sealed
+    ballots = ballots_of(window)
     ballots.look()  # once more, for all words
     words = tuple((ballots.sealed(first), ballots.sealed(second)) for first, second in ballots.proofs)
     seen = Observations(window, gathered, settlement.sealed, settlement.passed_over, previous, words)
-    findings, exhibits = find_conflicts(node.exchange, seen)
+    findings, exhibits = find_conflicts(exchange, seen)
     if findings:
         try:
-            publish_report(node.exchange, window, findings, exhibits)
+            publish_report(exchange, window, findings, exhibits)
         except PermanentError as error:
             if error.reason is not Reason.OBJECT_DIFFERS:
                 raise
             log.info("window %d: an earlier report of this node stands", window)
     return AuditReport(window, findings, own_fault)
-
-
-@dataclass(frozen=True)
-class RosterFindings:
-    """The result of an audit of a closed window's roster; the publisher of a null window is None."""
-
-    publisher: int | None
-    differences: tuple[Difference, ...]  # faults of publishers or miners
-    notes: tuple[str, ...]  # conflicts without a fault
-
-
-def audit_roster(node: Node, seen: Hindsight) -> RosterFindings:
-    """Audit a closed window's decided roster, and those of the publishers before it, against the miners' objects.
-
-    The node's agreed state must be that of the window before.
-
-    Raises:
-        TransientError: Chain or a store failed.
-    """
-    roster, differences, passed_over = seen.settlement.roster, [], []
-    publisher: int | None = None
-    decided = None if roster is None else Sealed(roster, UNSIGNED)
-    # 1. Give every publisher its turn again, up to the one whose roster was decided.
-    for rank, neuron in enumerate(node.exchange.publishers(seen.window)):
-        if roster is not None and neuron.hotkey == roster.hotkey:
-            publisher = neuron.uid
-            if (why := _why_illegal(node, seen, roster)) is not None:
-                differences.append(_about(neuron.uid, why.reason, why.message))
-            break
-        found = _why_passed_over(node, seen, neuron, rank)
-        if isinstance(found, Sealed):  # it counted and had no entries: the reason for the null window
-            decided = found
-            break
-        passed_over.append(found)
-    # 2. Compare as a node does that saw the window; a publisher that failed is a note, the rest are differences.
-    findings, _ = find_conflicts(node.exchange, Observations(seen.window, seen.report, decided, tuple(passed_over)))
-    notes = list(seen.notes)
-    for finding in findings:
-        uids = tuple(suspect.uid for suspect in finding.suspects)
-        if Reason(finding.reason) in _ABSENT:
-            notes.append(f"uid {uids[0]} showed no roster that counts [{finding.reason}] {finding.detail}")
-        else:
-            differences.append(_about(uids[0], Reason(finding.reason), finding.detail, *uids[1:]))
-    return RosterFindings(publisher, tuple(differences), tuple(notes))
-
-
-def _about(uid: int, reason: Reason, detail: str, *others: int) -> Difference:
-    return Difference(f"roster of uid {uid}", f"[{reason}] {detail}", "", (uid, *others))
-
-
-def _why_illegal(node: Node, seen: Hindsight, roster: Roster) -> RejectedError | None:
-    """Return why a roster counts for nobody; None if it is legal."""
-    before, miners = node.journal.applied(seen.window - 1), node.exchange.miners(seen.window)
-    if before is not None and before.roster != roster.previous:
-        return RejectedError(Reason.MINORITY, "its window before is not the one that was decided")
-    try:
-        check_entries(roster, seen.rules, miners, places=node.hparams.peers.gather_peer_count)
-    except RejectedError as error:
-        return error
-    return None
-
-
-def _why_passed_over(node: Node, seen: Hindsight, publisher: NeuronInfo, rank: int) -> PassedOver | Sealed[Roster]:
-    """Return why a publisher's turn passed; its roster, if that counted and had no entries."""
-    passed = partial(PassedOver, publisher.uid, publisher.hotkey)
-    try:
-        found = fetch_roster(node.exchange, publisher, seen.window)
-    except PermanentError as error:
-        return passed(error.reason, error.message)
-    if found is None:
-        return passed(Reason.ROSTER_MISSING, "nothing is stored")
-    roster, timing = found.body, seen.rules.times.roster_slot(rank).timing(found.last_modified)
-    if timing is not Timing.IN_TIME:
-        reason = Reason.ROSTER_EARLY if timing is Timing.EARLY else Reason.ROSTER_LATE
-        return passed(reason, f"it was stored too {timing.value}", roster, found.signature)
-    if (why := _why_illegal(node, seen, roster)) is not None:
-        return passed(why.reason, why.message, roster, found.signature)
-    if not roster.entries:
-        return Sealed(roster, found.signature)
-    detail = "it counts now; its payloads came too late, or validators voted it down"
-    return passed(Reason.AGGREGATE_MISSING, detail, roster, found.signature)
 
 
 @dataclass(frozen=True)
