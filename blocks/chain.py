@@ -26,23 +26,7 @@ _LEDGER = re.compile(_LEDGER_SCHEME + r"(?P<path>/[^?]+)(?:\?clock=(?P<clock>\d+
 
 
 class Wallet(Block):
-    """A wallet on this machine's disk, by name. The keys themselves are never stored in Prefect.
-
-    Attributes:
-        path: Folder of all wallets.
-        name: Name of the wallet.
-        hotkey: Name of the hotkey in it.
-        password_file: File with the password of an encrypted hotkey; without one, WALLET_HOTKEY_PASSWORD of the process
-            has it, and a process in a terminal asks for it.
-
-    Example:
-        Load a stored wallet:
-        ```python
-        from blocks import Wallet
-
-        wallet = Wallet.load("BLOCK_NAME")
-        ```
-    """
+    """A wallet on this machine's disk, by name. The keys themselves are never stored in Prefect."""
 
     _block_type_name = "Wallet"
     _block_type_slug = "wallet"
@@ -52,6 +36,7 @@ class Wallet(Block):
     name: str = Field(description="Name of the wallet.")
     hotkey: str = Field(description="Name of the hotkey.")
     password_file: str = Field(default="", description="File with the password of an encrypted hotkey.")
+    """Without one, WALLET_HOTKEY_PASSWORD of the process has it, and a process in a terminal asks for it."""
     _password: Password | None = PrivateAttr(default=None)
 
     def open(self) -> Hotkey:
@@ -102,23 +87,7 @@ def _read_password(file: Path) -> str:
 
 
 class Subnet(Block):
-    """A subnet: the real one, or the ledger of a local network.
-
-    Attributes:
-        network: A Bittensor network or endpoint (`finney`, `test`, `wss://...`), or several of them, separated by
-            commas, in the order in which they are used; or `ledger:/path` for a local one. A ledger with
-            `?clock=SECONDS` runs on simulated time from there: waits do not wait. For measurements.
-        archives: Endpoints, separated by commas, that are asked for state that the others have pruned.
-        netuid: Number of the subnet.
-
-    Example:
-        Load a stored subnet:
-        ```python
-        from blocks import Subnet
-
-        subnet = Subnet.load("BLOCK_NAME")
-        ```
-    """
+    """A subnet: the real one, or the ledger of a local network."""
 
     _block_type_name = "Subnet"
     _block_type_slug = "subnet"
@@ -127,7 +96,10 @@ class Subnet(Block):
     model_config = ConfigDict(hide_input_in_errors=True)  # a refused address may hold a secret
 
     network: str = Field(default="finney", description="Bittensor networks or endpoints in order, or ledger:/path.")
+    """For example `finney`, `test` or `wss://...`, separated by commas. A ledger with `?clock=SECONDS` runs on
+    simulated time from there: waits do not wait. For measurements."""
     archives: str = Field(default="", description="Archive endpoints in order.")
+    """They are asked for state that the others have pruned; separated by commas."""
     netuid: int = Field(ge=0, description="Number of the subnet.")
 
     @field_validator("network")

@@ -20,22 +20,7 @@ SHARDS_FOLDER = "shards"
 
 
 class Dataset(Block):
-    """A dataset, and every bucket that it can be read from.
-
-    Attributes:
-        endpoint: The object storage that the buckets are on.
-        buckets: The buckets; they are read in turn, and one that fails is left out for a while. The list is one secret,
-            because the server masks no secret that lies in a list.
-        prefix: Folder of the dataset in each of them.
-
-    Example:
-        Load a stored dataset:
-        ```python
-        from blocks import Dataset
-
-        dataset = Dataset.load("BLOCK_NAME")
-        ```
-    """
+    """A dataset, and every bucket that it can be read from."""
 
     _block_type_name = "Dataset"
     _block_type_slug = "dataset"
@@ -45,6 +30,8 @@ class Dataset(Block):
     buckets: Secret[Annotated[list[DatasetBucket], Field(min_length=1)]] = Field(
         description="Buckets that hold the dataset, with the keys to them."
     )
+    """They are read in turn, and one that fails is left out for a while. The list is one secret, because the server
+    masks no secret that lies in a list."""
     prefix: str = Field(description="Folder of the dataset in each bucket.")
 
     def stores(self) -> list[ObjectStore]:

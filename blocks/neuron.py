@@ -24,28 +24,7 @@ Role = Literal["miner", "validator", "aggregator"]
 
 
 class Neuron(Block):
-    """One neuron of this host.
-
-    Attributes:
-        role: What it does.
-        home: Its folder on this host: journal, snapshots, payloads.
-        preset: Preset of hparams.json.
-        hparams_path: The file.
-        genesis: Genesis hash to insist on; empty takes the network's.
-        subnet: The subnet.
-        wallet: Its keys.
-        bucket: Its bucket.
-        dataset: The training text.
-        trainer: The device that it trains on, and how.
-
-    Example:
-        Load a stored neuron:
-        ```python
-        from blocks import Neuron
-
-        neuron = Neuron.load("BLOCK_NAME")
-        ```
-    """
+    """One neuron of this host."""
 
     _block_type_name = "Neuron"
     _block_type_slug = "neuron"

@@ -29,21 +29,7 @@ AccountId = Annotated[str, AfterValidator(_check_account_id)]
 
 
 class StorageEndpoint(Block):
-    """The object storage that all buckets of a network are on.
-
-    Attributes:
-        url: `r2` for Cloudflare R2, the address of any other S3 endpoint, or `file:///folder` for a directory store.
-        read_timeout_seconds: Longest silence of the server in one request.
-        max_attempts: Tries of one request before it is an error that a task may retry.
-
-    Example:
-        Load a stored endpoint:
-        ```python
-        from blocks import StorageEndpoint
-
-        endpoint = StorageEndpoint.load("BLOCK_NAME")
-        ```
-    """
+    """The object storage that all buckets of a network are on."""
 
     _block_type_name = "Storage Endpoint"
     _block_type_slug = "storage-endpoint"
@@ -136,20 +122,7 @@ class StorageEndpoint(Block):
 
 
 class BucketCredentials(CredentialsBlock):
-    """One key to a bucket.
-
-    Attributes:
-        access_key_id: Id of the key.
-        secret_access_key: Its secret.
-
-    Example:
-        Load a stored key:
-        ```python
-        from blocks import BucketCredentials
-
-        key = BucketCredentials.load("BLOCK_NAME")
-        ```
-    """
+    """One key to a bucket."""
 
     _block_type_name = "Bucket Credentials"
     _block_type_slug = "bucket-credentials"
@@ -172,22 +145,7 @@ class BucketCredentials(CredentialsBlock):
 
 
 class NeuronBucket(Block):
-    """The bucket of one neuron: it writes there, and everybody reads with the key that it commits on chain.
-
-    Attributes:
-        endpoint: Where the bucket is.
-        account_id: The account that owns it; readers take it for the bucket's name as well.
-        read: The key that is published on chain; it must not be able to write.
-        write: The key that stays here.
-
-    Example:
-        Load a stored bucket:
-        ```python
-        from blocks import NeuronBucket
-
-        bucket = NeuronBucket.load("BLOCK_NAME")
-        ```
-    """
+    """The bucket of one neuron: it writes there, and everybody reads with the key that it commits on chain."""
 
     _block_type_name = "Neuron Bucket"
     _block_type_slug = "neuron-bucket"
@@ -208,21 +166,7 @@ class NeuronBucket(Block):
 
 
 class DatasetBucket(Block):
-    """One place where the dataset lies.
-
-    Attributes:
-        account_id: The account that owns the bucket.
-        bucket: Its name.
-        read: The key to read with.
-
-    Example:
-        Load a stored dataset bucket:
-        ```python
-        from blocks import DatasetBucket
-
-        bucket = DatasetBucket.load("BLOCK_NAME")
-        ```
-    """
+    """One place where the dataset lies."""
 
     _block_type_name = "Dataset Bucket"
     _block_type_slug = "dataset-bucket"
