@@ -20,8 +20,8 @@ from tasks.host import load_block
 from templar.arguments import whole_number
 from templar.errors import PermanentError
 from templar.reports.checkpoint_evaluation import HeldOut
+from templar.reports.history import Published, read_recent
 from templar.reports.leaderboard import Leaderboard, draw, leaderboard
-from templar.reports.published_scores import Published, read_recent
 from templar.reports.training_curve import newest_evaluations
 from templar.store.files import replacing
 

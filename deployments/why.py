@@ -23,7 +23,7 @@ from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.network_view import NetworkView
 from templar.neuron.configuration import NeuronConfig
-from templar.reports.published_scores import read_published
+from templar.reports.history import read_published
 from templar.scoring.evidence import Evidence, MinerRecord
 from templar.scoring.standing import ScoreCard
 from templar.timeline import window_of

@@ -14,8 +14,8 @@ from templar.audit.evidence_audit import WindowAudit
 from templar.errors import PermanentError, Reason, TransientError
 from templar.neuron.configuration import NeuronConfig
 from templar.reports.checkpoint_evaluation import HeldOut, read_evaluations
+from templar.reports.history import Published, read_recent
 from templar.reports.leaderboard import draw, leaderboard
-from templar.reports.published_scores import Published, read_recent
 from templar.reports.training_curve import newest_evaluations
 
 

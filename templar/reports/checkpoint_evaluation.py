@@ -9,11 +9,9 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from templar.agreement.ballot_box import decided_roster
 from templar.agreement.checkpoint import EVALUATION_FILE, list_checkpoints
 from templar.agreement.genesis import Birth
 from templar.agreement.model_folder import write_model
@@ -29,7 +27,9 @@ from templar.exchange.signed import read_signed
 from templar.hparams import MAX_PEERS, Training
 from templar.interrupt import check_stop
 from templar.neuron.configuration import NeuronConfig
+from templar.reports.history import CONCURRENCY, decided_entries
 from templar.reports.text_score import TextScore, score_texts
+from templar.store.deadline import in_parallel
 from templar.timeline import closing_block, window_of
 from templar.training.model import build_model, load_parameters, parameters_of
 
@@ -41,8 +41,6 @@ FOLDER = "evaluating"
 """In the neuron's folder: the checkpoint that is measured."""
 MOST_READ = 500
 """Evaluations of one publisher that are read: the newest."""
-CONCURRENCY = 8
-"""Evaluations that are read at once."""
 TOLERANCE = 1e-3
 """Two evaluations of one checkpoint agree if their figures are this close, relative to the larger one."""
 _ADDRESS = re.compile(r"[/:]|\.(?!\d)|(?<!\d)\.")
@@ -200,12 +198,11 @@ def _trained(exchange: NetworkView, birth: Birth, window: int, known: Mapping[in
         return None
     tokens, most = counts[base], _most_tokens(exchange.hparams.training, exchange.hparams.data.sequence_length)
     for each in range(base + 1, window + 1):
-        try:
-            decided = decided_roster(exchange, each)
-        except TemplarError as error:
-            log.info("the tokens up to window %d are not known: %s", window, error)
+        entries = decided_entries(exchange, each)
+        if entries is None:
+            log.info("the tokens up to window %d are not known", window)
             return None
-        tokens += 0 if decided is None else sum(min(entry.tokens, most) for entry in decided[0].entries)
+        tokens += sum(min(entry.tokens, most) for entry in entries)
     return tokens
 
 
@@ -259,12 +256,11 @@ def read_evaluations(exchange: NetworkView, birth: Birth, known: HeldOut | None 
             return error
 
     found = dict[Place, CheckpointEvaluation]()
-    with ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="evaluations") as pool:
-        for (validator, window), result in zip(wanted, pool.map(read, wanted), strict=True):
-            if isinstance(result, TemplarError):
-                left_out[validator.hotkey, window] = result
-            else:
-                found[validator.hotkey, window] = result
+    for (validator, window), result in zip(wanted, in_parallel(read, wanted, CONCURRENCY), strict=True):
+        if isinstance(result, TemplarError):
+            left_out[validator.hotkey, window] = result
+        else:
+            found[validator.hotkey, window] = result
 
     # 3. One point per window.
     stakes, points = {validator.hotkey: validator.stake for validator in validators}, list[HeldOutPoint]()

@@ -4,30 +4,25 @@ Everything in it is read from public objects of the checkpoint's window and earl
 `retention_windows`, so the card says which windows it counts. Evaluations of earlier checkpoints are kept for ever.
 """
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
-from templar.agreement.ballot_box import decided_roster
 from templar.agreement.genesis import Birth
 from templar.agreement.proven_state import KeptModel
 from templar.agreement.state import StateMark
-from templar.errors import TransientError
 from templar.exchange.network_view import NetworkView
-from templar.exchange.objects import Roster
+from templar.exchange.objects import RosterEntry
 from templar.hparams import HParams
 from templar.reports.checkpoint_evaluation import HeldOutPoint, read_evaluations
-from templar.reports.published_scores import first_published
+from templar.reports.history import CONCURRENCY, decided_entries, first_published
 from templar.reports.training_curve import held_out_rows
 from templar.scoring.evidence import Evidence
+from templar.store.deadline import in_parallel
 from templar.training.device import num_parameters
 
-log = logging.getLogger(__name__)
-
-CONCURRENCY = 8
-"""Windows that are read at once."""
 PICTURE_FILE = "held_out.svg"
 """The held-out curve, beside the card."""
 MOST_ROWS = 20
@@ -39,7 +34,9 @@ class TrainingHistory:
     """The training up to a window, as public objects show it."""
 
     windows: range  # that are counted
-    rosters: Mapping[int, Roster | None]  # by window: the decided roster, None for a null window; unreadable ones miss
+    entries: Mapping[
+        int, tuple[RosterEntry, ...]
+    ]  # of each window's roster; none in a null window; unreadable ones miss
     losses: Mapping[int, float]  # by window: loss of a validator's evaluation batch before the window's step
     measured_by: int | None = None  # the validator's uid; None if no evidence was found
     pay: Mapping[str, float] = field(default_factory=dict)  # by hotkey: share of the weight that its evidence gave
@@ -54,24 +51,15 @@ def read_history(exchange: NetworkView, birth: Birth, window: int) -> TrainingHi
     """
     first = max(birth.start.start_window, window - exchange.hparams.storage.retention_windows + 1)
     windows = range(first, window + 1)
-
-    def read(each: int) -> tuple[int, Roster | None] | None:
-        try:
-            decided = decided_roster(exchange, each)
-        except TransientError as error:
-            log.info("window %d is not counted: %s", each, error)
-            return None
-        return each, None if decided is None else decided[0]
-
-    with ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="model-card") as pool:
-        rosters = dict(found for found in pool.map(read, windows) if found is not None)
+    found = in_parallel(partial(decided_entries, exchange), windows, CONCURRENCY)
+    entries = {each: entries for each, entries in zip(windows, found, strict=True) if entries is not None}
     held_out = tuple(point for point in read_evaluations(exchange, birth).points if point.window <= window)
     published = first_published(exchange, windows)
     if published is None:
-        return TrainingHistory(windows, rosters, {}, held_out=held_out)
+        return TrainingHistory(windows, entries, {}, held_out=held_out)
     losses = {each.window: each.loss for each in published.evidences if each.loss is not None}
     return TrainingHistory(
-        windows, rosters, losses, published.validator.uid, _pay(published.evidences), held_out=held_out
+        windows, entries, losses, published.validator.uid, _pay(published.evidences), held_out=held_out
     )
 
 
@@ -147,15 +135,15 @@ def _use() -> list[str]:
 
 def _training(hparams: HParams, history: TrainingHistory) -> list[str]:
     """Tell how much was trained in the windows that are counted, and the loss."""
-    entries = [entry for roster in history.rosters.values() if roster is not None for entry in roster.entries]
-    null = sum(roster is None for roster in history.rosters.values())
+    entries = list(chain.from_iterable(history.entries.values()))
+    null = sum(not each for each in history.entries.values())
     training = hparams.training
     lines = [
         "## Training",
         "",
         f"Recipe `{training.recipe}`, up to {training.inner_steps} inner steps of {training.batch_size} sequences by "
         "each miner in a window.",
-        f"Of the windows {history.windows.start} to {history.windows.stop - 1}, {len(history.rosters)} are counted: "
+        f"Of the windows {history.windows.start} to {history.windows.stop - 1}, {len(history.entries)} are counted: "
         f"{null} of them without a step.",
         f"{len(entries)} payloads were applied. By their authors' word they stand for "
         f"{sum(entry.tokens for entry in entries):,} tokens.",
@@ -195,10 +183,9 @@ def _held_out(points: Sequence[HeldOutPoint]) -> list[str]:
 def _contributors(history: TrainingHistory) -> list[str]:
     """Name the miners by the share of the pay: it follows how far a miner's payloads lowered the loss."""
     payloads, tokens = Counter[str](), Counter[str]()
-    for roster in history.rosters.values():
-        for entry in () if roster is None else roster.entries:
-            payloads[entry.hotkey] += 1
-            tokens[entry.hotkey] += entry.tokens
+    for entry in chain.from_iterable(history.entries.values()):
+        payloads[entry.hotkey] += 1
+        tokens[entry.hotkey] += entry.tokens
     if not payloads:
         return []
     pay = history.pay

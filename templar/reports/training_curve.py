@@ -5,7 +5,6 @@ and its held-out curve from the signed evaluations of checkpoints. Nothing else 
 What is not known is a gap.
 """
 
-import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,22 +12,18 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-from templar.agreement.ballot_box import decided_roster
 from templar.agreement.genesis import Birth
 from templar.agreement.voter import Settlement
 from templar.chain.base import NeuronInfo
-from templar.errors import TemplarError
 from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import RosterEntry
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.reports.checkpoint_evaluation import HeldOut, HeldOutPoint, read_evaluations, shown_results
+from templar.reports.history import decided_entries, look_for_published
 from templar.reports.metrics import train_report
-from templar.reports.published_scores import look_for_published
 from templar.scoring.evidence import Evidence
-
-log = logging.getLogger(__name__)
 
 LATE_WINDOWS = 3
 """Evidence of the newest windows is asked for again so many times, because it is published late."""
@@ -196,7 +191,9 @@ class NetworkCurve:
         evidences = self._evidences(range(wanted[0], window + 1)) if wanted else {}
         for each in wanted:
             evidence = evidences.get(each)
-            self._points[each] = CurvePoint.of(each, None if evidence is None else evidence.loss, self._entries(each))
+            self._points[each] = CurvePoint.of(
+                each, None if evidence is None else evidence.loss, decided_entries(self._exchange, each)
+            )
         points = tuple(self._points[each] for each in range(first, window + 1))
         self._points = {point.window: point for point in points}
 
@@ -227,14 +224,6 @@ class NetworkCurve:
             return {}
         self._validator = published.validator
         return {evidence.window: evidence for evidence in published.evidences}
-
-    def _entries(self, window: int) -> tuple[RosterEntry, ...] | None:
-        try:
-            decided = decided_roster(self._exchange, window)
-        except TemplarError as error:
-            log.info("window %d: its roster is not known: %s", window, error)
-            return None
-        return () if decided is None else decided[0].entries
 
     def _miners(self, evidence: Evidence) -> Iterator[Mapping[str, str]]:
         weights = {each.uid: each.weight for each in evidence.weights}

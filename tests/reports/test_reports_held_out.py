@@ -21,7 +21,7 @@ from templar.exchange.object_keys import checkpoint_key
 from templar.exchange.objects import CheckpointEvaluation
 from templar.exchange.signed import seal, unseal
 from templar.housekeeping.maintenance import publish_newest_checkpoint
-from templar.reports import checkpoint_evaluation
+from templar.reports import checkpoint_evaluation, history
 from templar.reports.checkpoint_evaluation import (
     HeldOut,
     HeldOutPoint,
@@ -377,14 +377,14 @@ def test_tokens_are_unknown_while_a_roster_cannot_be_read(network: Network, monk
     network.run([1, 2])
     publish_newest_checkpoint(network.config(PUBLISHERS[0]))
     network.to_window(4)
-    monkeypatch.setattr(checkpoint_evaluation, "decided_roster", missing)
+    monkeypatch.setattr(history, "decided_roster", missing)
     evaluate(network, PUBLISHERS[0])
     assert [each.trained for each in read(network).points] == [0, None]
 
 
 def test_no_payload_counts_for_more_than_a_windows_training(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     """A miner states its tokens itself."""
-    real = checkpoint_evaluation.decided_roster
+    real = history.decided_roster
 
     def boasting(exchange: Any, window: int) -> Any:
         roster, publisher = real(exchange, window) or (None, None)
@@ -395,7 +395,7 @@ def test_no_payload_counts_for_more_than_a_windows_training(network: Network, mo
     network.run([1])
     publish_newest_checkpoint(network.config(PUBLISHERS[0]))
     network.to_window(3)
-    monkeypatch.setattr(checkpoint_evaluation, "decided_roster", boasting)
+    monkeypatch.setattr(history, "decided_roster", boasting)
     evaluate(network, PUBLISHERS[0])
     training, roster = network.hparams.training, network.roster(1)
     assert roster is not None

@@ -9,7 +9,7 @@ from templar.chain.base import NeuronInfo
 from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.neuron.node import Node
-from templar.reports import published_scores
+from templar.reports import history
 from templar.reports.training_curve import CurvePoint, NetworkCurve, NodeCurve, draw_curve, node_rows
 from tests.support.network import Network, tiny
 
@@ -118,13 +118,13 @@ class TestNetwork:
 
     def test_a_later_look_reads_only_what_is_new(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
         asked = list[range]()
-        real = published_scores.read_published
+        real = history.read_published
 
-        def read(exchange: NetworkView, validator: NeuronInfo, windows: range) -> published_scores.Published:
+        def read(exchange: NetworkView, validator: NeuronInfo, windows: range) -> history.Published:
             asked.append(windows)
             return real(exchange, validator, windows)
 
-        monkeypatch.setattr(published_scores, "read_published", read)
+        monkeypatch.setattr(history, "read_published", read)
         curve = curve_of(network)
         curve.look(2)
         asked.clear()

@@ -9,8 +9,8 @@ from templar.chain.base import Role
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import Sealed, seal
+from templar.reports.history import read_published, read_recent
 from templar.reports.leaderboard import leaderboard
-from templar.reports.published_scores import read_published, read_recent
 from tests.support.errors import raising
 from tests.support.network import Network, tiny
 

@@ -1,4 +1,4 @@
-"""Reads a validator's published evidence of many windows, from chain and buckets alone.
+"""The past of a network out of chain and buckets alone: validators' evidence of many windows, and decided rosters.
 
 A window without evidence, or whose evidence has expired, is a gap. An object that is not valid evidence of that
 validator for that window is left out, with the reason.
@@ -6,24 +6,24 @@ validator for that window is left out, with the reason.
 
 import logging
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from templar import interrupt
+from templar.agreement.ballot_box import decided_roster
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.network_view import NetworkView
-from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.signed import read_signed
+from templar.exchange.objects import RosterEntry
 from templar.neuron.configuration import NeuronConfig
 from templar.scoring.evidence import Evidence
-from templar.store.base import ObjectStore
+from templar.scoring.evidence_chain import read_evidence
+from templar.store.deadline import in_parallel
 from templar.timeline import window_of
 
 log = logging.getLogger(__name__)
 
 CONCURRENCY = 8
-"""Windows that are read at once."""
+"""Objects that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,16 @@ def read_published(exchange: NetworkView, validator: NeuronInfo, windows: range)
         TransientError: Chain or store failed; a later call starts over.
         PermanentError: `access_denied`, `bucket_missing`.
     """
-    store = exchange.buckets.reader(validator)
-    with ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="leaderboard") as pool:
-        found = list(pool.map(lambda window: _read(exchange, store, validator, window), windows))
+
+    def read(window: int) -> Evidence | LeftOut | None:
+        interrupt.check_stop()
+        try:
+            return read_evidence(exchange, validator, window)
+        except RejectedError as error:
+            return LeftOut(window, error.reason, str(error))
+
+    exchange.buckets.reader(validator)  # without it no window can be read
+    found = in_parallel(read, windows, CONCURRENCY)
     evidences = tuple(each for each in found if isinstance(each, Evidence))
     left_out = tuple(each for each in found if isinstance(each, LeftOut))
     for each in left_out:
@@ -109,14 +116,14 @@ def read_published(exchange: NetworkView, validator: NeuronInfo, windows: range)
     return Published(validator, windows, evidences, left_out)
 
 
-def _read(exchange: NetworkView, store: ObjectStore, validator: NeuronInfo, window: int) -> Evidence | LeftOut | None:
-    interrupt.check_stop()
-    key = window_key(Kind.EVIDENCE, window, validator.uid)
+def decided_entries(exchange: NetworkView, window: int) -> tuple[RosterEntry, ...] | None:
+    """The entries of a window's decided roster, none in a null window; None if it cannot be read now."""
     try:
-        found = read_signed(store, key, Evidence, network=exchange.network, author=validator, window=window)
-    except RejectedError as error:
-        return LeftOut(window, error.reason, str(error))
-    return None if found is None else found.body
+        decided = decided_roster(exchange, window)
+    except TemplarError as error:
+        log.info("window %d: its roster is not known: %s", window, error)
+        return None
+    return () if decided is None else decided[0].entries
 
 
 def first_published(exchange: NetworkView, windows: range, *, own: str | None = None) -> Published | None:
