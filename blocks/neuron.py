@@ -66,9 +66,6 @@ class Neuron(Block):
     def config(self, name: str) -> "NeuronConfig":
         """Return what the node and the housekeeping of this neuron work with; nothing is changed.
 
-        Args:
-            name: Name of the neuron on this host.
-
         Raises:
             PermanentError: `bad_hparams`, `bad_wallet`, `bad_environment`, ...
             TransientError: The chain cannot be reached.
@@ -85,9 +82,6 @@ class Neuron(Block):
 
     def build(self, name: str) -> "Node":
         """The node, started.
-
-        Args:
-            name: Name of the neuron on this host.
 
         Raises:
             PermanentError: As `config`, or what keeps a node from starting, such as `already_running`.

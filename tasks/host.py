@@ -29,10 +29,6 @@ _lock = threading.Lock()
 def hosted(name: str, kind: type[N]) -> N:
     """The live neuron of this name; built and started by the first call.
 
-    Args:
-        name: Name of its block.
-        kind: What it must be.
-
     Raises:
         PermanentError: `bad_environment` (no such block, or a neuron of another role), `already_running`,
             `not_registered`, ...: the neuron cannot start.

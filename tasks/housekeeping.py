@@ -130,13 +130,7 @@ def check_access(neuron: str) -> AccessReport:
 
 
 def state_message(report: CleanupReport, where: str, *, verb: str) -> str:
-    """The message of a clean-up's final state.
-
-    Args:
-        report: The clean-up.
-        where: What the message begins with.
-        verb: Why the objects were found, such as `expired`.
-    """
+    """The message of a clean-up's final state."""
     kept, failed = report.total("kept"), report.total("failed")
     message = f"{where}: {report.total('found')} objects {verb}"
     message += f", {kept} of them stay for the network" if kept else ""

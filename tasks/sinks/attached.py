@@ -88,14 +88,7 @@ class SinkSettings:
 
 
 class NeuronSinks:
-    """The sinks of one neuron; one that cannot be opened is a warning.
-
-    Args:
-        settings: Which sinks there are.
-        who: The neuron.
-        home: Its folder, where Weights & Biases keeps its files.
-        environment: For the process of Weights & Biases.
-    """
+    """The sinks of one neuron; one that cannot be opened is a warning."""
 
     def __init__(
         self, settings: SinkSettings, who: Identity, home: Path, environment: Mapping[str, str] | None = None

@@ -14,13 +14,7 @@ _ITEMS_ARE_WRONG = frozenset({400, 413, 422})
 
 
 class HttpTarget:
-    """Posts to one server.
-
-    Args:
-        url: Of the server, without the path.
-        headers: Of every request.
-        auth: For basic authentication.
-    """
+    """Posts to one server."""
 
     def __init__(self, url: str, headers: Mapping[str, str], auth: httpx.BasicAuth | None = None) -> None:
         trusts = not is_loopback(urlsplit(url).hostname)  # nothing there is behind a proxy

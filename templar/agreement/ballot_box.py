@@ -57,11 +57,6 @@ class _Answer:
 class BallotBox:
     """The words on one window that this node has read or signed. Only one thread may use it.
 
-    Args:
-        exchange: The network.
-        window: The window.
-        concurrency: Buckets that are read at once; 1 reads them one after the other.
-
     Raises:
         TransientError: The chain could not be reached.
     """

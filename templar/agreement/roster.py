@@ -57,15 +57,9 @@ def draft_roster(
 ) -> RosterDraft:
     """Write aggregate and roster to the disk, once: a later call returns the first one's draft.
 
-    Args:
-        exchange: The network.
-        window: The window.
-        submissions: The payloads, in uid order.
-        previous: Digest of the roster that was decided for the previous window; None for a null window.
-        peer_list: Digest of the selection that was gathered; None without a peer list.
-        cache: Holds the payloads.
-        spool: Folder for files that are being published; made when needed.
-        durable: Flush the files to the disk.
+    `submissions` are in uid order and their payloads in the cache. `previous` is the digest of the roster that was
+    decided for the window before, None for a null window; `peer_list` that of the selection that was gathered, None
+    without a peer list.
 
     Raises:
         PermanentError: `bad_state_file`; the file on the disk is no roster.
@@ -177,13 +171,7 @@ def fetch_payloads(
     miner's own bucket. Otherwise a bad aggregate would split the nodes that gathered the payloads from those that did
     not. Each bucket has so many seconds, and a slow one costs no other's time.
 
-    Args:
-        exchange: The network.
-        roster: The roster.
-        store: Its publisher's bucket.
-        cache: Receives the payloads.
-        seconds: Time that each bucket has.
-        concurrency: Miners' buckets that are read at once.
+    `store` is the bucket of its publisher; each bucket has so many seconds.
 
     Raises:
         RejectedError: A payload is not what the roster says, or not legal: the roster cannot be applied.
@@ -225,12 +213,6 @@ def check_entries(roster: Roster, rules: RevealRules, miners: Sequence[NeuronInf
     """Check a roster's entries against everything that no longer changes: chain, assignment, signatures.
 
     Every node gets the same answer, at any later time.
-
-    Args:
-        roster: The roster.
-        rules: The window's rules.
-        miners: The neurons that may train in the window.
-        places: Payloads of a window, at most.
 
     Raises:
         RejectedError: `malformed` (too many entries), `wrong_identity`, `commit_early`, `commit_late`, `reveal_early`,

@@ -152,11 +152,6 @@ def check_omissions(roster: Roster, gathered: Collection[Submission], times: Win
 
     What this validator did not see never counts against a roster.
 
-    Args:
-        roster: The roster.
-        gathered: What counted in the own gather of the listed miners.
-        times: The window's times.
-
     Raises:
         RejectedError: `roster_omits`.
     """

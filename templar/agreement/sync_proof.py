@@ -86,10 +86,6 @@ def read_proof(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Proof 
 def debug_values(params: Mapping[str, Tensor], start: int) -> dict[str, tuple[float, float]]:
     """The two elements of each parameter that are published.
 
-    Args:
-        params: Parameters by name, of any shape and float type.
-        start: The first element of the flattened parameter.
-
     Returns:
         Name -> elements `start` and `start + 1`, exactly, in name order, of at most `MAX_DEBUG_PARAMETERS` parameters.
         Parameters without these elements, with a non-finite one or with an illegal name are left out.
@@ -108,12 +104,6 @@ def publish_debug(
     exchange: NetworkView, params: Mapping[str, Tensor], *, window: int, role: str | None
 ) -> PublishReceipt | None:
     """Publish the own debug values of the state after a window; a later call with the same state changes nothing.
-
-    Args:
-        exchange: The own view of the network.
-        params: The agreed parameters after the window, by name.
-        window: The window.
-        role: The node's role, which selects the elements.
 
     Returns:
         None if other values are stored already; they stay.

@@ -82,11 +82,8 @@ _CAUSES_BY_CODE = {
 class ExtrinsicLimitedError(TransientError):
     """`chain_rate_limited`: a hotkey may do this only so often.
 
-    Args:
-        reason: `chain_rate_limited`.
-        message: What failed.
-        last_block: The block of the last accepted extrinsic; None if unknown.
-        next_block: The first block in which the chain accepts another; None if unknown.
+    The blocks are that of the last accepted extrinsic, and the first in which the chain accepts another; None if
+    unknown.
     """
 
     def __init__(

@@ -57,11 +57,7 @@ class Signer(Protocol):
 
 
 class Hotkey:
-    """An unlocked sr25519 key pair.
-
-    Args:
-        keypair: A key pair of `bittensor_core` that holds its secret.
-    """
+    """An unlocked sr25519 key pair."""
 
     __slots__ = ("_keypair",)
 

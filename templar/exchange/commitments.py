@@ -64,11 +64,6 @@ def observe_commitments(exchange: NetworkView, window: int, *, concurrency: int)
     counts for nothing, because reveals may have been public by then. A commitment that is there is read once. A node
     whose reads do not count for every bucket, because its chain endpoint or its clock was wrong, has not looked.
 
-    Args:
-        exchange: The network.
-        window: The window.
-        concurrency: Peers that are fetched at once; with 1 the reads are made one after the other.
-
     Raises:
         TransientError: The chain did not name the miners, or the close.
     """

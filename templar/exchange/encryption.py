@@ -56,13 +56,7 @@ def encrypt(
 ) -> None:
     """Write a container.
 
-    Args:
-        blocks: The content, in blocks of any length.
-        length: Bytes of the content.
-        target: Where the container is written to.
-        signer: The hotkey that can read it.
-        binding: What it belongs to.
-        chunk_bytes: Content of a chunk; readers must use the same.
+    The signer can read it. `binding` says what it belongs to; readers must use the same, and the same `chunk_bytes`.
 
     Raises:
         ValueError: The blocks have another length together.
@@ -86,12 +80,7 @@ def decrypt(
 ) -> Iterator[bytes]:
     """The content of a container, chunk by chunk, each verified before it is given out; an empty one if there is none.
 
-    Args:
-        source: The container, from its first byte on.
-        size: Its length in bytes.
-        signer: The hotkey that it was made for.
-        binding: What it must belong to.
-        chunk_bytes: As it was written.
+    The source is at the first byte of the container, which is `size` bytes long.
 
     Raises:
         RejectedError: `backup_broken`; it is not such a container, or a chunk is not what was written for this place.

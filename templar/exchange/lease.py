@@ -293,13 +293,7 @@ class _Sight:
 
 
 class _Holders:
-    """Reads the holders of one neuron from its bucket.
-
-    Args:
-        store: The neuron's bucket.
-        claimant: This process.
-        expires_after: Seconds of silence after which a holder counts as dead.
-    """
+    """Reads the holders of one neuron from its bucket."""
 
     def __init__(self, store: ObjectStore, claimant: Claimant, expires_after: int) -> None:
         self._store = store

@@ -21,12 +21,7 @@ MEMORY_BYTES = 64 << 20
 
 
 class PayloadCache:
-    """Files `{window}/{sha256}` below a folder. Safe under threads and after a crash.
-
-    Args:
-        root: The folder; made when needed.
-        layout: The model's tensors and chunks.
-    """
+    """Files `{window}/{sha256}` below a folder. Safe under threads and after a crash."""
 
     def __init__(self, root: Path, layout: Layout) -> None:
         self._root = root

@@ -223,12 +223,6 @@ def fetch_reveal(
 def check_stored_at(seconds: int, interval: Interval, reasons: Mapping[Timing, Reason], what: str) -> None:
     """Check that an object's LastModified lies in an interval.
 
-    Args:
-        seconds: The LastModified.
-        interval: When it counts.
-        reasons: The reason for a time before, and for one after the interval.
-        what: Begins the message.
-
     Raises:
         RejectedError: One of `reasons`.
     """

@@ -137,14 +137,7 @@ def read_signed(
 ) -> Found[T] | None:
     """Read and check the object that a neuron published under a key; None if there is none (a definite 404).
 
-    Args:
-        store: The neuron's bucket.
-        key: The object's key.
-        body_type: The kind that must be there.
-        network: The network that it must be made for.
-        author: The neuron that must have signed it.
-        window: The window that it must be about, for kinds that are about one.
-        check: Judges time and size before the body is read; raises RejectedError.
+    `check` judges time and size before the body is read, and raises RejectedError.
 
     Raises:
         RejectedError: It is not legal: `wrong_size`, a reason of `check`, `unseal`, `check_author` or `check_window`,

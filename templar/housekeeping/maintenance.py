@@ -173,11 +173,6 @@ def publish_newest_checkpoint(config: NeuronConfig, *, preset: str = "", on_prog
 
     After a failure a later call continues with the same files; readers ignore a checkpoint without its manifest.
 
-    Args:
-        config: The neuron.
-        preset: What the model card calls the network's numbers.
-        on_progress: As in `publish_checkpoint`.
-
     Raises:
         TransientError: `genesis_missing`, or a store failed.
         PermanentError: `object_missing`; there is no snapshot yet. `root_differs`, `checkpoint_broken`; the snapshot is

@@ -77,11 +77,6 @@ def load_hparams(
 ) -> HParams:
     """Read one preset of `hparams.json`.
 
-    Args:
-        preset: Name of the preset.
-        path: The file.
-        overrides: Sections merged over the preset, for tests and command lines.
-
     Raises:
         PermanentError: `bad_hparams`; the message names the file, the preset, each bad key and what is allowed.
     """

@@ -129,12 +129,6 @@ def check_effect(node: Node, model: nn.Module, roster: Roster, *, meter: Meter) 
     The batch is of a miner that the settling block and the own hotkey draw, so that nobody else knows it before the
     payloads are fixed. What this node cannot measure never counts against a roster.
 
-    Args:
-        node: A validator whose agreed state is that of the window before.
-        model: A working model; it is loaded with the node's parameters.
-        roster: A legal roster, whose payloads are in the cache.
-        meter: What computes the losses.
-
     Raises:
         RejectedError: `roster_harmful`; the loss is not finite after the step, or rises by more than `MOST_RISE`.
     """

@@ -105,12 +105,7 @@ def write_private(
 ) -> None:
     """Write a private state.
 
-    Args:
-        path: The file.
-        buffers: The error feedback in the order of `shapes`; each tensor is written before the next is asked for.
-        shapes: The error feedback's shape by name.
-        num_calls: Compressions so far.
-        optimizer: The optimizer's state.
+    The error feedback comes in the order of `shapes`; each tensor is written before the next is asked for.
     """
     parts = ((EXP_AVG, optimizer.exp_avg), (EXP_AVG_SQ, optimizer.exp_avg_sq))
     every = {FEEDBACK + name: shape for name, shape in shapes.items()}
@@ -385,10 +380,6 @@ class PrivateStateNode(Node):
         """The file of a state with the inner optimizer as it is, and error feedback of zeros; None if nothing stays.
 
         Nobody knows what of the error feedback was sent since.
-
-        Args:
-            window: The window that this node does not live through itself.
-            digest: 64 hex digits that name the history, in which the file belongs.
 
         Raises:
             PermanentError: `bad_state_file`; the state cannot be read.

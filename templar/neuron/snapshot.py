@@ -65,10 +65,7 @@ class Snapshots:
     def save(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> Path:
         """Write a snapshot, unless there is one of this window with this root; then drop the oldest of this network.
 
-        Args:
-            params: The parameters, which nothing changes meanwhile.
-            mark: Which state they are.
-            private: The file of the miner's private state, if there is one; it gets another name, and is not copied.
+        Nothing changes the parameters meanwhile. The file of the private state gets another name, and is not copied.
 
         Raises:
             OSError: The disk failed or is full; older snapshots are untouched.

@@ -96,10 +96,8 @@ def evaluate_checkpoints(
 
     A second call measures nothing and changes nothing.
 
-    Args:
-        config: The neuron.
-        read_texts: Reads held-out texts, at most so many.
-        run_tasks: Runs tasks of lm-evaluation-harness on a model's folder; by default none are run.
+    `read_texts` reads so many held-out texts at most; `run_tasks` runs tasks of lm-evaluation-harness on a model's
+    folder.
 
     Raises:
         TransientError: Chain, bucket or dataset failed; a later call goes on with the next checkpoint.
@@ -221,10 +219,7 @@ def read_evaluations(exchange: NetworkView, birth: Birth, known: HeldOut | None 
     proved (as long as buckets keep the proofs), and if no other one of that checkpoint has more stake behind it. What
     is not legal, or cannot be read, is left out.
 
-    Args:
-        exchange: The network, to read.
-        birth: Its start.
-        known: What an earlier call found: the objects in it are not read again.
+    What an earlier call found is not read again.
 
     Raises:
         TemplarError: The chain failed.

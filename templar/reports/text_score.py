@@ -86,11 +86,6 @@ def score_texts(net: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], leng
 def text_windows(tokens: Sequence[int], first: int, length: int) -> Iterator[tuple[list[int], list[int]]]:
     """Cut a text into inputs of at most `length` tokens, with the tokens that follow the last ones of each.
 
-    Args:
-        tokens: The text's tokens.
-        first: The token in front of the text.
-        length: Most inputs at once.
-
     Yields:
         Inputs and targets. There are as many targets as inputs, or fewer in the last window of several.
     """

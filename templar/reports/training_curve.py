@@ -158,13 +158,7 @@ class NetworkGlance:
 
 
 class NetworkCurve:
-    """A network's windows out of public objects; a later look reads only what is new. Safe under threads.
-
-    Args:
-        exchange: The network, to read.
-        birth: Its start.
-        names: Hotkey -> name of the neurons of this host.
-    """
+    """A network's windows out of public objects; a later look reads only what is new. Safe under threads."""
 
     def __init__(self, exchange: NetworkView, birth: Birth, names: Mapping[str, str]) -> None:
         self.start_window = birth.start.start_window

@@ -85,10 +85,6 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 def locked(path: Path, *, wait: bool) -> Iterator[bool]:
     """Hold an exclusive lock on a file, which is made if needed; the kernel drops it when the process ends.
 
-    Args:
-        path: The file.
-        wait: Wait for another holder.
-
     Yields:
         Whether the lock is held: False if another thread or process has it and `wait` is false.
     """

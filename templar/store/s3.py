@@ -35,15 +35,7 @@ T = TypeVar("T")
 
 
 class _S3Bucket:
-    """One bucket and one key to it. It is thread-safe; the first call makes the client.
-
-    Args:
-        bucket: Its name.
-        endpoint_url: `http(s)://host[:port]`; for R2 see `r2_endpoint`.
-        access_key_id: Id of the key.
-        secret_access_key: Its secret.
-        settings: Timeouts, retries and sizes.
-    """
+    """One bucket and one key to it. It is thread-safe; the first call makes the client."""
 
     def __init__(
         self,

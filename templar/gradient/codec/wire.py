@@ -93,10 +93,6 @@ def encode(payload: Payload, layout: Layout) -> bytes:
 def decode(data: bytes, layout: Layout) -> Payload:
     """Read a payload. Its sections are read-only views of `data`.
 
-    Args:
-        data: The bytes as their author published them, legal or not.
-        layout: The tensors that it must hold.
-
     Raises:
         RejectedError: `malformed` (no payload, or damaged), `wrong_version`, `wrong_size`, `wrong_shapes` (made for
             another layout), `bad_payload` (a scale or an index out of range), `not_canonical` (not the one way to
