@@ -4,7 +4,6 @@ The kernel releases the lock when the process ends. Against other machines there
 (`templar.exchange.lease`).
 """
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -12,11 +11,12 @@ import re
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from templar.errors import PermanentError, Reason
-from templar.store.files import local_file, sync
+from templar.store.files import local_file, locked, sync
 
 log = logging.getLogger(__name__)
 
@@ -32,27 +32,20 @@ class NeuronLock:
     """
 
     def __init__(self, home: Path) -> None:
-        path = home / "lock"
+        path, self._held = home / "lock", ExitStack()
         with local_file(path):
             make_private(home)
-            self._file = path.open("a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "unknown"
-            self._file.close()
-            raise PermanentError(
-                Reason.ALREADY_RUNNING,
-                f"{home}: process {holder} already runs this neuron; stop it first, or give this one its own home",
-            ) from None
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+            if not self._held.enter_context(locked(path, wait=False)):
+                raise PermanentError(
+                    Reason.ALREADY_RUNNING,
+                    f"{home}: process {path.read_text().strip() or 'unknown'} already runs this neuron; stop it first, "
+                    "or give this one its own home",
+                )
+            path.write_text(str(os.getpid()))
 
     def release(self) -> None:
         """Release the lock: another process may run the neuron."""
-        self._file.close()
+        self._held.close()
 
 
 def holder_of(home: Path, *, durable: bool = True) -> str:

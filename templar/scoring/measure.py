@@ -17,7 +17,6 @@ Losses alone do not show copies and inflated payloads; `find_likenesses` and `no
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial, reduce
@@ -38,6 +37,7 @@ from templar.scoring.evidence import Estimate, Likeness, Measurement
 from templar.scoring.meter import Meter
 from templar.scoring.score import first_order_score, relative_gain
 from templar.scoring.standing import round_score
+from templar.store.deadline import in_parallel
 from templar.training.device import EVALUATION
 from templar.training.memory import on_device
 from templar.training.model import bind_parameters, empty_copy, named_parameters
@@ -122,10 +122,7 @@ class Evaluator:
     def _share(self, work: "Callable[[_Part, list[int]], T]", uids: list[int]) -> list[T]:
         """Let each device work for some of the uids; what each of them found."""
         count = len(self._parts)
-        if count == 1:
-            return [work(self._parts[0], uids)]
-        with ThreadPoolExecutor(count, thread_name_prefix="evaluation") as pool:
-            return list(pool.map(work, self._parts, [uids[number::count] for number in range(count)]))
+        return in_parallel(lambda number: work(self._parts[number], uids[number::count]), range(count), count)
 
     def _measurement(self, uid: int, others: Sequence[int], after: Mapping[int, Sequence[float]]) -> Measurement:
         count = sum(len(after[owner]) for owner in others)
