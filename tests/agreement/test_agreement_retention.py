@@ -5,19 +5,19 @@ from hypothesis import strategies as st
 
 from templar import PROTOCOL_VERSION
 from templar.agreement.checkpoint import EVALUATION_FILE, MANIFEST_FILE
-from templar.agreement.retention import BACKUPS_KEPT
+from templar.agreement.retention import BACKUPS_KEPT, Retention, survey
 from templar.exchange.object_keys import (
     START_WINDOW_KEY,
     Kind,
     ObjectKey,
     checkpoint_key,
+    parse_current_key,
     parse_key,
     peers_key,
     window_key,
 )
 from templar.hparams import load_hparams
 from templar.store.base import ObjectInfo
-from tests.support.expired import expired_objects
 
 NOW, GENESIS, RETENTION, KEPT = 100, 4, 20, 2
 OLDEST = NOW - RETENTION
@@ -43,10 +43,11 @@ FOREIGN = [
 
 
 def expired(keys, *, now=NOW, storage=STORAGE):
-    objects = [ObjectInfo(key, 1, 0) for key in keys]
-    found = expired_objects(objects, current_window=now, genesis_windows={GENESIS}, storage=storage)
-    assert found == [info for info in objects if info in found]  # in the listing's order
-    return [info.key for info in found]
+    """The keys of a bucket whose retention is over."""
+    keys = list(keys)
+    found = survey([ObjectInfo(key, 1, 0) for key in keys], now)
+    retention = Retention.of(found, window=now, genesis_windows={GENESIS}, storage=storage)
+    return [each for each in keys if (key := parse_current_key(each)) and retention.is_expired(key)]
 
 
 def complete(window, uid=1):

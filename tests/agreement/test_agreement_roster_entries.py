@@ -1,3 +1,5 @@
+"""A roster's entries: what their authors signed, in time, for this window, with a place and an assignment."""
+
 import pytest
 
 from templar.agreement.roster import check_entries
@@ -5,15 +7,8 @@ from templar.errors import Reason, RejectedError
 from templar.exchange.objects import Roster
 from templar.exchange.reveal import RevealRules, Submission
 from templar.exchange.signed import check_signature, seal
-from templar.timeline import WindowTimes
-from tests.support.subnet import (
-    ASSIGNMENT,
-    NETWORK,
-    Subnet,
-    manifest_of,
-    payload_bytes,
-    submission_of,
-)
+from tests.support.errors import raising
+from tests.support.subnet import ASSIGNMENT, NETWORK, Subnet, manifest_of, payload_bytes, submission_of
 
 WINDOW = 3
 
@@ -23,40 +18,30 @@ class Scene:
 
     def __init__(self, folder):
         self.subnet = Subnet(folder, num_miners=4)
-        self.times: WindowTimes = self.subnet.times(WINDOW)
-        self.miners = self.subnet.miners[:3]
+        self.times, self.miners = self.subnet.times(WINDOW), self.subnet.miners[:3]
 
-    def entry(self, author, **manifest):
-        signed = manifest_of(author, WINDOW, payload_bytes(author, WINDOW), **manifest)
-        at = self.times.commit_interval.last, self.times.reveal_interval.first
-        return submission_of(author, signed, *at).entry
+    def entry(self, author):
+        signed = manifest_of(author, WINDOW, payload_bytes(author, WINDOW))
+        return submission_of(author, signed, self.times.commit_interval.last, self.times.reveal_interval.first).entry
 
     def roster(self, *entries):
-        publisher = self.subnet.validators[0]
         listed = entries or tuple(self.entry(author) for author in self.miners)
-        return Roster(
-            **publisher.signing,
-            window=WINDOW,
-            previous=None,
-            peer_list=None,
-            entries=listed,
-            aggregate_sha256="ab" * 32,
-            aggregate_bytes=sum(entry.payload_bytes for entry in listed),
-        )
-
-    def check(self, roster, places=3, assignment=ASSIGNMENT):
-        rules = RevealRules(NETWORK, self.times, lambda uid: assignment)
-        check_entries(roster, rules, [each.neuron for each in self.subnet.miners], places=places)
-
-    def reason(self, roster, **options):
-        with pytest.raises(RejectedError) as caught:
-            self.check(roster, **options)
-        return caught.value.reason
+        fields = {"window": WINDOW, "previous": None, "peer_list": None, "aggregate_sha256": "ab" * 32}
+        total = sum(entry.payload_bytes for entry in listed)
+        return Roster(**self.subnet.validators[0].signing, **fields, entries=listed, aggregate_bytes=total)
 
     def changed(self, **changes):
         """A roster whose publisher changed something in its second entry."""
         first, second, third = (self.entry(author) for author in self.miners)
         return self.roster(first, second.model_copy(update=changes), third)
+
+    def check(self, roster, places=3, assignment=ASSIGNMENT):
+        rules = RevealRules(NETWORK, self.times, lambda uid: assignment)
+        check_entries(roster, rules, [each.neuron for each in self.subnet.miners], places=places)
+
+    def refused(self, reason, roster, **options):
+        with raising(RejectedError, reason):
+            self.check(roster, **options)
 
 
 @pytest.fixture
@@ -64,23 +49,21 @@ def scene(tmp_path):
     return Scene(tmp_path)
 
 
-def test_an_honest_roster_passes(scene):
-    scene.check(scene.roster())
+def test_an_honest_roster_passes_and_its_entries_rebuild_the_signed_objects(scene):
     scene.check(scene.roster(scene.entry(scene.miners[1])))
-
-
-def test_an_entry_rebuilds_the_signed_objects(scene):
     roster = scene.roster()
+    scene.check(roster)
     for author, entry in zip(scene.miners, roster.entries, strict=True):
-        manifest = manifest_of(author, WINDOW, payload_bytes(author, WINDOW))
         listed = Submission.listed(roster, entry)
-        assert (listed.manifest, listed.entry) == (manifest, entry)
+        assert (listed.manifest, listed.entry) == (manifest_of(author, WINDOW, payload_bytes(author, WINDOW)), entry)
         check_signature(listed.sealed_commit)
         check_signature(listed.sealed_manifest)
 
 
-def test_an_invented_entry_has_no_valid_signature(scene):
-    other = payload_bytes(scene.miners[0], WINDOW, seed=9)
+def test_an_invented_entry_or_one_of_another_window_has_no_valid_signature(scene):
+    author, other = scene.miners[1], payload_bytes(scene.miners[0], WINDOW, seed=9)
+    old = manifest_of(author, WINDOW - 1, payload_bytes(author, WINDOW - 1))
+    signatures = [seal(body, author.hotkey).signature for body in (old.commit, old)]
     for changes in (
         {"payload_sha256": "00" * 32},
         {"root_before": "00" * 32},
@@ -89,17 +72,9 @@ def test_an_invented_entry_has_no_valid_signature(scene):
         {"payload_bytes": len(other) + 1},
         {"steps": 4},
         {"tokens": 385},
+        dict(zip(("commit_signature", "manifest_signature"), signatures, strict=True)),
     ):
-        assert scene.reason(scene.changed(**changes)) is Reason.BAD_SIGNATURE
-
-
-def test_a_signature_for_another_window_does_not_count(scene):
-    old = manifest_of(scene.miners[1], WINDOW - 1, payload_bytes(scene.miners[1], WINDOW - 1))
-    roster = scene.changed(
-        commit_signature=seal(old.commit, scene.miners[1].hotkey).signature,
-        manifest_signature=seal(old, scene.miners[1].hotkey).signature,
-    )
-    assert scene.reason(roster) is Reason.BAD_SIGNATURE
+        scene.refused(Reason.BAD_SIGNATURE, scene.changed(**changes))
 
 
 def test_times_must_lie_in_their_intervals(scene):
@@ -109,22 +84,22 @@ def test_times_must_lie_in_their_intervals(scene):
     ):
         for second in (interval.first, interval.last):
             scene.check(scene.changed(**{field: second}))
-        assert scene.reason(scene.changed(**{field: interval.first - 1})) is early
-        assert scene.reason(scene.changed(**{field: interval.last + 1})) is late
+        scene.refused(early, scene.changed(**{field: interval.first - 1}))
+        scene.refused(late, scene.changed(**{field: interval.last + 1}))
 
 
-def test_only_miners_with_their_own_hotkeys_are_listed(scene):
+def test_entries_are_of_miners_with_their_own_hotkeys_an_assignment_and_a_place(scene):
     validator = scene.subnet.validators[0]
-    assert scene.reason(scene.roster(scene.entry(validator))) is Reason.WRONG_IDENTITY
-    assert scene.reason(scene.changed(hotkey=validator.hotkey.address)) is Reason.WRONG_IDENTITY
     stranger = scene.entry(scene.miners[2]).model_copy(update={"uid": 99})
-    assert scene.reason(scene.roster(stranger)) is Reason.WRONG_IDENTITY
-
-
-def test_entries_have_their_uids_assignment_and_a_place(scene):
+    for roster in (
+        scene.roster(scene.entry(validator)),
+        scene.changed(hotkey=validator.hotkey.address),
+        scene.roster(stranger),
+    ):
+        scene.refused(Reason.WRONG_IDENTITY, roster)
     for assignment in ("00" * 32, None):
-        assert scene.reason(scene.roster(), assignment=assignment) is Reason.WRONG_ASSIGNMENT
-    assert scene.reason(scene.roster(), places=2) is Reason.MALFORMED
+        scene.refused(Reason.WRONG_ASSIGNMENT, scene.roster(), assignment=assignment)
+    scene.refused(Reason.MALFORMED, scene.roster(), places=2)
 
 
 def test_the_digest_does_not_depend_on_signatures(scene):

@@ -72,27 +72,16 @@ def test_a_window_is_never_skipped_and_never_applied_twice(window):
     assert parameters_digest(agreed.params) == parameters_digest(parameters())
 
 
-def test_a_null_window_changes_neither_parameters_nor_steps():
-    agreed = state()
-    agreed.apply(10, [])
-    assert parameters_digest(agreed.params) == parameters_digest(parameters())
-    assert (agreed.window, agreed.outer_steps, agreed.mark.null) == (10, 0, True)
-
-
 def test_roots_chain_through_steps_and_null_windows():
-    agreed = state()
-    before = agreed.root
-    agreed.apply(10, [payload(1)])
-    first = next_root(before, 10, 1, parameters_digest(agreed.params))
-    assert agreed.mark == StateMark(10, 1, first, before, null=False)
-    agreed.apply(11, [])
-    second = null_root(first, 11, parameters_digest(agreed.params))
-    assert agreed.mark == StateMark(11, 1, second, first, null=True)
-    third = null_root(second, 12, parameters_digest(agreed.params))
-    agreed.apply(12, [])
-    agreed.apply(13, [payload(2)])
-    fourth = next_root(third, 13, 2, parameters_digest(agreed.params))
-    assert agreed.mark == StateMark(13, 2, fourth, third, null=False)
+    """A null window changes neither parameters nor steps."""
+    agreed, steps = state(), 0
+    for window, payloads in ((10, []), (11, [payload(1)]), (12, []), (13, []), (14, [payload(2)])):
+        before, params = agreed.root, parameters_digest(agreed.params)
+        agreed.apply(window, payloads)
+        after, steps = parameters_digest(agreed.params), steps + bool(payloads)
+        root = next_root(before, window, steps, after) if payloads else null_root(before, window, after)
+        assert agreed.mark == StateMark(window, steps, root, before, null=not payloads)
+        assert (after == params) is (not payloads)
 
 
 def after(*windows):
@@ -145,25 +134,16 @@ def test_a_state_goes_on_from_its_own_mark():
 
 @pytest.mark.parametrize("payloads", [[], [payload(1)]])
 def test_a_mark_is_held_against_the_parameters(payloads):
-    agreed = state()
+    """One changed bit is noticed."""
+    agreed, what = state(), "snapshot of window 10"
     agreed.apply(10, payloads)
-    check_mark(agreed.params, agreed.mark, "snapshot")
-    for wrong in (
-        StateMark(11, agreed.mark.outer_steps, agreed.mark.root, agreed.mark.previous_root, agreed.mark.null),
-        StateMark(10, agreed.mark.outer_steps, agreed.mark.root, "f" * 64, agreed.mark.null),
-        StateMark(10, agreed.mark.outer_steps, agreed.mark.root, agreed.mark.previous_root, not agreed.mark.null),
-    ):
-        with raising(PermanentError, Reason.ROOT_DIFFERS, "snapshot of window 10: its parameters give the root"):
-            check_mark(agreed.params, wrong, "snapshot of window 10")
-
-
-def test_one_changed_bit_is_noticed():
-    agreed = state()
-    agreed.apply(10, [payload(1)])
-    mark, name = agreed.mark, sorted(agreed.params)[0]
-    agreed.params[name].view(torch.int32).reshape(-1)[-1] ^= 1
+    check_mark(agreed.params, agreed.mark, what)
+    for wrong in ({"window": 11}, {"previous_root": "f" * 64}, {"null": not agreed.mark.null}):
+        with raising(PermanentError, Reason.ROOT_DIFFERS, f"{what}: its parameters give the root"):
+            check_mark(agreed.params, replace(agreed.mark, **wrong), what)
+    agreed.params[sorted(agreed.params)[0]].view(torch.int32).reshape(-1)[-1] ^= 1
     with pytest.raises(PermanentError):
-        check_mark(agreed.params, mark, "snapshot")
+        check_mark(agreed.params, agreed.mark, what)
 
 
 # Digests; tests/docs/second_implementation.py computes digests and roots from their description.

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,18 +12,18 @@ from hypothesis import strategies as st
 
 from lab.adversary.chains import SkewedChain, UnreachableChain
 from templar.agreement.ballot_box import READ_SECONDS, BallotBox, find_roster, read_ballots
-from templar.agreement.roster import publish_copy
+from templar.agreement.roster import draft_roster, publish_copy, publish_roster
 from templar.agreement.roster_judge import Judge
-from templar.agreement.voter import LOOK_SECONDS, Settlement, Voter
+from templar.agreement.voter import LOOK_SECONDS, Voter, await_decision, settled
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import NULL_WINDOW
-from templar.exchange.signed import check_signature, seal
+from templar.exchange.payload_cache import PayloadCache
+from templar.exchange.signed import check_signature
 from templar.interrupt import StoppedError
 from tests.support.errors import raising
 from tests.support.scripted_store import ScriptedStore, failing
-from tests.support.subnet import RULES, Subnet, fields_of, signed_anyhow
-from tests.support.voting import Chamber, no_roster
+from tests.support.subnet import LAYOUT, RULES, Subnet, fields_of, gathered, signed_anyhow
 
 WINDOW = 3
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
@@ -31,14 +32,30 @@ STAKES = (40.0, 35.0, 25.0)
 """Any two of the three validators are a quorum, and all three may publish."""
 
 
-class Scene(Chamber):
-    """A window that has closed."""
+def no_roster(rank, slot):
+    """Nothing is published."""
+
+
+def no_check(roster):
+    """Everything is legal."""
+
+
+class Scene:
+    """A window that has closed, and everybody who takes part in the ballots on it, or only reads them."""
 
     def __init__(self, folder, stakes=STAKES):
-        super().__init__(Subnet(folder, stakes=stakes, num_miners=3), folder, WINDOW)
-        self.clock = self.subnet.clock
+        self.subnet, self.folder = Subnet(folder, stakes=stakes, num_miners=3), folder
+        self.clock, self.times = self.subnet.clock, self.subnet.times(WINDOW)
         self.late = self.times.settle_until + 60
-        self.found: dict[int, Settlement] = {}
+        self.kept = {}  # uid -> the words that its validator stored
+        self.found = {}  # uid -> how it settled the window
+        self.caches = 0
+
+    def again(self):
+        """The same, in which nothing has happened."""
+        folder = self.folder / "again"
+        folder.mkdir()
+        return Scene(folder)
 
     def validator(self, rank):
         return self.subnet.validators[rank]
@@ -46,14 +63,60 @@ class Scene(Chamber):
     def store(self, rank):
         return self.subnet.store(self.validator(rank))
 
+    def exchange(self, rank, views=None):
+        return self.subnet.exchange(self.validator(rank), views)
+
     def key(self, rank, kind=Kind.ROSTER):
         return window_key(kind, WINDOW, self.validator(rank).uid)
 
     def put(self, rank, roster):
-        """Store a roster now, as its publisher may sign it."""
-        self.store(rank).inner.put(self.key(rank), seal(roster, self.validator(rank).hotkey).encode())
+        """Store a roster, or bytes, now, as its publisher may sign it."""
+        self.subnet.put(self.validator(rank), self.key(rank), roster)
 
-    def live(self, member, publish=None, **how):
+    def cache(self):
+        """An empty cache."""
+        self.caches += 1
+        return PayloadCache(self.folder / f"payloads-{self.caches}", LAYOUT)
+
+    def publish(self, author, miners, rank, slot):
+        """Publish a roster of these miners, all by default, with all that belongs to it."""
+        cache, exchange = self.cache(), self.subnet.exchange(author)
+        submissions = gathered(cache, self.subnet.miners if miners is None else miners, WINDOW)
+        options = {"previous": None, "peer_list": None, "cache": cache, "durable": False}
+        draft = draft_roster(exchange, WINDOW, submissions, spool=self.folder / f"spool-{author.uid}", **options)
+        publish_roster(exchange, draft, slot)
+        return draft.roster
+
+    def published(self):
+        """The first rank's roster and aggregate, which it has published."""
+        roster = self.publish(self.validator(0), None, 0, self.times.roster_slot(0))
+        return roster, self.store(0).inner.get(aggregate_key(WINDOW), max_bytes=10_000)
+
+    def publishing(self, author, miners=None):
+        """What makes a validator publish its roster in its ballot."""
+        return lambda rank, slot: self.publish(author, miners, rank, slot) and None
+
+    def keep(self, uid, text):
+        self.kept[uid] = text
+
+    def settle(self, member, publish=no_roster, *, exchange=None, views=None, check=no_check, deadline=None):
+        """Take part if the member is a validator, else only read; the settlement.
+
+        Raises:
+            TransientError: `decision_missing`.
+        """
+        exchange = exchange or self.subnet.exchange(member, views)
+        ballots, judge = BallotBox(exchange, WINDOW), Judge(exchange, self.times, self.cache(), check)
+        voter = None
+        if member.permit:
+            kept, keep = self.kept.get(member.uid), partial(self.keep, member.uid)
+            voter = Voter(ballots, judge, publish_own=publish, kept=kept, keep=keep)
+        await_decision(ballots, self.times, voter, deadline=deadline or self.times.settle_until)
+        if voter is not None:
+            voter.show(at_once=True)
+        return settled(judge, ballots)
+
+    def live(self, member, publish=no_roster, **how):
         """A participant that settles the window."""
 
         def act():
@@ -63,18 +126,18 @@ class Scene(Chamber):
 
     def ranks(self, *publishing, silent=(), **how):
         """All validators but the silent ones; some of them publish a roster in their ballots."""
-        lives = []
-        for rank, member in enumerate(self.subnet.validators):
-            if rank not in silent:
-                publish = self.publishing(member) if rank in publishing else None
-                lives.append(self.live(member, publish, **how))
-        return lives
+        return [
+            self.live(member, self.publishing(member) if rank in publishing else no_roster, **how)
+            for rank, member in enumerate(self.subnet.validators)
+            if rank not in silent
+        ]
 
-    def run(self, *participants):
+    def run(self, *participants, **how):
         """Let them act at once, with a reader; what all of them found."""
-        self.clock.run([*participants, self.live(self.subnet.miners[0])])
+        reader = self.subnet.miners[0]
+        self.clock.run([*participants, self.live(reader, **how)])
         assert len({(each.digest, each.window) for each in self.found.values()}) == 1
-        return self.found[self.subnet.miners[0].uid]
+        return self.found[reader.uid]
 
     def at(self, moment, act):
         def later():
@@ -91,24 +154,24 @@ def scene(tmp_path):
 
 def publisher_of(settlement):
     """The rank of the publisher: the first rank has uid 1."""
-    assert settlement.roster is not None
     return settlement.roster.uid - 1
+
+
+def passed_over(settlement):
+    return [(each.uid, each.reason) for each in settlement.passed_over]
 
 
 def test_everybody_has_the_payloads_of_the_first_rank_within_its_slot(scene):
     found = scene.run(*scene.ranks(0, 1, 2))
-    assert publisher_of(found) == 0
-    assert found.passed_over == ()
-    assert len(found.uids) == 3
+    assert (publisher_of(found), passed_over(found), len(found.uids)) == (0, [], 3)
     assert scene.clock.now() < scene.times.roster_slot(0).last, "the second word costs less than a slot"
-    assert not [key for key in map(scene.key, (1, 2)) if scene.store(int(key[-9]) - 1).inner.head(key)]
+    assert not [rank for rank in (1, 2) if scene.store(rank).inner.head(scene.key(rank))]
 
 
 @pytest.mark.parametrize("silent", [(), (0,)])
 def test_the_next_rank_takes_over_when_the_slot_of_a_silent_one_has_ended(scene, silent):
     found = scene.run(*scene.ranks(1, 2, silent=silent))
-    assert publisher_of(found) == 1
-    assert [(each.uid, each.reason) for each in found.passed_over] == [(1, Reason.ROSTER_MISSING)]
+    assert (publisher_of(found), passed_over(found)) == (1, [(1, Reason.ROSTER_MISSING)])
     assert scene.clock.now() <= scene.times.roster_slot(1).last + 1
 
 
@@ -131,6 +194,10 @@ def test_a_quorum_that_is_away_is_waited_for_and_nothing_is_decided_without_it(s
     with raising(TransientError, Reason.DECISION_MISSING, "uids [1, 2]"):
         scene.settle(scene.validator(2))
     assert scene.clock.now() <= scene.times.settle_until
+    looks = 2 * RULES.roster_ranks * RULES.roster_slot_seconds / RULES.poll_seconds
+    for rank in (0, 1):
+        asked = scene.store(rank).count("head", scene.key(rank, Kind.DECISION))
+        assert looks / 2 < asked <= looks + 1, "polling is bounded"
     assert {word.ballot for word in read_ballots(scene.subnet.exchange(), WINDOW).words} == {0}, "no ballot goes on"
     found = scene.run(*scene.ranks(0))
     assert found.roster is None, "a roster of the first rank comes too late now"
@@ -139,26 +206,20 @@ def test_a_quorum_that_is_away_is_waited_for_and_nothing_is_decided_without_it(s
 
 def test_late_words_are_waited_for_and_the_next_rank_has_its_time_then(scene):
     """The first two validators lose their chain as the slots begin: the second one's roster still counts."""
-    exchanges = []
+    lives = []
     for rank in (0, 1):
-        exchange = scene.subnet.exchange(scene.validator(rank))
+        exchange, member = scene.exchange(rank), scene.validator(rank)
         chain = UnreachableChain(exchange.chain, since=scene.times.settles, seconds=14.0, every=1e6)
-        exchanges.append(replace(exchange, chain=chain))
-    lives = [
-        scene.live(scene.validator(rank), scene.publishing(scene.validator(rank)), exchange=exchange)
-        for rank, exchange in enumerate(exchanges)
-    ]
+        lives.append(scene.live(member, scene.publishing(member), exchange=replace(exchange, chain=chain)))
     found = scene.run(*lives, *scene.ranks(silent=(0, 1)))
     assert publisher_of(found) == 1
-    info = scene.store(1).inner.head(scene.key(1))
-    assert info is not None
-    assert info.last_modified > scene.times.null_after
+    assert scene.store(1).inner.head(scene.key(1)).last_modified > scene.times.null_after
 
 
 @pytest.mark.parametrize("seconds", [30.0, -30.0])
 def test_a_wrong_clock_makes_no_window_null(scene, seconds):
     """Half a minute ahead, every slot seems to be over when the first one begins."""
-    exchange = scene.subnet.exchange(scene.validator(0))
+    exchange = scene.exchange(0)
     skewed = replace(exchange, chain=SkewedChain(exchange.chain, seconds))
     lives = [scene.live(scene.validator(0), exchange=skewed, deadline=1e12), *scene.ranks(1, silent=(0,))]
     assert publisher_of(scene.run(*lives)) == 1
@@ -169,10 +230,8 @@ def test_a_wrong_clock_makes_no_window_null(scene, seconds):
 
 @pytest.mark.parametrize(("offset", "counts"), [(-0.001, False), (0.0, True), (3.999, True), (4.0, False)])
 def test_a_roster_of_the_first_rank_counts_in_its_slot(scene, offset, counts):
-    slot = scene.times.roster_slot(0)
-    again = Scene(make(scene.folder / "again"))
-    roster = scene.publish(scene.validator(0), None, 0, slot)
-    aggregate = scene.store(0).inner.get(aggregate_key(WINDOW), max_bytes=10_000)
+    slot, again = scene.times.roster_slot(0), scene.again()
+    roster, aggregate = scene.published()
 
     def put():
         again.store(0).inner.put(aggregate_key(WINDOW), aggregate)
@@ -184,22 +243,15 @@ def test_a_roster_of_the_first_rank_counts_in_its_slot(scene, offset, counts):
     assert reasons == ([] if counts else [Reason.ROSTER_EARLY if offset < 0 else Reason.ROSTER_LATE])
 
 
-def make(folder):
-    folder.mkdir()
-    return folder
-
-
 def test_no_publisher_is_judged_before_its_slot_has_ended(scene):
     """An early reader and a late one see the same: the aggregate comes three seconds after the roster."""
-    slot = scene.times.roster_slot(0)
-    again = Scene(make(scene.folder / "again"))
-    roster = scene.publish(scene.validator(0), None, 0, slot)
-    aggregate = scene.store(0).inner.get(aggregate_key(WINDOW), max_bytes=10_000)
-    shorter, store = aggregate[:-1], again.store(0).inner
+    slot, again = scene.times.roster_slot(0), scene.again()
+    roster, aggregate = scene.published()
+    put = partial(again.store(0).inner.put, aggregate_key(WINDOW))
     found = again.run(
         again.at(slot.first, lambda: again.put(0, roster)),
-        again.at(slot.first + 1.5, lambda: store.put(aggregate_key(WINDOW), shorter)),
-        again.at(slot.first + 3, lambda: store.put(aggregate_key(WINDOW), aggregate)),
+        again.at(slot.first + 1.5, lambda: put(aggregate[:-1])),
+        again.at(slot.first + 3, lambda: put(aggregate)),
         *again.ranks(1),
     )
     assert publisher_of(found) == 0
@@ -208,20 +260,17 @@ def test_no_publisher_is_judged_before_its_slot_has_ended(scene):
 @pytest.mark.parametrize("illegal", [DENIED, {"window": WINDOW - 1}, {"aggregate_bytes": 1}])
 @pytest.mark.parametrize("mended", [True, False])
 def test_what_is_illegal_until_the_slot_ends_does_not_count(scene, illegal, mended):
-    publisher, slot = scene.validator(0), scene.times.roster_slot(0)
-    roster = scene.publish(publisher, None, 0, slot)
-    until = slot.first + 2 if mended else scene.times.null_after
-    if isinstance(illegal, dict):
-        scene.store(0).inner.put(
-            scene.key(0), signed_anyhow(Kind.ROSTER, fields_of(roster) | illegal, publisher.hotkey)
-        )
-    else:
+    roster, _ = scene.published()
+    until = scene.times.roster_slot(0).first + 2 if mended else scene.times.null_after
 
-        def refuse(operation, key):
-            if key == scene.key(0) and scene.clock.now() < until:
-                raise DENIED
+    def refuse(operation, key):
+        if key == scene.key(0) and scene.clock.now() < until:
+            raise DENIED
 
+    if illegal is DENIED:
         scene.store(0).before = refuse
+    else:
+        scene.put(0, signed_anyhow(Kind.ROSTER, fields_of(roster) | illegal, scene.validator(0).hotkey))
     found = scene.run(scene.at(until, lambda: scene.put(0, roster)), *scene.ranks(1))
     assert publisher_of(found) == (0 if mended else 1)
 
@@ -233,9 +282,7 @@ def test_a_rejected_roster_is_kept_with_the_reason(scene):
 
     scene.run(*scene.ranks(0, 1, check=check))
     found = scene.found[2]
-    assert publisher_of(found) == 1
-    assert [(each.uid, each.reason) for each in found.passed_over] == [(1, Reason.BAD_SIGNATURE)]
-    assert found.passed_over[0].sealed is not None
+    assert (publisher_of(found), passed_over(found)) == (1, [(1, Reason.BAD_SIGNATURE)])
     check_signature(found.passed_over[0].sealed)
 
 
@@ -244,12 +291,8 @@ def test_a_bucket_that_fails_for_all_hides_no_words_and_stops_nobody(scene, faul
     """The first rank's bucket is dead from the beginning; its validator still votes, and is not needed."""
     view = ScriptedStore(scene.store(0).inner)
     view.before = failing(fault)
-    lives = [scene.live(scene.validator(0), scene.publishing(scene.validator(0)))]
     views = {scene.validator(0).account: view}
-    lives += [
-        scene.live(scene.validator(rank), scene.publishing(scene.validator(rank)), views=views) for rank in (1, 2)
-    ]
-    scene.clock.run([*lives, scene.live(scene.subnet.miners[0], views=views)])
+    scene.run(*scene.ranks(0, silent=(1, 2)), *scene.ranks(1, 2, silent=(0,), views=views), views=views)
     assert {publisher_of(each) for each in scene.found.values()} == {1}
 
 
@@ -277,14 +320,6 @@ def test_a_stop_is_passed_on(scene):
         scene.settle(scene.validator(0), publish)
 
 
-def test_polling_is_bounded(scene):
-    with raising(TransientError, Reason.DECISION_MISSING):
-        scene.settle(scene.validator(2))
-    looks = 2 * RULES.roster_ranks * RULES.roster_slot_seconds / RULES.poll_seconds
-    for rank in (0, 1):
-        assert looks / 2 < scene.store(rank).count("head", scene.key(rank, Kind.DECISION)) <= looks + 1
-
-
 # All orders and interruptions.
 
 
@@ -302,10 +337,9 @@ def test_all_who_can_tell_agree(tmp_path_factory, blind, publishing, starts):
         views = {}
         for reader, owner in blind:
             if reader == member.uid != owner:
-                view = ScriptedStore(scene.subnet.store(scene.validator(owner - 1)).inner)
+                view = views[scene.validator(owner - 1).account] = ScriptedStore(scene.store(owner - 1).inner)
                 view.before = failing(BUSY)
-                views[scene.validator(owner - 1).account] = view
-        publish = scene.publishing(member) if member.uid - 1 in publishing else None
+        publish = scene.publishing(member) if member.uid - 1 in publishing else no_roster
         lives.append(scene.at(scene.times.settles + start, either(scene.live(member, publish, views=views))))
     scene.clock.run(lives)
     assert len({each.digest for each in scene.found.values()}) <= 1
@@ -333,20 +367,19 @@ class Killed(BaseException):
 @pytest.mark.parametrize("dies_at", range(4))
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("lost_disk", [True, False])
-def test_a_validator_that_dies_between_storing_and_using_a_word_never_signs_another(scene, dies_at, stored, lost_disk):
+def test_a_validator_that_dies_between_storing_and_using_a_word_never_signs_another(
+    scene, monkeypatch, dies_at, stored, lost_disk
+):
     """It dies before or after a word is stored; after a lost disk, its own bucket has what others may have read."""
-    victim, words = scene.validator(1), 0
-    real = scene.kept.__setitem__
+    victim, words, real = scene.validator(1), [], scene.keep
 
     def keep(uid, text):
-        nonlocal words
-        if uid == victim.uid:
-            words += 1
-            if words == dies_at + 1:
-                if stored:
-                    real(uid, text)
-                raise Killed
-        real(uid, text)
+        words.extend([text] * (uid == victim.uid))
+        dies = uid == victim.uid and len(words) == dies_at + 1
+        if stored or not dies:
+            real(uid, text)
+        if dies:
+            raise Killed
 
     def lives_twice():
         try:
@@ -357,30 +390,11 @@ def test_a_validator_that_dies_between_storing_and_using_a_word_never_signs_anot
                 scene.kept.pop(victim.uid, None)
             scene.live(victim, scene.publishing(victim))()
 
-    scene.kept = Keeping(keep)
+    monkeypatch.setattr(scene, "keep", keep)
     scene.run(lives_twice, *scene.ranks(2, silent=(1,)))
     ballots = read_ballots(scene.subnet.exchange(), WINDOW, until_decided=False)
     assert ballots.proofs == ()
     assert ballots.value is not None
-
-
-class Keeping(dict[int, str]):
-    """Words that are stored by a function."""
-
-    def __init__(self, keep):
-        super().__init__()
-        self._keep = keep
-        self._writing = False
-
-    def __setitem__(self, uid, text):
-        if self._writing:
-            super().__setitem__(uid, text)
-            return
-        self._writing = True
-        try:
-            self._keep(uid, text)
-        finally:
-            self._writing = False
 
 
 # Slow buckets, in real time and with threads.
@@ -390,8 +404,7 @@ class Gate:
     """Keeps requests for some keys waiting until it is opened."""
 
     def __init__(self, *keys):
-        self.opened = threading.Event()
-        self._keys = keys
+        self.opened, self._keys = threading.Event(), keys
 
     def __call__(self, operation, key):
         if key in self._keys:
@@ -399,7 +412,7 @@ class Gate:
 
 
 def threaded_voter(scene, rank):
-    exchange = scene.subnet.exchange(scene.validator(rank))
+    exchange = scene.exchange(rank)
     judge = Judge(exchange, scene.times, scene.cache(), concurrency=4)
     return Voter(BallotBox(exchange, WINDOW), judge, publish_own=no_roster, kept=None, keep=lambda text: None)
 
@@ -412,10 +425,18 @@ def acts(voter):
     return time.monotonic() - started
 
 
+def first_words(voter):
+    """Let it act until it has a word; all that it has."""
+    until = time.monotonic() + 20
+    while not voter.ballots.own and time.monotonic() < until:
+        acts(voter)
+    voter.close()
+    return {(word.step, word.value) for word in voter.ballots.own}
+
+
 @pytest.mark.parametrize("after_slot", [False, True])
 def test_a_slow_bucket_of_a_publisher_does_not_hold_up_the_voter(scene, after_slot):
-    slot = scene.times.roster_slot(0)
-    roster = scene.publish(scene.validator(0), None, 0, slot)
+    roster, _ = scene.published()
     gate = scene.store(0).before = Gate(scene.key(0))
     voter = threaded_voter(scene, 1)
     try:
@@ -426,18 +447,13 @@ def test_a_slow_bucket_of_a_publisher_does_not_hold_up_the_voter(scene, after_sl
         assert voter.ballots.own == frozenset(), "a look that began in the slot is waited for"
     finally:
         gate.opened.set()
-    until = time.monotonic() + 20
-    while not voter.ballots.own and time.monotonic() < until:
-        acts(voter)
-    voter.close()
-    assert {(word.step, word.value) for word in voter.ballots.own} == {("vote", roster.digest)}
+    assert first_words(voter) == {("vote", roster.digest)}
 
 
 def test_a_roster_that_comes_during_a_look_is_seen_by_the_look_after_the_slot(scene):
     """The look that began in the slot saw nothing: that decides nothing."""
-    slot = scene.times.roster_slot(0)
+    slot, again = scene.times.roster_slot(0), scene.again()
     scene.clock.sleep_until(slot.first)
-    again = Scene(make(scene.folder / "again"))
     roster = again.publish(again.validator(0), (), 0, slot)
     voter, seen = threaded_voter(scene, 1), threading.Event()
 
@@ -454,19 +470,14 @@ def test_a_roster_that_comes_during_a_look_is_seen_by_the_look_after_the_slot(sc
         scene.clock.sleep_until(slot.last + 2)
     finally:
         gate.opened.set()
-    until = time.monotonic() + 20
-    while not voter.ballots.own and time.monotonic() < until:
-        acts(voter)
-    voter.close()
-    assert {(word.step, word.value) for word in voter.ballots.own} == {("vote", NULL_WINDOW)}
+    assert first_words(voter) == {("vote", NULL_WINDOW)}
 
 
 def test_a_slow_bucket_costs_a_settlement_no_other_buckets_time(scene):
     """The publisher's roster hangs after the decision; a copy of it is read meanwhile."""
     scene.run(*scene.ranks(0, 1, 2))
     sealed = scene.found[2].sealed
-    assert sealed is not None
-    publish_copy(scene.subnet.exchange(scene.validator(1)), sealed, deadline=1e12)
+    publish_copy(scene.exchange(1), sealed, deadline=1e12)
     gate = scene.store(0).before = Gate(scene.key(0))
     started = time.monotonic()
     try:
