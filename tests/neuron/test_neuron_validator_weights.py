@@ -3,10 +3,8 @@
 import itertools
 import json
 import logging
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 from types import SimpleNamespace
-from typing import Any
 
 import bittensor as bt
 import bittensor_core
@@ -46,25 +44,19 @@ class Killed(BaseException):
     """The process dies here."""
 
 
-@dataclass
 class Scene:
     """A validator's weights and nothing else of it: a real journal, a real chain, in the window after `WINDOW`."""
 
-    chain: Any
-    path: Path
-    """Of its journal."""
-    operator: Any
-    """Who registers and stakes."""
-    substrate: MemorySubstrate | None = None
-    """The subnet below the SDK, where the chain is Bittensor's."""
-    hparams: Any = field(default_factory=tiny)
-    journal: Any = None
-    name: str = "validator"
+    name = "validator"
 
-    def __post_init__(self):
-        self.operator.register(KEY.address, stake=10.0, validator_permit=True)
+    def __init__(self, chain, path, operator, substrate=None):
+        self.chain, self.path, self.hparams, self.journal = chain, path, tiny(), None
+        self.operator = operator  # who registers and stakes
+        self.substrate = substrate  # the subnet below the SDK, where the chain is Bittensor's
+        self.blocks = self.hparams.windows.blocks_per_window
+        operator.register(KEY.address, stake=10.0, validator_permit=True)
         for address in OTHERS:
-            self.operator.register(address)
+            operator.register(address)
         self.restart()
         self.sleep_into(WINDOW + 1)
 
@@ -76,16 +68,21 @@ class Scene:
 
     def sleep_into(self, window, blocks=6):
         """Let it be some blocks after a window opened."""
-        self.chain.wait_for_block(window * self.hparams.windows.blocks_per_window + blocks, finalized=False)
+        self.chain.wait_for_block(window * self.blocks + blocks, finalized=False)
 
     def weigh(self, window=WINDOW, wanted=WANTED):
         """The step, in a window whose evidence has these weights."""
         weights = [SimpleNamespace(uid=uid, weight=weight) for uid, weight in wanted.items()]
-        evidence = SimpleNamespace(window=window, uid=0, hotkey=KEY.address, weights=weights)
-        return weigh(self, evidence)
+        return weigh(self, SimpleNamespace(window=window, uid=0, hotkey=KEY.address, weights=weights))
 
-    def shown(self):
-        return self.chain.weights().get(0, {})
+    def weigh_later(self, windows=1, wanted=OTHER):
+        """The step, so many windows later."""
+        self.sleep_into(WINDOW + 1 + windows)
+        return self.weigh(WINDOW + windows, wanted)
+
+    def shows(self, wanted):
+        """Whether the chain shows these weights."""
+        return self.chain.weights().get(0, {}) == pytest.approx(wanted, abs=1e-4)
 
 
 @pytest.fixture
@@ -119,7 +116,7 @@ def real(tmp_path, clock):
     limits = CallLimits(attempts=2, read_seconds=60)
     chain = BittensorChain("local", 1, wallet=wallet, substrates=lambda *_: substrate, clock=clock, limits=limits)
     scene = Scene(chain, tmp_path / "journal.sqlite", substrate, substrate)
-    substrate.tempo = 2 * scene.hparams.windows.blocks_per_window
+    substrate.tempo = 2 * scene.blocks
     yield scene
     scene.journal.close()
     chain.close()
@@ -160,10 +157,6 @@ def lost(chain, weights):
     """An extrinsic that is included, and nobody hears of it."""
     chain.set_weights(weights)
     raise passing(Reason.CHAIN_FATE_UNKNOWN)
-
-
-def blocks_of(scene):
-    return scene.chain.head() - (WINDOW + 1) * scene.hparams.windows.blocks_per_window
 
 
 # When they are due.
@@ -212,45 +205,42 @@ def test_weights_are_set_once_and_read_back(request, kind):
     chain = scripted(scene)
     report = scene.weigh()
     assert (report.window, report.reason, report.tries, report.summary) == (WINDOW, None, 1, "weights set")
-    assert report.weights == scene.shown() == pytest.approx(WANTED, abs=1e-4)
+    assert report.weights == pytest.approx(WANTED, abs=1e-4)
+    assert scene.shows(WANTED)
     assert scene.weigh(wanted=OTHER) == report, "what was set for a window stands"
     scene.restart()
     assert scene.weigh(wanted=OTHER) == report
     assert len(chain.sent) == 1
-    scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1, OTHER) is None
-    assert scene.weigh(WINDOW + 2, OTHER) != report
-    assert scene.shown() == pytest.approx(OTHER, abs=1e-4)
+    assert scene.weigh_later(1) is None
+    assert scene.weigh_later(2) != report
+    assert scene.shows(OTHER)
 
 
 @pytest.mark.parametrize(("limit", "tries"), [(0, 3), (LIMIT, 4)], ids=["each try costs a block", "limited"])
 def test_differing_weights_on_chain_are_set_again_until_the_window_gives_up(local, limit, tries):
     """Also where the second try runs into the limit: it is not the limit that is wrong."""
     scene = local(limit)
-
-    def falsified(chain, weights):
-        chain.set_weights(OTHER)
-
-    chain = scripted(scene, *[falsified] * 9)
+    chain = scripted(scene, *[lambda chain, weights: chain.set_weights(OTHER)] * 9)
     report = scene.weigh()
     assert (report.refused, report.reason) == (True, Reason.WEIGHTS_DIFFER)
     assert "uids [1, 2, 3]" in report.detail
     assert report.tries == len(chain.sent) == tries, "as often as the window has time for"
 
     chain.answers.clear()
-    scene.sleep_into(WINDOW + 2 + limit // scene.hparams.windows.blocks_per_window)
+    scene.sleep_into(WINDOW + 2 + limit // scene.blocks)
     assert scene.weigh(WINDOW + 1).reason is None
-    assert scene.shown() == pytest.approx(WANTED, abs=1e-4)
+    assert scene.shows(WANTED)
 
 
-def test_weights_shown_one_read_later_are_not_sent_twice(local, monkeypatch):
-    """The endpoint that was asked is behind the one that took them."""
-    scene = local()
-    chain = scripted(scene)
+@pytest.mark.parametrize(("limit", "answers"), [(0, ()), (LIMIT, (lost,))], ids=["answered", "unknown fate"])
+def test_weights_shown_one_read_later_are_not_sent_twice(local, monkeypatch, limit, answers):
+    """The endpoint that was asked is behind the one that took them; weights are read before they are sent again."""
+    scene = local(limit)
+    chain = scripted(scene, *answers)
     real, stale = chain.weights, [{}]
     monkeypatch.setattr(chain, "weights", lambda: stale.pop() if stale else real())
     report = scene.weigh()
-    assert (report.reason, report.tries) == (None, 1)
+    assert (report.reason, report.tries, len(chain.sent)) == (None, 1, 1)
 
 
 # Refusals that pass by themselves.
@@ -264,24 +254,22 @@ def test_a_transient_refusal_is_tried_again_within_the_window(local, reason):
     assert (report.reason, report.tries) == (None, 3)
     (_, first), (_, second), (_, third) = chain.sent
     assert (second - first, third - second) == PAUSES[:2]
-    assert scene.shown() == pytest.approx(WANTED, abs=1e-4)
+    assert scene.shows(WANTED)
 
 
 def test_a_lasting_refusal_is_left_to_the_next_window_in_time_for_the_last_steps(local):
     scene = local()
     chain = scripted(scene, *[passing(Reason.CHAIN_UNREACHABLE)] * 99)
-    for window in (WINDOW, WINDOW + 1, WINDOW + 2):
-        scene.sleep_into(window + 1)
-        report = scene.weigh(window, OTHER)
+    for windows in range(3):
+        report = scene.weigh_later(windows)
         assert (report.reason, report.weights) == (Reason.CHAIN_UNREACHABLE, {})
-        assert scene.chain.head() < (window + 2) * scene.hparams.windows.blocks_per_window - 4
+        assert scene.chain.head() < (WINDOW + windows + 2) * scene.blocks - 4
         tries = len(chain.sent)
-        assert scene.weigh(window) == report
+        assert scene.weigh(WINDOW + windows) == report
         assert len(chain.sent) == tries
     chain.answers.clear()
-    scene.sleep_into(WINDOW + 4)
-    assert scene.weigh(WINDOW + 3).reason is None
-    assert scene.shown() == pytest.approx(WANTED, abs=1e-4), "those of the newest window"
+    assert scene.weigh_later(3, WANTED).reason is None
+    assert scene.shows(WANTED), "those of the newest window"
     assert scene.weigh(WINDOW + 5) is None
 
 
@@ -308,47 +296,29 @@ def test_a_chain_that_answers_nothing_ends_in_a_report(local, clock, monkeypatch
     report = scene.weigh()
     assert (report.reason, report.tries) == (Reason.CHAIN_UNREACHABLE, 0)
     assert clock.now() - began == sum(PAUSES)
-    scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1).reason is None
-
-
-def test_weights_are_read_before_an_extrinsic_of_unknown_fate_is_sent_again(local, monkeypatch):
-    """It was included, now or a block later: one extrinsic is enough."""
-    scene = local(limit=LIMIT)
-
-    chain = scripted(scene, lost)
-    real, not_final = chain.weights, [{}]
-    monkeypatch.setattr(chain, "weights", lambda: not_final.pop() if not_final else real())
-    report = scene.weigh()
-    assert (report.reason, report.tries) == (None, 1)
-    assert len(chain.sent) == 1
+    assert scene.weigh_later().reason is None
 
 
 def test_the_chains_limit_is_waited_for_to_the_block(real):
-    scene, substrate = real, real.substrate
-    scene.chain.set_weights(OTHER)  # earlier, in another window
-    set_in = substrate.versions[-1][0]
-    substrate.weights_rate_limit = 6
-    chain = scripted(scene)
-    report = scene.weigh()
-    assert report.reason is None
+    real.chain.set_weights(OTHER)  # earlier, in another window
+    set_in, real.substrate.weights_rate_limit = real.substrate.versions[-1][0], 6
+    chain = scripted(real)
+    assert real.weigh().reason is None
     assert [block for _, block in chain.sent][1:] == [set_in + 6]
-    assert [sent.params["dests"] for sent in substrate.submissions] == [[1, 2], [1, 2, 3]]
+    assert [sent.params["dests"] for sent in real.substrate.submissions] == [[1, 2], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
 def test_a_limit_that_outlasts_the_window_is_not_waited_for(real, clock, hidden):
-    scene, substrate = real, real.substrate
-    scene.chain.set_weights(OTHER)
-    substrate.weights_rate_limit, substrate.commit_reveal = 20, hidden
-    before, began = blocks_of(scene), clock.now()
-    report = scene.weigh()
+    real.chain.set_weights(OTHER)
+    real.substrate.weights_rate_limit, real.substrate.commit_reveal = 20, hidden
+    before = real.chain.head(), clock.now()
+    report = real.weigh()
     assert (report.reason, report.tries, report.weights) == (Reason.CHAIN_RATE_LIMITED, 1, {})
     assert "Retry in ~" in report.detail
-    assert (blocks_of(scene), clock.now()) == (before, began)
-    scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1).reason is None
-    assert hidden or scene.shown() == pytest.approx(WANTED, abs=1e-4)
+    assert (real.chain.head(), clock.now()) == before
+    assert real.weigh_later(1, WANTED).reason is None
+    assert hidden or real.shows(WANTED)
 
 
 # Refusals that do not.
@@ -358,10 +328,9 @@ def test_a_limit_that_outlasts_the_window_is_not_waited_for(real, clock, hidden)
     ("name", "reason"), [("NotEnoughStakeToSetWeights", Reason.NOT_ENOUGH_STAKE), ("Payment", Reason.CANNOT_PAY_FEES)]
 )
 def test_a_refusal_ends_the_tries_of_the_window_and_names_its_reason(real, clock, caplog, name, reason):
-    scene, substrate = real, real.substrate
     began = clock.now()
-    substrate.refuse_next(bt.ChainError(f"words of {name}", name))
-    report = scene.weigh()
+    real.substrate.refuse_next(bt.ChainError(f"words of {name}", name))
+    report = real.weigh()
     assert (report.refused, report.reason, report.tries) == (True, reason, 1)
     assert f"words of {name}" in report.detail
     assert report.summary == f"weights refused [{reason}]"
@@ -369,31 +338,23 @@ def test_a_refusal_ends_the_tries_of_the_window_and_names_its_reason(real, clock
     (error,) = (record for record in caplog.records if record.levelno == logging.ERROR)
     assert f"NOT set [{reason}], the next window tries again" in error.getMessage()
 
-    assert scene.weigh(wanted=OTHER) == report, "running the step twice changes nothing"
-    assert len(substrate.submissions) == 1
-    scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1, OTHER).reason is None
-    assert scene.shown() == pytest.approx(OTHER, abs=1e-4)
+    assert real.weigh(wanted=OTHER) == report, "running the step twice changes nothing"
+    assert len(real.substrate.submissions) == 1
+    assert real.weigh_later().reason is None
+    assert real.shows(OTHER)
 
 
-def test_an_unexpected_exception_is_raised(local):
+def stopped(chain, weights):
+    interrupt.request_stop()
+    raise passing(Reason.CHAIN_UNREACHABLE)
+
+
+@pytest.mark.parametrize(("answer", "error"), [(ZeroDivisionError(), ZeroDivisionError), (stopped, StoppedError)])
+def test_an_unexpected_exception_and_a_stop_are_raised_and_a_later_call_goes_on(local, answer, error):
     scene = local()
-    scripted(scene, ZeroDivisionError())
-    with pytest.raises(ZeroDivisionError):
-        scene.weigh()
-    assert scene.journal.result(WINDOW, STEP) is None
-
-
-def test_a_stop_ends_the_waiting_and_a_later_call_goes_on(local):
-    scene = local()
-
-    def stopped(chain, weights):
-        interrupt.request_stop()
-        raise passing(Reason.CHAIN_UNREACHABLE)
-
-    scripted(scene, stopped)
+    scripted(scene, answer)
     try:
-        with pytest.raises(StoppedError):
+        with pytest.raises(error):
             scene.weigh()
     finally:
         interrupt.clear_stop()
@@ -404,44 +365,41 @@ def test_a_stop_ends_the_waiting_and_a_later_call_goes_on(local):
 # Weights that the chain hides.
 
 
-def test_hidden_weights_are_not_read_back(real):
-    scene, substrate = real, real.substrate
-    substrate.commit_reveal = True
-    report = scene.weigh()
-    assert (report.reason, report.weights, report.tries) == (None, WANTED, 1)
-    assert scene.shown() == {}
-    assert scene.weigh() == report
-    assert len(substrate.submissions) == 1
-
-
 @pytest.fixture
 def hiding(real):
     """A scene whose subnet hides weights."""
-    assert real.substrate is not None
     real.substrate.commit_reveal = True
     return real
 
 
+@pytest.mark.parametrize("fate", ["known", "unknown"])
+def test_hidden_weights_are_not_read_back_but_recognised_among_those_that_the_chain_hides(hiding, fate):
+    if fate == "unknown":
+        hiding.substrate.weights_rate_limit = LIMIT
+        scripted(hiding, lost)
+    report = hiding.weigh()
+    assert (report.reason, report.weights, report.tries) == (None, WANTED, 1)
+    assert hiding.chain.weights().get(0, {}) == {}
+    assert hiding.weigh() == report
+    assert len(hiding.substrate.submissions) == 1
+
+
 @pytest.mark.parametrize("revealed", [WANTED, OTHER, None], ids=["as sent", "others", "dropped"])
 def test_hidden_weights_are_followed_until_the_chain_reveals_or_drops_them(hiding, revealed, caplog):
-    scene, substrate = hiding, hiding.substrate
-    assert scene.weigh().reason is None
-    for window in (WINDOW + 1, WINDOW + 3):
-        scene.sleep_into(window + 1)
-        assert scene.weigh(window, OTHER) is None, "they are hidden, and none are due"
-    substrate.reveal(None if revealed is None else quantise_weights(revealed))
-    scene.sleep_into(WINDOW + 6)
-    report = scene.weigh(WINDOW + 5, {1: 1.0})
+    assert hiding.weigh().reason is None
+    for windows in (1, 3):
+        assert hiding.weigh_later(windows) is None, "they are hidden, and none are due"
+    hiding.substrate.reveal(None if revealed is None else quantise_weights(revealed))
+    report = hiding.weigh_later(5, {1: 1.0})
     if revealed == WANTED:
-        assert (report, scene.journal.results(HIDDEN)) == (None, {WINDOW: ""})
+        assert (report, hiding.journal.results(HIDDEN)) == (None, {WINDOW: ""})
         assert "dropped" not in caplog.text
         return
     assert report.reason is None, "weights are set again at once, although none are due"
     assert report.summary == "weights set, earlier ones were dropped"
     assert report.detail.startswith(f"the chain has dropped the weights of window {WINDOW} [weights_differ]")
     assert report.detail in caplog.text
-    scene.sleep_into(WINDOW + 8)
-    assert scene.weigh(WINDOW + 7) is None, "it is said once"
+    assert hiding.weigh_later(7) is None, "it is said once"
 
 
 DROPS = {
@@ -455,57 +413,41 @@ DROPS = {
 @pytest.mark.parametrize("cause", list(DROPS))
 def test_the_cause_of_dropped_weights_is_named(hiding, cause):
     """The chain says nothing: the rules that they break now say it."""
-    scene, substrate = hiding, hiding.substrate
-    assert scene.weigh().reason is None
-    DROPS[cause](scene)
-    substrate.reveal()
-    scene.sleep_into(WINDOW + 4)
-    report = scene.weigh(WINDOW + 3)
+    assert hiding.weigh().reason is None
+    DROPS[cause](hiding)
+    hiding.substrate.reveal()
+    report = hiding.weigh_later(3)
     assert f"the chain has dropped the weights of window {WINDOW} [{cause}]" in report.detail
     assert (report.reason, report.refused) == (cause, True), "and those of this window break the same rule"
-    assert len(substrate.submissions) == 1
+    assert len(hiding.substrate.submissions) == 1
 
 
 def test_hidden_weights_that_follow_each_other_are_told_apart(hiding):
     """The older commit is looked for while the newer one is hidden."""
-    scene, substrate = hiding, hiding.substrate
-    for window in (WINDOW, WINDOW + 2):
-        scene.sleep_into(window + 1)
-        assert scene.weigh(window, WANTED if window == WINDOW else OTHER).reason is None
-    first, second = (block for _, block, _, _ in substrate.versions[-1][1].hidden)
-    substrate.reveal(quantise_weights(WANTED), before=second)
-    scene.sleep_into(WINDOW + 4)
-    assert scene.weigh(WINDOW + 3) is None
-    assert [window for window, block in scene.journal.results(HIDDEN).items() if block] == [WINDOW + 2]
-    substrate.reveal(quantise_weights(WANTED))
-    scene.sleep_into(WINDOW + 6)
-    assert f"dropped the weights of window {WINDOW + 2}" in scene.weigh(WINDOW + 5).detail
+    for windows, wanted in ((0, WANTED), (2, OTHER)):
+        assert hiding.weigh_later(windows, wanted).reason is None
+    first, second = (block for _, block, _, _ in hiding.substrate.versions[-1][1].hidden)
     assert first < second
-
-
-def test_hidden_weights_of_unknown_fate_are_recognised_among_those_that_the_chain_hides(hiding):
-    scene, substrate = hiding, hiding.substrate
-    substrate.weights_rate_limit = LIMIT
-    scripted(scene, lost)
-    report = scene.weigh()
-    assert (report.reason, report.weights, report.tries) == (None, WANTED, 1)
-    assert len(substrate.submissions) == 1
+    hiding.substrate.reveal(quantise_weights(WANTED), before=second)
+    assert hiding.weigh_later(3) is None
+    assert [window for window, block in hiding.journal.results(HIDDEN).items() if block] == [WINDOW + 2]
+    hiding.substrate.reveal(quantise_weights(WANTED))
+    assert f"dropped the weights of window {WINDOW + 2}" in hiding.weigh_later(5).detail
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["switched on", "switched off"])
 def test_commit_reveal_may_be_switched_while_weights_are_set(real, before):
     """The other form is taken for what it is: hidden weights are not read back, and others are."""
-    scene, substrate = real, real.substrate
-    substrate.commit_reveal = before
+    real.substrate.commit_reveal = before
 
     def switch(chain, weights):
-        substrate.commit_reveal = not before
+        real.substrate.commit_reveal = not before
         chain.set_weights(weights)
 
-    scripted(scene, switch)
-    report = scene.weigh()
+    scripted(real, switch)
+    report = real.weigh()
     assert (report.reason, report.tries, report.weights) == (None, 1, pytest.approx(WANTED, abs=1e-4))
-    assert scene.shown() == ({} if before is False else pytest.approx(WANTED, abs=1e-4))
+    assert real.shows(WANTED if before else {})
 
 
 # Epochs.
@@ -540,25 +482,14 @@ def test_weights_are_sent_once_per_epoch_and_in_time_for_its_end(every, tempo, o
     assert not _may_wait(journal, hparams, 0, WeightsSchedule())
 
 
-def test_weights_wait_for_the_last_due_window_of_a_long_epoch(real):
-    scene, substrate = real, real.substrate
-    substrate.tempo = 8 * scene.hparams.windows.blocks_per_window
-    chain = scripted(scene)
-    reports = {}
-    for window in range(WINDOW, WINDOW + 12):
-        scene.sleep_into(window + 1)
-        reports[window] = scene.weigh(window)
-    assert [window for window, report in reports.items() if report is not None] == [4, 12], "windows 8 and 16 begin one"
-    assert len(chain.sent) == 2
-
-
-def test_a_refusal_is_tried_again_before_the_epoch_ends(real):
-    scene, substrate = real, real.substrate
-    scripted(scene, permanent(Reason.NOT_ENOUGH_STAKE))
-    assert scene.weigh().reason is Reason.NOT_ENOUGH_STAKE
-    substrate.tempo = 8 * scene.hparams.windows.blocks_per_window
-    scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1).reason is None, "also where the next due ones would be in time"
+def test_weights_wait_for_the_last_due_window_of_a_long_epoch_and_a_refusal_is_tried_again_within_it(real):
+    chain = scripted(real, permanent(Reason.NOT_ENOUGH_STAKE))
+    assert real.weigh().reason is Reason.NOT_ENOUGH_STAKE
+    real.substrate.tempo = 8 * real.blocks
+    assert real.weigh_later().reason is None, "also where the next due ones would be in time"
+    sent = [window for window in range(2, 15) if real.weigh_later(window) is not None]
+    assert [WINDOW + window for window in sent] == [12], "windows 8 and 16 begin an epoch"
+    assert len(chain.sent) == 3
 
 
 # Processes that die.
@@ -569,9 +500,8 @@ DEATHS = ["before it begins", "before it sends", "while nobody hears the answer"
 @pytest.mark.parametrize("hidden", [False, True], ids=["shown", "hidden"])
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_process_that_dies_sets_the_weights_once(real, monkeypatch, death, hidden):
-    scene, substrate = real, real.substrate
-    substrate.commit_reveal, substrate.weights_rate_limit = hidden, LIMIT
-    entering, sending = scene.journal.enter, scene.chain.set_weights
+    real.substrate.commit_reveal, real.substrate.weights_rate_limit = hidden, LIMIT
+    entering, sending = real.journal.enter, real.chain.set_weights
 
     def enter(window, step, result):
         if step == {DEATHS[0]: BEGUN, DEATHS[3]: STEP}.get(death):
@@ -579,38 +509,35 @@ def test_a_process_that_dies_sets_the_weights_once(real, monkeypatch, death, hid
         entering(window, step, result)
 
     def send(weights):
-        if death == DEATHS[2]:
+        if death != DEATHS[1]:
             sending(weights)
         if death in DEATHS[1:3]:
             raise Killed
-        sending(weights)
 
     with monkeypatch.context() as patch:
-        patch.setattr(scene.journal, "enter", enter)
-        patch.setattr(scene.chain, "set_weights", send)
+        patch.setattr(real.journal, "enter", enter)
+        patch.setattr(real.chain, "set_weights", send)
         with pytest.raises(Killed):
-            scene.weigh()
-    scene.restart()
-    report = scene.weigh()
+            real.weigh()
+    real.restart()
+    report = real.weigh()
     assert (report.reason, report.weights) == (None, pytest.approx(WANTED, abs=1e-4))
-    assert len(substrate.submissions) == 1
-    assert scene.weigh() == report
+    assert len(real.substrate.submissions) == 1
+    assert real.weigh() == report
 
 
-def test_the_next_window_sets_weights_that_a_dead_process_did_not(local, monkeypatch):
+def test_the_next_window_sets_weights_that_a_dead_process_did_not(local):
     scene = local()
 
-    def killed(weights):
+    def killed(chain, weights):
         raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(scene.chain, "set_weights", killed)
-        with pytest.raises(Killed):
-            scene.weigh()
+    scripted(scene, killed)
+    with pytest.raises(Killed):
+        scene.weigh()
     scene.restart()
-    scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1, OTHER).reason is None
-    assert scene.shown() == pytest.approx(OTHER, abs=1e-4)
+    assert scene.weigh_later().reason is None
+    assert scene.shows(OTHER)
 
 
 # In a network.
@@ -647,10 +574,9 @@ def test_a_refusal_blocks_neither_proof_nor_close_and_a_later_window_sets_the_we
 
     def restarted():
         again = network.restart(validator)
-        network.to_window(4, again.chain)
-        assert drive_window(again, 4).action is Action.RUN
-        network.to_window(5, again.chain)
-        assert drive_window(again, 5).action is Action.RUN
+        for window in (4, 5):
+            network.to_window(window, again.chain)
+            assert drive_window(again, window).action is Action.RUN
 
     network.run([4, 5], but=[validator], beside=[restarted])
     uid = network.validator.exchange.identity(4).uid
