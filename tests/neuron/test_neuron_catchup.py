@@ -1,7 +1,6 @@
 """Catch-up: what a late node applies is what was decided, window by window, or a state that the majority proved."""
 
 import logging
-from functools import partial
 
 import pytest
 import torch
@@ -45,6 +44,11 @@ def roots(node):
     return node.journal.roots(0, 99)
 
 
+def caught_up(node, target, seconds=0.0):
+    """Let a node catch up; whether it comes so far."""
+    return catch_up(node, target, deadline=now(node) + seconds) == target
+
+
 # Replay.
 
 
@@ -54,7 +58,7 @@ def test_what_one_bucket_lost_is_read_from_another(network):
     other, aggregator = network.miners[1], network.aggregator
     network.bucket(other).delete(network.objects(other, "gradient-1-"))
     network.bucket(aggregator).delete([*network.objects(aggregator, "roster-2-"), aggregate_key(2)])
-    assert catch_up(miner, 3, deadline=now(miner)) == 3
+    assert caught_up(miner, 3)
     assert roots(miner) == roots(network.validator)
     assert list(roots(miner)) == [1, 2, 3]
     assert miner.state.mark == network.validator.state.mark
@@ -67,39 +71,25 @@ def test_null_windows_are_replayed_as_null(build):
     assert len(network.roster(1).entries) == 1
     network.run([2, 3], but=[miner])
     network.to_window(4)
-    assert catch_up(miner, 3, deadline=now(miner)) == 3
+    assert caught_up(miner, 3)
     assert (miner.state.outer_steps, miner.state.mark.null) == (1, True)
     assert roots(miner) == roots(network.validator)
-
-
-def take(network, taken, name, key):
-    """Take an object out of a bucket, if it is there, and keep it."""
-    if key in (objects := network.objects(name)):
-        taken[name, key] = objects[key][1]
-        network.bucket(name).delete([key])
 
 
 @pytest.mark.parametrize("missing", ["aggregate", "roster"])
 def test_a_window_that_cannot_be_replayed_is_never_skipped(network, missing):
     miner = away(network, range(1, 4))
-    taken = {}
-    for node in network.all(RosterNode):
-        rosters = [key for key in network.objects(node) if key.startswith("roster-2-")]  # copies as well
-        for key in {"aggregate": [aggregate_key(2)], "roster": rosters}[missing]:
-            take(network, taken, node.name, key)
-    if missing == "aggregate":  # and nowhere else is what was in it
-        for other in network.all(Miner):
-            take(network, taken, other.name, window_key(Kind.GRADIENT, 2, other.exchange.identity(2).uid))
+    gone = {"aggregate": (aggregate_key(2), "gradient-2-"), "roster": ("roster-2-",)}[missing]  # wherever it is
     deadline = now(miner) + 5
-    with pytest.raises(TransientError) as caught:
-        catch_up(miner, 3, deadline=deadline)
-    assert caught.value.reason is Reason[f"{missing}_missing".upper()]
-    assert "window 2" in str(caught.value)
+    with network.restored():
+        for name in network.nodes:
+            for prefix in gone:
+                network.bucket(name).delete(network.objects(name, prefix))
+        with raising(TransientError, Reason[f"{missing}_missing".upper()], "window 2"):
+            catch_up(miner, 3, deadline=deadline)
     assert list(roots(miner)) == [1]
     assert deadline - 1 <= now(miner) <= deadline
-    for (name, key), data in taken.items():
-        network.bucket(name).put(key, data)
-    assert catch_up(miner, 3, deadline=now(miner)) == 3, "what counts is what was decided, not when it lies there"
+    assert caught_up(miner, 3), "what counts is what was decided, not when it lies there"
     assert roots(miner) == roots(network.validator)
 
 
@@ -161,18 +151,19 @@ def test_a_window_that_is_not_decided_is_never_called_null_by_a_reader(network):
     assert miner.state.window == 0
 
 
+def help_out(nodes, window, seconds):
+    """Let nodes come so far together, each in its turn; all do, in time."""
+    deadline, clock = now(nodes[0]) + seconds, nodes[0].chain.clock
+    reached = []
+    clock.run([lambda node=node: reached.append(catch_up(node, window, deadline=deadline)) for node in nodes])
+    assert reached == [window] * len(nodes)
+    assert clock.now() < deadline
+
+
 def test_validators_that_come_back_decide_a_window_that_was_over_long_ago(network):
     network.to_window(4)
-    outcomes = []
-    deadline = now(network.aggregator) + 5
-
-    def help_out(node):
-        return lambda: outcomes.append(catch_up(node, 2, deadline=deadline))
-
-    network.clock.run([help_out(node) for node in network.nodes.values()])
-    assert outcomes == [2] * len(network.nodes)
+    help_out([*network.nodes.values()], 2, 5)
     assert len(network.roots(2)) == 1
-    assert network.clock.now() < deadline
 
 
 def expired(network, windows, but):
@@ -198,7 +189,7 @@ def test_nobody_votes_again_on_a_window_on_which_its_words_have_expired(build):
             replay(node, 1, deadline=deadline)
     assert [bool(network.objects(node, "decision-1-")) for node in network.all(RosterNode)] == [False, False, True]
     publish(network, network.aggregator)
-    assert catch_up(late, 4, deadline=now(late)) == 4
+    assert caught_up(late, 4)
 
 
 def test_a_bucket_that_claims_a_later_window_stops_its_owner_alone(build):
@@ -208,14 +199,7 @@ def test_a_bucket_that_claims_a_later_window_stops_its_owner_alone(build):
     network.to_window(6)
     liar = validators[2]
     network.bucket(liar).put(window_key(Kind.DEBUG, 5, liar.exchange.identity(5).uid), b"{}")
-    reached = []
-    deadline = now(network.aggregator) + 20
-
-    def help_out(node):
-        return lambda: reached.append(catch_up(node, 1, deadline=deadline))
-
-    network.clock.run([help_out(node) for node in validators])
-    assert reached == [1, 1, 1]
+    help_out(validators, 1, 20)
     words = read_ballots(liar.exchange, 1, until_decided=False).words
     assert liar.exchange.identity(1).uid not in {word.uid for word in words}
 
@@ -228,8 +212,7 @@ def test_nothing_expires_while_a_network_stands_still(build):
     for node in network.all(RosterNode):
         report = clean_bucket(network.config(node), dry_run=False)
         assert (report.window, sum(row.deleted for row in report.rows)) == (9, 0)
-    deadline = now(miner) + 20
-    network.clock.run([partial(catch_up, node, 7, deadline=deadline) for node in network.nodes.values()])
+    help_out([*network.nodes.values()], 7, 20)
     assert (miner.state.window, miner.state.outer_steps) == (7, 2)
     network.run([9, 10])
     assert len(network.roots(10)) == 1
@@ -242,58 +225,38 @@ def publish(network, node):
     return publish_newest_checkpoint(network.config(node))
 
 
-def test_a_node_that_is_far_behind_takes_the_newest_checkpoint_and_replays_the_rest(network):
-    network.run([1])
-    miner = network.miners[0]
-    network.run([2, 3, 4], but=[miner])
+def test_a_node_that_is_far_behind_takes_the_newest_checkpoint_and_one_that_is_near_replays(build):
+    network = build(actors=["honest"] * 3, windows=[1])
+    near, far, present = network.miners
+    network.run([2, 3, 4], but=[near, far])
     assert publish(network, network.aggregator).window == 4
-    network.run([5], but=[miner])
+    network.to_window(5)
+    assert take_checkpoint(present, 4) is None, "that is the state it has"
+    assert take_checkpoint(near, 3) is None, "it is beyond the target"
+    assert caught_up(near, 4)
+    assert list(roots(near)) == [1, 2, 3, 4]
+    network.run([5], but=[far])
     network.to_window(6)
-    own = miner.private
-    assert catch_up(miner, 5, deadline=now(miner)) == 5
-    assert list(roots(miner)) == [1, 4, 5], "windows 2 and 3 were jumped over"
-    assert miner.state.mark == network.validator.state.mark
-    assert miner.private is not own
-    assert miner.private.feedback.num_calls == 0
-    assert miner.snapshots.windows()[0] == 5
-    assert open_window(miner, 6) == open_window(miner, 6)
+    own = far.private
+    assert caught_up(far, 5)
+    assert list(roots(far)) == [1, 4, 5], "windows 2 and 3 were jumped over"
+    assert far.state.mark == network.validator.state.mark
+    assert far.private is not own
+    assert far.private.feedback.num_calls == 0
+    assert far.snapshots.windows()[0] == 5
+    assert open_window(far, 6) == open_window(far, 6)
     network.run([6])
     assert len(network.roots(6)) == 1
-
-
-def test_a_node_that_is_near_replays_although_there_is_a_checkpoint(network):
-    network.run([1])
-    miner = network.miners[0]
-    network.run([2, 3, 4], but=[miner])
-    publish(network, network.aggregator)
-    network.to_window(5)
-    assert catch_up(miner, 4, deadline=now(miner)) == 4
-    assert list(roots(miner)) == [1, 2, 3, 4]
-
-
-def test_a_checkpoint_beyond_the_target_or_behind_the_state_is_not_taken(network):
-    network.run([1, 2])
-    publish(network, network.aggregator)
-    miner = network.miners[0]
-    assert take_checkpoint(miner, 2) is None, "that is the state it has"
-    network.run([3], but=[miner])
-    publish(network, network.aggregator)
-    network.to_window(4)
-    assert take_checkpoint(miner, 2) is None
-    taken = take_checkpoint(miner, 3)
-    assert taken == network.validator.state.mark == miner.state.mark
 
 
 def test_the_newest_checkpoint_counts_not_that_of_the_first_publisher(network):
     """One transfer brings a late node as far as any publisher's checkpoint can."""
     network.run([1])
     miner = network.miners[0]
-    network.run([2], but=[miner])
-    nodes = {node.exchange.identity(2).uid: node for node in (network.aggregator, network.validator)}
-    first, second = (nodes[publisher.uid] for publisher in miner.exchange.publishers(2)[:2])
-    publish(network, first)
-    network.run([3], but=[miner])
-    publish(network, second)
+    first, second = (network.nodes[network.member(each.uid).name] for each in miner.exchange.publishers(2)[:2])
+    for publisher, window in ((first, 2), (second, 3)):
+        network.run([window], but=[miner])
+        publish(network, publisher)
     network.to_window(4)
     assert take_checkpoint(miner, 3) == second.state.mark
     assert miner.state.window == 3
@@ -305,7 +268,7 @@ def test_without_proofs_there_is_no_jump(network):
     for node in network.all(RosterNode):
         network.bucket(node).delete(network.objects(node, "proof-4-"))
     assert take_checkpoint(miner, 4) is None
-    assert catch_up(miner, 4, deadline=now(miner)) == 4
+    assert caught_up(miner, 4)
     assert list(roots(miner)) == [1, 2, 3, 4]
 
 
@@ -323,20 +286,14 @@ def forge(network, node, *, outer_steps, null, moved):
     """
     mark, identity = node.state.mark, node.exchange.identity(node.state.window)
     params = {key: tensor + moved for key, tensor in node.state.params.items()}
-    digest = parameters_digest(params)
-    root = (
-        null_root(mark.previous_root, mark.window, digest)
-        if null
-        else next_root(mark.previous_root, mark.window, outer_steps, digest)
-    )
+    digest, before = parameters_digest(params), (mark.previous_root, mark.window)
+    root = null_root(*before, digest) if null else next_root(*before, outer_steps, digest)
     forged = StateMark(mark.window, outer_steps, root, mark.previous_root, null)
     publish_as(network, node, params, forged)
     block = node.exchange.settling_block(node.exchange.times(mark.window))
     proof = state_proof(params, window=mark.window, block_hash=node.chain.block_hash(block), hotkey=identity.hotkey)
-    body = Proof(
-        **node.exchange.author(mark.window), window=mark.window, root=root, outer_steps=outer_steps, proof=proof
-    )
-    sealed = seal(body, node.exchange.own_signer).encode()
+    fields = {"window": mark.window, "root": root, "outer_steps": outer_steps, "proof": proof}
+    sealed = seal(Proof(**node.exchange.author(mark.window), **fields), node.exchange.own_signer).encode()
     network.bucket(node).put(window_key(Kind.PROOF, mark.window, identity.uid), sealed)
     return forged
 
@@ -351,7 +308,7 @@ def test_a_forged_checkpoint_of_the_minority_is_not_taken(network, caplog):
         assert take_checkpoint(miner, 4) is None
     assert "it is not the proven state" in caplog.text
     assert miner.state.window == 0
-    assert catch_up(miner, 4, deadline=now(miner)) == 4
+    assert caught_up(miner, 4)
     assert miner.state.root == network.aggregator.state.root
 
 
@@ -386,8 +343,7 @@ def test_hostile_files_beside_the_proven_parameters_stop_nobody(build, caplog):
     """The parameters are right, and one file more ends the library's parser. The other publisher's is taken."""
     network = build(num_validators=2)
     miner = away(network, range(1, 5))
-    nodes = {node.exchange.identity(4).uid: node for node in (network.aggregator, network.validator)}
-    hostile, sound = (nodes[each.uid] for each in miner.exchange.publishers(4) if each.uid in nodes)
+    hostile, sound = network.aggregator, network.validator  # in the order of their ranks
     publish_with(network, hostile, {"model-x.safetensors": OVERFLOWING, "README.md": bytes(10**6)})
     for words in ("TypeError", "refused before"):
         caplog.clear()
@@ -397,7 +353,7 @@ def test_hostile_files_beside_the_proven_parameters_stop_nobody(build, caplog):
     assert (miner.state.window, miner.snapshots.windows()) == (0, ())
     publish(network, sound)
     caplog.clear()
-    assert catch_up(miner, 4, deadline=now(miner)) == 4
+    assert caught_up(miner, 4)
     assert not roots(miner).keys() & {1, 2, 3}, "the sound checkpoint was taken"
     assert miner.state.root == sound.state.root
     assert "left out" not in caplog.text, "a publisher of which one was refused comes last"
@@ -519,19 +475,15 @@ def test_a_roster_of_another_history_is_not_applied(network):
     miner = network.miners[0]
     network.run([1], but=[miner])
     applies_null(miner, 1)
-    outcomes = []
 
     def goes_on():
         # As if the decisions on window 1 came only now: the window is opened before they are looked at.
         miner.journal.claim(2)
         network.to_window(2, miner.chain)
-        try:
+        with raising(TransientError, Reason.MINORITY):
             miner.settle(2)
-        except TransientError as error:
-            outcomes.append(error)
 
     network.run([2], but=[miner], beside=[goes_on])
-    assert [error.reason for error in outcomes] == [Reason.MINORITY]
     assert miner.journal.result(2, "settle") is None
     assert miner.state.window == 1
     assert open_window(miner, 3).action is Action.RUN
@@ -541,23 +493,17 @@ def test_a_roster_of_another_history_is_not_applied(network):
 def test_a_failure_after_the_outer_step_is_repaired_by_a_later_call(network, monkeypatch):
     network.run([1])
     miner = network.miners[0]
-    outcomes = []
+
+    def full(*arguments):
+        raise TransientError(Reason.LOCAL_FILE, "full")
 
     def stumbles():
         network.to_window(2, miner.chain)
         with monkeypatch.context() as patch:
-            patch.setattr(miner.journal, "enter_applied", raises(TransientError(Reason.LOCAL_FILE, "full")))
-            outcomes.extend(reason for reason in [drive_window(miner, 2).reason] if reason is not None)
+            patch.setattr(miner.journal, "enter_applied", full)
+            assert drive_window(miner, 2).reason is Reason.LOCAL_FILE
         miner.apply(miner.settle(2))
 
     network.run([2], but=[miner], beside=[stumbles])
-    assert outcomes == [Reason.LOCAL_FILE]
     assert len(network.roots(2)) == 1
     assert miner.snapshots.marks()[0].window == 2
-
-
-def raises(error):
-    def fail(*arguments):
-        raise error
-
-    return fail
