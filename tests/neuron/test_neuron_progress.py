@@ -16,7 +16,7 @@ from templar.neuron.miner import Miner
 from templar.neuron.private_state import ProgressFile
 from templar.training.train import OptimizerState, StepState
 from templar.window import open_window
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 from tests.support.repeated_steps import Died
 
 ALWAYS = TrainerSettings(inner_snapshot_seconds=1e-9)
@@ -53,48 +53,40 @@ def to_compress(miner, window=1):
 
 def die_in_training(miner, after, window=1):
     """Train until so many steps are on the disk, and die there."""
-    path = to_fetch(miner, window)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ProgressFile, "save", saving_until(after))
-        with pytest.raises(Died):
-            miner.train(window)
-    return path
-
-
-def saving_until(after):
-    real = ProgressFile.save
+    path, real = to_fetch(miner, window), ProgressFile.save
 
     def save(self, state):
         real(self, state)
         if len(state.losses) == after:
             raise Died
 
-    return save
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ProgressFile, "save", save)
+        with pytest.raises(Died):
+            miner.train(window)
+    return path
 
 
 @pytest.fixture(scope="module", params=["sparseloco", "demo"])
-def calm(request, tmp_path_factory):
+def calm(request, build_shared):
     """A recipe, and what a miner makes in the second window when nobody dies and no progress is written."""
-    network = Network(tmp_path_factory.mktemp("calm"), hparams_of(request.param))
-    network.run([1])
+    network = build_shared(hparams_of(request.param), windows=[1])
     miner = network.miners[0]
     network.to_window(2, miner.chain)
     made = to_compress(miner, 2)
     assert not miner._progress_path(2).exists()
-    yield request.param, made
-    network.stop()
+    return request.param, made
 
 
 @pytest.mark.parametrize("after", range(1, STEPS + 1))
 def test_a_killed_miner_goes_on_and_makes_the_same_payload(calm, build, after):
     """At every inner step; moments and error feedback are the same as well."""
     recipe, made = calm
-    network = build(hparams_of(recipe))
-    network.run([1])
+    network = build(hparams_of(recipe), windows=[1])
     miner = with_progress(network, network.miners[0])
     network.to_window(2, miner.chain)
     path = die_in_training(miner, after, 2)
-    assert len(json.loads(ProgressHeader(path)["losses"])) == after
+    assert len(json.loads(header(path)["losses"])) == after
     assert {name.split("/")[0] for name in load_file(path)} == (
         {"state"} if recipe == "demo" else {"state", "exp_avg", "exp_avg_sq"}
     )
@@ -104,13 +96,11 @@ def test_a_killed_miner_goes_on_and_makes_the_same_payload(calm, build, after):
     assert not path.exists()
 
 
-class ProgressHeader(dict[str, str]):
+def header(path):
     """The metadata of a file."""
-
-    def __init__(self, path):
-        data = path.read_bytes()
-        (length,) = struct.unpack("<Q", data[:8])
-        super().__init__(json.loads(data[8 : 8 + length])["__metadata__"])
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length])["__metadata__"]
 
 
 def flipped(path):
@@ -119,63 +109,28 @@ def flipped(path):
     path.write_bytes(data)
 
 
-def relabelled(**changes):
-    """Another value in the header, everything else as it was."""
-
-    def change(path):
-        save_file(load_file(path), path, {**ProgressHeader(path), **changes})
-
-    return change
-
-
-def poorer(path):
-    tensors = load_file(path)
-    del tensors[min(tensors)]
-    save_file(tensors, path, ProgressHeader(path))
-
-
 @pytest.mark.parametrize(
     ("harm", "why"),
     [
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read"),
-        (lambda path: path.write_bytes(b""), "cannot be read"),
-        (flipped, "its checksum differs"),
-        (relabelled(losses="[1.0]"), "its checksum differs"),
-        (relabelled(window="2"), "its window is '2', and '1' is this training's"),
-        (relabelled(root_before="0" * 64), "its root_before is"),
-        (relabelled(assignment="0" * 64), "its assignment is"),
-        (relabelled(order="0" * 64), "its order is"),
-        (relabelled(optimizer_steps="7"), "its optimizer_steps is '7'"),
-        (relabelled(settings="0" * 64), "its settings is"),
-        (poorer, "its tensors are not those of this model"),
-        (lambda path: save_file({"other": torch.zeros(1)}, path), "its window is None"),
+        (lambda miner, path: (miner.home / "order_secret").unlink(), "its order is"),
+        (lambda miner, path: flipped(path), "its checksum differs"),
     ],
 )
-def test_a_torn_or_foreign_file_is_refused_and_training_starts_from_the_beginning(network, harm, why, caplog):
-    miner = with_progress(network, network.miners[0])
-    miner.hparams = miner.hparams.model_copy(
-        update={"training": miner.hparams.training.model_copy(update={"inner_steps": STEPS})}
-    )
+def test_with_a_file_of_another_training_or_a_damaged_one_training_starts_from_the_beginning(
+    network, caplog, harm, why
+):
+    miner = Miner(replace(network.kill(network.miners[0]).config, trainer=ALWAYS, secret_order=True))
     path = die_in_training(miner, 1)
-    harm(path)
+    key = {"window", "root_before", "assignment", "order", "optimizer_steps", "settings"}
+    assert header(path).keys() == key | {"losses", "num_steps", "crc32"}
+    harm(miner, path)
     seen = []
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(ProgressFile, "save", lambda self, state: seen.append(len(state.losses)))
-        assert miner.train(1).num_steps == STEPS
-    assert seen == [1, 2, 3, 4]
+        assert miner.train(1).reason is None
+    assert seen == [1, 2]
     (line,) = [each for each in caplog.messages if "starts from the beginning" in each]
     assert why in line
-    assert str(path) in line
-
-
-def test_another_order_secret_is_another_training(network, caplog):
-    config = replace(network.kill(network.miners[0]).config, trainer=ALWAYS, secret_order=True)
-    miner = Miner(config)
-    die_in_training(miner, 1)
-    (miner.home / "order_secret").unlink()
-    with caplog.at_level(logging.WARNING):
-        assert miner.train(1).reason is None
-    assert "its order is" in caplog.text
     miner.stop()
 
 
@@ -214,6 +169,7 @@ def test_files_of_old_windows_are_pruned_and_one_of_a_compressed_window_goes(net
 
 
 SHAPES = {"b": (3,), "a": (2, 2)}
+KEY = {"window": "1", "settings": "f" * 64}
 
 
 def state(number, steps=1):
@@ -221,8 +177,50 @@ def state(number, steps=1):
     return StepState((number,) * steps, each, OptimizerState(steps + 10, each, each))
 
 
-def file_at(path, seconds=10, now=lambda: 0.0):
-    return ProgressFile(path, {"window": "1"}, SHAPES, has_moments=True, seconds=seconds, durable=True, now=now)
+def file_at(path, seconds=10, **options):
+    options = {"durable": True, "has_moments": True, "now": lambda: 0.0, **options}
+    return ProgressFile(path, KEY, SHAPES, seconds=seconds, **options)
+
+
+def losses_at(path):
+    """The losses that another process restores."""
+    restored = file_at(path).restore()
+    return restored and restored.losses
+
+
+def relabelled(**changes):
+    """Another value in the header, everything else as it was."""
+    return lambda path: save_file(load_file(path), path, {**header(path), **changes})
+
+
+def poorer(path):
+    tensors = load_file(path)
+    del tensors[min(tensors)]
+    save_file(tensors, path, header(path))
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read"),
+        (lambda path: path.write_bytes(b""), "cannot be read"),
+        (flipped, "its checksum differs"),
+        (relabelled(losses="[2.0]"), "its checksum differs"),
+        (relabelled(window="2"), "its window is '2', and '1' is this training's"),
+        (relabelled(settings="0" * 64), "its settings is"),
+        (poorer, "its tensors are not those of this model"),
+        (lambda path: save_file({"other": torch.zeros(1)}, path), "its window is None"),
+    ],
+)
+def test_a_torn_or_foreign_file_is_refused(tmp_path, harm, why, caplog):
+    path = tmp_path / "progress-1.safetensors"
+    file_at(path, seconds=0).save(state(1.0))
+    assert losses_at(path) == (1.0,)
+    harm(path)
+    assert losses_at(path) is None
+    (line,) = [each for each in caplog.messages if "starts from the beginning" in each]
+    assert why in line
+    assert str(path) in line
 
 
 def test_a_write_is_due_when_the_interval_is_over(tmp_path):
@@ -232,10 +230,8 @@ def test_a_write_is_due_when_the_interval_is_over(tmp_path):
     for moment, found in ((109.9, None), (110.0, 110.0), (119.9, 110.0), (120.0, 120.0), (121.0, 120.0)):
         clock[0] = moment
         kept.save(state(moment))
-        restored = file_at(path).restore()
-        assert (restored and restored.losses) == (found and (found,))
-    assert restored is not None
-    assert restored.optimizer is not None
+        assert losses_at(path) == (found and (found,))
+    restored = file_at(path).restore()
     assert restored.optimizer.num_steps == 11
     assert {name: tensor.tolist() for name, tensor in restored.tensors.items()} == {
         "a": [[120.0, 120.0]] * 2,
@@ -245,24 +241,13 @@ def test_a_write_is_due_when_the_interval_is_over(tmp_path):
 
 def test_a_write_that_would_end_after_the_deadline_is_not_begun(tmp_path):
     moments, left, path = iter([0.0, 10.0, 10.0, 13.0, 30.0, 50.0, 54.0]), [0.0], tmp_path / "progress-1.safetensors"
-    kept = ProgressFile(
-        path,
-        {"window": "1"},
-        SHAPES,
-        has_moments=True,
-        seconds=10,
-        durable=True,
-        seconds_left=lambda: left[0],
-        now=lambda: next(moments),
-    )
+    kept = file_at(path, seconds_left=lambda: left[0], now=lambda: next(moments))
     kept.save(state(1.0))
     assert not path.exists(), "no write has shown how long it takes, but it takes some time"
     for step, seconds_left, found in ((1.0, 100.0, 1.0), (2.0, 2.9, 1.0), (3.0, 3.1, 3.0)):  # a write takes 3 seconds
         left[0] = seconds_left
         kept.save(state(step))
-        restored = file_at(path).restore()
-        assert restored is not None
-        assert restored.losses == (found,)
+        assert losses_at(path) == (found,)
 
 
 def test_a_full_disk_stops_no_training(tmp_path, monkeypatch, caplog):
@@ -277,9 +262,7 @@ def test_a_full_disk_stops_no_training(tmp_path, monkeypatch, caplog):
     kept.save(state(2.0))
     assert "No space left on device" in caplog.text
     assert [each.name for each in tmp_path.iterdir()] == [path.name], "half a file does not stay"
-    restored = file_at(path).restore()
-    assert restored is not None
-    assert restored.losses == (1.0,)
+    assert losses_at(path) == (1.0,)
 
 
 @pytest.mark.long
