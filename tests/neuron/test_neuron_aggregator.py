@@ -1,6 +1,7 @@
 """Rosters of the first rank, and the second rank's when the first is silent (docs/protocol.md 8, 11)."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -20,6 +21,15 @@ from templar.window import Action, drive_window, open_window
 from tests.support.network import tiny
 
 
+def uids(network, nodes):
+    return [network.uid(node) for node in nodes]
+
+
+def live_side_by_side(network, window, *nodes):
+    """Let nodes go through a window at once."""
+    network.clock.run([partial(drive_window, node, window) for node in nodes])
+
+
 def stored_at(network, node, window):
     ((time, _),) = network.objects(node, f"roster-{window}-").values()
     return time
@@ -30,7 +40,7 @@ def test_the_first_rank_publishes_the_revealed_payloads_in_its_slot(network):
     aggregator, validator = network.aggregator, network.validator
     times = aggregator.exchange.times(2)
     roster = network.roster(2)
-    assert [entry.uid for entry in roster.entries] == [miner.exchange.identity(2).uid for miner in network.miners]
+    assert network.rostered(2) == uids(network, network.miners)
     assert stored_at(network, aggregator, 2) in times.roster_slot(0)
     assert network.roster(2, validator) is None
     payloads = [network.objects(miner, "gradient-2-") for miner in network.miners]
@@ -47,9 +57,7 @@ def test_the_first_rank_publishes_the_revealed_payloads_in_its_slot(network):
         found = read_ballots(network.miners[0].exchange, window, until_decided=False)
         assert found.value == roster.digest
         voters = {word.uid for word in found.words if word.value == roster.digest}
-        assert (
-            network.member(aggregator).uid in voters <= {network.member(each).uid for each in network.all(RosterNode)}
-        )
+        assert network.uid(aggregator) in voters <= {*uids(network, network.all(RosterNode))}
     assert len(network.roots(2)) == 1
 
 
@@ -78,16 +86,10 @@ def test_an_author_that_was_away_before_the_close_leaves_its_slot_to_the_next_ra
     network.kill(aggregator)
     network.reveal(2)
     again = network.restart(aggregator)
-
-    def live(node):
-        drive_window(node, 2)
-
-    network.clock.run([lambda: live(again), lambda: live(validator)])
+    live_side_by_side(network, 2, again, validator)
     assert again.observe_commitments(2).digests is None
     assert network.roster(2, again) is None
-    assert [entry.uid for entry in network.roster(2, validator).entries] == [
-        network.member(miner).uid for miner in network.miners
-    ]
+    assert network.rostered(2, validator) == uids(network, network.miners)
     assert again.state.root == validator.state.root
 
 
@@ -104,25 +106,21 @@ def test_a_killed_author_goes_on_with_what_it_saw_and_lists_nothing_else(network
     observed = aggregator.observe_commitments(2)
     assert set(observed.digests) == {seen.exchange.own_signer.address}
     # The other one's commitment appears after the close, with a time from before it.
-    key = window_key(Kind.COMMIT, 2, network.member(late).uid)
-    manifest, clock = late._manifest(2), network.clock
-    times = aggregator.exchange.times(2)
+    key, times = window_key(Kind.COMMIT, 2, network.uid(late)), aggregator.exchange.times(2)
     root = network.world.root / "buckets" / network.member(late).account_id
     backdated = DirectoryStore(root, clock=lambda: float(times.commit_interval.last))
-    backdated.put(key, seal(manifest.commit, late.exchange.own_signer).encode())
+    backdated.put(key, seal(late._manifest(2).commit, late.exchange.own_signer).encode())
     assert seen.upload(2).in_time
     assert late.upload(2).in_time
-    assert clock.now() < times.settles
+    assert network.clock.now() < times.settles
     again = network.restart(aggregator)
     assert again.observe_commitments(2) == observed
     report = again.gather(2)
-    assert {outcome.uid: outcome.reason for outcome in report.outcomes} == {
-        network.member(seen).uid: None,
-        network.member(late).uid: Reason.COMMIT_UNSEEN,
-    }
+    reasons = {outcome.uid: outcome.reason for outcome in report.outcomes}
+    assert reasons == {network.uid(seen): None, network.uid(late): Reason.COMMIT_UNSEEN}
     assert len(network.miners[0].gather(2).submissions) == 2, "by its time alone it counts"
     again.settle_and_publish(2, report)
-    assert [entry.uid for entry in network.roster(2).entries] == [network.member(seen).uid]
+    assert network.rostered(2) == [network.uid(seen)]
 
 
 def test_an_author_whose_clock_was_wrong_leaves_its_slot(network):
@@ -130,11 +128,7 @@ def test_an_author_whose_clock_was_wrong_leaves_its_slot(network):
     aggregator, validator = network.aggregator, network.validator
     network.reveal(1)
     aggregator.journal.enter(1, OBSERVED, Observed(1, {}).to_json())
-
-    def live(node):
-        drive_window(node, 1)
-
-    network.clock.run([lambda: live(aggregator), lambda: live(validator)])
+    live_side_by_side(network, 1, aggregator, validator)
     assert network.roster(1) is None
     assert len(network.roster(1, validator).entries) == 2
 
@@ -154,8 +148,8 @@ def test_without_a_quorum_the_network_stands_with_a_reason_until_it_is_back(netw
 def test_if_no_rank_publishes_a_roster_the_window_is_null_for_all(build):
     network = build(num_validators=2)
     before = network.miners[0].state.root
-    network.bucket(network.aggregator).put(aggregate_key(1), b"another process published this")
-    network.bucket(network.validator).put(aggregate_key(1), b"and this")
+    for publisher in (network.aggregator, network.validator):
+        network.bucket(publisher).put(aggregate_key(1), b"another process published this")
     network.run([1])
     for node in network.nodes.values():
         assert (node.state.window, node.state.outer_steps, node.state.mark.null) == (1, 0, True)
@@ -165,8 +159,7 @@ def test_if_no_rank_publishes_a_roster_the_window_is_null_for_all(build):
 
 
 def test_without_any_payload_the_roster_is_empty_and_the_window_null(build):
-    network = build(actors=["silent", "silent"])
-    network.run([1, 2])
+    network = build(actors=["silent", "silent"], windows=[1, 2])
     roster = network.roster(2)
     assert (roster.entries, roster.previous) == ((), None)
     assert len(network.roots(2)) == 1
@@ -195,20 +188,18 @@ def test_a_published_roster_stands_even_if_fewer_payloads_are_gathered_later(net
 
 def test_an_aggregate_without_its_roster_leaves_the_slot_to_the_next_rank(network):
     """The process died between the two, and now gathers something else: nothing is overwritten."""
-    aggregator, validator = network.aggregator, network.validator
     network.reveal(1)
-    network.bucket(aggregator).put(aggregate_key(1), b"what was gathered before")
+    network.bucket(network.aggregator).put(aggregate_key(1), b"what was gathered before")
     settled = []
 
     def live(node):
         open_window(node, 1)
-        settled.append(node.settle_and_publish(1, node.gather(1)))
+        settled.append(node.settle_and_publish(1, node.gather(1)).roster)
 
-    network.clock.run([lambda: live(aggregator), lambda: live(validator)])
+    network.clock.run([partial(live, node) for node in network.all(RosterNode)])
     assert network.roster(1) is None
-    roster = network.roster(1, validator)
-    assert roster is not None
-    assert [each.roster for each in settled] == [roster, roster]
+    assert settled == [network.roster(1, network.validator)] * 2
+    assert settled[0] is not None
 
 
 def test_a_roster_node_that_comes_back_after_its_slot_follows_the_others(build):
@@ -236,18 +227,16 @@ def test_no_more_ranks_publish_than_there_are_slots(build):
 @pytest.mark.parametrize("reason", [Reason.STORE_BUSY, Reason.BUCKET_UNREADABLE])
 def test_a_rank_that_could_read_no_peer_leaves_the_slot_to_the_next(network, monkeypatch, reason):
     """An empty roster would make the window null for all."""
-    aggregator, real = network.aggregator, network.aggregator.gather
+    real = network.aggregator.gather
 
     def gather(window):
         report = real(window)
         unread = (replace(each, submission=None, reason=reason) for each in report.outcomes)
         return replace(report, outcomes=tuple(unread))
 
-    monkeypatch.setattr(aggregator, "gather", gather)
+    monkeypatch.setattr(network.aggregator, "gather", gather)
     network.run([1])
-    assert network.roster(1) is None
-    roster = network.roster(1, network.validator)
-    assert len(roster.entries) == 2
+    assert (network.roster(1), len(network.rostered(1, network.validator))) == (None, 2)
     assert len(network.roots(1)) == 1
 
 
@@ -273,14 +262,30 @@ def test_a_local_failure_is_never_a_verdict_on_a_roster(network, monkeypatch, er
 
 def test_a_longer_peer_list_than_there_are_places_is_cut(build):
     network = build(tiny(peers={"gather_peer_count": 1, "reserve_peer_count": 1}), actors=["honest"] * 3)
-    uids = tuple(miner.exchange.identity(1).uid for miner in network.miners)
-    publish_peers(network.aggregator.exchange, 1, uids, ())
-    publish_peers(network.aggregator.exchange, 2, (), uids)
+    miners = tuple(uids(network, network.miners))
+    publish_peers(network.aggregator.exchange, 1, miners, ())
+    publish_peers(network.aggregator.exchange, 2, (), miners)
     network.run([1, 2, 3])
     assert [len(network.miners[0].selection(window).peers) for window in (2, 3)] == [1, 1]
     assert len(network.miners[0].selection(3).reserve) == 1
-    roster = network.roster(2)
-    assert [entry.uid for entry in roster.entries] == list(uids[:1])
+    assert network.rostered(2) == list(miners[:1])
+
+
+def rewrite_history(network, monkeypatch):
+    """Let the first rank draft a roster that names another one before it; the second rank's is applied."""
+    network.run([1])
+    real, validator = draft_roster, network.validator
+
+    def lies(exchange, *arguments, **options):
+        if exchange.identity(2).uid == network.uid(network.aggregator):
+            options["previous"] = "ab" * 32
+        return real(exchange, *arguments, **options)
+
+    monkeypatch.setattr("templar.neuron.aggregator.draft_roster", lies)
+    network.run([2])
+    assert validator.journal.applied(2).roster == network.roster(2, validator).digest
+    assert validator.book.evidence(2) is not None
+    assert len(network.roots(2)) == 1
 
 
 def test_a_first_rank_that_rewrites_history_is_passed_over(network, monkeypatch):
@@ -292,25 +297,5 @@ def test_a_first_rank_that_rewrites_history_is_passed_over(network, monkeypatch)
 
 def test_a_roster_that_its_readers_reject_is_not_published(network, monkeypatch):
     rewrite_history(network, monkeypatch)
-    assert network.objects(network.aggregator, f"roster-2-{network.member(network.aggregator).uid}-") == {}
-    assert network.objects(network.aggregator, "aggregator-2-") == {}
-
-
-def rewrite_history(network, monkeypatch):
-    """Let the first rank draft a roster that names another one before it; the second rank's is applied."""
-    network.run([1])
-    real = draft_roster
-
-    def lies(exchange, *arguments, **options):
-        if exchange.identity(2).uid == network.member(network.aggregator).uid:
-            options["previous"] = "ab" * 32
-        return real(exchange, *arguments, **options)
-
-    monkeypatch.setattr("templar.neuron.aggregator.draft_roster", lies)
-    network.run([2])
-    validator = network.validator
-    applied = validator.journal.applied(2)
-    own = network.roster(2, validator)
-    assert applied.roster == own.digest
-    assert validator.book.evidence(2) is not None
-    assert len(network.roots(2)) == 1
+    for prefix in (f"roster-2-{network.uid(network.aggregator)}-", "aggregator-2-"):
+        assert network.objects(network.aggregator, prefix) == {}

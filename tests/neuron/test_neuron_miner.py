@@ -27,7 +27,7 @@ from templar.store.directory import DirectoryStore
 from templar.window import Action, MinerSteps, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.marks import some_quick
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 from tests.support.repeated_steps import Died, die_after, steps_of
 from tests.support.uneven_ledger import schedule_of
 
@@ -43,9 +43,8 @@ def manifest_of(network, miner, window):
     return unseal(network.objects(miner)[key][1], Manifest).body
 
 
-def rostered(network, window):
-    """Whose payloads the aggregator's roster of a window has."""
-    return [entry.uid for entry in network.roster(window).entries]
+def kinds(network, miner, window=1):
+    return {key.split("-")[0] for key in published(network, miner, window)}
 
 
 def uid(miner):
@@ -58,14 +57,18 @@ def to_train(miner, window):
     assert miner.train(window).reason is None
 
 
+def to_upload(miner, window):
+    """Commit to a payload and reveal it."""
+    to_train(miner, window)
+    miner.compress(window)
+    assert miner.commit(window).in_time
+    assert miner.upload(window).in_time
+
+
 @pytest.fixture(scope="module", params=[1, 25], ids=["snapshot each window", "no snapshot yet"])
-def undisturbed(request, tmp_path_factory):
+def undisturbed(request, build_shared):
     """The network as it is when nobody dies, after three windows."""
-    storage = {"snapshot_frequency": request.param}
-    network = Network(tmp_path_factory.mktemp("undisturbed"), tiny(storage=storage))
-    network.run([1, 2, 3])
-    yield network
-    network.stop()
+    return build_shared(tiny(storage={"snapshot_frequency": request.param}), windows=[1, 2, 3])
 
 
 # What the steps say and leave.
@@ -90,14 +93,17 @@ def test_a_window_leaves_a_commitment_before_the_close_and_a_reveal_after_it(und
     assert miner.journal.status(1) is Status.FINISHED
 
 
-def test_training_changes_neither_the_agreed_nor_the_private_state(network):
-    miner = network.miners[0]
+def test_training_changes_neither_the_agreed_nor_the_private_state_and_is_logged_in_one_line(network, caplog):
+    miner, steps = network.miners[0], network.hparams.training.inner_steps
     before = {name: tensor.clone() for name, tensor in miner.state.params.items()}
     private = miner.private
-    to_train(miner, 1)
+    with caplog.at_level(logging.INFO, "templar.neuron.miner"):
+        to_train(miner, 1)
     miner.compress(1)
     assert all(torch.equal(tensor, before[name]) for name, tensor in miner.state.params.items())
     assert miner.private is private
+    (line,) = (message for message in caplog.messages if "trained" in message)
+    assert re.fullmatch(rf"window 1: trained {steps} steps, loss \d\.\d+ to \d\.\d+, \d+ tokens per second", line)
 
 
 # Restarts.
@@ -120,8 +126,7 @@ def test_a_miner_trains_in_an_order_that_nobody_else_knows(network):
 @pytest.mark.parametrize("dies_after", some_quick(steps_of(MinerSteps), {"compress", "commit", "settle"}))
 def test_a_restart_after_any_step_changes_nothing_at_all(undisturbed, build, dies_after):
     """The same payload bytes, never a second object, the same private state, the same roots."""
-    network = build(undisturbed.hparams)
-    network.run([1])
+    network = build(undisturbed.hparams, windows=[1])
     miner = network.miners[0]
 
     def dies_and_comes_back():
@@ -168,7 +173,7 @@ def test_staged_state_goes_live_only_with_the_own_payload_in_the_roster(network)
         left_out.apply(left_out.settle(1))
 
     network.run([1], but=[left_out], beside=[does_not_upload])
-    assert rostered(network, 1) == [uid(accepted)]
+    assert network.rostered(1) == [uid(accepted)]
     assert len(network.roots(1)) == 1, "the roster holds, not what a miner gathered"
     assert left_out.private is before
     assert accepted.private.feedback.num_calls == 1
@@ -192,9 +197,8 @@ def numbers(miner):
 
 
 def test_private_state_is_written_once_and_goes_live_by_its_name(build):
-    network = build(tiny(storage={"snapshot_frequency": 2}))
+    network = build(tiny(storage={"snapshot_frequency": 2}), windows=[1])
     miner = network.miners[0]
-    network.run([1])
 
     def lives():
         to_train(miner, 2)
@@ -212,12 +216,9 @@ def test_private_state_is_written_once_and_goes_live_by_its_name(build):
 
 
 @pytest.fixture(scope="module")
-def network_of_three(tmp_path_factory):
+def network_of_three(build_shared):
     """A network with a snapshot in every third window after four windows in which nobody died."""
-    network = Network(tmp_path_factory.mktemp("calm"), tiny(storage={"snapshot_frequency": 3}))
-    network.run([1, 2, 3, 4])
-    yield network
-    network.stop()
+    return build_shared(tiny(storage={"snapshot_frequency": 3}), windows=[1, 2, 3, 4])
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -227,14 +228,13 @@ def test_a_kill_on_the_way_to_a_live_state_pairs_it_with_its_window(
 ):
     """Before and after the rename, the journal's entry, the snapshot and the clean-up."""
     calm = network_of_three
-    network = build(calm.hparams)
-    network.run([1, 2])
+    network = build(calm.hparams, windows=[1, 2])
     miner = network.miners[0]
 
     def dies_and_comes_back():
         network.to_window(3, miner.chain)
         part, method = dies_in.split(".")
-        owner = getattr(network.nodes[miner.name], part)
+        owner = getattr(miner, part)
         real = getattr(owner, method)
 
         def dying(*arguments):
@@ -242,11 +242,10 @@ def test_a_kill_on_the_way_to_a_live_state_pairs_it_with_its_window(
                 real(*arguments)
             raise Died
 
-        node = network.nodes[miner.name]
         with monkeypatch.context() as patch:
             patch.setattr(owner, method, dying)
             with pytest.raises(Died):
-                drive_window(node, 3)
+                drive_window(miner, 3)
         again = network.restart(miner)
         assert again.state.window in (2, 3)
         assert again.private.feedback.num_calls == again.state.window
@@ -270,15 +269,12 @@ def test_a_node_that_leaves_a_history_takes_the_private_state_of_the_one_it_retu
     private = miner.private.path
 
     def applies_null():
-        to_train(miner, 5)
-        miner.compress(5)
-        assert miner.commit(5).in_time
-        assert miner.upload(5).in_time
+        to_upload(miner, 5)
         miner.apply(Settlement(5, None))
         assert miner.private.path == private, "a null window leaves it as it was"
 
     network.run([5], but=[miner], beside=[applies_null])
-    assert uid(miner) in rostered(network, 5)
+    assert uid(miner) in network.rostered(5)
     network.to_window(6)
     assert leave_minority(miner)
     assert (miner.state.window, numbers(miner)) == (4, known[4])
@@ -299,7 +295,7 @@ def test_state_of_another_history_does_not_go_live(network, caplog):
     report = miner.compress(2)
     miner.journal.enter(2, "compress", PAYLOAD_REPORT.dump_json(replace(report, root_before="f" * 64)).decode())
     network.run([2])
-    assert uid(miner) in rostered(network, 2)
+    assert uid(miner) in network.rostered(2)
     assert miner.private.feedback.num_calls == 0
     assert "private state after window 2 is lost, it starts afresh: [minority] it was made on" in caplog.text
     assert len(network.roots(2)) == 1
@@ -310,15 +306,8 @@ def test_lost_private_state_starts_afresh_and_says_why(network, lost, caplog):
     miner = network.miners[0]
     network.run([1])
     network.run([2], but=[miner])
-
-    def publishes():
-        to_train(miner, 3)
-        miner.compress(3)
-        assert miner.commit(3).in_time
-        assert miner.upload(3).in_time
-
-    network.run([3], but=[miner], beside=[publishes])
-    assert uid(miner) in rostered(network, 3)
+    network.run([3], but=[miner], beside=[lambda: to_upload(miner, 3)])
+    assert uid(miner) in network.rostered(3)
     if lost == "staged":
         miner._staged_path(3).unlink()
     else:
@@ -359,10 +348,8 @@ def test_a_folder_of_the_previous_release_is_read(network):
 
 
 def test_the_demo_recipe_writes_no_optimizer_state(build):
-    network = build(tiny("local-demo"))
-    network.run([1, 2])
+    network = build(tiny("local-demo"), windows=[1, 2])
     miner = network.miners[0]
-    assert miner.private.path is not None
     assert {name.split("/")[0] for name in load_file(miner.private.path)} == {"feedback"}
     assert network.restart(miner).private.feedback.num_calls == 2
 
@@ -370,12 +357,26 @@ def test_the_demo_recipe_writes_no_optimizer_state(build):
 # When there is nothing to publish.
 
 
+def applies_without_a_payload(network, trouble, before=frozenset()):
+    """Let a miner meet trouble before it takes a window's steps: it publishes nothing more and applies the roster."""
+    miner, other = network.miners
+
+    def live():
+        trouble(miner)
+        assert drive_window(miner, 1).action is Action.RUN
+
+    network.run([1], but=[miner], beside=[live])
+    assert kinds(network, miner) == {"proof", "debug", *before}
+    assert len(network.roots(1)) == 1
+    assert network.rostered(1) == [uid(other)]
+    assert miner.journal.status(1) is Status.FINISHED
+
+
 @pytest.mark.parametrize("published_before", [set(), {"commit"}])
 def test_a_payload_that_changed_on_the_disk_is_not_published(network, published_before):
-    """The window ends with its reason and without a wrong object; the roster is applied all the same."""
-    miner = network.miners[0]
+    """The window ends with its reason and without a wrong object."""
 
-    def damaged():
+    def damaged(miner):
         to_train(miner, 1)
         miner.compress(1)
         if published_before:
@@ -384,31 +385,34 @@ def test_a_payload_that_changed_on_the_disk_is_not_published(network, published_
         path.write_bytes(path.read_bytes()[:-1] + b"x")
         report = miner.upload(1) if published_before else miner.commit(1)
         assert (report.in_time, report.reason) == (False, Reason.SELF_CHECK_FAILED)
-        assert drive_window(miner, 1).action is Action.RUN
 
-    network.run([1], but=[miner], beside=[damaged])
-    kinds = {key.split("-")[0] for key in published(network, miner, 1)}
-    assert kinds == {"proof", "debug"} | published_before
-    assert len(network.roots(1)) == 1
-    assert miner.journal.status(1) is Status.FINISHED
+    applies_without_a_payload(network, damaged, published_before)
 
 
 def test_a_miner_that_is_late_for_the_close_publishes_nothing_and_applies(network):
-    miner = network.miners[0]
-
-    def late():
+    def late(miner):
         open_window(miner, 1)
         times, clock = miner.exchange.expected_times(1), miner.chain.clock
         clock.sleep_until(times.train_until)
         assert miner.train(1).reason is Reason.NO_TIME_LEFT
         clock.sleep_until(times.commit_interval.last + 0.5)
-        assert drive_window(miner, 1).action is Action.RUN
 
-    network.run([1], but=[miner], beside=[late])
-    assert {key.split("-")[0] for key in published(network, miner, 1)} == {"proof", "debug"}
-    assert len(network.roots(1)) == 1
-    assert uid(miner) not in rostered(network, 1)
-    assert miner.journal.status(1) is Status.FINISHED
+    applies_without_a_payload(network, late)
+
+
+@pytest.mark.parametrize("preset", ["local", "local-demo"])
+def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(build, preset):
+    network = build(tiny(preset))
+
+    def diverged(miner):
+        with torch.no_grad():
+            for param in miner.state.params.values():
+                param.fill_(torch.nan)
+        open_window(miner, 1)
+        report = miner.train(1)
+        assert (report.reason, report.num_steps) == (Reason.NON_FINITE_LOSS, 0)
+
+    applies_without_a_payload(network, diverged)
 
 
 def test_training_ends_early_enough_for_what_followed_it_the_last_time(network, monkeypatch):
@@ -472,14 +476,6 @@ def test_a_late_miner_without_a_slot_owes_nothing(network, monkeypatch):
     assert miner.train(1).reason is Reason.NO_ASSIGNMENT
 
 
-def test_training_is_logged_in_one_line(network, caplog):
-    with caplog.at_level(logging.INFO, "templar.neuron.miner"):
-        to_train(network.miners[0], 1)
-    (line,) = (message for message in caplog.messages if "trained" in message)
-    steps = network.hparams.training.inner_steps
-    assert re.fullmatch(rf"window 1: trained {steps} steps, loss \d\.\d+ to \d\.\d+, \d+ tokens per second", line)
-
-
 def test_nothing_is_published_after_its_deadline(network):
     early, late = network.miners
     for miner in (early, late):
@@ -494,7 +490,7 @@ def test_nothing_is_published_after_its_deadline(network):
     clock.sleep_until(times.reveal_interval.last + 1.001)
     report = early.upload(1)
     assert (report.in_time, report.reason) == (False, Reason.NO_TIME_LEFT)
-    assert {key.split("-")[0] for key in published(network, early, 1)} == {"commit"}
+    assert kinds(network, early) == {"commit"}
 
 
 # Reveals on a chain whose head is not final.
@@ -513,8 +509,12 @@ def committed_on(network, gaps, replaced=MappingProxyType({})):
     to_train(miner, 1)
     miner.compress(1)
     assert miner.commit(1).in_time
-    miner.chain, miner.exchange = chain, replace(miner.exchange, chain=chain)
+    see_through(miner, chain)
     return miner, chain
+
+
+def see_through(miner, chain):
+    miner.chain, miner.exchange = chain, replace(miner.exchange, chain=chain)
 
 
 def revealed(network, miner):
@@ -536,8 +536,7 @@ def test_a_reveal_waits_for_a_chain_that_is_away_for_seconds(build):
     network = build(tiny(windows=SLOTS))
     miner, chain = committed_on(network, [4.0] * 5)
     close = chain.schedule.time(2 * network.hparams.windows.blocks_per_window)
-    away = UnreachableChain(chain, since=close - 2, seconds=9.0, every=10_000.0)
-    miner.chain, miner.exchange = away, replace(miner.exchange, chain=away)
+    see_through(miner, UnreachableChain(chain, since=close - 2, seconds=9.0, every=10_000.0))
     assert miner.upload(1).in_time
     times = miner.exchange.times(1)
     assert all(stamp in times.reveal_interval for stamp in revealed(network, miner))
@@ -566,30 +565,9 @@ def test_a_reveal_is_put_again_when_finality_moves_the_close(build, monkeypatch)
     assert times.reveals_from - 4 not in times.commit_interval, "nobody can commit any more to what is revealed"
 
 
-@pytest.mark.parametrize("preset", ["local", "local-demo"])
-def test_a_loss_that_is_not_finite_publishes_nothing_and_says_why(build, preset):
-    network = build(tiny(preset))
-    miner = network.miners[0]
-    with torch.no_grad():
-        for param in miner.state.params.values():
-            param.fill_(torch.nan)
-    reports = []
-
-    def diverged():
-        open_window(miner, 1)
-        reports.append(miner.train(1))
-        assert drive_window(miner, 1).action is Action.RUN
-
-    network.run([1], but=[miner], beside=[diverged])
-    assert [(report.reason, report.num_steps) for report in reports] == [(Reason.NON_FINITE_LOSS, 0)]
-    assert {key.split("-")[0] for key in published(network, miner, 1)} == {"proof", "debug"}
-    assert rostered(network, 1) == [uid(network.miners[1])]
-
-
 def test_a_miner_without_a_slot_waits_and_applies(build):
     """More miners register than there are slots in the epoch; a validator does not slash those that wait."""
-    network = build(tiny(data={"spare_slots": 1}), actors=["honest"])
-    network.run([1])
+    network = build(tiny(data={"spare_slots": 1}), actors=["honest"], windows=[1])
     for number in range(3):
         network.join(f"newcomer-{number}")
     waited = 0
