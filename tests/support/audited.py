@@ -21,7 +21,6 @@ def run_alone(network: PreparedNetwork, num_windows: int, *, name: str = "valida
 
 
 def evidence_of(network: PreparedNetwork, window: int) -> Evidence:
-    """What it published for a window."""
     data = DirectoryStore(network.bucket("validator")).get(
         window_key(Kind.EVIDENCE, window, VALIDATOR), max_bytes=Evidence.max_bytes
     )
@@ -29,6 +28,5 @@ def evidence_of(network: PreparedNetwork, window: int) -> Evidence:
 
 
 def publish(network: PreparedNetwork, evidence: Evidence) -> None:
-    """Put another evidence in the place of what it published, signed by it."""
     key, signer = window_key(Kind.EVIDENCE, evidence.window, VALIDATOR), network.block("validator").wallet.open()
     DirectoryStore(network.bucket("validator")).put(key, seal(evidence, signer).encode())

@@ -31,7 +31,6 @@ def publish_with(network: Network, node: Node, files: Mapping[str, bytes]) -> No
 
 
 def publish_folder(node: Node, folder: Path, mark: StateMark) -> None:
-    """Publish the files of a folder as a node's checkpoint of a state."""
     publish_checkpoint(
         node.buckets.own,
         folder,

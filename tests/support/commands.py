@@ -19,11 +19,9 @@ def installed(name: str) -> str:
 
 
 def write_env(path: Path, values: Mapping[str, str]) -> Path:
-    """Write a file of variables."""
     path.write_text("".join(f"{name}={value}\n" for name, value in values.items()))
     return path
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """The files below a folder."""
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}

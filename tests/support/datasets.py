@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 from templar.data.corpus import Document
 from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.store.base import ObjectStore
+from tests.support.commands import contents as contents  # noqa: PLC0414 - tests of datasets find it here
 
 PREFIX = "dataset"
 
@@ -45,12 +46,6 @@ def small_dataset(root: Path, store: ObjectStore, *, rows_per_group: int = 7, sh
     return root
 
 
-def contents(root: Path) -> dict[str, bytes]:
-    """Every file below a folder, by its path there."""
-    return {file.relative_to(root).as_posix(): file.read_bytes() for file in sorted(root.rglob("*")) if file.is_file()}
-
-
 def rows_of(root: Path, folder: str) -> list[str]:
-    """The texts of a folder's Parquet files, in order."""
     files = sorted((root / folder).glob("*.parquet"))
     return [text for file in files for text in pq.read_table(file).column("text").to_pylist()]

@@ -29,14 +29,12 @@ def refusal(call: Callable[[], object], family: type[TemplarError], reason: Reas
 
 
 def error_of(call: Callable[[], object]) -> TemplarError:
-    """The error that a call raises."""
     with pytest.raises(TemplarError) as caught:
         call()
     return caught.value
 
 
 def reason_of(call: Callable[[], object]) -> Reason:
-    """The reason of the error that a call raises."""
     return error_of(call).reason
 
 

@@ -49,7 +49,6 @@ def _gradient(uid: int) -> dict[str, Tensor]:
 
 
 def facts(measuring: Evaluator) -> WindowFacts:
-    """All that is measured, as an evidence has it."""
     estimates = measuring.estimate(list(PLAN))
     exact = measuring.measure(PLAN)
     miners = (revealed(uid, estimate=found, measurement=exact.get(uid)) for uid, found in estimates.items())

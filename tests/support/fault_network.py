@@ -44,7 +44,6 @@ class FaultNetwork(LiveNetwork):
             super().__exit__(*error)
 
     def processes(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
-        """The network's processes that run, each with its environment."""
         for process in psutil.process_iter():
             try:
                 environment = process.environ()
@@ -66,7 +65,6 @@ class FaultNetwork(LiveNetwork):
         return found
 
     def is_final(self, neuron: str, window: int) -> bool:
-        """Whether the run of a neuron's window has ended."""
         return any(run.state is not None and run.state.is_final() for run in self.runs(neuron, window))
 
     def open_runs(self) -> list[str]:

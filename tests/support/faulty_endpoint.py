@@ -64,11 +64,9 @@ class FaultyEndpoint(ScriptedServer):
         self.rule = rule
 
     def well(self) -> None:
-        """Let nothing go wrong any more."""
         self.rule = lambda path: None
 
     def choose(self, path: str) -> Fault | None:
-        """What happens to a request."""
         with self._lock:
             fault = self.rule(path)
             self.served.append(Served(path, fault))
@@ -106,6 +104,5 @@ def _flipped(data: bytes, place: int) -> bytes:
 
 @contextmanager
 def faulty_endpoint(upstream: str) -> Iterator[FaultyEndpoint]:
-    """Serve on 127.0.0.1 from a thread of this process."""
     with serving(FaultyEndpoint(upstream)) as server:
         yield server

@@ -93,7 +93,6 @@ def run_beside_publishers(
 
 
 def run_id(state: State[Any]) -> UUID:
-    """The flow run that a state is of."""
     assert state.state_details.flow_run_id is not None
     return state.state_details.flow_run_id
 
@@ -113,19 +112,16 @@ def task_runs(client: SyncPrefectClient, state: State[Any], *, at_least: int) ->
 
 
 def run_flow(flow: Flow[..., Any], neuron: str, **parameters: Any) -> State[Any]:
-    """A run of another flow of a saved neuron; its final state."""
     return asyncio.run(flow(neuron=neuron, return_state=True, **parameters))
 
 
 def saved(block: Neuron) -> str:
-    """Save a block under a name of its own; the name."""
     name = f"changed-{uuid4().hex[:8]}"
     block.save(name)
     return name
 
 
 def rows_of_table(server: RunningPrefectServer, key: str) -> list[dict[str, Any]]:
-    """The rows of the newest table with a key."""
     with server.client() as client:
         rows: list[dict[str, Any]] = json.loads(client.request("GET", f"/artifacts/{key}/latest").json()["data"])
         return rows

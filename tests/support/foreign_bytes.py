@@ -13,7 +13,6 @@ NESTED = b"[" * 100_000
 
 
 def safetensors(header: bytes | dict[str, Any], body: bytes = b"") -> bytes:
-    """A file with this header."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + body

@@ -98,6 +98,5 @@ def _answer(status: int, content: Any, headers: Mapping[str, str] = MappingProxy
 
 @contextmanager
 def fake_hub() -> Iterator[FakeHub]:
-    """Serve one from a thread of this process."""
     with serving(FakeHub()) as hub:
         yield hub

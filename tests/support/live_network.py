@@ -118,7 +118,6 @@ class LiveNetwork:
         self.down()
 
     def attach(self) -> None:
-        """Watch the network, which is up."""
         block = self._network.neuron_block(self.plan.running[0])
         chain = block.subnet.open(None)
         birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), block.hparams())
@@ -140,12 +139,10 @@ class LiveNetwork:
 
     @property
     def uids(self) -> dict[str, int]:
-        """Uid of everybody."""
         return {neuron.name: uid for uid, neuron in enumerate(self.plan.neurons)}
 
     @property
     def miners(self) -> tuple[int, ...]:
-        """Uids of all miners."""
         return tuple(self.uids[neuron.name] for neuron in self.neurons if neuron.role == "miner")
 
     def prefect(self, *arguments: str) -> str:
@@ -167,7 +164,6 @@ class LiveNetwork:
         return self.client.create_flow_run_from_deployment(self._deployment(deployment)).id
 
     def typed_run(self, deployment: str) -> UUID:
-        """Start a run as a user types it; which one it is."""
         (run,) = re.findall(r"UUID: ([0-9a-f-]{36})", self.prefect("deployment", "run", deployment))
         return UUID(run)
 
@@ -178,8 +174,6 @@ class LiveNetwork:
         return [run for run in runs if run.auto_scheduled and run.state_name == "Completed"]
 
     def end_of(self, run: UUID) -> State[Any]:
-        """The final state of a run, once it has one."""
-
         def state() -> State[Any] | None:
             return self.client.read_flow_run(run).state
 
@@ -255,14 +249,12 @@ class LiveNetwork:
         return [root for roots in proved.values() for root in roots]
 
     def down(self) -> tuple[str, ...]:
-        """Stop everything; the names of what was stopped."""
         if self.client is not None:
             self.client.__exit__(None, None, None)
             self.client = None
         return self._network.down()
 
     def process(self, name: str) -> ProcessIdentity:
-        """A process of the network by its name in the record."""
         return next(entry.identity for entry in self.record.running() if entry.name == name)
 
     def start_worker(self, neuron: str) -> None:
@@ -287,23 +279,19 @@ class LiveNetwork:
         return {row[0] for row in (*steps, *windows)}
 
     def runs(self, neuron: str, window: int) -> list[FlowRun]:
-        """The flow runs of a neuron's window."""
         name = FlowRunFilterName(any_=[f"{neuron} window {window}"])
         return self.client.read_flow_runs(flow_run_filter=FlowRunFilter(name=name))
 
     def run(self, neuron: str, window: int) -> FlowRun:
-        """The flow run of a neuron's window; there is exactly one."""
         (run,) = self.runs(neuron, window)
         return run
 
     def state(self, neuron: str, window: int) -> State[Any]:
-        """The state of a neuron's window."""
         state = self.run(neuron, window).state
         assert state is not None
         return state
 
     def next_window(self) -> int:
-        """The first window that is still to open."""
         return max(self.first_window, window_of(self.view.chain.head(), self.view.hparams.windows) + 1)
 
     def was_retried(self, window: int) -> bool:
@@ -323,17 +311,14 @@ class LiveNetwork:
             os.kill(pid, signal.SIGCONT)
 
     def history(self, run: FlowRun) -> list[str]:
-        """The names of all states that a run was in, in order."""
         states = sorted(self.client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
         return [str(state.name) for state in states]
 
     def task_runs(self, run: FlowRun) -> list[TaskRun]:
-        """The task runs of a flow run."""
         this = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
         return self.client.read_task_runs(flow_run_filter=this)
 
     def artifacts(self, run: FlowRun) -> list[Artifact]:
-        """The artifacts of a flow run."""
         of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))
         return self.client.read_artifacts(artifact_filter=of_run)
 
@@ -349,7 +334,6 @@ def is_free(port: int) -> bool:
 
 @contextmanager
 def logs_on_failure(network: LiveNetwork) -> Iterator[None]:
-    """Print the ends of the processes' logs when a test fails."""
     try:
         yield
     except BaseException:

@@ -27,7 +27,6 @@ def wait_until(
     patience_seconds: float = PATIENCE_SECONDS,
     poll_seconds: float = POLL_SECONDS,
 ) -> None:
-    """Ask again and again until something holds."""
     deadline = time.monotonic() + patience_seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -65,7 +64,6 @@ class Operator:
         return child
 
     def stop_workers(self) -> None:
-        """End every worker, at once."""
         for child in self._children:
             child.stop(grace_seconds=0.0)
 
@@ -98,17 +96,14 @@ class Operator:
         return run.id
 
     def state(self, run: UUID) -> State[Any]:
-        """The state of a run."""
         state = self.client.read_flow_run(run).state
         assert state is not None
         return state
 
     def end_of(self, run: UUID) -> State[Any]:
-        """The final state of a run, once it has one."""
         return self.reach(run, lambda state: state.is_final())
 
     def reach(self, run: UUID, holds: Callable[[State[Any]], bool]) -> State[Any]:
-        """The state of a run, once something holds of it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not holds(state := self.state(run)):
             if time.monotonic() > deadline:
@@ -117,20 +112,16 @@ class Operator:
         return state
 
     def history(self, run: UUID) -> list[str]:
-        """The names of all states that a run was in, in order."""
         states = sorted(self.client.read_flow_run_states(run), key=lambda state: state.timestamp)
         return [str(state.name) for state in states]
 
     def forget_notes(self) -> None:
-        """Drop what the flows noted so far."""
         (self.folder / "notes").unlink(missing_ok=True)
 
     @property
     def notes(self) -> list[str]:
-        """What the flows noted so far."""
         path = self.folder / "notes"
         return path.read_text().splitlines() if path.exists() else []
 
     def await_note(self, note: str) -> None:
-        """Wait until a flow notes something."""
         wait_until(lambda: note in self.notes, f"a flow notes {note!r}")

@@ -30,17 +30,14 @@ def payload_of(layout: Layout, update: Mapping[str, Tensor], *, uid: int = 0) ->
 
 
 def random_payload(layout: Layout, seed: int, *, size: float = 1.0, uid: int = 0) -> Payload:
-    """The payload of `size` times a random update."""
     return payload_of(layout, {name: size * tensor for name, tensor in random_update(layout, seed).items()}, uid=uid)
 
 
 def zero_payload(layout: Layout) -> Payload:
-    """The payload of an all-zero update."""
     return payload_of(layout, {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors})
 
 
 def mixed(one: Payload, other: Payload, is_of_one: Callable[[str], bool]) -> Payload:
-    """A payload with some tensors of one and the rest of another."""
     return replace(
         one,
         sections={name: (one if is_of_one(name) else other).sections[name] for name in one.sections},

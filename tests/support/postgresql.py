@@ -43,7 +43,6 @@ class PostgreSQL:
 
     @property
     def url(self) -> str:
-        """What PREFECT_SERVER_DATABASE_CONNECTION_URL is to be."""
         return f"postgresql+asyncpg://prefect:{PASSWORD}@127.0.0.1:{self.port}/prefect"
 
     def __enter__(self) -> Self:
@@ -70,14 +69,12 @@ class PostgreSQL:
         wait_until_ready(self._child, lambda: subprocess.run(ready, check=False).returncode == 0, timeout_seconds=60.0)
 
     def stop(self) -> None:
-        """End it, and every connection to it."""
         if self._child is not None:
             self._run("pg_ctl", "--pgdata", str(self._folder / "data"), "--mode", "fast", "stop")
             self._child.handle.wait()
             self._child = None
 
     def query(self, statement: str, database: str = SUPERUSER) -> str:
-        """What a superuser's statement gives, as text."""
         options = ["--host", str(self._folder), "--port", str(self.port), "--username", SUPERUSER]
         return self._run("psql", *options, "--tuples-only", "--no-align", "--command", statement, database)
 

@@ -51,7 +51,6 @@ class PromptTransport(httpx.HTTPTransport):
     """Asks again at once where SQLite has refused beside another writer; the client itself would wait for 2 s."""
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request until the answer is not 503."""
         while (response := super().handle_request(request)).status_code == httpx.codes.SERVICE_UNAVAILABLE:
             response.close()
             time.sleep(0.05)
@@ -81,15 +80,12 @@ class RunningPrefectServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The whole environment for a process that talks to this server."""
         return self.server.environment(self._base)
 
     def client(self) -> SyncPrefectClient:
-        """A client of its API, to be used as a context manager."""
         return SyncPrefectClient(self.server.api_url, httpx_settings={"transport": PromptTransport()})
 
     def artifacts(self, state: State[Any]) -> dict[str, Artifact]:
-        """The artifacts of a run that ended in a state, by key."""
         run_id = state.state_details.flow_run_id
         assert run_id is not None
         with self.client() as client:
@@ -103,17 +99,14 @@ class RunningPrefectServer:
         return talking_to(self.server)
 
     def start(self) -> None:
-        """Start it, or start it again, and wait until its API answers."""
         self._child = self.server.start(base=self._base)
 
     def stop(self) -> None:
-        """End it as an operator would."""
         if self._child is not None:
             self._child.stop()
             self._child = None
 
     def kill(self) -> None:
-        """End it without a chance to say goodbye."""
         if self._child is not None:
             self._child.stop(grace_seconds=0.0)
             self._child = None
@@ -123,5 +116,4 @@ class RunningPrefectServer:
         self._child.handle.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
         self._child.handle.send_signal(signal.SIGCONT)

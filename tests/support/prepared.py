@@ -107,12 +107,10 @@ class PreparedNetwork:
         return self
 
     def environment(self, name: str) -> dict[str, str]:
-        """The variables of a neuron, as its `.env` holds them."""
         values = dotenv_values(self.plan.folder / "env" / f"{name}.env")
         return {variable: value for variable, value in values.items() if value is not None}
 
     def block(self, name: str) -> Neuron:
-        """A neuron's block."""
         return neuron_from_environment(self.environment(name))
 
     def at(self, name: str, window: int) -> Neuron:
@@ -125,6 +123,5 @@ class PreparedNetwork:
         return block.model_copy(update={"subnet": subnet})
 
     def bucket(self, name: str) -> Path:
-        """The folder of a neuron's bucket."""
         account = next(neuron.account_id for neuron in self.plan.neurons if neuron.name == name)
         return self.plan.folder / "buckets" / account

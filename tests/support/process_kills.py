@@ -93,8 +93,6 @@ REASON = re.compile(r"\[([a-z_]+)\]")
 
 @dataclass
 class Kill:
-    """A kill, and what was found afterwards."""
-
     target: str
     name: str  # of the process, or of the run's deployment
     window: int  # that was open
@@ -109,8 +107,6 @@ class Kill:
 
 @dataclass
 class Findings:
-    """What was found in all windows."""
-
     windows: int = 0
     runs: Counter[str] = field(default_factory=Counter)  # by final state
     misses: Counter[str] = field(default_factory=Counter)  # by reason
@@ -208,7 +204,6 @@ class ProcessKills:
         return self._deck.pop()
 
     def _kill_process(self, victim: str) -> Kill:
-        """Kill a process of the record."""
         name = f"worker of {victim}" if victim in NEURONS else victim
         window, second = self._moment()
         steps = tuple(sorted(self.network.steps(victim, window))) if victim in NEURONS else ()
@@ -283,7 +278,6 @@ class ProcessKills:
         self.network.wait(lambda: not any(victim.alive for victim in victims), "they are dead")
 
     def _moment(self) -> tuple[int, float]:
-        """The open window, and how many seconds ago it opened."""
         chain, rules = self.network.view.chain, self.network.view.hparams.windows
         window = self.network.next_window() - 1
         return window, chain.clock.now() - chain.block_time(first_block(window, rules), finalized=False)
@@ -365,8 +359,6 @@ class ProcessKills:
         self._audited = max(self._audited, last)
 
     def _end_of(self, run: UUID) -> str | None:
-        """The final state of a scheduled run; None if it has none."""
-
         def state() -> State[Any]:
             return self.network.client.read_flow_run(run).state
 
@@ -379,14 +371,12 @@ class ProcessKills:
         return None
 
     def _runs_again(self, deployment: str) -> bool:
-        """Whether a run of a deployment completes; one that was killed may keep its place for a while."""
         return self._waited(lambda: self.network.end_of_a_run(deployment).name in ("Completed", "Skipped"))
 
     def _expect(self, holds: bool, problem: str) -> None:
         self.found.problems += [] if holds else [problem]
 
     def _waited(self, condition: Callable[[], bool]) -> bool:
-        """Whether something holds before patience ends."""
         try:
             self.network.wait(condition, "it holds", poll_seconds=POLL_SECONDS)
         except TimeoutError:
@@ -421,7 +411,6 @@ def _lasting_storage(buckets: Path) -> Iterator[None]:
 
 
 def replayed(network: FaultNetwork, window: int) -> str:
-    """The last line of `templar model verify`, which replays from the genesis."""
     command = [sys.executable, "-m", "deployments", "model", "verify", "--window", str(window)]
     command += ["--env-file", str(network.plan.network_env)]
     done = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=False)
@@ -429,7 +418,6 @@ def replayed(network: FaultNetwork, window: int) -> str:
 
 
 def summary_of(kills: ProcessKills, number: int, verified: str, seconds: float) -> dict[str, Any]:
-    """The counts of all kills, and whether everything holds."""
     found, done = kills.found, kills.kills
     replays = verified.startswith("verified: from the genesis ")
     wrong = [*found.stuck, *found.orphans, *found.problems]
@@ -446,7 +434,6 @@ def summary_of(kills: ProcessKills, number: int, verified: str, seconds: float) 
 
 
 def run(folder: Path, number: int, *, seed: int = 1, blocks: int = BLOCKS) -> dict[str, Any]:
-    """Bring a network up, kill, judge, take it down; the summary."""
     began, kills, verified = time.monotonic(), ProcessKills(folder, seed=seed, blocks=blocks), "not replayed"
     with kills.up():
         try:
@@ -462,7 +449,6 @@ def run(folder: Path, number: int, *, seed: int = 1, blocks: int = BLOCKS) -> di
 
 
 def main() -> int:
-    """Parse the command line, and print what came of it; 1 if something does not hold."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("kills", type=int)

@@ -19,8 +19,6 @@ PATIENCE_SECONDS = 180.0
 
 
 class Prometheus(httpx.Client):
-    """A server's API."""
-
     def is_ready(self) -> bool:
         try:
             return self.get("/-/ready").is_success
@@ -28,14 +26,12 @@ class Prometheus(httpx.Client):
             return False
 
     def answers(self, query: str) -> list[dict[str, Any]]:
-        """The series that a query finds; it must be legal."""
         answer = self.get("/api/v1/query", params={"query": query}).json()
         assert answer["status"] == "success", (query, answer)
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
 
     def neurons(self, query: str) -> set[str]:
-        """The neurons that a query finds."""
         return {each["metric"]["neuron"] for each in self.answers(query)}
 
 
@@ -63,7 +59,6 @@ def scraping(ports: Iterable[int], folder: Path) -> Iterator[Prometheus]:
 
 
 def panel_queries() -> Iterator[str]:
-    """The queries of all panels of all dashboards, for every neuron."""
     for path in sorted(DASHBOARDS.iterdir()):
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel["targets"]:

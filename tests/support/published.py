@@ -43,7 +43,6 @@ def announce(network: PreparedNetwork) -> None:
 
 
 def publish_evidence(network: PreparedNetwork, windows: Iterable[int]) -> tuple[int, list[Evidence]]:
-    """Publish evidence of these windows; the validator's uid, and the evidence."""
     config = network.at("validator", network.first_window).config("validator")
     validator = config.chain.metagraph().by_hotkey(config.signer.address)
     author = {"uid": validator.uid, "hotkey": validator.hotkey}

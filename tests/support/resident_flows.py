@@ -15,7 +15,6 @@ LOGGER = logging.getLogger("templar.resident_test")
 
 
 def note(folder: str, text: str) -> None:
-    """Append a line to the file of notes."""
     with (Path(folder) / "notes").open("a") as file:
         file.write(f"{text}\n")
 
@@ -44,26 +43,22 @@ def work(folder: str, seconds: float, *, busy: bool) -> None:
 
 @task
 def hang(folder: str, seconds: float) -> None:
-    """Take a while and heed nothing."""
     note(folder, "working")
     time.sleep(seconds)
 
 
 @flow(name="visit")
 async def visit_async(folder: str, name: str) -> None:
-    """Visit, in an async flow."""
     visit(folder, name)
 
 
 @flow(name="visit-sync")
 def visit_sync(folder: str, name: str) -> None:
-    """Visit, in a sync flow."""
     visit(folder, name)
 
 
 @flow(name="work")
 async def work_for(folder: str, seconds: float, busy: bool = False) -> None:
-    """Work, and note that the end was reached."""
     work(folder, seconds, busy=busy)
     note(folder, "finished")
 
@@ -79,17 +74,14 @@ async def resume_after(folder: str) -> None:
 
 @flow(name="hang")
 async def hang_for(folder: str, seconds: float) -> None:
-    """Hang."""
     hang(folder, seconds)
 
 
 @flow(name="raise")
 async def raise_one(kind: str) -> None:
-    """End an async flow with a BaseException."""
     raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "ValueError": ValueError}[kind](kind)
 
 
 @flow(name="raise-sync")
 def raise_one_sync(kind: str) -> None:
-    """End a sync flow with a BaseException."""
     raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "ValueError": ValueError}[kind](kind)

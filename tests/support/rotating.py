@@ -25,7 +25,6 @@ READ = "read"
 
 
 def start(endpoint: str, root: Path, folder: Path, key: AccessKey, what: str) -> subprocess.Popen[str]:
-    """Start one; its lines come from `stdout`."""
     command = [sys.executable, "-m", "tests.support.rotating", endpoint, str(root), str(folder)]
     command += [key.access_key_id, key.secret_access_key, what]
     # No accelerator and one thread: such a process is started many times.

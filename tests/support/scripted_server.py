@@ -14,8 +14,6 @@ DRIP_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Request:
-    """A client's request."""
-
     method: str
     path: str
     headers: Mapping[str, str]
@@ -24,8 +22,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer to a request."""
-
     status: int = 200
     body: bytes = b""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -37,7 +33,6 @@ class Reply:
 
 
 def s3_error(status: int, code: str, message: str = "") -> Reply:
-    """An S3 error."""
     body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
     return Reply(status, body.encode(), {"Content-Type": "application/xml"})
 
@@ -134,6 +129,5 @@ def serving(server: S) -> Iterator[S]:
 
 @contextmanager
 def scripted_server(script: Callable[[Request], Reply]) -> Iterator[ScriptedServer]:
-    """Serve a script."""
     with serving(ScriptedServer(script)) as server:
         yield server

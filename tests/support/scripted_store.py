@@ -29,7 +29,6 @@ class ScriptedStore:
         return self.inner.name
 
     def count(self, operation: str, key: str = "") -> int:
-        """Calls of an operation, of one key if it is given."""
         return sum(1 for call in self.calls if call[0] == operation and key in ("", call[1]))
 
     def put(self, key: str, data: bytes) -> None:

@@ -64,12 +64,10 @@ class Server:
             self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it at once, as a crash does."""
         self.process.kill()
         self._end()
 
     def stop(self) -> int:
-        """End it politely; its exit status."""
         self.process.terminate()
         return self._end()
 
@@ -87,8 +85,6 @@ class Server:
 
 @dataclass(frozen=True)
 class MotoEndpoint:
-    """The product's embedded endpoint, and its process."""
-
     server: Server
     admin: EndpointAdmin
 
@@ -106,7 +102,6 @@ def moto_endpoint(folder: Path) -> Iterator[MotoEndpoint]:
 
 
 def store_at(url: str, bucket: str, key: AccessKey, settings: S3Settings | None = None) -> S3Store:
-    """A bucket, opened with a key; a request that fails is not sent again unless the settings say so."""
     return S3Store(
         bucket,
         endpoint_url=url,
@@ -151,7 +146,6 @@ class RcloneEndpoints:
 
 @contextmanager
 def rclone_endpoints(root: Path) -> Iterator[RcloneEndpoints]:
-    """Start both processes of `rclone serve s3` over `root`."""
     write_key, read_key = random_key(), random_key()
     with ExitStack() as stack:
         writable = start_rclone(root, write_key)

@@ -33,11 +33,9 @@ class Shards:
         return sorted(name for names in parts for name in names)
 
     def size(self, *numbers: int) -> int:
-        """Bytes of some shards, without their manifests."""
         return sum(self.index.splits["train"][number].num_bytes for number in numbers)
 
     def put(self, store: ObjectStore) -> None:
-        """Upload every file under `PREFIX`."""
         for name, data in self.files.items():
             store.put(f"{PREFIX}/{name}", data)
 
@@ -51,7 +49,6 @@ class Shards:
 
 
 def generated(count: int, length: int, dtype: Literal["uint16", "uint32"], seed: int = 1) -> NDArray[Any]:
-    """Samples that differ in every token."""
     return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, (count, length), dtype=dtype, endpoint=True)
 
 
@@ -83,17 +80,14 @@ def write_shards(
 
 
 def on_disk(folder: Path) -> list[str]:
-    """Names of the files in a folder of shards, except locks."""
     return sorted(path.name for path in folder.iterdir() if path.name not in {LOCK_FILE, NAMES_LOCK})
 
 
 def flipped(data: bytes, place: int) -> bytes:
-    """The same bytes with one bit flipped."""
     place %= len(data)
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
 def block_hashes(data: bytes, block_bytes: int) -> tuple[str, ...]:
-    """SHA-256 of every block."""
     starts = range(0, len(data), block_bytes)
     return tuple(hashlib.sha256(data[start : start + block_bytes]).hexdigest() for start in starts)

@@ -122,7 +122,6 @@ def fields_of(body: Body, **changes: Any) -> dict[str, Any]:
 
 
 def manifest_of(author: Member, window: int, payload: bytes, **changes: Any) -> Manifest:
-    """An honest manifest with changes."""
     values: dict[str, Any] = {
         **author.signing,
         "window": window,
@@ -188,7 +187,6 @@ class Bucket:
         self.memory.put(key, data)
 
     def put_signed(self, key: str, body: Body, at: float) -> None:
-        """Sign a body with the owner's key and store it."""
         self.put(key, seal(body, self.owner.hotkey).encode(), at)
 
     def reveal(

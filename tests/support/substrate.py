@@ -28,8 +28,6 @@ COLUMNS = {
 
 @dataclass
 class KeyPairWallet:
-    """A wallet in memory."""
-
     hotkey: Any
 
     @property
@@ -64,8 +62,6 @@ class State:
 
 @dataclass(frozen=True)
 class Submission:
-    """One extrinsic as it was sent."""
-
     module: str
     function: str
     params: dict[str, Any]
@@ -147,7 +143,6 @@ class MemorySubstrate:
         self.connected = False
 
     def refuse_next(self, error: bt.ChainError) -> None:
-        """The next extrinsic fails with this error."""
         self._refusal = error
 
     def lose_next_submission(self, *, included: bool) -> None:

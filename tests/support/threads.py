@@ -8,7 +8,6 @@ import torch
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """So many threads below."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
