@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 
 from templar.errors import Reason
-from templar.exchange.object_keys import Kind
 from templar.exchange.objects import (
     MAX_DEBUG_PARAMETERS,
     MAX_WORDS,
@@ -168,6 +167,7 @@ FOUR, SEVEN = entry(4).model_dump(), entry(7).model_dump()
         (Roster, roster(FOUR, total=163)),
         (Roster, roster(FOUR, total=165)),
         (Roster, roster(FOUR | {"extra": 1}, total=164)),
+        (Roster, roster(*({**FOUR, "uid": uid} for uid in range(MAX_PEERS + 1)), total=164 * (MAX_PEERS + 1))),
         (PeerList, changed(PeerList, peers=[4, 4], reserve=[])),
         (PeerList, changed(PeerList, peers=[4], reserve=[4])),
         (PeerList, changed(PeerList, peers=[2**16], reserve=[])),
@@ -184,13 +184,6 @@ FOUR, SEVEN = entry(4).model_dump(), entry(7).model_dump()
 )
 def test_objects_that_contradict_themselves_are_malformed(body_type: type[Body], value: dict[str, Any]) -> None:
     assert reason_of(body_type, value) is Reason.MALFORMED
-
-
-def test_a_roster_has_no_more_entries_than_can_be_aggregated() -> None:
-    entries = [entry(4, 1).model_dump() | {"uid": uid} for uid in range(MAX_PEERS + 1)]
-    data = signed_anyhow(Kind.ROSTER, roster(*entries[:MAX_PEERS], total=MAX_PEERS), ALICE.hotkey)
-    assert len(unseal(data, Roster).body.entries) == MAX_PEERS
-    assert reason_of(Roster, roster(*entries, total=MAX_PEERS + 1)) is Reason.MALFORMED
 
 
 # Sizes.

@@ -100,19 +100,6 @@ def test_a_huge_update_is_accepted_weighs_no_more_than_another_and_is_slashed(ne
     assert all(bool(torch.isfinite(tensor).all()) for tensor in network.validator.state.params.values())
 
 
-def test_a_late_reveal_is_there_and_too_late(network: Network) -> None:
-    (late,) = (member for member in network.members if member.role == "late")
-    times = network.validator.exchange.times(3)
-    stored = [time for time, _ in network.objects(late, "gradient-3-").values()]
-    assert stored == [times.reveal_interval.last + 1]
-
-
-def test_a_silent_miner_commits_and_reveals_nothing(network: Network) -> None:
-    (silent,) = (member for member in network.members if member.role == "silent")
-    kinds = {key.split("-")[0] for key in network.objects(silent)}
-    assert kinds == {"commit", "proof", "debug"}
-
-
 # The place in the gather tier.
 
 HONEST_WINDOWS = range(6, 10)
