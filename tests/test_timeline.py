@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.hparams import Windows
-from templar.timeline import Interval, Timing, WindowTimes, closing_block, first_block, window_of
+from templar.timeline import Timing, WindowTimes, closing_block, first_block, window_of
 
 RULES = Windows(
     blocks_per_window=10,
@@ -57,16 +57,6 @@ def test_slots_are_disjoint_and_contiguous_from_the_settling_second_on(window: W
     for rank in (-1, 3):
         with pytest.raises(ValueError, match=f"rank {rank} has no slot: roster_ranks is 3"):
             window.roster_slot(rank)
-
-
-def test_a_fraction_of_the_close_does_not_matter_until_the_next_second() -> None:
-    whole = WindowTimes(7, 1000.0, 1120.0, RULES)
-    for fraction in (0.001, 0.5, 0.999999):
-        late = WindowTimes(7, 1000.0 + fraction, 1120.0 + fraction, RULES)
-        assert late.commit_interval == whole.commit_interval == Interval(1001, 1117)
-        assert late.reveal_interval == whole.reveal_interval == Interval(1121, 1130)
-        assert late.settles == whole.settles == 1135
-    assert WindowTimes(7, 1001.0, 1121.0, RULES).reveal_interval == Interval(1122, 1131)
 
 
 @settings(max_examples=100)

@@ -153,14 +153,18 @@ def test_acting_times_are_those_of_the_blocks_at_the_head(subnet: Subnet) -> Non
     assert chain.block() == BLOCKS
 
 
-def test_a_close_that_moves_is_seen_before_it_is_final(subnet: Subnet) -> None:
-    gaps = [*[1.0] * (BLOCKS - 1), 3.0]
-    _, exchange = uneven(subnet, *gaps, finality_lag=10, replaced={BLOCKS: [(2.0, -0.75)]})
-    close = BIRTHDAY + BLOCKS
-    times = exchange.acting_times(0)
+def test_a_close_that_moves_is_seen_before_it_is_final_and_after_an_outage(subnet: Subnet) -> None:
+    gaps, close = [*[1.0] * (BLOCKS - 1), 3.0], BIRTHDAY + BLOCKS
+    chain, exchange = uneven(subnet, *gaps, finality_lag=10, replaced={BLOCKS: [(2.0, -0.75)]})
+    times, now = exchange.acting_times(0), subnet.clock.now()
     assert times.closed == close
     assert exchange.settled_times(times).closed == close + 2
     assert subnet.clock.now() < close + 3
+    for last in (times.reveal_interval.last, times.settles):
+        outage = UnreachableChain(chain, since=now, seconds=last + 0.5 - now, every=1000.0)
+        assert replace(exchange, chain=outage).settled_times(times).closed == close + 2
+    for_good = UnreachableChain(chain, since=now, seconds=1000.0, every=1000.0)
+    assert replace(exchange, chain=for_good).settled_times(times) == times
 
 
 def test_an_estimate_that_changes_is_no_close_that_moved(subnet: Subnet) -> None:
@@ -170,19 +174,6 @@ def test_an_estimate_that_changes_is_no_close_that_moved(subnet: Subnet) -> None
     assert times.closed == BIRTHDAY + BLOCKS + 0.25, "estimated from a final block that came late"
     assert exchange.settled_times(times).closed == BIRTHDAY + BLOCKS
     assert chain.block() >= BLOCKS
-
-
-def test_a_close_that_moves_during_an_outage_is_seen_after_it(subnet: Subnet) -> None:
-    gaps = [*[1.0] * (BLOCKS - 1), 3.0]
-    chain, exchange = uneven(subnet, *gaps, finality_lag=10, replaced={BLOCKS: [(2.0, -0.75)]})
-    times = exchange.acting_times(0)
-    now = subnet.clock.now()
-    outage = UnreachableChain(chain, since=now, seconds=times.reveal_interval.last + 0.5 - now, every=1000.0)
-    assert replace(exchange, chain=outage).settled_times(times).closed == BIRTHDAY + BLOCKS + 2
-    longer = UnreachableChain(chain, since=now, seconds=times.settles + 0.5 - now, every=1000.0)
-    assert replace(exchange, chain=longer).settled_times(times).closed == BIRTHDAY + BLOCKS + 2
-    for_good = UnreachableChain(chain, since=now, seconds=1000.0, every=1000.0)
-    assert replace(exchange, chain=for_good).settled_times(times) == times
 
 
 def test_an_endpoint_that_shows_the_close_too_early_is_not_believed(subnet: Subnet) -> None:
