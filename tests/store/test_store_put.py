@@ -71,7 +71,7 @@ class TestParts:
         way.proxy.first(2, "damaged", path="partNumber=2")
         if way.survives_a_damaged_part:
             way.store.put_file("key", source)
-            parts = [served.path.partition("partNumber=")[2][:1] for served in way.proxy.served]
+            parts = [request.path.partition("partNumber=")[2][:1] for request in way.proxy.requests]
             assert sorted(filter(None, parts)) == ["1", "2", "2", "2", "3"]
         else:  # rclone may hang up on every later request for that part, and then the next call starts a new upload
             try:
@@ -86,7 +86,7 @@ class TestParts:
         with raising(TransientError, Reason.STORE_BUSY):
             way.store.put_file("key", source)
         assert way.behind.head("key") is None
-        last = way.proxy.served[-1]
+        last = way.proxy.requests[-1]
         assert "uploadId=" in last.path
         assert "partNumber=" not in last.path  # the parts are given up
 

@@ -4,7 +4,7 @@ import http.client
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, serving
@@ -22,30 +22,18 @@ OWN_HEADERS = {"Transfer-Encoding", "Content-Length", "Date", "Server"}
 """Headers that the proxy sets itself."""
 
 
-@dataclass(frozen=True)
-class Served:
-    """One request: the object's path, and its fault; None if it was served well."""
-
-    path: str
-    fault: Fault | None
-
-
 class FaultyEndpoint(ScriptedServer):
     """Forwards to `upstream` under one address of its own; the signed Host header goes with the request.
 
-    `rule` gives the fault of a request for a path, if any; `served` has every request, in order.
+    `rule` gives the fault of a request for a path, if any.
     """
 
     def __init__(self, upstream: str) -> None:
         super().__init__(self._reply)
         self.upstream = upstream.removeprefix("http://")
         self.rule: Callable[[str], Fault | None] = lambda path: None
-        self.served: list[Served] = []
+        self.num_faults = 0
         self._lock = threading.Lock()
-
-    @property
-    def num_faults(self) -> int:
-        return sum(served.fault is not None for served in self.served)
 
     def always(self, fault: Fault, path: str = "") -> None:
         """Let every request for paths with this in them meet a fault."""
@@ -66,14 +54,10 @@ class FaultyEndpoint(ScriptedServer):
     def well(self) -> None:
         self.rule = lambda path: None
 
-    def choose(self, path: str) -> Fault | None:
-        with self._lock:
-            fault = self.rule(path)
-            self.served.append(Served(path, fault))
-            return fault
-
     def _reply(self, request: Request) -> Reply:
-        fault = self.choose(request.path)
+        with self._lock:
+            fault = self.rule(request.path)
+            self.num_faults += fault is not None
         if fault in REFUSALS:
             refused = s3_error(int(fault), REFUSALS[fault], "injected")
             return replace(refused, headers={**refused.headers, "Retry-After": "1"}) if fault == "429" else refused

@@ -1,13 +1,22 @@
 """An object store that passes calls on to another one, with hooks for failures."""
 
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
+from templar.store.base import ObjectStore
 
 T = TypeVar("T")
 Hook = Callable[[str, str], None]
+
+
+def _passed_on(operation: str) -> Callable[..., Any]:
+    """A call of the inner store."""
+
+    def call(self: "ScriptedStore", *arguments: Any, **options: Any) -> Any:
+        key = arguments[0] if arguments and isinstance(arguments[0], str) else ""
+        return self._do(operation, key, lambda: getattr(self.inner, operation)(*arguments, **options))
+
+    return call
 
 
 class ScriptedStore:
@@ -31,8 +40,9 @@ class ScriptedStore:
     def count(self, operation: str, key: str = "") -> int:
         return sum(1 for call in self.calls if call[0] == operation and key in ("", call[1]))
 
-    def put(self, key: str, data: bytes) -> None:
-        self._do("put", key, lambda: self.inner.put(key, data))
+    put, put_file, get, get_range, get_file, head, list, delete = map(
+        _passed_on, ("put", "put_file", "get", "get_range", "get_file", "head", "list", "delete")
+    )
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         def put() -> bool:
@@ -43,30 +53,8 @@ class ScriptedStore:
 
         return self._do("put_if_absent", key, put)
 
-    def put_file(self, key: str, path: Path) -> None:
-        self._do("put_file", key, lambda: self.inner.put_file(key, path))
-
-    def get(self, key: str, *, max_bytes: int) -> bytes:
-        return self._do("get", key, lambda: self.inner.get(key, max_bytes=max_bytes))
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self._do("get_range", key, lambda: self.inner.get_range(key, start, length))
-
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         buffer[:] = self.get_range(key, start, len(buffer))
-
-    def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
-        self._do("get_file", key, lambda: self.inner.get_file(key, path, max_bytes=max_bytes, resume=resume))
-
-    def head(self, key: str) -> ObjectInfo | None:
-        return self._do("head", key, lambda: self.inner.head(key))
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return self._do("list", prefix, lambda: self.inner.list(prefix))
-
-    def delete(self, keys: Iterable[str]) -> DeleteReport:
-        keys = tuple(keys)
-        return self._do("delete", "", lambda: self.inner.delete(keys))
 
     def close(self) -> None:
         self.closed += 1
