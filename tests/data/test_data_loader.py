@@ -26,15 +26,11 @@ PINNED = "6a0c80a92e43adcb682f2458604788e67f4441a4fb3929abe1bb92c122b12cec"
 """SHA-256 of the stream of the generated dataset: a fixed vector for other implementations."""
 
 
-def generated_samples() -> NDArray[np.int64]:
-    numbers = np.arange(NUM_PAGES * PAGE * LENGTH, dtype=np.int64)
-    return (numbers * 2_654_435_761 % 2**32 // 65_536).reshape(-1, LENGTH)
-
-
 def write_dataset(root: Path) -> Path:
     """A dataset of one shard in a bucket."""
     root.mkdir()
-    samples = generated_samples()
+    numbers = np.arange(NUM_PAGES * PAGE * LENGTH, dtype=np.int64)
+    samples = (numbers * 2_654_435_761 % 2**32 // 65_536).reshape(-1, LENGTH)
     entries = write_split(
         root,
         "train",

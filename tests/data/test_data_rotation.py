@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.s3_endpoint import AccessKey
-from templar.data.assignment import ShardEpoch, advanced, epoch_of, first_epochs
+from templar.data.assignment import advanced, epoch_of, first_epochs
 from templar.data.shards.block_file import Transfer
 from templar.data.shards.rotation import LOCK_FILE, RotationReport, ShardPlan, is_whole, plan_shards, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
@@ -45,45 +45,27 @@ def opened(store: MemoryStore, folder: Path) -> ShardedDataset:
     return ShardedDataset([store], PREFIX, folder=folder, transfer=Transfer(1024, 2))
 
 
-class TestPlan:
-    @pytest.mark.parametrize(
-        ("pairs", "state_window", "num_shards", "keep", "expected"),
-        [
-            (((100, 0),), 99, 5, 2, ShardPlan((0,), 1, ())),  # nothing was trained on before
-            (((100, 5),), 150, 5, 9, ShardPlan((0,), 1, (4, 3, 2))),
-            (((100, 1), (121, 2)), 119, 5, 0, ShardPlan((1, 2), 3, ())),  # window 120 still trains on shard 1
-            (((121, 4), (122, 5)), 119, 5, 1, ShardPlan((4, 0), 1, (3,))),
-            (((100, 7),), 150, 1, 3, ShardPlan((0,), None, ())),
-            (((100, 7), (152, 8)), 150, 2, 3, ShardPlan((1, 0), None, ())),
-        ],
-    )
-    def test_plans_by_position(
-        self, *, pairs: tuple[tuple[int, int], ...], state_window: int, num_shards: int, keep: int, expected: ShardPlan
-    ) -> None:
-        epochs = tuple(ShardEpoch(*pair) for pair in pairs)
-        assert plan_shards(epochs, state_window, num_shards, keep) == expected
-
-    @given(
-        applied=st.lists(st.booleans(), max_size=40),
-        steps_per_shard=st.integers(1, 4),
-        num_shards=st.integers(1, 5),
-        keep=st.integers(0, 6),
-    )
-    def test_the_next_two_windows_find_their_shards_and_each_is_listed_once(
-        self, applied: list[bool], steps_per_shard: int, num_shards: int, keep: int
-    ) -> None:
-        epochs, steps = first_epochs(0), 0
-        for window, is_step in enumerate(applied):
-            steps += is_step
-            epochs = advanced(epochs, window, steps, steps_per_shard)
-        window = len(applied) - 1
-        plan = plan_shards(epochs, window, num_shards, keep)
-        needed = {epoch_of(epochs, window, window + ahead).position % num_shards for ahead in (1, 2)}
-        assert set(plan.current) == needed
-        following = () if plan.upcoming is None else (plan.upcoming,)
-        everything = (*plan.current, *following, *plan.kept)
-        assert len(everything) == len(set(everything)) <= num_shards
-        assert len(plan.kept) <= keep
+@given(
+    applied=st.lists(st.booleans(), max_size=40),
+    steps_per_shard=st.integers(1, 4),
+    num_shards=st.integers(1, 5),
+    keep=st.integers(0, 9),
+)
+def test_a_plan_has_the_shards_of_the_next_two_windows_the_one_after_them_and_those_before(
+    applied: list[bool], steps_per_shard: int, num_shards: int, keep: int
+) -> None:
+    epochs, steps = first_epochs(0), 0
+    for window, is_step in enumerate(applied):
+        steps += is_step
+        epochs = advanced(epochs, window, steps, steps_per_shard)
+    window = len(applied) - 1
+    first, last = (epoch_of(epochs, window, window + ahead).position for ahead in (1, 2))
+    plan, after = plan_shards(epochs, window, num_shards, keep), (last + 1) % num_shards
+    assert plan.current == tuple(dict.fromkeys((first % num_shards, last % num_shards)))
+    assert plan.upcoming == (None if after in plan.current else after)
+    before = [position % num_shards for position in range(max(0, first - keep), first)]
+    in_use = {*plan.current, after}
+    assert plan.kept == tuple(number for number in dict.fromkeys(reversed(before)) if number not in in_use)
 
 
 class TestRotating:
@@ -242,11 +224,6 @@ class Scene:
     def opened(self) -> ShardedDataset:
         return ShardedDataset([DirectoryStore(self.root / BUCKET)], PREFIX, folder=self.folder)
 
-    def check(self) -> None:
-        """Files with a final name are right, manifests included."""
-        if self.folder.exists():
-            assert self.shards.wrong_files(self.folder) == []
-
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
@@ -276,34 +253,6 @@ def killed_after(process: subprocess.Popen[str], num_lines: int) -> bool:
     return True
 
 
-def kill_many(scene: Scene, kills: int) -> list[str]:
-    """Kill rotations at random places, each resuming the one before; the current shards of all of them."""
-    chance, done, wanted = random.Random(SEED), 0, "0"
-    history: list[str] = []
-    while done < kills:
-        history.append(wanted)
-        # Some at the very beginning: while the manifest is fetched, or the files are made.
-        num_lines = chance.choice([1, 1, 2, 3, chance.randrange(4, 40)])
-        done += killed_after(scene.start(wanted), num_lines)
-        scene.check()
-        wanted = str(done // 3 % 2)
-    return history
-
-
-def finish(scene: Scene) -> None:
-    """Rotate to the second shard, and check that the files are right and complete."""
-    report = rotate(scene.opened(), ShardPlan((1,), 2, ()))
-    assert report.on_disk == (1, 2)
-    assert on_disk(scene.folder) == scene.shards.names(1, 2)
-    assert scene.shards.wrong_files(scene.folder) == []
-    again = scene.opened()
-    assert all(is_whole(again, number) for number in report.on_disk)
-    for number in report.on_disk:
-        before = again.endpoints[0].reads
-        again.shard(number).download()
-        assert again.endpoints[0].reads == before, "every block was right"
-
-
 @contextmanager
 def reading(scene: Scene) -> Iterator[list[str]]:
     """Run a reader process, which ends when it is killed or reads a wrong sample; its printed lines."""
@@ -325,10 +274,28 @@ def reading(scene: Scene) -> Iterator[list[str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_rotations_leave_only_right_files_and_a_reader_beside_them_reads_right_samples(scene: Scene) -> None:
+    """At random places, each rotation resuming the one before."""
+    chance, done, history = random.Random(SEED), 0, list[str]()
     with reading(scene) as lines:
-        history = kill_many(scene, KILLS)
+        while done < KILLS:
+            history.append(str(done // 3 % 2))
+            # Some at the very beginning: while the manifest is fetched, or the files are made.
+            num_lines = chance.choice([1, 1, 2, 3, chance.randrange(4, 40)])
+            done += killed_after(scene.start(history[-1]), num_lines)
+            if scene.folder.exists():
+                assert scene.shards.wrong_files(scene.folder) == [], "manifests included"
         finished = len(lines)
     assert {"0", "1"} == set(history)
     assert finished > 0
     assert set(lines[:finished]) == {"ok\n"}
-    finish(scene)
+    # The second shard is rotated to, and every file is right and complete.
+    report = rotate(scene.opened(), ShardPlan((1,), 2, ()))
+    assert report.on_disk == (1, 2)
+    assert on_disk(scene.folder) == scene.shards.names(1, 2)
+    assert scene.shards.wrong_files(scene.folder) == []
+    again = scene.opened()
+    assert all(is_whole(again, number) for number in report.on_disk)
+    for number in report.on_disk:
+        before = again.endpoints[0].reads
+        again.shard(number).download()
+        assert again.endpoints[0].reads == before, "every block was right"
