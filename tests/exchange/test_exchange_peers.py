@@ -136,12 +136,8 @@ def publish(subnet: Subnet, window: int, peers: Sequence[int], reserve: Sequence
 def put(subnet: Subnet, first: int, peers: Sequence[int], at: float, validator: int = 0, **changes: Any) -> None:
     """Store a list at a time that a publisher of ours would not choose."""
     author = subnet.validators[validator]
-    body = PeerList(
-        **author.signing,
-        first_effective_window=first,
-        peers=tuple(peers),
-        reserve=(),
-    ).model_copy(update=changes)
+    body = PeerList(**author.signing, first_effective_window=first, peers=tuple(peers), reserve=())
+    body = body.model_copy(update=changes)
     subnet.clock.sleep_until(at)
     subnet.store(author).inner.put(peers_key(first), seal(body, author.hotkey).encode())
 
