@@ -25,6 +25,9 @@ AT_FAULT = [Reason.ACCESS_DENIED, Reason.BUCKET_MISSING, Reason.STORE_REFUSED]
 COPY_DIFFERS = [Reason.OBJECT_MISSING, Reason.OBJECT_TRUNCATED, Reason.OBJECT_TOO_LARGE]
 
 
+Fail = Callable[[Read], TemplarError | None]
+
+
 class Time:
     """A clock that only sleeping moves, and a chosen jitter: 1 gives the longest pauses."""
 
@@ -52,6 +55,14 @@ def stores_with(data: bytes, count: int = 3) -> list[MemoryStore]:
 
 def replicas_of(stores: Sequence[ObjectStore], time: Time) -> Replicas:
     return Replicas(stores, clock=lambda: time.now, sleep=time.sleep, chance=lambda: time.chance)
+
+
+def failing(time: Time, *fails: Fail) -> tuple[list[MemoryStore], Replicas]:
+    """Stores of which each fails in its way, and the replicas over them."""
+    stores = stores_with(DATA, len(fails))
+    for store, fail in zip(stores, fails, strict=True):
+        store.fail = fail
+    return stores, replicas_of(stores, time)
 
 
 def unreachable(read: Read) -> TemplarError:
@@ -119,9 +130,7 @@ def test_reads_go_round() -> None:
     ids=["get", "read_into", "head"],
 )
 def test_a_failing_store_is_passed_over(time: Time, operation: Callable[[Replicas], object]) -> None:
-    stores = stores_with(DATA)
-    stores[0].fail = stores[1].fail = unreachable
-    replicas = replicas_of(stores, time)
+    stores, replicas = failing(time, unreachable, unreachable, well)
     expected = operation(Replicas(stores[2:]))
     stores[2].reads.clear()
     assert [operation(replicas) for _ in range(4)] == [expected] * 4
@@ -133,9 +142,7 @@ def test_a_failing_store_is_passed_over(time: Time, operation: Callable[[Replica
 
 
 def test_a_rest_doubles_until_the_longest_and_a_success_ends_it(time: Time) -> None:
-    stores = stores_with(DATA, 2)
-    stores[0].fail = unreachable
-    replicas = replicas_of(stores, time)
+    stores, replicas = failing(time, unreachable, well)
     read(replicas)
     rests = [min(LONGEST_REST_SECONDS, REST_SECONDS * 2**failures) for failures in range(8)]
     assert rests[0] < rests[-2] == rests[-1]
@@ -163,9 +170,7 @@ def test_a_rest_doubles_until_the_longest_and_a_success_ends_it(time: Time) -> N
 @pytest.mark.parametrize(("chance", "share"), [(0.0, 0.5), (1.0, 1.0)])
 def test_a_rest_and_a_pause_have_jitter(time: Time, chance: float, share: float) -> None:
     time.chance = chance
-    stores = stores_with(DATA, 2)
-    stores[0].fail = unreachable
-    replicas = replicas_of(stores, time)
+    stores, replicas = failing(time, unreachable, well)
     read(replicas)
     time.now += REST_SECONDS * share - 0.001
     assert [report.resting for report in replicas.report()] == [True, False]
@@ -212,10 +217,7 @@ def test_when_all_rest_the_one_whose_rest_ends_first_is_tried(time: Time) -> Non
 def test_a_read_that_every_store_fails_is_repeated_only_for_those_that_may_have_the_object(
     time: Time, fails: list[Callable[[Read], TemplarError]], family: type[TemplarError], reason: Reason
 ) -> None:
-    stores = stores_with(DATA, len(fails))
-    for store, fail in zip(stores, fails, strict=True):
-        store.fail = fail
-    replicas = replicas_of(stores, time)
+    stores, replicas = failing(time, *fails)
     for _ in range(3 if family is PermanentError else 1):
         error = failure(replicas)
         assert (type(error), error.reason) == (family, reason)
@@ -251,20 +253,15 @@ def test_stores_that_hang_are_not_asked_again(time: Time) -> None:
 def test_an_endpoint_that_refuses_rests_and_one_that_lacks_an_object_does_not(
     time: Time, reason: Reason, *, rests: bool
 ) -> None:
-    stores = stores_with(DATA, 2)
-    stores[0].fail = refusing(reason)
-    replicas = replicas_of(stores, time)
+    stores, replicas = failing(time, refusing(reason), well)
     read(replicas, 4)
     assert asked(stores) == [1 if rests else 2, 4]
     assert [(report.last_failure, report.resting) for report in replicas.report()] == [(reason, rests), (None, False)]
 
 
 def test_a_callers_mistake_does_not_count_against_an_endpoint(time: Time) -> None:
-    reason = Reason.BAD_KEY
-    stores = stores_with(DATA, 2)
-    stores[0].fail = refusing(reason)
-    replicas = replicas_of(stores, time)
-    assert failure(replicas).reason is reason
+    stores, replicas = failing(time, refusing(Reason.BAD_KEY), well)
+    assert failure(replicas).reason is Reason.BAD_KEY
     assert asked(stores) == [1, 0]
     assert not any(report.failures for report in replicas.report())
 
@@ -291,9 +288,7 @@ def test_an_object_is_absent_only_if_every_endpoint_says_so(time: Time) -> None:
     ids=["unreachable", "refused"],
 )
 def test_an_error_is_never_absence(time: Time, fail: Callable[[Read], TemplarError], reason: Reason) -> None:
-    stores = stores_with(DATA)
-    stores[1].fail = fail
-    replicas = replicas_of(stores, time)
+    _, replicas = failing(time, well, fail, well)
     for _ in range(3):
         with raising(TemplarError, reason):
             replicas.head("other")
@@ -335,9 +330,7 @@ def in_threads(count: int, work: Callable[[], None]) -> None:
 
 
 def test_nothing_is_lost_between_threads(time: Time) -> None:
-    stores = stores_with(DATA)
-    stores[2].fail = refusing(Reason.OBJECT_MISSING)
-    replicas = replicas_of(stores, time)
+    stores, replicas = failing(time, well, well, refusing(Reason.OBJECT_MISSING))
     in_threads(8, lambda: read(replicas, 60))
     reports = replicas.report()
     assert [report.reads for report in reports] == [len(store.reads) for store in stores]
@@ -365,9 +358,7 @@ def test_one_outage_in_several_threads_is_one_failure(time: Time) -> None:
 
 @pytest.mark.parametrize("outcome", ["answers", "fails"])
 def test_one_read_tries_an_endpoint_whose_rest_is_over(time: Time, outcome: str) -> None:
-    stores = stores_with(DATA, 2)
-    stores[0].fail = unreachable
-    replicas = replicas_of(stores, time)
+    stores, replicas = failing(time, unreachable, well)
     read(replicas, 2)
     time.now += REST_SECONDS
     asked(stores)

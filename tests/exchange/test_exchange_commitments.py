@@ -50,6 +50,13 @@ def commit(subnet: Subnet, miner: Member, *, seed: int = 0) -> str:
     return manifest.digest
 
 
+@pytest.fixture
+def committed(subnet: Subnet) -> None:
+    """Every miner has committed."""
+    for each in subnet.miners:
+        commit(subnet, each)
+
+
 def times(exchange: NetworkView) -> WindowTimes:
     return exchange.expected_times(WINDOW)
 
@@ -95,12 +102,11 @@ def test_a_commitment_in_the_last_second_that_counts_is_seen(subnet: Subnet, exc
 
 
 @pytest.mark.parametrize("error", [BUSY, PermanentError(Reason.ACCESS_DENIED, "for a test")])
+@pytest.mark.usefixtures("committed")
 def test_a_store_that_fails_for_a_moment_is_asked_again_and_a_failing_one_stops_nobody(
     subnet: Subnet, exchange: NetworkView, error: Exception
 ) -> None:
     flaky, broken, honest = subnet.miners
-    for miner in subnet.miners:
-        commit(subnet, miner)
     subnet.store(flaky).before = failing(error, "get", times=1)
     subnet.store(broken).before = failing(error, "get")
     assert set(observe(exchange).digests or {}) == {flaky.hotkey.address, honest.hotkey.address}
@@ -131,30 +137,27 @@ def test_what_is_no_commitment_was_not_seen(subnet: Subnet, exchange: NetworkVie
     assert observe(exchange) == Observed(WINDOW, {})
 
 
+@pytest.mark.usefixtures("committed")
 def test_who_comes_after_the_close_has_not_looked(subnet: Subnet, exchange: NetworkView) -> None:
-    for miner in subnet.miners:
-        commit(subnet, miner)
     subnet.clock.sleep_until(times(exchange).closed)
     assert observe(exchange) == Observed(WINDOW, None)
     assert not any(subnet.store(miner).count("get", key_of(miner)) for miner in subnet.miners)
 
 
+@pytest.mark.usefixtures("committed")
 def test_a_clock_that_is_behind_takes_nothing_from_after_the_close(
     subnet: Subnet, exchange: NetworkView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By this machine's clock there is time left, and the chain shows the closing block."""
-    for miner in subnet.miners:
-        commit(subnet, miner)
     monkeypatch.setattr(exchange.chain, "head", lambda: 10_000)
     assert observe(exchange) == Observed(WINDOW, None)
 
 
+@pytest.mark.usefixtures("committed")
 def test_who_could_not_look_at_every_bucket_has_not_looked(
     subnet: Subnet, exchange: NetworkView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chain shows the closing block too early: for a moment, and from the second read on."""
-    for miner in subnet.miners:
-        commit(subnet, miner)
     head, wrong = exchange.chain.head, set[int]()
     calls = count()
     monkeypatch.setattr(exchange.chain, "head", lambda: 10_000 if next(calls) in wrong else head())
@@ -167,11 +170,10 @@ def test_who_could_not_look_at_every_bucket_has_not_looked(
     assert observe(exchange) == Observed(WINDOW, None)
 
 
+@pytest.mark.usefixtures("committed")
 def test_a_chain_that_fails_for_a_moment_costs_a_look_and_one_that_is_down_all_of_them(
     subnet: Subnet, exchange: NetworkView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for miner in subnet.miners:
-        commit(subnet, miner)
     head, failures = exchange.chain.head, [1]
 
     def fail() -> int:
