@@ -59,11 +59,7 @@ def upload_target(
 ) -> tuple[ObjectStore, str]:
     """The store that takes a dataset, opened for writing, and the folder in it.
 
-    Args:
-        environment: Name -> value; the keys are R2_DATASET_WRITE_*, the storage is TEMPLAR_STORAGE.
-        account: The account that owns the bucket.
-        bucket: The bucket; the account's name by default.
-        prefix: The folder; DATASET_BINS_PATH by default.
+    The bucket has the name of its account by default, and the folder is DATASET_BINS_PATH.
 
     Raises:
         PermanentError: `bad_environment`; the message names every variable that is missing or malformed.

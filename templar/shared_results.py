@@ -61,9 +61,7 @@ def sharing(wanted: bool = True) -> Iterator[None]:
 def shared(key: Callable[P, Hashable], *, most: int = 1024) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a pure function so that its results are shared within `sharing()`.
 
-    Args:
-        key: From the arguments, everything that the result depends on.
-        most: Results that are kept.
+    `key` gives, from the arguments, everything that the result depends on; `most` results are kept.
     """
     cache: LRUCache[Hashable, Any] = LRUCache(most)
     _caches.append(cache)

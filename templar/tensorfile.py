@@ -54,10 +54,7 @@ def reading_header(path: Path, reason: Reason, most: int) -> Iterator[int]:
 class TensorWriter:
     """Writes a file, tensor by tensor; the file is whole when the block ends.
 
-    Args:
-        path: The file; it is overwritten.
-        shapes: Shape by name, in the order in which the tensors are written.
-        metadata: Text by name, for the header.
+    The file is overwritten; the tensors are written in the order of `shapes`.
 
     Raises:
         ValueError: A tensor is not the next one of `shapes`, or the block ends before the last one.

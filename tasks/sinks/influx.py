@@ -11,10 +11,7 @@ _IN_NAMES = str.maketrans({",": r"\,", "=": r"\=", " ": r"\ "})
 class InfluxDatabase(HttpTarget):
     """Writes points to a database.
 
-    Args:
-        url: Of the server.
-        database: Name of the database; a bucket of 2.x that is mapped to it.
-        token: For the header Authorization; empty for a server without authentication.
+    The database may be a bucket of 2.x that is mapped to it. A server without authentication takes no token.
     """
 
     name = "influx"

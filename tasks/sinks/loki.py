@@ -35,10 +35,8 @@ class LogLine:
 class LokiServer(HttpTarget):
     """Pushes lines.
 
-    Args:
-        url: Of the server, without the path.
-        user: For basic authentication, with the token as the password; empty for a bearer token.
-        token: Empty for a server without authentication.
+    With a user the token is the password of basic authentication, else a bearer token; a server without authentication
+    takes none.
     """
 
     name = "loki"

@@ -82,9 +82,7 @@ class Sender(Generic[T]):
     A batch that failed is sent again after a growing pause. The log gets one warning when a target stops taking items,
     and one line when it takes them again; a close meanwhile drops what is left.
 
-    Args:
-        target: What takes the items. Its calls must end by themselves, by a timeout.
-        capacity: Items that wait at most.
+    At most `capacity` items wait. The calls of the target must end by themselves, by a timeout.
     """
 
     def __init__(self, target: Target[T], capacity: int = CAPACITY) -> None:

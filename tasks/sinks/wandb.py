@@ -32,12 +32,8 @@ class WandbError(Exception):
 class WandbRun:
     """Passes figures to the process that has the run.
 
-    Args:
-        project: Name of the project, or entity/project.
-        token: The key; empty for the one that W&B's own settings name.
-        who: The neuron, which is the run.
-        folder: Where W&B keeps its files, a folder `wandb` below this one.
-        environment: Of the process; W&B reads WANDB_MODE, WANDB_BASE_URL and others from it.
+    The project may be entity/project. Without a token the one counts that W&B's own settings name; W&B reads
+    WANDB_MODE, WANDB_BASE_URL and others from the environment, and keeps its files in `wandb` below the folder.
     """
 
     name = "wandb"

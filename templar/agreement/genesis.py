@@ -137,11 +137,7 @@ def validators_now(chain: Chain, hparams: HParams) -> tuple[NeuronInfo, ...]:
 def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str | None = None) -> Birth:
     """The start window of the network: that of the validator with the most stake that has published one.
 
-    Args:
-        chain: Names the validators.
-        buckets: The validators' buckets.
-        hparams: This node's hyper-parameters; they must be the network's.
-        pinned: Genesis hash that the operator requires; start windows with another one are skipped.
+    Start windows with another genesis hash than `pinned` are skipped, if the operator requires one.
 
     Raises:
         TransientError: `genesis_missing`; no validator has published one yet. Or the store of a validator that may have

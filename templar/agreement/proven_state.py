@@ -138,11 +138,8 @@ def fetch_model(exchange: NetworkView, birth: Birth, home: Path, *, window: int 
     The genesis checkpoint needs no proof: the start window is signed for its root. What was fetched before is not
     fetched again.
 
-    Args:
-        exchange: The network.
-        birth: Its start.
-        home: A folder, in which each fetched model gets one of its own.
-        window: The checkpoint's window; the newest by default, which is the genesis before any other is published.
+    Each fetched model gets a folder of its own in `home`. By default it is that of the newest checkpoint, which is the
+    genesis before any other is published.
 
     Raises:
         PermanentError: `object_missing`; no validator shows such a checkpoint. Or the only ones were refused: the

@@ -81,11 +81,7 @@ class Retention:
     def of(cls, found: Survey, *, window: int, genesis_windows: Collection[int] | None, storage: Storage) -> Self:
         """The retention of a bucket.
 
-        Args:
-            found: The bucket.
-            window: The window that ages count from.
-            genesis_windows: Windows of genesis checkpoints; None if they are not known.
-            storage: Numbers of windows and checkpoints that are kept.
+        `genesis_windows` are the windows of genesis checkpoints, None if they are not known.
         """
         newest = sorted(found.complete, reverse=True)[: storage.checkpoints_kept]
         young = {each for each in found.complete if window - each <= storage.checkpoint_age_windows}

@@ -58,13 +58,8 @@ _hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-root")
 class AgreedState:
     """Parameters and the window that they belong to.
 
-    Args:
-        params: Float32 parameters by name; this object owns and changes them.
-        mark: Which state they are; `check_mark` checks it.
-        layout: Tensors and chunks.
-        training: Recipe and step sizes.
-        momentum_decay: Decay of the miners' error feedback.
-        outer_steps_per_shard: Outer steps between two shards; None in a network that trains on pages.
+    It owns and changes `params`, float32 by name. `check_mark` checks the mark. `outer_steps_per_shard` is None in a
+    network that trains on pages.
     """
 
     def __init__(
@@ -166,9 +161,6 @@ def parameters_digest(params: Mapping[str, Tensor]) -> str:
     """The hash of all parameters.
 
     Tensors that are not on the CPU are copied to it one at a time.
-
-    Args:
-        params: By name, in any order, of any type and device.
     """
     leaves = [_leaf(name, params[name]) for name in sorted(params)]
     return _hash("templar/parameters/1", leaves=leaves)

@@ -117,12 +117,8 @@ class _Look:
 class Voter:
     """This validator's part in the ballots on one window. Only one thread may use it.
 
-    Args:
-        ballots: The words that are known.
-        judge: Judges rosters.
-        publish_own: Publishes the own roster in the interval that it is given; called in the ballot of the own rank.
-        kept: What an earlier process stored by `keep`; None if nothing.
-        keep: Stores the words durably, as JSON; called before a word is used.
+    `publish_own` publishes the own roster in the interval that it is given; it is called in the ballot of the own rank.
+    `keep` stores the words durably, as JSON, before a word is used; `kept` is what an earlier process stored by it.
     """
 
     def __init__(
@@ -379,10 +375,7 @@ def await_decision(ballots: BallotBox, times: WindowTimes, voter: Voter | None, 
 def settled(judge: Judge, ballots: BallotBox, *, judged: bool = True) -> Settlement:
     """The settlement of a decided window, with its payloads in the cache.
 
-    Args:
-        judge: Judges rosters.
-        ballots: The words that decide the window.
-        judged: Whether to say why publishers were passed over, which only those who saw the window can.
+    If it is `judged`, it says why publishers were passed over, which only those who saw the window can.
 
     Raises:
         TransientError: `decision_missing`, `roster_missing`, `aggregate_missing`; or a store failed.

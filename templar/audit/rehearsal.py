@@ -65,11 +65,8 @@ class Rehearsal:
 def rehearse(auditor: Auditor, trainer: Trainer | RankedTrainer, signer: Signer, seconds: float) -> Rehearsal:
     """Rehearse on the newest final window that a validator published evidence of.
 
-    Args:
-        auditor: Its node reads the network; the state and the cache of its folder change.
-        trainer: Trains as the miner would.
-        signer: The miner's hotkey. What it signs stays in the node's folder.
-        seconds: Trains no longer than this, nor than a miner could in the window.
+    The state and the cache of the auditor's node change; what the signer signs stays in the node's folder. The trainer
+    takes so many seconds at most, and no more than a miner has in the window.
 
     Raises:
         PermanentError: `not_registered`; the hotkey was no miner in that window. `no_assignment`; all slots were taken.

@@ -52,9 +52,7 @@ class SimulatedClock:
     and jumps to the next wake-up when all wait. Participants may wait for each other only through this clock: a wait
     on a lock or a queue would never end.
 
-    Args:
-        start: The first instant, in seconds since the epoch.
-        threads: Worker threads for `compute`. Their number changes how long a run takes, never what it does.
+    The number of threads for `compute` changes how long a run takes, never what it does.
     """
 
     def __init__(self, start: float, *, threads: int = 1) -> None:

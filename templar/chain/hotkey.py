@@ -108,11 +108,7 @@ def load_hotkey(
 ) -> Hotkey:
     """Read a hotkey from the folder of all wallets, such as `~/.bittensor/wallets`.
 
-    Args:
-        wallet_path: The folder of all wallets.
-        wallet_name: Name of the wallet.
-        hotkey_name: Name of the hotkey.
-        password: Gives the password, or None if there is none. It is called for an encrypted hotkey alone.
+    `password` is called for an encrypted hotkey alone, and gives None if there is none.
 
     Raises:
         PermanentError: `bad_wallet`; the message names the path, the problem and the remedy. What `password` raises.

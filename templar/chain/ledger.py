@@ -82,11 +82,8 @@ def create_ledger(
 class Ledger:
     """The local chain as one hotkey sees it; implements `templar.chain.base.Chain`. Safe under threads and processes.
 
-    Args:
-        path: The file, made by `create_ledger`.
-        hotkey: It commits and sets weights; None for a reader. Operators register and stake without one.
-        clock: Clock of this chain's participants; the machine's clock by default.
-        durable: Whether changes survive a crash of the machine; otherwise they survive a crash of the process only.
+    The hotkey commits and sets weights; operators register and stake without one. Unless `durable`, changes survive a
+    crash of the process only.
 
     Raises:
         PermanentError: `chain_unreachable` without the file, `bad_state_file` if it is not a ledger of this version.
@@ -328,9 +325,7 @@ class Transaction:
 class LedgerLog:
     """An open ledger file; each thread has its own connection.
 
-    Args:
-        path: The file.
-        durable: Whether an acknowledged change survives a crash of the machine, not of the process alone.
+    Unless `durable`, an acknowledged change survives a crash of the process only.
 
     Raises:
         PermanentError: `chain_unreachable` if there is no such file, `bad_state_file` if it is not a ledger of this

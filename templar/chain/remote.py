@@ -126,10 +126,7 @@ class Connection(Generic[C]):
     def call(self, what: str, work: Callable[[C], Awaitable[T]], *, seconds: float) -> T:
         """Run `work` with a connected client; repeat it with a new client if the connection fails.
 
-        Args:
-            what: Name of the call, for messages.
-            work: May run several times, so it must be safe to repeat.
-            seconds: Longest time of one attempt.
+        `work` may run several times, so it must be safe to repeat; each attempt has so many seconds.
 
         Raises:
             TransientError: `chain_unreachable`, after the last attempt.

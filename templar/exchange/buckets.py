@@ -260,10 +260,6 @@ class _RotatingReader:
     """A bucket for reading that survives the rotation of its read key.
 
     A refused read is repeated once if other access was committed meanwhile; otherwise the refusal stands.
-
-    Args:
-        store: The bucket through the known access.
-        reopened: The bucket through newly committed access; None if there is none.
     """
 
     def __init__(self, store: ObjectStore, reopened: Callable[[], ObjectStore | None]) -> None:

@@ -72,12 +72,7 @@ class Terms:
 class NeuronLease:
     """The lease of one neuron, as one process sees it. Safe under threads.
 
-    Args:
-        store: The own bucket.
-        clock: Decides when a heartbeat is renewed, never who holds the lease.
-        signer: The hotkey.
-        claimant: This process.
-        terms: Ages of a heartbeat.
+    The clock decides when a heartbeat is renewed, never who holds the lease.
     """
 
     def __init__(self, store: ObjectStore, clock: Clock, signer: Signer, claimant: Claimant, terms: Terms) -> None:

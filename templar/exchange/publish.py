@@ -85,12 +85,6 @@ class Times(TypedDict, total=False):
 def publish_bytes(store: ObjectStore, key: str, data: bytes, **times: Unpack[Times]) -> PublishReceipt:
     """Store an object once.
 
-    Args:
-        store: The own bucket.
-        key: The object's key.
-        data: The object's bytes; a second call with the same bytes does nothing.
-        times: See `Times`.
-
     Raises:
         PermanentError: `object_differs` (another object is stored there; nothing is overwritten), `no_time_left`.
         TransientError: The store could not be reached, or did not show the object that was just written.

@@ -188,12 +188,7 @@ def fetch_reveal(
 ) -> Submission:
     """Fetch what a miner revealed for a window and decide whether it counts; its payload is in the cache then.
 
-    Args:
-        neuron: The miner.
-        store: The miner's bucket.
-        rules: The window's rules.
-        cache: Knows the legal lengths and the payloads that are already here; keeps the payload.
-        progress: What earlier calls accepted; grows, also if this one fails.
+    The cache keeps the payload. `progress` is what earlier calls accepted; it grows, also if this call fails.
 
     Raises:
         RejectedError: It does not count; the reason says why.

@@ -119,12 +119,7 @@ def compress_each(
 
     A buffer of the state is read when its turn comes and not before; a new one is valid until the next is asked for.
 
-    Args:
-        state: As in `compress`.
-        update: As in `compress`.
-        layout: As in `compress`.
-        rule: As in `compress`.
-        memory: Float32, flat, as long as the largest tensor, for the new buffers; made if it is not given.
+    Arguments as for `compress`; `memory`, float32, flat, as long as the largest tensor, takes the new buffers.
     """
     if not _uses_kernels(update, layout):
         return _compress(state, update, layout, rule, _five_steps(SignAndScale(), layout))

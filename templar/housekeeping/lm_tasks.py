@@ -13,10 +13,7 @@ BATCH = 16
 def run_tasks(folder: Path, tasks: Sequence[str], *, include: Path | None = None) -> list[tuple[str, str, float]]:
     """Run tasks on the CPU; their data sets are downloaded unless they are on this disk.
 
-    Args:
-        folder: The model, in the Hugging Face layout.
-        tasks: Names of lm-evaluation-harness's tasks or groups.
-        include: A folder with more tasks.
+    The folder has the model in the Hugging Face layout; `include` is a folder with more tasks.
 
     Returns:
         Task, metric and value, in the order of the tasks' names.

@@ -152,10 +152,6 @@ class Journal:
     def return_to(self, window: int, committed: Iterable[int]) -> tuple[int, ...]:
         """Forget the work on windows after this one, whose files are lost, and close those up to it.
 
-        Args:
-            window: The newest window whose state is here.
-            committed: Windows in which the neuron's bucket has a commitment.
-
         Returns:
             The later windows in which this neuron committed, or may have: they are abandoned and never run again.
         """

@@ -50,11 +50,7 @@ class TextScore:
 def score_texts(net: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> TextScore:
     """Score texts, on one thread, so that the result is the same every time.
 
-    Args:
-        net: A model of `build_model`, on the CPU.
-        tokenizer: The network's tokenizer.
-        texts: The texts; empty ones count for nothing.
-        length: Most tokens that the model sees at once.
+    The model is on the CPU and sees at most `length` tokens at once; empty texts count for nothing.
 
     Raises:
         PermanentError: `dataset_too_small`; there is no token to predict. `non_finite_loss`.

@@ -102,8 +102,7 @@ class Evaluator:
     def measure(self, plan: Mapping[int, Sequence[int]]) -> dict[int, Measurement]:
         """Return the losses before and after each payload is applied alone, once `estimate` was called with these uids.
 
-        Args:
-            plan: uid -> the others on whose segments its payload is measured, besides its own.
+        The plan has, for each uid, the others on whose segments its payload is measured besides its own.
         """
 
         def losses_after(part: "_Part", uids: list[int]) -> dict[int, dict[int, list[float]]]:

@@ -35,11 +35,7 @@ Item = TypeVar("Item")
 
 
 class Deadline:
-    """A moment on the monotonic clock after which a thread's requests fail. Safe under threads.
-
-    Args:
-        seconds: Time left from the call on.
-    """
+    """A moment on the monotonic clock after which a thread's requests fail. Safe under threads."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds
