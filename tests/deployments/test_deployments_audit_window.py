@@ -86,26 +86,3 @@ def test_what_cannot_be_audited_is_neither(network: PreparedNetwork, call: Call)
     status, lines, _ = call("--first", str(first + 99))
     assert status == 2
     assert "is not over" in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        (("--first", "9", "--last", "8"), "--first 9 comes after --last 8"),
-        (("--tolerance", "1"), "'1' is not a number from 0 up to 1"),
-    ],
-)
-def test_a_wrong_command_line_is_refused(call: Call, options: tuple[str, ...], problem: str) -> None:
-    status, _, err = call(*options)
-    assert status == 2
-    assert problem in err
-
-
-def test_what_is_missing_is_named(tmp_path: Path, run_main: Any) -> None:
-    file = write_env(tmp_path / ".env", {"NETUID": "three"})
-    status, _, err = run_main(audit_window.main, "--env-file", file)
-    assert status == 2
-    assert err.startswith("[bad_environment] ")
-    assert "NETUID" in err
-    assert "R2_DATASET_ACCOUNT_ID" in err
-    assert "WALLET" not in err

@@ -18,76 +18,63 @@ from tests.support.errors import raising
 from tests.support.facts import absent, revealed
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
-from tests.support.published import MINERS, announce, evaluate_genesis, evidences, publish_evidence
+from tests.support.published import MINERS, evaluate_genesis, evidences, with_reader
 
 NAME = "reader"
-
-
-@pytest.fixture
-def call(run_main: Call) -> Call:
-    return partial(run_main, command.main)
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
     """A network with evidence of its first two windows, and a miner of it in the third."""
-    network = PreparedNetwork(tmp_path_factory.mktemp("standings"))
-    announce(network)
+    return with_reader(tmp_path_factory.mktemp("standings"), prefect_server, NAME, after=2, evidence=[0, 1])
+
+
+@pytest.fixture
+def call(network: PreparedNetwork, prefect_api: RunningPrefectServer, run_main: Call) -> Call:
+    del network, prefect_api
+    return partial(run_main, command.main)
+
+
+def test_table_and_files(network: PreparedNetwork, call: Call, tmp_path: Path) -> None:
+    csv, plot = tmp_path / "history.csv", tmp_path / "curves.SVG"
+    status, out, err = call("--neuron", NAME, "--csv", str(csv), "--plot", str(plot))
+    assert (status, err) == (0, "")
     first = network.first_window
-    publish_evidence(network, [first, first + 1])
-    with prefect_server.configured():
-        network.at("lazy", first + 2).save(NAME)
-    return network
+    lines = out.splitlines()
+    assert lines[0] == f"evidence of uid 2: 2 of 2 windows, {first} to {first + 1}"
+    assert "loss 4.0000, uid 3 leads with " in lines[-1]
+    assert "missing (commit_missing) x2" in out
+    assert out.count("5Minerxxxxx…") == 3  # hotkeys are cut off
+    history = pd.read_csv(csv)
+    rows = list(zip(history["window"], history["uid"], strict=True))
+    assert rows == [(window, uid) for window in (first, first + 1) for uid in MINERS]
+    assert history["hotkey"].str.len().eq(48).all()
+    assert plot.read_bytes().startswith(b"<svg")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["curves.SVG", "history.csv"]
 
 
-class TestCommand:
-    def test_table_and_files(
-        self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Call, tmp_path: Path
-    ) -> None:
-        del prefect_api
-        csv, plot = tmp_path / "history.csv", tmp_path / "curves.SVG"
-        status, out, err = call("--neuron", NAME, "--csv", str(csv), "--plot", str(plot))
-        assert (status, err) == (0, "")
-        first = network.first_window
-        lines = out.splitlines()
-        assert lines[0] == f"evidence of uid 2: 2 of 2 windows, {first} to {first + 1}"
-        assert "loss 4.0000, uid 3 leads with " in lines[-1]
-        assert "missing (commit_missing) x2" in out
-        assert out.count("5Minerxxxxx…") == 3  # hotkeys are cut off
-        history = pd.read_csv(csv)
-        rows = list(zip(history["window"], history["uid"], strict=True))
-        assert rows == [(window, uid) for window in (first, first + 1) for uid in MINERS]
-        assert history["hotkey"].str.len().eq(48).all()
-        assert plot.read_bytes().startswith(b"<svg")
-        assert sorted(each.name for each in tmp_path.iterdir()) == ["curves.SVG", "history.csv"]
+def test_the_newest_checkpoints_on_held_out_text_and_what_is_left_out(network: PreparedNetwork, call: Call) -> None:
+    score, genesis = evaluate_genesis(network).score, network.first_window - 1
+    forged = network.bucket("validator") / checkpoint_key(genesis, 2, EVALUATION_FILE)
+    forged.parent.mkdir()
+    forged.write_bytes(b"{}")
+    status, out, _ = call("--neuron", NAME)
+    shutil.rmtree(forged.parent)
+    assert status == 0
+    assert "held-out text: the newest 1 of 1 measured checkpoints" in out
+    (row,) = (line for line in out.splitlines() if f"{score.loss:.4f}" in line and "uid 1" in line)
+    assert f"{score.bits_per_byte:.4f}" in row
+    assert "left out: [malformed] checkpoint: " in out
 
-    def test_the_newest_checkpoints_on_held_out_text_and_what_is_left_out(
-        self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Call
-    ) -> None:
-        del prefect_api
-        score, genesis = evaluate_genesis(network).score, network.first_window - 1
-        forged = network.bucket("validator") / checkpoint_key(genesis, 2, EVALUATION_FILE)
-        forged.parent.mkdir()
-        forged.write_bytes(b"{}")
-        status, out, _ = call("--neuron", NAME)
-        shutil.rmtree(forged.parent)
-        assert status == 0
-        assert "held-out text: the newest 1 of 1 measured checkpoints" in out
-        (row,) = (line for line in out.splitlines() if f"{score.loss:.4f}" in line and "uid 1" in line)
-        assert f"{score.bits_per_byte:.4f}" in row
-        assert "left out: [malformed] checkpoint: " in out
 
-    def test_what_is_not_there_is_one_line(
-        self, network: PreparedNetwork, prefect_api: RunningPrefectServer, call: Call
-    ) -> None:
-        del network, prefect_api
-        status, out, err = call("--neuron", NAME, "--validator", "1")
-        assert (status, out) == (1, "")
-        assert err.startswith("[evidence_missing] uid 1 shows evidence of windows")
-        assert err.count("\n") == 1
-        status, out, err = call("--neuron", "nobody")
-        assert (status, out) == (1, "")
-        assert err.startswith("[bad_environment] neuron block 'nobody': there is none")
+def test_what_is_not_there_is_one_line(call: Call) -> None:
+    status, out, err = call("--neuron", NAME, "--validator", "1")
+    assert (status, out) == (1, "")
+    assert err.startswith("[evidence_missing] uid 1 shows evidence of windows")
+    assert err.count("\n") == 1
+    status, out, err = call("--neuron", "nobody")
+    assert (status, out) == (1, "")
+    assert err.startswith("[bad_environment] neuron block 'nobody': there is none")
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -36,14 +36,14 @@ from deployments.local.prepare import (
     write_environments,
 )
 from deployments.local.summary import summarise
-from deployments.local.view import LocalView, WindowRow
+from deployments.local.view import LocalView
 from deployments.neuron.folder import Address
 from deployments.processes import Child, ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar.agreement.genesis import find_birth
 from templar.chain.base import Metagraph
 from templar.chain.ledger import Ledger
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.hparams import load_hparams
 from templar.store.address import decode_address
@@ -264,94 +264,58 @@ class TestView:
         node.stop()
 
 
-class FakeView:
-    """What a summary asks for; everything is as promised until a test changes it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.plan = LocalPlan(folder, num_honest=1, bad_actors=("lazy",))
-        self.names = {neuron.name: neuron for neuron in self.plan.neurons}
-        self.birth = SimpleNamespace(start=SimpleNamespace(root="genesis", start_window=4))
-        neurons = tuple(SimpleNamespace(uid=uid, hotkey=name) for uid, name in enumerate(self.names))
-        self.chain = SimpleNamespace(
-            metagraph=lambda: Metagraph(0, neurons),  # type: ignore[arg-type]
-            weights=lambda: {2: self.weights},
-        )
-        self.hparams = SimpleNamespace(windows=SimpleNamespace(seconds=0.0))
-        self.weights = {0: 0.5, 3: 0.5}
-        self.losses = SimpleNamespace(loss_genesis=6.0, loss_last=4.0, unigram=5.0)
-        self.root_of = {neuron.name: "last" for neuron in self.plan.running}
-        self.observed = "last"
-        self.sizes = [1000, 3000]
-        self.dense_bytes = 50_000
-        self.rows: dict[int, WindowRow | None] = {}
-
-    def roots(self, window: int) -> dict[str, str]:
-        assert window == 6
-        return self.root_of
-
-    def replay(self, window: int, *, deadline: float) -> Any:
-        del deadline
-        assert window == 6
-        return SimpleNamespace(state=SimpleNamespace(root=self.observed), stop=lambda: None)
-
-    def payload_sizes(self, window: int) -> list[int]:
-        assert window == 6
-        return self.sizes
-
-    def held_out(self, node: object) -> Any:
-        del node
-        return self.losses
-
-    def validator(self) -> Any:
-        return SimpleNamespace(uid=2)
-
-    def row(self, window: int) -> WindowRow | None:
-        if window not in self.rows:
-            raise TransientError(Reason.STORE_BUSY, "busy")
-        return self.rows[window]
+def fake_view(folder: Path, **changes: Any) -> Any:
+    """What a summary asks for after window 6: everything is as promised but for the changes."""
+    plan = LocalPlan(folder, num_honest=1, bad_actors=("lazy",))
+    has: dict[str, Any] = {"genesis": "genesis", "loss": 4.0, "weights": {0: 0.5, 3: 0.5}, "observed": "last"} | changes
+    roots = {neuron.name: "last" for neuron in plan.running} | has.get("roots", {})
+    neurons: Any = tuple(SimpleNamespace(uid=uid, hotkey=each.name) for uid, each in enumerate(plan.neurons))
+    node = SimpleNamespace(state=SimpleNamespace(root=has["observed"]), stop=lambda: None)
+    return SimpleNamespace(
+        plan=plan,
+        names={neuron.name: neuron for neuron in plan.neurons},
+        birth=SimpleNamespace(start=SimpleNamespace(root=has["genesis"], start_window=4)),
+        chain=SimpleNamespace(metagraph=lambda: Metagraph(0, neurons), weights=lambda: {2: has["weights"]}),
+        hparams=SimpleNamespace(windows=SimpleNamespace(seconds=0.0)),
+        dense_bytes=50_000,
+        roots={6: {name: root for name, root in roots.items() if root}}.__getitem__,
+        replay=lambda window, deadline: {6: node}[window],
+        payload_sizes={6: [1000, 3000]}.__getitem__,
+        held_out=lambda _: SimpleNamespace(loss_genesis=6.0, loss_last=has["loss"], unigram=5.0),
+        validator=lambda: SimpleNamespace(uid=2),
+    )
 
 
-class TestSummary:
-    @pytest.fixture
-    def view(self, tmp_path: Path) -> FakeView:
-        return FakeView(tmp_path)
+def test_a_summary_has_the_figures(tmp_path: Path) -> None:
+    summary = summarise(fake_view(tmp_path), 6, 3, 0.0)
+    assert all(summary.checks.values())
+    assert len(summary.checks) == 6
+    figures = summary.figures
+    assert (figures["windows"], figures["loss_genesis"], figures["loss_last"]) == (3, 6.0, 4.0)
+    assert figures["roles"] == {"0": "burn", "1": "aggregator", "2": "validator", "3": "miner", "4": "lazy"}
+    assert figures["weights"] == {"0": 0.5, "1": 0.0, "2": 0.0, "3": 0.5, "4": 0.0}
+    assert (figures["payload_bytes"], figures["dense_bytes"], figures["compression"]) == (2000, 50_000, 25.0)
+    assert figures["state_roots"] == dict.fromkeys(("aggregator", "validator", "default", "lazy"), "last")
 
-    def broken(self, view: FakeView) -> list[int]:
-        """The promises, by their place, that were not kept."""
-        summary = summarise(view, 6, 3, 0.0)  # type: ignore[arg-type]
-        return [place for place, kept in enumerate(summary.checks.values()) if not kept]
 
-    def test_figures(self, view: FakeView) -> None:
-        summary = summarise(view, 6, 3, 0.0)  # type: ignore[arg-type]
-        assert all(summary.checks.values())
-        assert len(summary.checks) == 6
-        figures = summary.figures
-        assert (figures["windows"], figures["loss_genesis"], figures["loss_last"]) == (3, 6.0, 4.0)
-        assert figures["roles"] == {"0": "burn", "1": "aggregator", "2": "validator", "3": "miner", "4": "lazy"}
-        assert figures["weights"] == {"0": 0.5, "1": 0.0, "2": 0.0, "3": 0.5, "4": 0.0}
-        sizes = figures["payload_bytes"], figures["dense_bytes"], figures["compression"]
-        assert sizes == (2000, 50_000, 25.0)
-        assert figures["state_roots"] == dict.fromkeys(("aggregator", "validator", "default", "lazy"), "last")
-
-    def test_every_promise_can_be_broken(self, view: FakeView, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("deployments.local.summary.SETTLE_PATIENCE_SECONDS", 0.0)
-        view.losses.loss_last = 4.55
-        assert self.broken(view) == [0, 1]
-        view.losses.loss_last = 4.45
-        assert self.broken(view) == [1]
-        view.losses.loss_last = 4.0
-        view.root_of["lazy"] = "other"
-        assert self.broken(view) == [2]
-        del view.root_of["lazy"]
-        assert self.broken(view) == [2]
-        view.root_of["lazy"], view.observed = "last", "other"
-        assert self.broken(view) == [2]
-        view.observed = "last"
-        view.birth.start.root = "last"
-        assert self.broken(view) == [3]
-        view.birth.start.root = "genesis"
-        view.weights = {0: 0.5, 4: 0.5}
-        assert self.broken(view) == [4, 5]
+@pytest.mark.parametrize(
+    ("changes", "broken"),
+    [
+        ({"loss": 4.55}, [0, 1]),
+        ({"loss": 4.45}, [1]),
+        ({"roots": {"lazy": "other"}}, [2]),
+        ({"roots": {"lazy": ""}}, [2]),  # it has proved none
+        ({"observed": "other"}, [2]),
+        ({"genesis": "last"}, [3]),
+        ({"weights": {0: 0.5, 4: 0.5}}, [4, 5]),
+    ],
+)
+def test_every_promise_of_a_summary_can_be_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], broken: list[int]
+) -> None:
+    monkeypatch.setattr("deployments.local.summary.SETTLE_PATIENCE_SECONDS", 0.0)
+    summary = summarise(fake_view(tmp_path, **changes), 6, 3, 0.0)
+    assert [place for place, kept in enumerate(summary.checks.values()) if not kept] == broken
 
 
 @pytest.fixture

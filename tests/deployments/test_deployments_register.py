@@ -157,22 +157,6 @@ def test_bad_environments_are_refused_with_one_line(
     assert on_the_server(prefect_server) == before
 
 
-def test_illegal_names_are_refused(call: Any, env_file: Any) -> None:
-    status, _, err = call("--name=my_neuron", "--env-file", env_file())
-    assert status == 2
-    assert "lower-case letters, digits and single hyphens" in err
-
-
-def test_a_missing_file_is_named_with_the_remedy(
-    call: Any, tmp_path: Path, prefect_server: RunningPrefectServer
-) -> None:
-    before = on_the_server(prefect_server)
-    status, out, err = call("--env-file", tmp_path / "none")
-    assert (status, out) == (1, "")
-    assert err == f"[bad_environment] {tmp_path / 'none'}: no such file; copy .env.example to it and fill it in\n"
-    assert on_the_server(prefect_server) == before
-
-
 @pytest.mark.parametrize(
     ("address", "message"),
     [

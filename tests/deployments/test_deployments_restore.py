@@ -1,18 +1,21 @@
-"""`templar neuron restore`: a miner's folder from its bucket, on another machine; and who needs none."""
+"""`templar neuron rehearse` and `templar neuron restore`: a miner beside a network whose validator decides alone."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deployments.neuron import restore
+from deployments.neuron import rehearse, restore
+from templar.audit import rehearsal
 from templar.errors import Reason
+from templar.exchange.object_keys import Kind
 from templar.neuron.backup import store_backup
 from templar.neuron.snapshot import PRIVATE_FILE
+from templar.store.directory import DirectoryStore
 from templar.window import drive_window
-from tests.support.audited import run_alone
+from tests.support.audited import VALIDATOR, run_alone
 from tests.support.commands import write_env
 from tests.support.prepared import PreparedNetwork
 
@@ -22,9 +25,80 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
-    """A validator did its windows alone; then a miner came to the first, stored a backup, and came to the second."""
-    network = PreparedNetwork(tmp_path_factory.mktemp("restored"), num_honest=1, deciding="validator")
+    """A validator alone for some windows; a miner and a bad actor have not started."""
+    network = PreparedNetwork(tmp_path_factory.mktemp("alone"), num_honest=1, deciding="validator")
     run_alone(network, NUM_WINDOWS)
+    return network
+
+
+@pytest.fixture
+def call(network: PreparedNetwork, tmp_path: Path, run_main: Any) -> Call:
+    """Calls a command's `main` after the windows; each neuron's folder is new."""
+
+    def main(command: Callable[[Sequence[str] | None], int], *options: str, name: str) -> tuple[int, str, str]:
+        block = network.at(name, network.first_window + NUM_WINDOWS + 1)
+        variables = network.environment(name) | {"NETWORK": block.subnet.network, "TEMPLAR_HOME": str(tmp_path / name)}
+        return run_main(command, "--env-file", write_env(tmp_path / ".env", variables), *options)
+
+    return main
+
+
+@pytest.fixture
+def rehearsed(call: Call) -> Call:
+    return lambda *options, name="default": call(rehearse.main, *options, name=name)
+
+
+@pytest.fixture
+def restored(call: Call, backed_up: None) -> Call:
+    return lambda *options, name="default": call(restore.main, "--from-bucket", *options, name=name)
+
+
+def test_a_miner_that_published_nothing_trains_and_is_told_its_score(
+    network: PreparedNetwork, rehearsed: Call, tmp_path: Path
+) -> None:
+    status, out, err = rehearsed("--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert (found["window"], found["uid"]) == (network.first_window + NUM_WINDOWS - 1, 3)
+    assert (found["validator"], found["missed"]) == (VALIDATOR, Reason.COMMIT_MISSING)
+    assert found["trained"]["num_steps"] == network.hparams.training.inner_steps
+    assert (found["refused"], found["place"]) == (None, [1, 1])
+    points = {point["what"]: point for point in found["points"]}
+    assert points["payload"]["found"].endswith(" counts")
+    assert points["state"]["found"] == "0 windows behind"
+    assert float(points["score"]["found"].split(",")[0]) > 0
+    # Nothing was published, and the neuron's own state was not touched.
+    shown = [info.key for info in DirectoryStore(network.bucket("default")).list("")]
+    assert not [key for key in shown if key.startswith((Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT))]
+    assert [path.name for path in (tmp_path / "default").iterdir()] == [rehearse.FOLDER]
+
+
+def test_the_table_says_the_same_to_people(rehearsed: Call) -> None:
+    status, out, err = rehearsed()
+    assert (status, err) == (0, "")
+    assert "no payload of this neuron counts in that window [commit_missing]: trained one" in out
+    assert "the payload counts; its score is number 1 of 1" in out
+    assert "on others'" in out
+
+
+def test_a_payload_that_no_reader_takes_is_named_with_its_reason(
+    rehearsed: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearsal, "encode", lambda *arguments: b"no payload")
+    status, out, _ = rehearsed()
+    assert status == 1
+    assert "every reader would refuse the payload: [" in out
+
+
+def test_who_cannot_rehearse_is_told_why(rehearsed: Call) -> None:
+    assert "only a miner can rehearse" in rehearsed(name="validator")[2]
+    status, _, err = rehearsed("--seconds", "0.000001")
+    assert (status, f"[{Reason.NO_TIME_LEFT}]" in err) == (1, True)
+
+
+@pytest.fixture(scope="module")
+def backed_up(network: PreparedNetwork) -> None:
+    """The miner came to the first window, stored a backup, and came to the second."""
     first = network.first_window
     block = network.at("default", first)
     miner = block.build("default")
@@ -34,22 +108,11 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
     assert store_backup(block.config("default")).stored
     drive_window(miner, first + 1)
     miner.stop()
-    return network
 
 
-@pytest.fixture
-def call(network: PreparedNetwork, tmp_path: Path, run_main: Any) -> Call:
-    def main(*options: str, name: str = "default") -> tuple[int, str, str]:
-        block = network.at(name, network.first_window + NUM_WINDOWS + 1)
-        variables = network.environment(name) | {"NETWORK": block.subnet.network, "TEMPLAR_HOME": str(tmp_path / name)}
-        return run_main(restore.main, "--from-bucket", "--env-file", write_env(tmp_path / ".env", variables), *options)
-
-    return main
-
-
-def test_a_miner_is_restored_and_told_what_was_lost(network: PreparedNetwork, call: Call, tmp_path: Path) -> None:
+def test_a_miner_is_restored_and_told_what_was_lost(network: PreparedNetwork, restored: Call, tmp_path: Path) -> None:
     first = network.first_window
-    status, out, err = call("--json")
+    status, out, err = restored("--json")
     assert (status, err) == (0, "")
     found = json.loads(out)
     assert (found["restored"], found["window"], found["abandoned"], found["refused"]) == (True, first, [first + 1], [])
@@ -57,26 +120,21 @@ def test_a_miner_is_restored_and_told_what_was_lost(network: PreparedNetwork, ca
     assert (tmp_path / "default" / "snapshots" / str(first) / PRIVATE_FILE).is_file()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".env", "default"]
 
-    status, _, err = call()
+    status, _, err = restored()
     assert (status, err.count("\n"), f"[{Reason.LOCAL_FILE}]" in err, "move it away" in err) == (1, 1, True, True)
 
 
-def test_the_same_in_words(network: PreparedNetwork, call: Call, tmp_path: Path) -> None:
-    status, out, err = call()
+def test_the_same_in_words(network: PreparedNetwork, restored: Call, tmp_path: Path) -> None:
+    status, out, err = restored()
     assert (status, err) == (0, "")
     assert f"{tmp_path / 'default'}: restored from the backup of window {network.first_window}, root " in out
     assert f"the chain is in window {network.first_window + NUM_WINDOWS + 1}, {NUM_WINDOWS + 1} later" in out
 
 
-def test_a_validator_and_an_aggregator_need_none(network: PreparedNetwork, call: Call, tmp_path: Path) -> None:
-    status, out, _ = call(name="validator")
+def test_a_validator_and_an_aggregator_need_none(network: PreparedNetwork, restored: Call, tmp_path: Path) -> None:
+    status, out, _ = restored(name="validator")
     newest = network.first_window + NUM_WINDOWS - 1
     assert (status, f"(the newest is of window {newest})" in out) == (0, True)
-    status, out, _ = call("--json", name="aggregator")
+    status, out, _ = restored("--json", name="aggregator")
     assert (status, json.loads(out)["restored"]) == (0, False)
     assert not (tmp_path / "validator").exists()
-
-
-def test_where_it_comes_from_must_be_said(run_main: Any) -> None:
-    status, _, err = run_main(restore.main)
-    assert (status, "--from-bucket" in err) == (2, True)

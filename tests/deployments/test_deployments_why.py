@@ -2,7 +2,6 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,7 @@ from tests.support.facts import AUTHOR, absent, revealed, window_of
 from tests.support.network import tiny
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
-from tests.support.published import MINERS, announce, publish_evidence
+from tests.support.published import MINERS, with_reader
 
 NAME = "asking"
 
@@ -85,18 +84,13 @@ def test_a_miner_without_a_slot_is_told_so() -> None:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
-    network = PreparedNetwork(tmp_path_factory.mktemp("why-command"))
-    announce(network)
-    publish_evidence(network, [network.first_window])
-    with prefect_server.configured():
-        network.at("lazy", network.first_window + 2).save(NAME)
-    return network
+    return with_reader(tmp_path_factory.mktemp("why-command"), prefect_server, NAME, after=2, evidence=[0])
 
 
 def test_the_command_answers_with_the_hash_of_the_evidence(
-    network: PreparedNetwork, prefect_api: RunningPrefectServer, run_main: Call, tmp_path: Path
+    network: PreparedNetwork, prefect_api: RunningPrefectServer, run_main: Call
 ) -> None:
-    del prefect_api, tmp_path
+    del prefect_api
     first, call = network.first_window, partial(run_main, why.main, "--neuron", NAME)
     for uid in MINERS:
         status, out, err = call("--uid", uid, "--window", first, "--validator", 2, "--json")

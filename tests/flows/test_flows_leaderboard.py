@@ -12,7 +12,7 @@ from templar.scoring.evidence import Evidence
 from tests.support.flow_network import run_flow
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
-from tests.support.published import MINERS, announce, evaluate_genesis, publish_evidence
+from tests.support.published import MINERS, evaluate_genesis, publish_evidence, with_reader
 
 NAME = "looker"
 NUM_WINDOWS = 4
@@ -21,11 +21,7 @@ NUM_WINDOWS = 4
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
     """A network, and a miner of it that looks at the fifth window."""
-    network = PreparedNetwork(tmp_path_factory.mktemp("standings"))
-    announce(network)
-    with prefect_server.configured():
-        network.at("lazy", network.first_window + NUM_WINDOWS).save(NAME)
-    return network
+    return with_reader(tmp_path_factory.mktemp("standings"), prefect_server, NAME, after=NUM_WINDOWS)
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
 from templar.scoring.standing import Standing
 from tests.support.facts import AUTHOR, absent, revealed, window_of
+from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 
 MINERS = (3, 4, 5)
@@ -40,6 +41,18 @@ def evidences(
 def announce(network: PreparedNetwork) -> None:
     """Let the chain name the validator's bucket, before anybody looks at a later window."""
     network.at("validator", network.first_window).config("validator").buckets.announce()
+
+
+def with_reader(
+    folder: Path, server: RunningPrefectServer, name: str, *, after: int, evidence: Iterable[int] = ()
+) -> PreparedNetwork:
+    """A network with evidence of these windows, counted from its first, and a miner's block that reads it later."""
+    network = PreparedNetwork(folder)
+    announce(network)
+    publish_evidence(network, [network.first_window + window for window in evidence])
+    with server.configured():
+        network.at("lazy", network.first_window + after).save(name)
+    return network
 
 
 def publish_evidence(network: PreparedNetwork, windows: Iterable[int]) -> tuple[int, list[Evidence]]:

@@ -1,0 +1,51 @@
+"""Bad input of every command that reads some: one line that names it, the exit status, and nothing is written."""
+
+from pathlib import Path
+
+import pytest
+
+from deployments.command import main
+from tests.support.commands import Call, write_env
+
+NO_FILE = "[bad_environment] {folder}/none: no such file; copy .env.example to it and fill it in"
+LOCAL = "neuron init --env-file {folder}/none --local {folder} --role miner"
+BUILD = "dataset build --layout pages --source x --out {folder}/out"
+REFUSALS = [
+    ("neuron register --env-file {folder}/none", 1, NO_FILE),
+    ("neuron start --env-file {folder}/none", 1, NO_FILE),
+    ("neuron doctor --env-file {folder}/none", 1, NO_FILE),
+    ("neuron rehearse --env-file {folder}/none", 1, NO_FILE),
+    ("neuron restore --from-bucket --env-file {folder}/none", 1, NO_FILE),
+    ("network init --env-file {folder}/none", 1, NO_FILE),
+    ("access --env-file {folder}/none", 1, NO_FILE),
+    ("audit --env-file {folder}/none", 2, NO_FILE),
+    ("model fetch --env-file {folder}/none", 2, NO_FILE),
+    (f"{BUILD} --to-account mine --env-file {{folder}}/none", 1, NO_FILE),
+    ("dataset copy --from x --to-account mine --env-file {folder}/none", 1, NO_FILE),
+    ("neuron register --name=my_neuron", 2, "'my_neuron' is not lower-case letters, digits and single hyphens"),
+    ("neuron register --env-file {folder}/env", 1, "[bad_environment] NETUID must be a whole number"),
+    ("neuron restore", 2, "--from-bucket"),
+    ("neuron logs --name never-started", 1, "there are: none"),
+    (f"{LOCAL} --wallet.hotkey mine", 1, "no network runs there; `make up` starts one"),
+    (LOCAL, 1, "--local takes --role and --wallet.hotkey"),
+    (f"{LOCAL} --wallet.hotkey mine --netuid 12", 1, "all else is the local network's"),
+    ("audit --first 9 --last 8", 2, "--first 9 comes after --last 8"),
+    ("audit --tolerance 1", 2, "'1' is not a number from 0 up to 1"),
+    ("audit --env-file {folder}/env", 2, "R2_DATASET_ACCOUNT_ID is missing"),
+    ("model generate --prompt a --temperature -1", 2, "'-1' is not a number above 0"),
+]
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=[line for line, *_ in REFUSALS])
+def test_it_is_refused(
+    case: tuple[str, int, str], run_main: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, status, words = case
+    for name in ("NETUID", "R2_DATASET_ACCOUNT_ID"):
+        monkeypatch.delenv(name, raising=False)
+    env_file = write_env(tmp_path / "env", {"NETUID": "three"})
+    ended, out, err = run_main(main, *line.format(folder=tmp_path).split())
+    assert (ended, out) == (status, "")
+    assert words.format(folder=tmp_path) in err.splitlines()[-1]
+    assert err.count("\n") == 1 or err.startswith("usage: ")
+    assert [*tmp_path.iterdir()] == [env_file]
