@@ -2,10 +2,10 @@
 
     templar dataset build --source books --source wiki=wiki.parquet --layout shards --out dataset
     templar dataset build --source books --layout pages --out dataset --env-file .env --to-account ACCOUNT
-    templar dataset build --source edu=hf:ORG/NAME --tokenizer gpt2 --layout shards --share 1/4 --out share-1
+    templar dataset build --source edu=hf:ORG/NAME --tokenizer gpt2 --layout shards --out dataset
 
 Text files, Parquet, Arrow (`datasets.save_to_disk`) and JSON lines are read, and splits of Hugging Face datasets are
-streamed; see docs/dataset.md. With `--share`, this machine does one of N parts of the work for `templar dataset merge`.
+streamed; see docs/dataset.md.
 The keys of the bucket come from the environment alone: R2_DATASET_WRITE_ACCESS_KEY_ID and
 R2_DATASET_WRITE_SECRET_ACCESS_KEY. After a failure, run it again.
 """
@@ -29,8 +29,7 @@ from templar.datasets.build_dataset import BuiltDataset, build
 from templar.datasets.card import CARD_FILE
 from templar.datasets.documents import TEXT_SUFFIXES, source_from_text
 from templar.datasets.page_writer import upload_dataset
-from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout, Share
-from templar.datasets.shares import build_share
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.store.base import ObjectStore
 
 RESUMABLE = True
@@ -57,13 +56,6 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
     """
     target = target_of(arguments)
     with step_bars(_STEPS) as on_progress:
-        if request.share is not None:
-            share = build_share(request, workers=arguments.workers, on_progress=on_progress)
-            text = (
-                f"share {request.share.index + 1}/{request.share.count}, {decimal(share.num_bytes)}, is in {share.root}"
-            )
-            console.print(Text(f"{text}; bring all shares to one machine for `templar dataset merge`"), soft_wrap=True)
-            return
         built = build(request, workers=arguments.workers, on_progress=on_progress)
     show_and_upload(built, target, console)
 
@@ -147,13 +139,8 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
         option = f"--{name.replace('_', '-')}"
         shown = f"{text} ({defaults[name] or 'by size'})"
         parser.add_argument(option, type=whole_number(1), default=defaults[name], metavar="N", help=shown)
-    parser.add_argument(
-        "--share", type=_share, metavar="I/N", help="make the I-th of N parts of the work, for `templar dataset merge`"
-    )
     add_upload_options(parser)
     arguments = parse(parser, words)
-    if arguments.share is not None and arguments.to_account is not None:
-        parser.error("--to-account goes with a whole dataset: give it to `templar dataset merge`")
     try:
         return _request(arguments), arguments
     except ValueError as error:
@@ -177,14 +164,6 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argpa
     return arguments
 
 
-def _share(text: str) -> Share:
-    index, _, count = text.partition("/")
-    try:
-        return Share(int(index) - 1, int(count))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: write I/N, with I from 1 to N") from None
-
-
 def _request(arguments: argparse.Namespace) -> BuildRequest:
     settings = BuildSettings(
         arguments.layout,
@@ -194,4 +173,4 @@ def _request(arguments: argparse.Namespace) -> BuildRequest:
     )
     suffixes = arguments.suffix or TEXT_SUFFIXES
     sources = (source_from_text(text, column=arguments.column, suffixes=suffixes) for text in arguments.source)
-    return BuildRequest(tuple(sources), arguments.out, settings, arguments.share)
+    return BuildRequest(tuple(sources), arguments.out, settings)

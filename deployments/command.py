@@ -65,7 +65,6 @@ COMMANDS = (
     Command("model export", "copy it into a folder for other programs", "deployments.model", ("export",)),
     Command("model verify", "compute it again from the miners' payloads", "deployments.model", ("verify",)),
     Command("dataset build", "make a training dataset from text", "deployments.build_dataset"),
-    Command("dataset merge", "put the shares of several machines together", "deployments.merge_dataset"),
     Command("dataset import", "make a dataset of the reference's files", "deployments.import_dataset"),
     Command("dataset verify", "check every byte of a dataset in a folder or a bucket", "deployments.verify_dataset"),
 )
