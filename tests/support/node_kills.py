@@ -1,10 +1,10 @@
 """Kill a node in the middle of its windows: `python -m tests.support.node_kills miner|validator FOLDER KILLS`.
 
-The network lies in the folder; a miner's is behind the S3 endpoint that the environment names. Everybody but the victim
-lives in one process, on simulated time. Each attempt of the victim at a window is a process of its own over its folder,
-which starts it, calls `templar.window.drive_window` and is killed with SIGKILL at a Python call of a step; the next one
-begins again, until the window is done. Time passes only while the victim asks for it, so it is never late, however
-often it dies.
+The network lies in the folder; `tests.support.process_kills` kills nodes whose buckets are behind an S3 endpoint.
+Everybody but the victim lives in one process, on simulated time. Each attempt of the victim at a window is a process of
+its own over its folder, which starts it, calls `templar.window.drive_window` and is killed with SIGKILL at a Python
+call of a step; the next one begins again, until the window is done. Time passes only while the victim asks for it, so
+it is never late, however often it dies.
 
 Steps are drawn first, and then one of the calls that the step makes: points that are drawn from a window's calls would
 nearly all lie where it measures or trains. A window's points come in the order of its steps, for what was done before a
@@ -15,7 +15,6 @@ What came of each window is printed as a line of JSON, and at the end what the o
 
 import contextlib
 import json
-import math
 import os
 import random
 import signal
@@ -23,26 +22,22 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
 
 from safetensors.torch import load_file
 
 from benchmarks.neuron_memory import AskingClock
-from lab.simulate.world import START_WINDOW, SimulatedStage, World
+from lab.simulate.world import START_WINDOW, World
 from templar import window as window_module
 from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind, window_key
 from templar.neuron import window_time
-from templar.store.s3 import S3Store
 from templar.timeline import first_block
 from templar.window import Action, drive_window
 from tests.support.network import tiny
-
-T = TypeVar("T")
 
 ACTORS = ("honest", "honest", "honest", "silent", "garbage")
 NUM_WINDOWS = 6
@@ -62,8 +57,6 @@ DECISIVE = {
 VICTIMS = {"miner": "honest-4", "validator": "validator-2"}
 LAST_STEP = "finish"
 """No other step follows it in the same process, and once it is done nothing is left to be killed."""
-
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -182,56 +175,6 @@ def _is_step(frame):
     return frame.f_code.co_filename not in (window_module.__file__, window_time.__file__, contextlib.__file__)
 
 
-class StampedStore(S3Store):
-    """A bucket behind the endpoint with simulated stamps: a file notes the time before an object is stored."""
-
-    def __init__(self, bucket, notes, now):
-        key = {"access_key_id": os.environ["KEY_ID"], "secret_access_key": os.environ["SECRET"]}
-        super().__init__(bucket, endpoint_url=os.environ["ENDPOINT"], **key)
-        self._notes, self._now = notes, now
-
-    def put(self, key, data):
-        self._note(key)
-        super().put(key, data)
-
-    def put_if_absent(self, key, data):
-        if super().head(key) is None:
-            self._note(key)
-        return super().put_if_absent(key, data)
-
-    def put_file(self, key, path):
-        self._note(key)
-        super().put_file(key, path)
-
-    def head(self, key):
-        info = super().head(key)
-        return None if info is None else self._stamped(info)
-
-    def list(self, prefix=""):
-        return map(self._stamped, super().list(prefix))
-
-    def _note(self, key):
-        path = self._notes / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.write_text(repr(self._now()))
-        part.replace(path)
-
-    def _stamped(self, info):
-        return replace(info, last_modified=math.floor(float((self._notes / info.key).read_text())))
-
-
-class EndpointStage(SimulatedStage):
-    """Buckets behind the endpoint, on simulated time."""
-
-    def open_store(self, bucket):
-        (Path(os.environ["BUCKETS"]) / bucket).mkdir(parents=True, exist_ok=True)
-        return StampedStore(bucket, self._folder / bucket, self.clock.now)
-
-    def open_reader(self, address):
-        return self.open_store(address.bucket)
-
-
 @dataclass(frozen=True)
 class Kill:
     """A process that was killed, and whether the next one found the window's work entered and the roster applied."""
@@ -248,8 +191,7 @@ class NodeKills:
     def __init__(self, role, folder, kills):
         assert kills % (NUM_WINDOWS - 1) == 0, f"{kills} kills in {NUM_WINDOWS - 1} windows"
         self.role, self.folder, self.random = role, folder, random.Random(kills)
-        stage = EndpointStage(folder / "stamps") if role == "miner" else None
-        self._world = World(folder / "network", HPARAMS, seed=1, actors=ACTORS, stage=stage)
+        self._world = World(folder / "network", HPARAMS, seed=1, actors=ACTORS)
         self._world.chain.close()  # a file of SQLite must not be open when its process forks
         self._members = [member for member in self._world.members if member.role != "burn"]
         self._victim = next(member for member in self._members if member.name == VICTIMS[role])
@@ -440,16 +382,10 @@ def _without_signatures(value):
     return value
 
 
-def reports_of(role, folder, kills, environment=None):
+def reports_of(role, folder, kills):
     """What a run with so many kills says of each window, and the roots of the others by name."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.node_kills", role, str(folder), str(kills)],
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "tests.support.node_kills", role, str(folder), str(kills)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     *windows, roots = (json.loads(line) for line in done.stdout.splitlines())
     return windows, roots
