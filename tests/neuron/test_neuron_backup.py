@@ -18,7 +18,7 @@ from templar.neuron.miner import Miner
 from templar.window import Action, open_window
 from tests.support import backup_kills
 from tests.support.errors import raising
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 
 NAME = "honest-3"
 WEIGHTS = ("model.safetensors", "private.safetensors")
@@ -27,49 +27,51 @@ WEIGHTS = ("model.safetensors", "private.safetensors")
 def elsewhere(network, name="new"):
     """The same neuron with the folder of another machine, which is not there yet."""
     config = network.world.config(network.member(NAME))
-    return replace(config, home=config.home.parent / name / NAME)
+    home = config.home.parent / name / NAME
+    home.parent.mkdir(exist_ok=True)
+    return replace(config, home=home)
 
 
-def lose(network, *, in_good_order=True):
-    """Let a miner's process end and its disk be lost; the folder's path."""
+def back_up(network, windows):
+    """Run windows, and make a backup after the last."""
+    network.run(windows)
+    return store_backup(network.config(NAME))
+
+
+def lose(network):
+    """Let a miner's process end in good order, and its disk be lost."""
     home = network.config(NAME).home
-    if in_good_order:
-        network.nodes.pop(NAME).stop()
-    else:
-        network.kill(NAME)
+    network.nodes.pop(NAME).stop()
     shutil.rmtree(home)
-    return home
 
 
 def start(network, config):
     """The node over a restored folder, as a member of the network."""
-    node = Miner(config)
-    network.nodes = {
-        member.name: node if member.name == NAME else network.nodes[member.name] for member in network.members
-    }
-    return node
+    nodes = {**network.nodes, NAME: Miner(config)}
+    network.nodes = {member.name: nodes[member.name] for member in network.members}
+    return nodes[NAME]
 
 
 def restored(network, name="new"):
-    config = elsewhere(network, name)
-    config.home.parent.mkdir(exist_ok=True)
-    report = restore_home(config)
+    report = restore_home(elsewhere(network, name))
     return report, start(network, elsewhere(network, name))
+
+
+def refused(config, reason, *words):
+    """Restore a folder that stays away."""
+    with raising(PermanentError, reason, *words):
+        restore_home(config)
+    assert list(config.home.parent.iterdir()) == []
 
 
 def commit_to(network, window):
     """Let the miner train and commit, and reveal nothing."""
     network.to_window(window)
     miner = network.nodes[NAME]
-    assert isinstance(miner, Miner)
     open_window(miner, window)
     miner.train(window)
     miner.compress(window)
     assert miner.commit(window).in_time
-
-
-def payload(network, window):
-    return network.objects(NAME)[window_key(Kind.GRADIENT, window, network.member(NAME).uid)][1]
 
 
 def backups(network):
@@ -80,59 +82,44 @@ def windows_committed(network):
     return network.objects(NAME, f"{Kind.COMMIT}-")
 
 
-def assert_no_folder(network, name="new"):
-    assert not elsewhere(network, name).home.exists()
-
-
-def test_the_next_payload_has_the_bytes_that_the_lost_machine_would_have_published(build, tmp_path):
+def test_the_next_payload_has_the_bytes_that_the_lost_machine_would_have_published(build, build_shared):
     """Beside the same network in which nothing was lost."""
-    network, calm = build(), Network(tmp_path / "calm")
-    for each in (network, calm):
-        each.run([1, 2, 3])
-    report = store_backup(network.config(NAME))
+    network, calm = build(), build_shared(windows=[1, 2, 3, 4, 5])
+    report = back_up(network, [1, 2, 3])
     assert (report.window, report.stored) == (3, True)
     lose(network)
     found, miner = restored(network)
     assert (found.window, found.abandoned, found.refused) == (3, (), ())
     assert found.root == miner.state.root == network.aggregator.state.root
     assert miner.private.feedback.num_calls == 3
-    for each in (network, calm):
-        each.run([4, 5])
-    for window in (4, 5):
-        assert payload(network, window) == payload(calm, window)
+    network.run([4, 5])
+    payloads = [{key: data for key, (_, data) in each.objects(NAME, "gradient-").items()} for each in (network, calm)]
+    assert payloads[0] == payloads[1]
     assert network.roots(5) == calm.roots(5)
-    calm.stop()
 
 
 def test_windows_that_followed_are_named_and_never_committed_to_again(network):
-    network.run([1, 2])
-    store_backup(network.config(NAME))
+    back_up(network, [1, 2])
     network.run([3])
     commit_to(network, 4)
-    before = windows_committed(network)
+    before, uid = windows_committed(network), network.uid(NAME)
     lose(network)
     report, node = restored(network)
     assert (report.window, report.abandoned) == (2, (3, 4))
-    assert [node.journal.status(window) for window in (2, 3, 4)] == [
-        Status.FINISHED,
-        Status.ABANDONED,
-        Status.ABANDONED,
-    ]
+    statuses = [node.journal.status(window) for window in (2, 3, 4)]
+    assert statuses == [Status.FINISHED, Status.ABANDONED, Status.ABANDONED]
     opening = open_window(node, 4)
     assert (opening.action, opening.reason) == (Action.SKIP, Reason.WINDOW_FINISHED)
     assert windows_committed(network) == before
     network.run([5, 6])
-    uid = network.member(NAME).uid
-    assert windows_committed(network).keys() - before.keys() == {
-        window_key(Kind.COMMIT, window, uid) for window in (5, 6)
-    }
-    assert {key: windows_committed(network)[key] for key in before} == before
+    after = windows_committed(network)
+    assert after.keys() - before.keys() == {window_key(Kind.COMMIT, window, uid) for window in (5, 6)}
+    assert before.items() <= after.items()
     assert len(network.roots(6)) == 1
 
 
 def test_after_lost_windows_the_optimizer_goes_on_and_error_feedback_starts_afresh(network, caplog):
-    network.run([1, 2])
-    store_backup(network.config(NAME))
+    back_up(network, [1, 2])
     network.run([3, 4])
     lose(network)
     _, node = restored(network)
@@ -155,8 +142,7 @@ def test_after_lost_windows_the_optimizer_goes_on_and_error_feedback_starts_afre
 
 def test_a_payload_that_was_not_applied_costs_no_private_state(network):
     """The lost machine had committed to it and revealed nothing."""
-    network.run([1, 2])
-    store_backup(network.config(NAME))
+    back_up(network, [1, 2])
     commit_to(network, 3)
     lose(network)
     report, node = restored(network)
@@ -167,10 +153,8 @@ def test_a_payload_that_was_not_applied_costs_no_private_state(network):
 
 
 def test_a_miner_that_comes_back_through_a_checkpoint_keeps_its_optimizer(build):
-    network = build(tiny(storage={"checkpoint_frequency": 2}))
-    network.run([1, 2])
+    network = build(tiny(storage={"checkpoint_frequency": 2}), windows=[1, 2])
     miner = network.nodes[NAME]
-    assert isinstance(miner, Miner)
     steps = miner.private.optimizer.num_steps
     network.run([3, 4, 5], but=[NAME])
     publish_newest_checkpoint(network.config(network.aggregator))
@@ -201,8 +185,7 @@ def test_a_backup_is_made_when_it_is_due_and_two_are_kept(build):
 
 def test_none_is_made_if_the_operator_wants_none(build):
     network = build(tiny(storage={"private_backup_windows": 0}))
-    network.run([1])
-    assert store_backup(network.config(NAME)).why == "storage.private_backup_windows is 0"
+    assert back_up(network, [1]).why == "storage.private_backup_windows is 0"
     assert backups(network) == []
 
 
@@ -211,8 +194,7 @@ def test_a_folder_that_is_behind_never_displaces_a_newer_backup(network):
     old = network.config(NAME)
     copy = old.home.with_name("copy")
     shutil.copytree(old.home, copy)
-    network.run(range(2, 7))
-    store_backup(old)
+    back_up(network, range(2, 7))
     report = store_backup(replace(old, home=copy))
     assert (report.stored, report.window) == (False, 6)
     assert report.why == "this folder is at window 1, and a backup of window 6 is stored"
@@ -221,8 +203,7 @@ def test_a_folder_that_is_behind_never_displaces_a_newer_backup(network):
 def test_what_was_stored_outlives_its_retention_and_nobody_elses_objects_are_touched(build):
     network = build(tiny(storage={"retention_windows": 4, "checkpoint_frequency": 3, "private_backup_windows": 1}))
     for window in (1, 2):
-        network.run([window])
-        store_backup(network.config(NAME))
+        back_up(network, [window])
     key = window_key(Kind.PRIVATE, 0, network.member(NAME).uid)
     network.bucket(NAME).put(key, b"older than the two that are kept")
     others = {name: network.objects(name) for name in network.nodes if name != NAME}
@@ -254,7 +235,6 @@ def test_neither_backup_nor_restore_holds_the_whole(network, monkeypatch):
 
     assert peak_of(lambda: store_backup(config)) < large // 2
     lose(network)
-    elsewhere(network).home.parent.mkdir()
     assert peak_of(lambda: restore_home(elsewhere(network))) < large // 2
 
 
@@ -264,8 +244,7 @@ def test_neither_backup_nor_restore_holds_the_whole(network, monkeypatch):
 def test_a_backup_that_was_damaged_is_passed_over_for_the_one_before(build):
     network = build(tiny(storage={"private_backup_windows": 1}))
     for window in (1, 2):
-        network.run([window])
-        store_backup(network.config(NAME))
+        back_up(network, [window])
     network.run([3])
     store, (newest, older) = network.bucket(NAME), [info for _, info in list_backups(network.bucket(NAME))]
     good = store.get(newest.key, max_bytes=newest.size)
@@ -279,22 +258,12 @@ def test_a_backup_that_was_damaged_is_passed_over_for_the_one_before(build):
     network.nodes.pop(NAME)
 
     store.put(newest.key, store.get(older.key, max_bytes=older.size))  # replayed as another window's
-    assert restore_home(elsewhere_in(network, "replayed")).window == 1
+    assert restore_home(elsewhere(network, "replayed")).window == 1
     store.put(older.key, b"")
-    with raising(PermanentError, Reason.BACKUP_BROKEN, "none of its 2 private backups can be used"):
-        restore_home(elsewhere_in(network, "none"))
-    assert_no_folder(network, "none")
+    words = "none of its 2 private backups can be used"
+    refused(elsewhere(network, "none"), Reason.BACKUP_BROKEN, words)
     store.delete([newest.key, older.key])
-    with raising(PermanentError, Reason.OBJECT_MISSING, "has no private backup"):
-        restore_home(elsewhere_in(network, "none"))
-    assert list(elsewhere(network, "none").home.parent.iterdir()) == []
-
-
-def elsewhere_in(network, name):
-    """As `elsewhere`, in a parent folder that is there."""
-    config = elsewhere(network, name)
-    config.home.parent.mkdir(exist_ok=True)
-    return config
+    refused(elsewhere(network, "none"), Reason.OBJECT_MISSING, "has no private backup")
 
 
 def test_parameters_that_are_not_the_marks_are_refused(network):
@@ -307,34 +276,27 @@ def test_parameters_that_are_not_the_marks_are_refused(network):
     file.write_bytes(content)
     store_backup(network.config(NAME))
     lose(network)
-    with raising(PermanentError, Reason.BACKUP_BROKEN, "[root_differs]"):
-        restore_home(elsewhere_in(network, "new"))
-    assert_no_folder(network)
+    refused(elsewhere(network), Reason.BACKUP_BROKEN, "[root_differs]")
 
 
 def test_a_folder_with_content_is_left_alone(network):
-    network.run([1])
-    store_backup(network.config(NAME))
+    back_up(network, [1])
     home = network.config(NAME).home
     before = sorted(home.rglob("*"))
     with raising(PermanentError, Reason.LOCAL_FILE, str(home), "move it away"):
         restore_home(network.config(NAME))
     assert sorted(home.rglob("*")) == before
     lose(network)
-    config = elsewhere_in(network, "empty")
+    config = elsewhere(network, "empty")
     config.home.mkdir()
     assert restore_home(config).window == 1
 
 
 def test_a_machine_that_still_runs_keeps_the_neuron_until_it_is_stopped_or_expires(network):
-    network.run([1])
-    store_backup(network.config(NAME))
-    with raising(PermanentError, Reason.ALREADY_RUNNING, "Stop the neuron there"):
-        restore_home(elsewhere_in(network, "new"))
-    assert list(elsewhere(network).home.parent.iterdir()) == []
-    lose(network, in_good_order=False)
-    with raising(PermanentError, Reason.ALREADY_RUNNING, "if that machine is gone, start again in"):
-        restore_home(elsewhere(network))
+    back_up(network, [1])
+    refused(elsewhere(network), Reason.ALREADY_RUNNING, "Stop the neuron there")
+    network.kill(NAME)
+    refused(elsewhere(network), Reason.ALREADY_RUNNING, "if that machine is gone, start again in")
     network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
     assert restore_home(elsewhere(network)).window == 1
 
@@ -378,9 +340,9 @@ def test_a_store_that_fails_leaves_nothing_half_and_the_next_call_goes_on(networ
     assert backups(network) == []
     assert store_backup(config).stored
     lose(network)
-    config = elsewhere_in(network, "new")
+    config = elsewhere(network)
     with monkeypatch.context() as patch, raising(TransientError, Reason.STORE_BUSY):
         patch.setattr(config.buckets.own, "get_file", fails)
         restore_home(config)
-    assert_no_folder(network)
+    assert not config.home.exists()
     assert restore_home(config).window == 1

@@ -29,25 +29,23 @@ def test_a_window_is_claimed_and_closed_once(journal, status):
     assert (4 in journal.open_claims()) == (status is Status.CLAIMED)
 
 
+def results(journal, step, *windows):
+    return [journal.result(window, step) for window in windows]
+
+
 def test_a_step_has_a_result_once_it_is_entered(journal):
-    assert journal.result(4, "train") is None
+    """Steps that finish together are entered together."""
+    assert results(journal, "train", 4) == [None]
     journal.enter(4, "train", '{"loss": 1.5}')
     journal.enter(4, "commit", "{}")
     journal.enter(5, "train", "null")
-    assert [journal.result(4, "train"), journal.result(4, "commit"), journal.result(5, "train")] == [
-        '{"loss": 1.5}',
-        "{}",
-        "null",
-    ]
-    assert journal.result(5, "commit") is None
-
-
-def test_steps_that_finish_together_are_entered_together(journal):
+    assert results(journal, "train", 4, 5) == ['{"loss": 1.5}', "null"]
+    assert results(journal, "commit", 4, 5) == ["{}", None]
     with pytest.raises(sqlite3.Error):
-        journal.enter_together(4, {"compress": "{}", "train": object()})
-    assert journal.result(4, "compress") is None
-    journal.enter_together(4, {"compress": "{}", "train": "null"})
-    assert (journal.result(4, "compress"), journal.result(4, "train")) == ("{}", "null")
+        journal.enter_together(6, {"compress": "{}", "train": object()})
+    assert results(journal, "compress", 6) == [None]
+    journal.enter_together(6, {"compress": "{}", "train": "null"})
+    assert (results(journal, "compress", 6), results(journal, "train", 6)) == (["{}"], ["null"])
 
 
 def test_applied_windows_and_their_roots(journal):
@@ -70,28 +68,22 @@ def test_applied_windows_are_confirmed_one_by_one(journal):
     assert [applied.window for applied in journal.unconfirmed(0, 99)] == [4, 5, 6], "what replaced it is not confirmed"
 
 
-def test_a_rolled_back_settlement_is_forgotten_and_other_steps_stay(journal):
-    for window in (4, 5, 6):
+def test_old_windows_and_a_rolled_back_settlement_are_forgotten(journal):
+    """Of which other steps stay."""
+    for window in (3, 4, 5, 6):
         journal.claim(window)
         journal.enter(window, "compress", "{}")
         journal.enter(window, "settle", "null")
         journal.enter_applied(Applied(window, None, ROOT))
     journal.forget_settlement(5)
-    assert [journal.applied(window) is not None for window in (4, 5, 6)] == [True, False, False]
-    assert [journal.result(window, "settle") for window in (4, 5, 6)] == ["null", None, None]
-    assert [journal.result(window, "compress") for window in (4, 5, 6)] == ["{}"] * 3
+    assert journal.roots(0, 99) == {3: ROOT, 4: ROOT}
+    assert results(journal, "settle", 3, 4, 5, 6) == ["null", "null", None, None]
+    assert results(journal, "compress", 3, 4, 5, 6) == ["{}"] * 4
+    assert journal.open_claims() == (3, 4, 5, 6)
+    journal.forget(4)
     assert journal.open_claims() == (4, 5, 6)
-
-
-def test_old_windows_are_forgotten(journal):
-    for window in (4, 5, 6):
-        journal.claim(window)
-        journal.enter(window, "settle", "null")
-        journal.enter_applied(Applied(window, None, ROOT))
-    journal.forget(6)
-    assert journal.open_claims() == (6,)
-    assert journal.roots(0, 99) == {6: ROOT}
-    assert [journal.result(window, "settle") for window in (4, 5, 6)] == [None, None, "null"]
+    assert journal.roots(0, 99) == {4: ROOT}
+    assert results(journal, "compress", 3, 4) == [None, "{}"]
 
 
 def test_entered_windows_survive_a_kill(tmp_path):

@@ -27,7 +27,6 @@ def assert_sound(store):
     for each in store.marks():
         params, own = store.load(each, MODEL)
         check_mark(params, each, "snapshot")
-        assert own is not None
         PrivateState.load(own)
     assert store.windows() == tuple(each.window for each in store.marks())
     return store.windows()
@@ -39,7 +38,6 @@ def test_a_snapshot_is_read_back_exactly_and_any_reader_of_safetensors_reads_it(
     assert folder == store.folder(3)
     assert store.marks() == (mark(3),)
     params, own = store.load(mark(3), MODEL)
-    assert own is not None
     for found in (params, load_file(folder / WEIGHTS_FILE)):
         assert found.keys() == parameters(3).keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in parameters(3).items())
@@ -53,7 +51,6 @@ def test_where_there_are_no_hard_links_private_state_is_copied(tmp_path, monkeyp
     monkeypatch.setattr(os, "link", no_links)
     save(tmp_path, 3)
     _, own = snapshots(tmp_path).load(mark(3), MODEL)
-    assert own is not None
     assert own.read_bytes() == private_file(tmp_path, 3).read_bytes()
     assert own.stat().st_ino != private_file(tmp_path, 3).stat().st_ino
 
@@ -110,11 +107,16 @@ def test_a_node_without_room_for_a_snapshot_goes_on_from_the_one_before(network,
     assert network.restart(miner).state.window == 2, "replayed from this disk"
 
 
-def test_the_newest_are_kept(tmp_path):
+def test_the_newest_are_kept_and_those_from_a_window_on_can_be_dropped(tmp_path):
     for window in (5, 30, 7, 9):
         save(tmp_path, window)
-    assert snapshots(tmp_path).windows() == (30, 9)
-    assert len(snapshots(tmp_path).windows()) == KEPT
+    store = snapshots(tmp_path)
+    assert store.windows() == (30, 9)
+    assert len(store.windows()) == KEPT
+    store.drop_from(30)
+    assert store.windows() == (9,)
+    store.drop_from(10)
+    assert store.windows() == (9,)
 
 
 def test_only_another_state_of_a_window_or_a_broken_snapshot_is_replaced(tmp_path):
@@ -132,26 +134,13 @@ def test_only_another_state_of_a_window_or_a_broken_snapshot_is_replaced(tmp_pat
     assert assert_sound(store) == (3,)
 
 
-def test_snapshots_from_a_window_on_can_be_dropped(tmp_path):
-    store = Snapshots(tmp_path, NETWORK, kept=9)
-    for window in (2, 3, 4, 5):
-        store.save(parameters(window), mark(window), None)
-    store.drop_from(4)
-    assert store.windows() == (3, 2)
-
-
-def test_snapshots_of_another_network_are_passed_over(tmp_path):
+def test_snapshots_of_another_network_are_passed_over_and_do_not_displace_own_ones(tmp_path):
+    """A network that starts anew begins at a low window again."""
     save(tmp_path, 3)
     for network in (NetworkId(2, NETWORK.genesis), NetworkId(NETWORK.netuid, "c" * 64)):
-        other = Snapshots(tmp_path / "snapshots", network, kept=KEPT)
-        assert other.marks() == ()
-        assert other.windows() == (3,)
+        old = Snapshots(tmp_path / "snapshots", network, kept=KEPT)
+        assert (old.marks(), old.windows()) == ((), (3,))
     assert snapshots(tmp_path).marks() == (mark(3),)
-
-
-def test_snapshots_of_another_network_do_not_displace_own_ones(tmp_path):
-    """A network that starts anew begins at a low window again."""
-    old = Snapshots(tmp_path / "snapshots", NetworkId(1, "c" * 64), kept=KEPT)
     for window in (8, 9):
         old.save(parameters(window), mark(window), None)
     new = snapshots(tmp_path)

@@ -14,15 +14,14 @@ from templar.exchange.signed import seal, unseal
 from templar.hparams import TrainerSettings
 from templar.neuron.journal import Status
 from templar.neuron.validator import Validator
-from templar.scoring.conclude import conclude
 from templar.scoring.evidence_chain import ScoreBook
 from templar.scoring.standing import ScoreCard, Standing
 from templar.training import loss
 from templar.window import Action, ValidatorSteps, drive_window, open_window
 from tests.support.errors import raising
-from tests.support.facts import record_of
+from tests.support.facts import concluded_again, record_of
 from tests.support.marks import some_quick
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 from tests.support.repeated_steps import die_after, steps_of
 
 
@@ -35,22 +34,24 @@ ACTORS = ["honest", "honest", "late", "silent", "garbage"]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(build_shared):
     """Three windows of a network with honest miners and a late, a silent and a garbage one."""
     peers = {"gather_peer_count": 5, "peer_replacement_frequency": 1}
-    network = Network(tmp_path_factory.mktemp("undisturbed"), tiny(peers=peers), actors=ACTORS)
+    network = build_shared(tiny(peers=peers), actors=ACTORS)
     for window in (1, 2, 3):
         network.run([window])
-    yield network
-    network.stop()
+    return network
+
+
+def honest_uids(network):
+    return [member.uid for member in network.members if member.role == "honest"]
 
 
 @pytest.mark.parametrize(
     "dies_after", some_quick(steps_of(ValidatorSteps), {"publish_decision", "rate", "set_weights"})
 )
 def test_a_restart_after_any_step_scores_the_window_once(undisturbed, build, dies_after):
-    network = build(undisturbed.hparams, actors=ACTORS)
-    network.run([1])
+    network = build(undisturbed.hparams, actors=ACTORS, windows=[1])
     validator = network.validator
 
     def dies_and_comes_back():
@@ -95,40 +96,35 @@ def test_a_window_that_was_only_replayed_is_never_measured(network):
     assert validator.publish_evidence(None) is None
 
 
-def test_a_validator_that_can_read_no_data_goes_on_without_scores(network, monkeypatch, caplog):
-    """It decides, applies and proves its state; the next window is measured again."""
+def unreadable(*_):
+    raise TransientError(Reason.STORE_UNREACHABLE, "no bucket of the dataset answers")
+
+
+def too_large(*_):
+    raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "told"),
+    [
+        (unreadable, ["not measured [store_unreachable], applied (3, 4), root"]),
+        (too_large, ["not measured [out_of_memory], applied (3, 4), root", "set TEMPLAR_MICRO_BATCH=auto"]),
+    ],
+)
+def test_a_validator_without_data_or_memory_goes_on_without_scores(network, monkeypatch, caplog, trouble, told):
+    """It decides, applies and proves its state, and says why it has no scores; the next window is measured again."""
     validator = network.validator
     network.run([1])
-
-    def unreadable(*_):
-        raise TransientError(Reason.STORE_UNREACHABLE, "no bucket of the dataset answers")
-
+    # The measurement's name for it; training has its own.
+    owner, name = (validator.workload, "sequences") if trouble is unreadable else (loss, "token_losses")
     with monkeypatch.context() as patch:
-        patch.setattr(validator.workload, "sequences", unreadable)
+        patch.setattr(owner, name, trouble)
         network.run([2])
     assert (validator.state.window, len(network.roots(2))) == (2, 1)
     assert validator.journal.status(2) is Status.FINISHED
     assert validator.book.evidence(2) is None
-    assert "NothingScored: window 2: not measured [store_unreachable], applied (3, 4), root" in caplog.text
-    network.run([3])
-    assert network.evidence(3).loss is not None
-    assert len(network.roots(3)) == 1
-
-
-def test_a_validator_without_memory_for_the_evaluation_goes_on_without_scores(network, monkeypatch, caplog):
-    """The window ends with its reason and says what to set; the next one is measured again."""
-
-    def fails(*_):
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
-
-    network.run([1])
-    with monkeypatch.context() as patch:
-        patch.setattr(loss, "token_losses", fails)  # the measurement's; training has its own name for it
-        network.run([2])
-    assert (network.validator.state.window, len(network.roots(2))) == (2, 1)
-    assert network.validator.book.evidence(2) is None
-    assert "NothingScored: window 2: not measured [out_of_memory], applied (3, 4), root" in caplog.text
-    assert "set TEMPLAR_MICRO_BATCH=auto" in caplog.text
+    assert f"NothingScored: window 2: {told[0]}" in caplog.text
+    assert all(words in caplog.text for words in told)
     network.run([3])
     assert network.evidence(3).loss is not None
     assert len(network.roots(3)) == 1
@@ -146,9 +142,8 @@ def test_a_validator_refuses_at_its_start_what_it_cannot_measure_with(network, c
     member = network.member(network.validator)
     network.nodes.pop(member.name).stop()
     settings = TrainerSettings.model_validate({"repeatable": False} | changes)
-    with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT, variable):
         Validator(replace(network.world.config(member), trainer=settings))
-    assert variable in caught.value.message
     network.restart(member.name)  # the folder is free again
 
 
@@ -173,8 +168,7 @@ def test_scores_ratings_and_weights_follow_from_the_published_facts(undisturbed,
     """From the evidence of two windows anybody recomputes scores, ratings and weights exactly."""
     evidence = undisturbed.evidence(window)
     standing = undisturbed.evidence(window - 1).standing if window > 1 else Standing()
-    author = {name: getattr(evidence, name) for name in ("netuid", "genesis", "uid", "hotkey")}
-    assert conclude(evidence.facts, standing, undisturbed.hparams, author) == evidence
+    assert concluded_again(evidence, evidence.facts, standing, undisturbed.hparams) == evidence
     assert (evidence.previous, evidence.previous_window) == (standing.evidence, standing.window)
 
 
@@ -192,34 +186,26 @@ def test_weights_that_no_score_explains_are_never_entered_or_sent(network, monke
     assert network.world.chain.weights() == {}
 
 
-def test_evidence_names_its_seed_block_root_and_roster(undisturbed):
-    network = undisturbed
-    validator = network.validator
-    for window in (2, 3):
-        evidence = network.evidence(window)
-        times = validator.exchange.times(window)
-        assert validator.chain.block_time(evidence.seed_block) >= times.settles
-        assert validator.chain.block_time(evidence.seed_block - 1) < times.settles
-        assert evidence.root_before == validator.journal.roots(window - 1, window - 1)[window - 1]
-        applied = validator.journal.applied(window)
-        assert evidence.roster == applied.roster
-        assert [record.uid for record in evidence.miners] == sorted(
-            member.uid for member in network.members if member.role not in ("aggregator", "validator")
-        )
-
-
-def test_honest_miners_are_measured_in_sync_and_unpunished(undisturbed):
+def test_evidence_names_its_seed_block_root_and_roster_and_honest_miners_are_in_sync_and_unpunished(undisturbed):
+    validator = undisturbed.validator
     for window in (1, 2, 3):
-        for member in (member for member in undisturbed.members if member.role == "honest"):
-            record = record_of(undisturbed.evidence(window), member.uid)
+        evidence = undisturbed.evidence(window)
+        settles = validator.exchange.times(window).settles
+        seed_block = evidence.seed_block
+        assert validator.chain.block_time(seed_block - 1) < settles <= validator.chain.block_time(seed_block)
+        before = validator.journal.roots(window - 1, window - 1).get(window - 1, validator.birth.mark.root)
+        assert (evidence.root_before, evidence.roster) == (before, validator.journal.applied(window).roster)
+        assert [record.uid for record in evidence.miners] == sorted(
+            member.uid for member in undisturbed.members if member.role not in ("aggregator", "validator")
+        )
+        for record in (record_of(evidence, uid) for uid in honest_uids(undisturbed)):
             assert (record.facts.windows_behind, record.facts.reason, record.slashes) == (0, None, ())
             assert record.after.sync == 1.0
             assert record.facts.estimate is not None
 
 
 def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build, monkeypatch):
-    network = build(actors=["honest"] * 4)
-    network.run([1, 2])
+    network = build(actors=["honest"] * 4, windows=[1, 2])
     missing, unread, stolen, sound = network.miners
 
     # One miner has no proof; the store of another fails; the third copies the proof of the fourth under its own name.
@@ -227,20 +213,20 @@ def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build, monkeypa
     real = read_proof
 
     def fails(exchange, neuron, window):
-        if window == 2 and neuron.uid == network.member(unread).uid:
+        if window == 2 and neuron.uid == network.uid(unread):
             raise TransientError(Reason.STORE_BUSY, "for a test")
         return real(exchange, neuron, window)
 
     monkeypatch.setattr("templar.neuron.evaluate.read_proof", fails)
     (key,) = network.objects(stolen, "proof-2-")
     ((_, data),) = network.objects(sound, "proof-2-").values()
-    own = {"uid": network.member(stolen).uid, "hotkey": stolen.exchange.own_signer.address}
+    own = {"uid": network.uid(stolen), "hotkey": stolen.exchange.own_signer.address}
     forged = seal(unseal(data, Proof).body.model_copy(update=own), network.member(stolen).hotkey)
     network.bucket(stolen).put(key, forged.encode())
 
     network.run([3])
     evidence = network.evidence(3)
-    records = [record_of(evidence, network.member(miner).uid) for miner in (missing, unread, stolen, sound)]
+    records = [record_of(evidence, network.uid(miner)) for miner in (missing, unread, stolen, sound)]
     assert [record.facts.windows_behind for record in records] == [5, None, 5, 0]
     assert [record.after.sync for record in records] == [0.0, 1.0, 0.0, 1.0]
     desync = [Reason.DESYNC]
@@ -271,41 +257,32 @@ def test_a_new_hotkey_on_an_old_uid_starts_afresh(network):
 def test_peer_lists_name_the_miners_that_revealed_lately(undisturbed):
     objects = undisturbed.objects(undisturbed.validator, "peers_")
     assert list(objects) == [peers_key(window) for window in (3, 4)], "nobody had revealed before window 1"
-    honest = [member.uid for member in undisturbed.members if member.role == "honest"]
     for key, (_, data) in objects.items():
         body = unseal(data, PeerList).body
         assert peers_key(body.first_effective_window) == key
-        assert sorted((*body.peers, *body.reserve)) == honest
+        assert sorted((*body.peers, *body.reserve)) == honest_uids(undisturbed)
 
 
 @pytest.mark.parametrize(("excluded", "left"), [(1, 1), (2, 2)])
 def test_who_is_excluded_is_on_no_new_list_unless_all_are(network, monkeypatch, excluded, left):
     network.run([1])
     validator, standing = network.validator, network.validator.book.standing
-    hotkeys = [member.hotkey.address for member in network.members if member.role == "honest"]
-    cards = {key: card.model_copy(update={"excluded_until": 9}) for key, card in standing.cards.items()}
-    known = {**standing.cards, **{key: cards[key] for key in hotkeys[:excluded]}}
-    monkeypatch.setattr(ScoreBook, "standing", replace(standing, cards=known))
+    hotkeys = [network.member(uid).hotkey.address for uid in honest_uids(network)[:excluded]]
+    cards = {key: standing.cards[key].model_copy(update={"excluded_until": 9}) for key in hotkeys}
+    monkeypatch.setattr(ScoreBook, "standing", replace(standing, cards={**standing.cards, **cards}))
     open_window(validator, 2)
-    validator.publish_peers(2)
+    assert network.hparams.peers.peer_replacement_frequency == 2
+    assert validator.publish_peers(2) is not None
+    assert validator.publish_peers(3) is None, "none is due"
     body = unseal(network.objects(validator, "peers_")[peers_key(3)][1], PeerList).body
     assert len(body.peers + body.reserve) == left
-
-
-def test_a_peer_list_is_published_only_when_due(network):
-    network.run([1])
-    validator = network.validator
-    assert network.hparams.peers.peer_replacement_frequency == 2
-    open_window(validator, 2)
-    assert validator.publish_peers(2) is not None
-    assert validator.publish_peers(3) is None
 
 
 def test_a_newcomer_is_measured_before_it_is_gathered(network):
     network.run([1])
     network.join("newcomer")
     network.run([2, 3])
-    uid = network.member("newcomer").uid
+    uid = network.uid("newcomer")
     record = record_of(network.evidence(3), uid)
     assert record.facts.tier == "other"
     assert record.facts.estimate is not None
