@@ -78,9 +78,9 @@ class ComposedCall:
 class MemorySubstrate:
     """Implements what the SDK needs of `bt.Substrate`.
 
-    Blocks come by the clock; the newest `finality_lag` of them are not final. `offline`, `hang` (on one request, or on
-    all with `*`), `stands_still_at`, `drop_connection`, `refuse_next`, `lose_next_submission` and
-    `exhaust_next_submission` break it in the ways that a network breaks (`failures` of the recorded shapes).
+    Blocks come by the clock; the newest `finality_lag` of them are not final. `offline`, `stands_still_at`,
+    `drop_connection`, `refuse_next`, `lose_next_submission` and `exhaust_next_submission` break it in the ways that a
+    network breaks (`failures` of the recorded shapes).
     """
 
     def __init__(
@@ -127,7 +127,6 @@ class MemorySubstrate:
         self.closes = 0
         self.connected = False
         self.offline = False
-        self.hang: str | None = None
         self.finalized_behind = 0
         self.state_kept_from = 0
         self._refusal: Exception | bt.ChainError | None = None
@@ -231,8 +230,6 @@ class MemorySubstrate:
 
     async def _request(self, name: str) -> None:
         self.requests.append(name)
-        if self.hang in (name, "*"):
-            await asyncio.sleep(3600)
         if self.offline or not self.connected:
             raise bt.RpcConnectionError("RPC request failed after exhausting endpoint retries")
 
