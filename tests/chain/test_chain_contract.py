@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import bittensor_core
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lab.hotkeys import hotkey_from_seed
 from templar import interrupt
@@ -124,20 +126,61 @@ def test_a_block_that_is_not_there_is_unknown(world):
                 read(number)
 
 
-def test_metagraph_shows_who_is_registered(world):
-    uids = [
-        world.operator.register(ADDRESSES[0], stake=100.5, validator_permit=True),
-        world.operator.register(ADDRESSES[1]),
-        world.operator.register(ADDRESSES[2], stake=300.0, validator_permit=True),
-        world.operator.register(ADDRESSES[3], stake=300.0, validator_permit=True),
-    ]
-    graph = world.chain().metagraph()
-    assert uids == [0, 1, 2, 3] == [neuron.uid for neuron in graph.neurons]
-    assert [neuron.hotkey for neuron in graph.neurons] == ADDRESSES[:4]
-    assert [neuron.stake for neuron in graph.neurons] == [100.5, 0.0, 300.0, 300.0]
-    assert graph.validators() == graph.miners() == (), "nobody has announced a role yet"
-    assert all(neuron.incentive == 0.0 for neuron in graph.neurons)
-    assert graph.by_hotkey(ADDRESSES[4]) is None
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["register", "deregister", "stake", "weights", "commit", "look", "look", "pass"]),
+        st.integers(0, 4),
+        st.sampled_from([0.0, 1.0, 2.5, 100.5]),
+    ),
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("kind", ["simulated-ledger", "bittensor"])
+@settings(max_examples=15)
+@given(operations=OPERATIONS)
+def test_a_subnet_is_what_its_history_made_it_and_every_past_metagraph_can_be_read_again(
+    tmp_path_factory, kind, operations
+):
+    world = World(kind, tmp_path_factory.mktemp("world"))
+    chains = [world.chain(index) for index in range(5)]
+    seats: dict[int, tuple[str, float, bool]] = {}
+    words: dict[str, str] = {}
+    seen = {}
+    for name, index, amount in operations:
+        chain, address = chains[index], ADDRESSES[index]
+        uid = next((uid for uid, seat in seats.items() if seat[0] == address), None)
+        if name == "register" and uid is None:
+            free = min(set(range(5)) - seats.keys())
+            assert world.operator.register(address, stake=amount, validator_permit=index < 3) == free
+            seats[free] = address, amount, index < 3
+        elif name == "look":
+            graph = chain.metagraph()
+            known = [each for each in graph.neurons if each.hotkey in ADDRESSES]  # Bittensor keeps empty places
+            assert {each.uid: (each.hotkey, each.stake, each.validator_permit) for each in known} == seats
+            assert [each.commitment for each in known] == [words.get(each.hotkey) for each in known]
+            assert chain.commitments() == words
+            incentive = sum(each.incentive for each in graph.neurons)
+            assert incentive == 0.0 or incentive == pytest.approx(1.0)
+            seen[graph.block] = graph
+        elif name == "pass" or uid is None:
+            chain.clock.sleep_until(chain.clock.now() + amount)
+        elif name == "deregister" and address not in words:
+            world.operator.deregister(address)
+            del seats[uid]
+        elif name == "stake":
+            world.operator.set_stake(address, amount)
+            seats[uid] = address, amount, index < 3
+        elif name == "commit":
+            words[address] = f"{amount}".ljust(128, ".")
+            chain.set_commitment(words[address])
+        elif name == "weights" and index < 3:
+            chain.wait_for_block(chain.head() + RATE_LIMIT_BLOCKS)
+            chain.set_weights({each: amount + each + 1 for each in seats})
+    fresh = world.chain()
+    assert [fresh.metagraph(block) for block in seen] == list(seen.values())
+    for chain in world.opened:
+        chain.close()
 
 
 def test_the_metagraph_of_a_past_block_stays_what_it_was(world):
@@ -164,17 +207,6 @@ def test_the_metagraph_of_a_past_block_stays_what_it_was(world):
     assert graphs[0].before_swap(replace(first, hotkey=ADDRESSES[4])) == first
 
 
-def test_the_newest_commitment_of_each_hotkey_counts(world):
-    world.operator.register(ADDRESSES[0])
-    world.operator.register(ADDRESSES[1])
-    one, other = world.chain(0), world.chain(1)
-    assert one.commitments() == {}
-    one.set_commitment("a" * 128)
-    other.set_commitment("b" * 127 + " ")
-    one.set_commitment("0x" + "c" * 126)
-    assert other.commitments() == {ADDRESSES[0]: "0x" + "c" * 126, ADDRESSES[1]: "b" * 127 + " "}
-
-
 def test_roles_are_what_the_hotkeys_announced_and_stake_changes_none(world):
     """A stranger's stake gives a miner a permit, and makes no validator of it."""
     for index, (stake, permit) in enumerate(((5.0, True), (0.0, False), (9.0, True), (4.0, True))):
@@ -199,23 +231,6 @@ def test_roles_are_what_the_hotkeys_announced_and_stake_changes_none(world):
     assert [neuron.uid for neuron in graph.validators()] == [1, 2]
     assert graph.miners() == ()
     assert world.chain().metagraph(before.block) == before
-
-
-def test_a_metagraph_has_the_commitments_of_its_block(world):
-    world.operator.register(ADDRESSES[0])
-    world.operator.register(ADDRESSES[1])
-    chain = world.chain(0)
-    graphs = [chain.metagraph()]
-    for data in ("a" * 128, "b" * 128):
-        chain.set_commitment(data)
-        graphs.append(world.chain().metagraph())
-    fresh = world.chain()
-    assert [fresh.metagraph(graph.block) for graph in graphs] == graphs
-    assert [[each.commitment for each in graph.neurons] for graph in graphs] == [
-        [None, None],
-        ["a" * 128, None],
-        ["b" * 128, None],
-    ]
 
 
 def test_a_commitment_of_another_form_is_refused(world):

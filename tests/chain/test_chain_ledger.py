@@ -114,56 +114,6 @@ def test_a_block_that_was_read_takes_no_change(path, clock):
     assert len(behind.metagraph(11).neurons) == 1
 
 
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["register", "deregister", "stake", "weights", "commit", "look", "pass"]),
-        st.integers(0, 4),
-        st.sampled_from([0.0, 1.0, 2.5, 100.0]),
-    ),
-    max_size=25,
-)
-
-
-@given(operations=OPERATIONS)
-@settings(max_examples=20)
-def test_every_past_metagraph_can_be_read_again(tmp_path_factory, operations):
-    path, clock = tmp_path_factory.mktemp("ledger") / "ledger.db", SimulatedClock(START)
-    create_ledger(path, netuid=3, block_seconds=2.0, genesis_time=START, seed=1)
-    ledgers = [Ledger(path, hotkey=key, clock=clock, durable=False) for key in KEYS[:5]]
-    registered, seen = {}, {}
-    for kind, index, amount in operations:
-        ledger, address = ledgers[index], KEYS[index].address
-        if kind == "register" and address not in registered:
-            free = min(set(range(5)) - set(registered.values()))
-            assert ledger.register(address, stake=amount, validator_permit=index < 3) == free
-            registered[address] = free
-        elif kind == "deregister" and address in registered:
-            ledger.deregister(address)
-            del registered[address]
-        elif kind == "stake" and address in registered:
-            ledger.set_stake(address, amount)
-        elif kind == "weights" and address in registered and index < 3:
-            ledger.set_weights(
-                {uid: amount + uid for uid in registered.values() if amount + uid > 0}
-                or {min(registered.values()): 1.0}
-            )
-        elif kind == "commit" and address in registered:
-            ledger.set_commitment(f"{amount}".ljust(128, "."))
-        elif kind == "look":
-            graph = ledger.metagraph()
-            assert {neuron.hotkey: neuron.uid for neuron in graph.neurons} == registered
-            incentive = sum(neuron.incentive for neuron in graph.neurons)
-            assert incentive == 0.0 or incentive == pytest.approx(1.0)
-            seen[graph.block] = graph
-        else:
-            clock.sleep_until(clock.now() + amount)
-    fresh = Ledger(path, clock=clock)
-    assert [fresh.metagraph(block) for block in seen] == list(seen.values())
-    fresh.close()
-    for ledger in ledgers:
-        ledger.close()
-
-
 def test_double_registrations_and_illegal_stakes_are_refused(path, clock):
     ledger = Ledger(path, clock=clock)
     ledger.register(KEYS[0].address)
