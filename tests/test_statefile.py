@@ -115,9 +115,6 @@ def test_a_file_that_somebody_holds_may_be_free_later(tmp_path: Path, monkeypatc
     opened(path).close()
 
 
-# Files of earlier releases.
-
-
 def version_of(path: Path) -> int:
     with closing(sqlite3.connect(path)) as connection:
         return int(connection.execute("PRAGMA user_version").fetchone()[0])

@@ -250,9 +250,6 @@ def test_a_majority_of_colluders_raises_the_bound_and_is_found_out() -> None:
     assert "median is" in problems("colluding", attackers=6, miners=11)
 
 
-# The command.
-
-
 def command(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
     monkeypatch.setattr(sys, "argv", ["python -m lab.adversary", *options])
     return exit_status(main)
@@ -291,9 +288,6 @@ def test_what_cannot_run_is_explained(
 ) -> None:
     assert command(monkeypatch, "--scenario", "late", *options) == code
     assert complaint in capsys.readouterr().err
-
-
-# The page.
 
 
 def test_the_threat_model_names_every_scenario_in_its_rows() -> None:

@@ -93,9 +93,6 @@ def test_a_slow_store_takes_its_time_and_may_give_no_answer(store: DirectoryStor
     assert clock.now() == START + 3.5
 
 
-# Chains.
-
-
 @pytest.fixture
 def ledger(tmp_path: Path, clock: SimulatedClock) -> Ledger:
     """A second per block."""
@@ -155,9 +152,6 @@ def test_views_come_and_go(ledger: Ledger, store: DirectoryStore, clock: Simulat
         assert chain.block() == second - is_faulty
         with raising(PermanentError, Reason.ACCESS_DENIED, "403") if is_faulty else nullcontext():
             assert bucket.get(KEY, max_bytes=100) == BODY
-
-
-# A difficult chain for everybody.
 
 
 @given(st.integers(), st.sampled_from([1.0, 12.0]))

@@ -148,9 +148,6 @@ def test_the_tokenizer_beside_the_dataset(store: MemoryStore) -> None:
     assert open_pages(store).tokenizer_json() is None
 
 
-# Failures of stores
-
-
 def unreachable(read: Read) -> TemplarError:
     return TransientError(Reason.STORE_UNREACHABLE, f"no answer for {read.key}")
 
@@ -206,9 +203,6 @@ def test_a_stop_ends_a_read_of_many(store: MemoryStore) -> None:
     with stopped():
         dataset.read_pages(range(dataset.num_pages))
     assert store.reads == []
-
-
-# Datasets that are not what they say
 
 
 def refused(store: MemoryStore, reason: Reason, words: str, *, read: bool = False, **options: int | str) -> None:

@@ -105,9 +105,6 @@ def range_of(replicas: Replicas, start: int, length: int) -> bytes:
     return bytes(room)
 
 
-# Turns
-
-
 def test_reads_go_round() -> None:
     stores = stores_with(DATA)
     replicas = Replicas(stores)
@@ -136,9 +133,6 @@ def test_a_failing_store_is_passed_over(time: Time, operation: Callable[[Replica
     assert [operation(replicas) for _ in range(4)] == [expected] * 4
     assert asked(stores) == [1, 1, 4]
     assert time.slept == []
-
-
-# Rest and recovery
 
 
 def test_a_rest_doubles_until_the_longest_and_a_success_ends_it(time: Time) -> None:
@@ -201,9 +195,6 @@ def test_when_all_rest_the_one_whose_rest_ends_first_is_tried(time: Time) -> Non
     assert [report.resting for report in replicas.report()] == [True, True, False]
 
 
-# A read that all fail for the moment
-
-
 @pytest.mark.parametrize(
     ("fails", "family", "reason"),
     [
@@ -244,9 +235,6 @@ def test_stores_that_hang_are_not_asked_again(time: Time) -> None:
     assert time.slept == []
 
 
-# Errors for good
-
-
 @pytest.mark.parametrize(
     ("reason", "rests"), [*((reason, True) for reason in AT_FAULT), *((reason, False) for reason in COPY_DIFFERS)]
 )
@@ -264,9 +252,6 @@ def test_a_callers_mistake_does_not_count_against_an_endpoint(time: Time) -> Non
     assert failure(replicas).reason is Reason.BAD_KEY
     assert asked(stores) == [1, 0]
     assert not any(report.failures for report in replicas.report())
-
-
-# Absence
 
 
 def test_an_object_is_absent_only_if_every_endpoint_says_so(time: Time) -> None:
@@ -294,9 +279,6 @@ def test_an_error_is_never_absence(time: Time, fail: Callable[[Read], TemplarErr
             replicas.head("other")
 
 
-# Metrics
-
-
 def test_each_endpoint_has_its_figures(time: Time) -> None:
     stores = stores_with(DATA)
 
@@ -318,9 +300,6 @@ def test_each_endpoint_has_its_figures(time: Time) -> None:
         EndpointReport("store-1", 3, 20, 0.75, 1, Reason.STORE_UNREACHABLE, resting=True),
         EndpointReport("store-2", 1, 0, 0.0, 1, Reason.ACCESS_DENIED, resting=True),
     )
-
-
-# Threads
 
 
 def in_threads(count: int, work: Callable[[], None]) -> None:

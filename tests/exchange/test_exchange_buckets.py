@@ -109,9 +109,6 @@ def seen(chain: CommitmentChain, who: Member) -> NeuronInfo:
     return replace(who.neuron, commitment=chain.table.get(who.hotkey.address))
 
 
-# Reading others.
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -209,9 +206,6 @@ def test_many_threads_open_each_bucket_once(chain: CommitmentChain, opened: Open
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(read, range(8))) == [each.account for each in members] * 4
     assert len(opened.stores) == 2
-
-
-# The own bucket.
 
 
 def test_the_own_bucket_is_read_where_the_chain_names_it(

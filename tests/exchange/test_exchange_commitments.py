@@ -1,4 +1,4 @@
-"""Commitments that a node saw before the close, and reveals that count only with them."""
+"""Commitments that a node saw before the close."""
 
 from functools import partial
 from itertools import count

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from deployments.s3_endpoint import AccessKey
 from templar.canonical import sha256_hex
 from templar.chain.base import Clock, NeuronInfo
 from templar.chain.clock import SystemClock
@@ -36,7 +35,7 @@ from templar.interrupt import StoppedError
 from templar.store.base import ObjectStore
 from templar.store.deadline import check_deadline, current
 from templar.store.s3_protocol import S3Settings
-from tests.store.conftest import s3_store
+from tests.store.conftest import KEY, s3_store
 from tests.support.errors import raising, reason_of
 from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
 from tests.support.scripted_store import failing
@@ -47,7 +46,6 @@ BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 GATHER, RESERVE, OTHER = Tier.GATHER, Tier.RESERVE, Tier.OTHER
 WRONG_HASH = Reason.WRONG_HASH
 REVEALED = (Kind.MANIFEST, Kind.GRADIENT)
-KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
 PATIENT = S3Settings(read_timeout_seconds=600.0, slowest_bytes_per_second=1e-3)
 """Nothing but the deadline of the gather ends a transfer soon."""
 LONG = 600.0
@@ -145,9 +143,6 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path, num_miners=8)  # uids 2 to 9
 
 
-# The report.
-
-
 def test_the_report_is_in_uid_order(scene: Scene) -> None:
     report = scene.gather([5, 2, 9, 3])
     assert summary(report) == [(uid, GATHER, None) for uid in (2, 3, 5, 9)]
@@ -182,9 +177,6 @@ def test_the_report_counts_bytes_and_reasons(scene: Scene) -> None:
     assert line == "1 of 4 accepted, 2 commit_missing, 1 manifest_missing; 0.0 MB in 2.0 s"
 
 
-# The reserve.
-
-
 @pytest.mark.parametrize(
     ("spoilt", "reserve", "others", "unasked"),
     [
@@ -204,9 +196,6 @@ def test_the_reserve_fills_the_places_of_failed_peers_in_order(
     expected = [(uid, tier, WRONG_HASH if uid in spoilt else None) for uid, tier in sorted(tiers.items())]
     assert summary(report) == [outcome for outcome in expected if outcome[0] not in unasked]
     assert not any(map(scene.asked, unasked))
-
-
-# Time.
 
 
 def test_reveals_are_prefetched_at_once_and_fetched_once(scene: Scene) -> None:
@@ -287,9 +276,6 @@ def test_a_late_gather_still_looks_once(scene: Scene) -> None:
     assert scene.subnet.clock.now() == scene.times.settles + 100
 
 
-# Failures stay with their peer.
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -341,9 +327,6 @@ def test_a_local_failure_is_no_verdict_on_a_peer(scene: Scene, monkeypatch: pyte
 
     monkeypatch.setattr(Path, "replace", refuse)
     assert reason_of(lambda: scene.gather(list(scene.members))) is Reason.LOCAL_FILE
-
-
-# Deadlines and requests.
 
 
 class TestSlowPeers:
@@ -479,9 +462,6 @@ class TestRequests:
         assert orders[0] == orders[1]
         assert orders[0][:7] != orders[2][:7]
         assert sorted(orders[0]) == list(range(2, 10))
-
-
-# Threads.
 
 
 class Work:

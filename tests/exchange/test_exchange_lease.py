@@ -71,9 +71,6 @@ def test_terms_follow_the_windows() -> None:
     assert Terms.of(slow) == Terms(10800, 8100, 1800)
 
 
-# One holder.
-
-
 def test_the_first_has_it_at_once(bucket: Bucket, held: NeuronLease) -> None:
     held.hold()
     held.check()
@@ -121,9 +118,6 @@ def test_a_lease_that_is_given_back_is_gone(bucket: Bucket, held: NeuronLease) -
     assert refusal(held.hold).reason is Reason.LEASE_LOST
     bucket.lease(1).enter()
     assert bucket.keys() == keys_of(1)
-
-
-# Two.
 
 
 def test_a_refusal_names_the_holder_and_what_to_do(bucket: Bucket) -> None:
@@ -221,9 +215,6 @@ def test_a_late_renewal_is_no_takeover(bucket: Bucket, held: NeuronLease) -> Non
     assert refusal(held.hold).reason is Reason.LEASE_LOST, "now it cannot know"
 
 
-# Others' leases.
-
-
 def test_other_roles_hotkeys_and_subnets_do_not_count(bucket: Bucket) -> None:
     for number, changes in enumerate(({"role": "validator"}, {"owner": BOB}, {"netuid": NETUID + 1})):
         bucket.lease(number, **changes).enter()  # type: ignore[arg-type]
@@ -239,9 +230,6 @@ def test_garbage_does_not_count(bucket: Bucket) -> None:
         bucket.store.put(key, data)
     bucket.lease(0).enter()
     assert bucket.keys() == sorted(keys_of(0) + keys_of(1))
-
-
-# Stores that fail.
 
 
 def test_a_failing_store_forbids_writes_after_a_while(bucket: Bucket, held: NeuronLease) -> None:

@@ -25,9 +25,6 @@ def subnet(tmp_path: Path) -> Subnet:
     return Subnet(tmp_path, stakes=(50.0, 200.0, 50.0, 10.0), num_miners=2)
 
 
-# Neurons of a window.
-
-
 def test_miners_announced_it_and_are_not_the_burn_uid(subnet: Subnet) -> None:
     assert subnet.hparams.weights.burn_uid == 0
     subnet.ledger(subnet.members[0]).set_role(Role.MINER)
@@ -110,9 +107,6 @@ def test_who_is_not_registered_is_told_so(subnet: Subnet) -> None:
         replace(subnet.exchange(), signer=member(77).hotkey).identity(1)
     with raising(PermanentError, Reason.NOT_REGISTERED):  # it only reads
         subnet.exchange().author(1)
-
-
-# Times.
 
 
 def test_times_are_those_of_the_first_blocks(subnet: Subnet) -> None:

@@ -144,9 +144,6 @@ def test_the_figures_of_a_manifest_are_bounded_and_may_be_unknown(name: str) -> 
         entry(4, **{name: 2**40 + 1})
 
 
-# What a schema of single fields does not say.
-
-
 def changed(body_type: type[Body], **changes: Any) -> dict[str, Any]:
     """The fields of the example of a kind, with changes."""
     return fields_of(next(body for body in BODIES if type(body) is body_type), **changes)
@@ -184,9 +181,6 @@ FOUR, SEVEN = entry(4).model_dump(), entry(7).model_dump()
 )
 def test_objects_that_contradict_themselves_are_malformed(body_type: type[Body], value: dict[str, Any]) -> None:
     assert reason_of(body_type, value) is Reason.MALFORMED
-
-
-# Sizes.
 
 
 def longest(body: Body) -> dict[str, Any]:

@@ -30,9 +30,6 @@ PEERS = {
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 
 
-# The rule.
-
-
 def select(active: Sequence[int], weights: dict[int, float], seed: str = "seed", **changes: int) -> Any:
     return select_peers(active, weights, Peers(**(PEERS | changes)), seed=seed)
 
@@ -77,8 +74,6 @@ def test_who_is_excluded_is_in_no_tier_unless_nobody_is_left(active: set[int], e
     assert found == alone
 
 
-# Lists of several validators.
-
 FULL = 5
 ONE_LIST = st.lists(st.integers(0, 9), unique=True, max_size=FULL)
 """Of ten miners, so that a list may be full."""
@@ -112,9 +107,6 @@ def test_a_miner_is_left_out_only_if_half_of_the_stake_leaves_it_out(lists: list
             assert uid in found
         if 2 * omitting > stake:
             assert uid not in found
-
-
-# Lists that are published.
 
 
 @pytest.fixture
@@ -166,9 +158,6 @@ def test_a_list_takes_effect_after_its_margin(subnet: Subnet) -> None:
     assert subnet.store(subnet.validators[0]).inner.head(peers_key(2 + MARGIN)) is not None
 
 
-# In time.
-
-
 @pytest.mark.parametrize(("offset", "counts"), [(-0.401, True), (-0.4, False)])
 def test_a_list_must_be_stored_before_the_second_of_the_opening(
     subnet: Subnet, caplog: pytest.LogCaptureFixture, offset: float, counts: bool
@@ -188,9 +177,6 @@ def test_a_list_that_is_replaced_later_does_not_count(subnet: Subnet) -> None:
     put(subnet, 3, [10], opening(3) + 1)
     assert uids(select_at(subnet, 4, reader)) == ([9, 4], [])  # it was read in time
     assert uids(select_at(subnet, 4)) == FIRST_MINERS
-
-
-# Which list holds.
 
 
 def test_the_newest_list_in_effect_holds(subnet: Subnet) -> None:
@@ -240,9 +226,6 @@ def test_only_miners_that_are_still_there_are_gathered(subnet: Subnet) -> None:
     assert uids(select_at(subnet, 5)) == ([6, 7], [])
 
 
-# Lists that do not count.
-
-
 def test_a_list_for_something_else_does_not_count(subnet: Subnet) -> None:
     put(subnet, 3, [9], opening(2), first_effective_window=2)
     put(subnet, 3, [8], opening(2) + 1, validator=1, genesis="00" * 32)
@@ -255,9 +238,6 @@ def test_garbage_does_not_count_and_hides_nothing(subnet: Subnet, data: bytes) -
     publish(subnet, 2, [9])
     subnet.store(subnet.validators[0]).inner.put(peers_key(5), data)
     assert uids(select_at(subnet, 5)) == ([9], [])
-
-
-# What is read, and how often.
 
 
 def test_a_bucket_is_listed_once_and_then_only_asked_for_what_is_new(subnet: Subnet) -> None:

@@ -86,9 +86,6 @@ def commits(bucket: Bucket, manifest: Manifest, at: float = COMMIT_LAST, **chang
     bucket.put_signed(COMMIT, commit_to(manifest, **changes), at)
 
 
-# What counts.
-
-
 def test_a_reveal_that_counts(bucket: Bucket, cache: PayloadCache) -> None:
     found = fetch(bucket, cache)
     manifest = manifest_of(ALICE, WINDOW, BYTES)
@@ -100,9 +97,6 @@ def test_a_reveal_that_counts(bucket: Bucket, cache: PayloadCache) -> None:
     assert commit.encode() == bucket.memory.get(COMMIT, max_bytes=1000)
     assert Sealed(manifest, found.manifest_signature).encode() == bucket.memory.get(MANIFEST, max_bytes=1000)
     assert cache.read(WINDOW, found.manifest.payload_sha256) == BYTES
-
-
-# Times, to the second (docs/protocol.md 7).
 
 
 @pytest.mark.parametrize(
@@ -128,9 +122,6 @@ def test_each_object_counts_within_its_interval(
     assert bucket.store.count("get", key) == num_read
 
 
-# Commitment, manifest and assignment.
-
-
 def test_another_manifest_than_the_committed_one_does_not_count(bucket: Bucket, cache: PayloadCache) -> None:
     other = payload_bytes(ALICE, WINDOW, seed=1)
     bucket.put_signed(MANIFEST, manifest_of(ALICE, WINDOW, other), REVEAL_FIRST)
@@ -150,9 +141,6 @@ def test_training_on_other_data_does_not_count(bucket: Bucket, cache: PayloadCac
     assert rejection(bucket, cache, assignment=assign) is Reason.WRONG_ASSIGNMENT
     assert asked == [5]
     assert bucket.store.count("get", PAYLOAD) == 0
-
-
-# Size and hash.
 
 
 @pytest.mark.parametrize("declared", [LAYOUT.min_payload_bytes - 1, LAYOUT.max_payload_bytes + 1])
@@ -260,9 +248,6 @@ def test_a_payload_that_is_replaced_while_it_is_read_does_not_count(
     assert rejection(bucket, cache) is reason
 
 
-# What is missing, and what cannot be read.
-
-
 @pytest.mark.parametrize(
     ("key", "missing"),
     [
@@ -296,9 +281,6 @@ INSTANT = 0.001
 def times(request: pytest.FixtureRequest) -> WindowTimes:
     """A window that closes at a phase of a second; it opened at another one."""
     return WindowTimes(WINDOW, 1_000_000 + (request.param + 0.35) % 1, 1_000_060 + request.param, RULES)
-
-
-# A miner that keeps the rules is accepted.
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["earliest", "latest"])

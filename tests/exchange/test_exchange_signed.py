@@ -45,9 +45,6 @@ def reason_of(data: bytes, body_type: type[WindowBody] = Commit) -> Reason:
     return error.reason
 
 
-# What is accepted.
-
-
 def test_a_sealed_object_is_read_back() -> None:
     sealed = unseal(DATA, Commit)
     assert sealed.body == BODY
@@ -184,8 +181,6 @@ def test_a_signature_is_good_for_one_kind_only() -> None:
     assert reason_of(other, Commit) is BAD_SIGNATURE
     assert reason_of(DATA, OtherCommit) is BAD_SIGNATURE
 
-
-# Reading from a bucket.
 
 KEY = window_key(Kind.DECISION, 3, 5)
 

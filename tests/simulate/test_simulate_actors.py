@@ -100,8 +100,6 @@ def test_a_huge_update_is_accepted_weighs_no_more_than_another_and_is_slashed(ne
     assert all(bool(torch.isfinite(tensor).all()) for tensor in network.validator.state.params.values())
 
 
-# The place in the gather tier.
-
 HONEST_WINDOWS = range(6, 10)
 BETRAYED_WINDOWS = 14
 

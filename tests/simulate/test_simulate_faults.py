@@ -35,9 +35,6 @@ def without_times(report: FaultReport) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in ("seconds", "windows_per_second")}
 
 
-# What is drawn.
-
-
 @given(st.integers(), st.integers(1, 60))
 @settings(max_examples=60, deadline=None)
 def test_members_with_faults_are_minorities(seed: int, windows: int) -> None:
@@ -84,9 +81,6 @@ def test_a_process_ends_at_the_call_that_was_drawn() -> None:
     with pytest.raises(Killed):
         switch.count()
     switch.count()
-
-
-# What comes of it.
 
 
 @pytest.mark.parametrize("seed", [14])
@@ -173,9 +167,6 @@ def test_a_network_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Aggregator, "publish_decision", crash)
     assert "window 1: aggregator-1: OSError: no such disk" in str(run_difficult().violation)
-
-
-# The command line.
 
 
 @pytest.mark.parametrize("option", [("--faults", "3"), ("--difficult", "--seed", "3", "--miners", "2")])

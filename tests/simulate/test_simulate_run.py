@@ -143,9 +143,6 @@ def test_what_makes_no_network_is_refused(changes: dict[str, Any], complaint: st
         run(**changes)
 
 
-# The command line.
-
-
 def command(*options: str) -> list[str]:
     return ["python -m lab.simulate", *options]
 

@@ -17,6 +17,8 @@ from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 
 S = TypeVar("S", S3Store, S3Uploads)
+KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret-that-must-never-be-seen")
+HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
 PART_BYTES = 5 << 20  # the smallest part that S3 takes
 SETTINGS = S3Settings(
     connect_timeout_seconds=2.0,

@@ -8,19 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.s3_endpoint import AccessKey
 from templar import interrupt
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.deadline import Deadline, check_deadline, current, retrying
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 from templar.traffic import TRAFFIC
-from tests.store.conftest import s3_store
+from tests.store.conftest import HEADERS, KEY, s3_store
 from tests.support.errors import error_of, stopped
 from tests.support.scripted_server import Reply, ScriptedServer, s3_error, scripted_server
 
-KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
-HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
 PATIENT = S3Settings(read_timeout_seconds=600.0, slowest_bytes_per_second=1.0, max_attempts=4)
 """Nothing but a deadline ends a call soon."""
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")

@@ -10,15 +10,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from deployments.s3_endpoint import AccessKey
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import Upload
 from templar.store.s3 import S3Store, S3Uploads
 from templar.store.s3_protocol import S3Settings
+from tests.store.conftest import KEY, s3_store
 from tests.support.errors import error_of
 from tests.support.scripted_server import Reply, ScriptedServer, scripted_server
 
-KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
 QUICK = S3Settings(
     connect_timeout_seconds=5.0,
     read_timeout_seconds=0.05,
@@ -40,9 +39,7 @@ def server() -> Iterator[ScriptedServer]:
 
 def calls_at(url: str, folder: Path, limits: S3Settings = QUICK) -> dict[str, Callable[[], object]]:
     """Every operation of a store and of its uploads."""
-    keys = {"access_key_id": KEY.access_key_id, "secret_access_key": KEY.secret_access_key}
-    store = S3Store("bucket", endpoint_url=url, settings=limits, **keys)
-    uploads = S3Uploads("bucket", endpoint_url=url, settings=limits, **keys)
+    store, uploads = (s3_store("bucket", url, KEY, limits, kind) for kind in (S3Store, S3Uploads))
     small, large = folder / "small", folder / "large"
     small.write_bytes(b"1")
     large.write_bytes(b"1" * 20)

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from deployments.s3_endpoint import AccessKey
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.s3 import S3Store
-from tests.store.conftest import PART_BYTES, SETTINGS, place_on, s3_store
+from tests.store.conftest import KEY, PART_BYTES, SETTINGS, place_on, s3_store
 from tests.support.errors import raising
 from tests.support.faulty_endpoint import FaultyEndpoint, faulty_endpoint
 from tests.support.scripted_server import Reply, Request, scripted_server
 
 DATA = b"a commitment, a manifest or a small payload"
-KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret")
 
 
 @dataclass(frozen=True)

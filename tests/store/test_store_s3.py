@@ -11,7 +11,6 @@ import pytest
 from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, DEFAULT_S3_CONFIG_VARS
 
 import templar.store.s3_client
-from deployments.s3_endpoint import AccessKey
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import ObjectStore
 from templar.store.s3 import S3Store
@@ -26,12 +25,11 @@ from templar.store.s3_protocol import (
     refusal,
     undeleted,
 )
-from tests.store.conftest import place_on, s3_store
+from tests.store.conftest import HEADERS, KEY, place_on, s3_store
 from tests.support.errors import error_of, reason_of
 from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, scripted_server
 from tests.support.servers import MotoEndpoint, random_key
 
-KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret-that-must-never-be-seen")
 QUICK = S3Settings(
     connect_timeout_seconds=5.0,
     read_timeout_seconds=10.0,
@@ -40,7 +38,6 @@ QUICK = S3Settings(
     part_bytes=4,
     concurrency=2,
 )
-HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
 LISTING = "<ListBucketResult><IsTruncated>false</IsTruncated>{}</ListBucketResult>"
 
 VARIABLES = [*BOTOCORE_DEFAUT_SESSION_VARIABLES.values(), *DEFAULT_S3_CONFIG_VARS.values()]
