@@ -163,14 +163,11 @@ class TestBudget:
     ) -> None:
         rotate(dataset, FIRST)
 
-        def usage(folder: Path) -> SimpleNamespace:
-            return SimpleNamespace(free=capacity - allocated(folder))
-
         def allocated(folder: Path) -> int:
             return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
 
         capacity = allocated(dataset.folder)
-        monkeypatch.setattr(shutil, "disk_usage", usage)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=capacity - allocated(folder)))
         report = rotate(dataset, SECOND)
         assert (report.left_out, report.on_disk, report.deleted) == (None, (1, 2), tuple(shards.names(0)))
 

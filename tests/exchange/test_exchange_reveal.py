@@ -310,14 +310,10 @@ def test_the_earliest_and_the_latest_reveal_count(
 # A copier reads everything at once and writes at any time within the interval.
 
 
-def own_header() -> bytes:
-    """Alice's coefficients as a legal payload of Mallory's."""
-    theirs = decode(BYTES, LAYOUT)
-    header = replace(theirs.header, uid=MALLORY.uid, hotkey=MALLORY.hotkey.address)
-    return encode(replace(theirs, header=header), LAYOUT)
-
-
-COPY = own_header()
+THEIRS = decode(BYTES, LAYOUT)
+OWN_HEADER = replace(THEIRS.header, uid=MALLORY.uid, hotkey=MALLORY.hotkey.address)
+COPY = encode(replace(THEIRS, header=OWN_HEADER), LAYOUT)
+"""Alice's coefficients as a legal payload of Mallory's."""
 ALICES = manifest_of(ALICE, WINDOW, BYTES)
 OF_COPY, OF_BYTES, OF_OWN = (
     manifest_of(MALLORY, WINDOW, payload) for payload in (COPY, BYTES, payload_bytes(MALLORY, WINDOW))
