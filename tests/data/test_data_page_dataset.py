@@ -245,7 +245,7 @@ def flipped(data: bytes, place: float) -> bytes:
     return bytes(changed)
 
 
-def test_a_file_is_damaged(store: MemoryStore) -> None:
+def test_a_damaged_file_is_found(store: MemoryStore) -> None:
     data = store.get(FIRST_SHARD, max_bytes=10**6)
     for damaged, words in (
         (data[:-1], "it has .* bytes, must have"),
