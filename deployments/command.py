@@ -48,7 +48,6 @@ COMMANDS = (
     Command(
         "neuron rehearse", "train on a past window, and say what it would have earned", "deployments.neuron.rehearse"
     ),
-    Command("neuron lend", "let a miner on another host train on this host's devices", "deployments.neuron.lend"),
     Command("neuron restore", "take a miner's state from its bucket onto this machine", "deployments.neuron.restore"),
     Command("neuron logs", "the end of each process's log", "deployments.neuron.manage", ("logs",)),
     Command("neuron service", "print a systemd unit that starts it", "deployments.neuron.manage", ("service",)),

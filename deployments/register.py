@@ -237,6 +237,16 @@ def worker_command(pool: str, kind: str) -> list[str]:
     return [sys.executable, "-m", "prefect", "worker", "start", "--pool", pool, "--type", kind]
 
 
+def ranked_command(command: list[str], block: Neuron) -> list[str]:
+    """The command of a worker, `PYTHON -m MODULE ...`: under torch's launcher if its miner has several ranks."""
+    trainer = block.trainer
+    if block.role != "miner" or trainer.ranks == trainer.hosts == 1:
+        return command
+    python, option, *module = command
+    folder = str(Path(block.home) / "ranks")
+    return [python, option, "templar.training.torchrun", trainer.model_dump_json(), folder, *module]
+
+
 def add_neuron_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which neuron is meant; those of wallet and subnet have Bittensor's names."""
     parser.add_argument("--name", type=neuron_name, default="default", help="name of the neuron on this host")

@@ -39,6 +39,7 @@ from deployments.register import (
     deploy_scheduled,
     deployment_variables,
     ensure_pool,
+    ranked_command,
     register,
     watch,
     worker_command,
@@ -212,6 +213,7 @@ class LocalNetwork:
         for neuron in plan.running:
             settings = plan.settings.get(neuron.name, {})
             command = acting_command(neuron.actor, worker_command(f"neuron-{neuron.name}", "resident"))
+            command = ranked_command(command, blocks[neuron])
             self._start(f"worker of {neuron.name}", command, settings)
         deploying = self._start("deployment", DEPLOY_COMMAND)
         # 2. Blocks and windows' deployments meanwhile.

@@ -48,9 +48,10 @@ from templar.neuron.configuration import CHAIN_ROLES
 from templar.scoring.meter import Meter
 from templar.store.address import encode_address
 from templar.store.base import ObjectStore
-from templar.training.device import available_bytes, num_parameters
+from templar.training.cluster import interface_to, rank_count
+from templar.training.device import available_bytes, choose_device, num_parameters
+from templar.training.memory import MicroBatches
 from templar.training.model import parameter_shapes
-from templar.training.ranks import open_trainer
 
 PINNED = ("prefect", "SQLAlchemy", "torch", "bittensor", "numpy", "transformers")
 """Packages whose version decides whether the neuron works as it was tested."""
@@ -231,12 +232,12 @@ def _checked_device(patient: Patient) -> str:
         meter.check(patient.hparams)
         return f"{meter.device.why or meter.device.name}; {available}"
     training, length = patient.hparams.training, patient.hparams.data.sequence_length
-    trainer = open_trainer(patient.hparams.model, patient.block.trainer, NeuronFolder(patient.name).path / "doctor")
-    try:
-        trainer.micro_batches.check(training, length)  # `check` would start the ranks
-    finally:
-        trainer.close()
-    return f"{trainer.device.why or trainer.device.name}; {available}"
+    settings = patient.block.trainer
+    device, ranks = choose_device(settings), rank_count(settings) * settings.hosts
+    if settings.rendezvous:
+        interface_to(settings.rendezvous, is_own=True)
+    MicroBatches(patient.hparams.model, settings, device, ranks=ranks).check(training, length)
+    return f"{device.why or device.name}; {available}"
 
 
 def _access(patient: Patient) -> Iterator[Line]:

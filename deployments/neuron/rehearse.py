@@ -11,9 +11,12 @@ that runs meanwhile shares the device. The exit status is 1 if the payload would
 
 import argparse
 import json
+import os
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -26,7 +29,9 @@ from tasks.observing import auditing, context_of
 from templar.arguments import positive
 from templar.audit.rehearsal import Rehearsal, rehearse
 from templar.errors import PermanentError, Reason
-from templar.training.ranks import open_trainer
+from templar.hparams import TrainerSettings
+from templar.training.cluster import open_trainer, rank_count
+from templar.training.torchrun import launch
 
 FOLDER = "rehearsal"
 """In a neuron's folder: what a rehearsal replays and stores."""
@@ -49,13 +54,17 @@ def run(block: Neuron, seconds: float) -> Rehearsal:
     signer, config = block.wallet.open(), context_of(block)
     config = replace(config, name=FOLDER, home=config.home.with_name(FOLDER))
     hparams = block.hparams()
-    settings = block.trainer.model_copy(update={"hosts": 1, "rendezvous": ""})  # other hosts train with the neuron
     with (
         auditing(config, None) as auditor,
-        closing(open_trainer(hparams.model, settings, config.home / "ranks")) as trainer,
+        closing(open_trainer(hparams.model, of_this_host(block), config.home)) as trainer,
     ):
         trainer.check(hparams.training, length=hparams.data.sequence_length)
         return rehearse(auditor, trainer, signer, seconds)
+
+
+def of_this_host(block: Neuron) -> TrainerSettings:
+    """A neuron's trainer without the other hosts, which train with the neuron."""
+    return block.trainer.model_copy(update={"hosts": 1, "rendezvous": ""})
 
 
 def verdict(found: Rehearsal) -> str:
@@ -107,7 +116,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=positive, default=SECONDS, help="longest training (60)")
     parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
-    found = run(neuron_from_environment(dict(environment_of(arguments))), arguments.seconds)
+    block = neuron_from_environment(dict(environment_of(arguments)))
+    if (
+        block.role == "miner"
+        and "TORCHELASTIC_RUN_ID" not in os.environ
+        and rank_count(settings := of_this_host(block)) > 1
+    ):
+        command = ["deployments", "neuron", "rehearse", *(sys.argv[1:] if words is None else words)]
+        return launch(settings, Path(block.home) / FOLDER / "ranks", command)
+    found = run(block, arguments.seconds)
     if arguments.json:
         print(json.dumps(as_json(found)))
     else:

@@ -33,6 +33,7 @@ from deployments.register import (
     deployment_variables,
     enrol,
     environment_of,
+    ranked_command,
     worker_command,
 )
 from deployments.schedules import HOUSEKEEPING_POOL
@@ -120,21 +121,25 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
         deploy(own)
 
         # 3. Everything else.
-        for service in services(name):
+        for service in services(name, block):
             supervisor.start(service)
         ui = address.api_url.removesuffix("/api")
         say(f"neuron {name!r} runs; Prefect UI: {ui}; logs: {folder.logs}")
         if page is not None:
             say(f"the training at a glance, after each window: {ui}/artifacts/artifact/{page}")
+        if block.trainer.hosts > 1:
+            from templar.training.torchrun import command_of_other_hosts  # noqa: PLC0415 - torch takes seconds
+
+            say(f"it begins when each of the other hosts runs: {command_of_other_hosts(block.trainer)}")
         tell_of_streaks([name], address, say)
         supervisor.watch()
 
 
-def services(name: str) -> list[Service]:
+def services(name: str, block: Neuron) -> list[Service]:
     """The processes of a neuron besides the server."""
-    grace = WORKER_GRACE_SECONDS
+    grace, worker = WORKER_GRACE_SECONDS, ranked_command(worker_command(f"neuron-{name}", "resident"), block)
     return [
-        Service("worker", worker_command(f"neuron-{name}", "resident"), grace_seconds=grace),
+        Service("worker", worker, grace_seconds=grace),
         Service(
             "housekeeping worker", worker_command(HOUSEKEEPING_POOL, "process"), grace_seconds=WORKER_GRACE_SECONDS
         ),

@@ -31,7 +31,7 @@ from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence
 from templar.scoring.evidence_chain import find_standing, read_evidence
 from templar.store.directory import DirectoryStore
-from templar.training.ranks import RankedTrainer
+from templar.training.cluster import ClusterTrainer
 from templar.training.schedule import outer_learning_rate
 from templar.training.train import Trainer, TrainResult
 
@@ -62,7 +62,7 @@ class Rehearsal:
     place: tuple[int, int] | None  # among the scored payloads by score: its place from 1, and their number
 
 
-def rehearse(auditor: Auditor, trainer: Trainer | RankedTrainer, signer: Signer, seconds: float) -> Rehearsal:
+def rehearse(auditor: Auditor, trainer: Trainer | ClusterTrainer, signer: Signer, seconds: float) -> Rehearsal:
     """Rehearse on the newest final window that a validator published evidence of.
 
     The state and the cache of the auditor's node change; what the signer signs stays in the node's folder. The trainer
@@ -135,7 +135,7 @@ def _evidence(node: Node, window: int) -> Evidence:
 
 
 def _train(
-    node: Node, trainer: Trainer | RankedTrainer, seen: Hindsight, neuron: NeuronInfo, seconds: float
+    node: Node, trainer: Trainer | ClusterTrainer, seen: Hindsight, neuron: NeuronInfo, seconds: float
 ) -> tuple[Trained, bytes]:
     """Train on the window's data with a fresh private state; return the figures and the payload's bytes."""
     # 1. As many inner steps as there is time for.

@@ -28,8 +28,8 @@ from templar.neuron.private_state import PAYLOAD_REPORT, PayloadReport, PrivateS
 from templar.neuron.window_time import TrainingEnd, spends
 from templar.store.files import local_file
 from templar.timeline import closing_block
+from templar.training.cluster import GroupEndedError, open_trainer
 from templar.training.device import num_parameters
-from templar.training.ranks import open_trainer
 from templar.training.schedule import outer_learning_rate
 from templar.training.train import TrainFigures, TrainResult
 
@@ -47,8 +47,7 @@ NOTHING_TO_PUBLISH = frozenset(
 )
 """The reasons for which a miner may have nothing to publish in a window; it still applies the decided roster."""
 FINISH_BYTES, FINISH_BYTES_PER_SECOND = {"sparseloco": 24, "demo": 8}, 2e9
-"""Bytes per parameter that are written after the last step: update and moments by ranks, then the staged private state,
-which is half of it. The speed is assumed until a window has shown it."""
+"""Bytes per parameter that are moved after the last step, and the speed that is assumed until a window has shown it."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Miner(PrivateStateNode):
     def __init__(self, config: NeuronConfig) -> None:
         super().__init__(config)
         with self._released_on_failure():
-            self.trainer = open_trainer(self.hparams.model, config.trainer, self.home / "ranks")
+            self.trainer = open_trainer(self.hparams.model, config.trainer, self.home)
             self._resources.callback(self.trainer.close)
             self.trainer.check(self.hparams.training, length=self.hparams.data.sequence_length)
         self._trained: dict[int, TrainResult] = {}
@@ -149,7 +148,10 @@ class Miner(PrivateStateNode):
             if error.reason not in NOTHING_TO_PUBLISH:
                 raise
             log.warning("window %d: nothing to publish: %s", window, error)
-            return TrainReport(window, error.reason)
+            report = TrainReport(window, error.reason)
+            if isinstance(error, GroupEndedError):  # this process ends, and the next one goes on with the window
+                self.journal.enter(window, "train", _TRAIN_REPORT.dump_json(report).decode())
+            return report
         rate = 0.0 if result.figures is None else result.figures.tokens_per_second
         log.info(
             "window %d: trained %d steps, loss %.4f to %.4f, %.0f tokens per second",

@@ -9,25 +9,23 @@ is called by all ranks, in the same order.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
-from torch._C._distributed_c10d import Store
 
 from templar.hparams import Model
-from templar.tensorfile import StoredTensors, TensorWriter, own_tensor
+from templar.interrupt import StoppedError, check_stop
+from templar.tensorfile import own_tensor
 from templar.training.device import Device, pinned, to_host
 from templar.training.memory import shards_of
 from templar.training.model import LayerStep, empty_model, meta_model, named_parameters, parameter_shapes, use_rotary
 
 BUCKET_ELEMENTS = 1 << 24
 """Gradients are added up over the ranks in pieces of so many elements."""
-PATIENCE = timedelta(days=1)
-"""The longest that a collective may take: the worker's watchdog ends a group much earlier."""
+_STOPPED = 2
+"""What rank 0 tells the others instead of yes or no."""
 
 
 class Alone:
@@ -70,7 +68,12 @@ class Alone:
         return float(tensor)
 
     def decide(self, here: Callable[[], bool]) -> bool:
-        """Whether to go on."""
+        """Whether to go on.
+
+        Raises:
+            StoppedError: A stop was asked for.
+        """
+        check_stop()
         return here()
 
     def mean_losses(self, losses: list[float]) -> list[float]:
@@ -80,9 +83,8 @@ class Alone:
     def mean_gradients(self, net: nn.Module) -> None:
         """Replace each gradient by its mean over the ranks."""
 
-    def keep(self, name: str, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
-        """The tensors of a result, which come one by one; the first rank has them in the end."""
-        del name
+    def keep(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
+        """The tensors of a result, which come one by one; rank 0 has them in the end."""
         return dict(tensors)
 
 
@@ -93,15 +95,29 @@ class ReplicatedGroup(Alone):
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.shards = shards_of(self.size, hosts)
         """Ranks that share one model, if it is sharded: those of a host."""
-        self.folder = Path()
-        """The folder where the first rank writes results; it is set before each training."""
-        self._model = model
+        self._shapes = parameter_shapes(model)
+
+    def load(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, device: Device) -> None:
+        """As in `Alone`, from the tensors of rank 0."""
+        param.data = self._from_first(tensors, name, device.place)
+
+    def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+        """As in `Alone`, from the tensors of rank 0."""
+        return self._from_first(tensors, name, param.device)
 
     def decide(self, here: Callable[[], bool]) -> bool:
-        """As in `Alone`; rank 0 decides for all."""
-        answer = torch.tensor([self.rank == 0 and here()], dtype=torch.uint8)
-        distributed.broadcast(answer, src=0)
-        return bool(answer.item())
+        """As in `Alone`; rank 0 decides for all, and a stop of rank 0 is one of all."""
+        answer = 0
+        if self.rank == 0:
+            try:
+                answer = int(super().decide(here))
+            except StoppedError:
+                answer = _STOPPED
+        told = torch.tensor([answer], dtype=torch.uint8)
+        distributed.broadcast(told, src=0)
+        if int(told) == _STOPPED:
+            raise StoppedError("stopped on request, between two micro-batches of all ranks")
+        return bool(told)
 
     def mean_losses(self, losses: list[float]) -> list[float]:
         """As in `Alone`. A loss of one rank that is not finite is so on all."""
@@ -118,20 +134,15 @@ class ReplicatedGroup(Alone):
             for grad, mean in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
                 grad.copy_(mean.view_as(grad))
 
-    def keep(self, name: str, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
-        """As in `Alone`: the first rank writes them to a file and reads them from there."""
-        if self.rank > 0:
-            return self._elsewhere(tensors)
-        path = self.folder / f"{name}.safetensors"
-        with TensorWriter(path, parameter_shapes(self._model), {}) as file:
-            for each, tensor in tensors:
-                file.write(each, tensor)
-        return StoredTensors(path)
+    def keep(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
+        """As in `Alone`."""
+        return dict(tensors) if self.rank == 0 else {}
 
-    def _elsewhere(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
-        """Wait while the first rank writes: that one has everything."""
-        del tensors
-        return {}
+    def _from_first(self, tensors: Mapping[str, Tensor], name: str, place: torch.device) -> Tensor:
+        """A tensor of rank 0's mapping on every rank: a new one, on this rank's device."""
+        tensor = _own(tensors, name, place) if self.rank == 0 else torch.empty(self._shapes[name], device=place)
+        distributed.broadcast(tensor, src=0)
+        return tensor
 
 
 class ShardedGroup(ReplicatedGroup):
@@ -163,18 +174,17 @@ class ShardedGroup(ReplicatedGroup):
         return cast("nn.Module", net)
 
     def load(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, device: Device) -> None:
-        """As in `Alone`."""
-        del device
+        """As in `ReplicatedGroup`; the rank keeps its part."""
         with torch.no_grad():
-            _local(param).copy_(self._shard(tensors[name]))
+            _local(param).copy_(self._shard(self._from_first(tensors, name, device.place)))
 
     def unload(self, param: nn.Parameter) -> None:
         """Nothing: FSDP holds the shards as long as the rank lives."""
 
     def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str) -> Tensor:
-        """As in `Alone`."""
+        """As in `ReplicatedGroup`; the rank keeps its part."""
         part = torch.zeros_like(param.data)
-        _local(part).copy_(self._shard(tensors[name]))
+        _local(part).copy_(self._shard(self._from_first(tensors, name, param.device)))
         return part
 
     def whole(self, tensor: Tensor) -> Tensor:
@@ -200,8 +210,10 @@ class ShardedGroup(ReplicatedGroup):
     def mean_gradients(self, net: nn.Module) -> None:
         """Nothing: FSDP did it in the backward pass."""
 
-    def _elsewhere(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
-        """As in `ReplicatedGroup`; to gather a tensor takes all ranks."""
+    def keep(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
+        """As in `Alone`; to gather a tensor takes all ranks."""
+        if self.rank == 0:
+            return dict(tensors)
         for _ in tensors:
             pass
         return {}
@@ -209,16 +221,6 @@ class ShardedGroup(ReplicatedGroup):
     def _shard(self, whole: Tensor) -> Tensor:
         chunks, number = whole.chunk(self.shards), self.rank % self.shards
         return chunks[number] if number < len(chunks) else whole[:0]
-
-
-def join_group(
-    store: Store, rank: int, size: int, model: Model, *, hosts: int, sharded: bool, is_cuda: bool
-) -> ReplicatedGroup:
-    """Meet the other ranks, which have opened the same store, and be one of them."""
-    distributed.init_process_group(
-        "cpu:gloo,cuda:nccl" if is_cuda else "gloo", store=store, rank=rank, world_size=size, timeout=PATIENCE
-    )
-    return (ShardedGroup if sharded else ReplicatedGroup)(model, hosts)
 
 
 def _own(tensors: Mapping[str, Tensor], name: str, place: torch.device) -> Tensor:

@@ -79,7 +79,7 @@ class PassSizes:
 
     def __init__(self, settings: TrainerSettings, device: Device, *, ranks: int = 1, work: Work = TRAINING) -> None:
         self._settings, self._device, self._ranks, self._work = settings, device, ranks, work
-        self._fitting: dict[tuple[int, int], int] = {}  # batch and length -> what `auto` found, for the next windows
+        self.found: dict[tuple[int, int], int] = {}  # batch and length -> what `auto` found, for the next windows
 
     def size(self, batches: Batches, length: int) -> int:
         """The size for these batches.
@@ -91,7 +91,7 @@ class PassSizes:
         if wanted == "preset":
             wanted = batches.micro_batch_size
         if wanted == "auto":
-            return self._fitting.get((batch, length)) or self._first_guess(batch, length)
+            return self.found.get((batch, length)) or self._first_guess(batch, length)
         if batch % wanted:
             divisors = ", ".join(str(number) for number in _divisors(batch))
             divided = f"{self._work.batch} {batches.batch_size}" + f" / {self._ranks} ranks" * (self._ranks > 1)
@@ -145,7 +145,7 @@ class PassSizes:
                 f"{self._remedies(size)}; {self._work.lost}",
             ) from error
         log.warning("%s ran out of memory with micro-batches of %d: now %d", self._device.name, size, smaller[-1])
-        self._fitting[self._share(batches), length] = smaller[-1]
+        self.found[self._share(batches), length] = smaller[-1]
         if self._device.is_cuda:
             torch.cuda.empty_cache()
 
@@ -190,7 +190,7 @@ class PassSizes:
 
     def _first_guess(self, batch: int, length: int) -> int:
         """The size that `auto` begins with."""
-        return self._fitting.setdefault((batch, length), batch)
+        return self.found.setdefault((batch, length), batch)
 
 
 class MicroBatches(PassSizes):
@@ -242,7 +242,7 @@ class MicroBatches(PassSizes):
             needed = self._needed(size, length, self._shards if self.sharded(length) else 1)
             if needed <= free and (self._device.is_cuda or size * length <= AUTO_CPU_TOKENS):
                 best = size
-        self._fitting[batch, length] = best
+        self.found[batch, length] = best
         return best
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import AdamW, Model, TrainerSettings, Training
-from templar.interrupt import check_stop
 from templar.training.device import Device, PhaseClock, choose_device, flops_per_token
 from templar.training.group import Alone
 from templar.training.loss import mean_loss, token_losses, torch_threads
@@ -244,7 +243,6 @@ class _Run:
         losses: list[Tensor] = []
         self._micro_batch = size
         for index in range(num_micro_batches):
-            check_stop()
             self.clock.wait_for(2 * MOST_AHEAD)  # marks: two per micro-batch
             if not group.decide(self._keep_going):
                 return None
@@ -313,7 +311,7 @@ class _Run:
         """Yield how far each parameter moved, negated, in the working copy's own memory."""
         for name, tensor in self.tensors().items():
             after = self.group.whole(tensor)
-            yield name, torch.sub(before[name], after, out=after)
+            yield name, torch.sub(before[name], after, out=after) if self.group.rank == 0 else after
 
     def checked(self, update: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Pass the tensors of an update on; the first rank notes those that are too large: `result` refuses them."""
@@ -337,8 +335,8 @@ class _Run:
         """The state of an AdamW on the CPU, as a part of the result."""
         state = self.optimizer_state(adamw, num_steps)
         first, second = (
-            self.group.keep(moment, ((name, self.group.whole(tensor)) for name, tensor in tensors.items()))
-            for moment, tensors in (("exp_avg", state.exp_avg), ("exp_avg_sq", state.exp_avg_sq))
+            self.group.keep((name, self.group.whole(tensor)) for name, tensor in tensors.items())
+            for tensors in (state.exp_avg, state.exp_avg_sq)
         )
         return OptimizerState(num_steps, first, second)
 
@@ -428,7 +426,7 @@ def train_sparseloco(
             run.keep(losses, run.tensors(), run.optimizer_state(adamw, optimizer.num_steps + len(losses)))
     # 4. The pseudo-gradient, in the working copy's own memory: how far the parameters moved, negated.
     net.zero_grad(set_to_none=True)
-    update = run.group.keep("update", run.checked(run.moved(before)))
+    update = run.group.keep(run.checked(run.moved(before)))
     moments = run.final_state(adamw, optimizer.num_steps + len(losses))
     return run.result(update, moments, losses, num_wanted=training.inner_steps)
 
@@ -463,7 +461,7 @@ def train_demo(run: _Run) -> TrainResult:
     # 3. The mean over the batches.
     count = max(len(losses), 1)
     means = ((name, run.group.whole(sums / count)) for name, sums in total.items())
-    update = run.group.keep("update", run.checked(means))
+    update = run.group.keep(run.checked(means))
     return run.result(update, None, losses, num_wanted=num_batches)
 
 

@@ -16,7 +16,9 @@ from deployments.s3_endpoint import create_bucket_with_keys
 from templar.chain.base import Role
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
+from templar.hparams import TrainerSettings
 from tests.support.commands import Call, write_env
+from tests.support.neuron_block import neuron_block
 from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import MotoEndpoint
@@ -173,3 +175,15 @@ def test_without_a_server_it_says_so(call: Any, env_file: Any, address: str | No
     assert (status, out) == (1, "")
     assert err.startswith(f"[bad_environment] {message}")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("role", "ranks", "is_ranked"),
+    [("miner", 2, True), ("miner", "auto", True), ("miner", 1, False), ("validator", 2, False)],
+)
+def test_a_miner_of_several_ranks_has_torchs_launcher_around_it(role: str, ranks: Any, is_ranked: bool) -> None:
+    settings = TrainerSettings(ranks=ranks, repeatable=False)
+    command = ["python", "-m", "prefect", "worker"]
+    launcher = ["templar.training.torchrun", settings.model_dump_json(), "/srv/neuron/ranks"] if is_ranked else []
+    found = register.ranked_command(command, neuron_block(role=role, trainer=settings))
+    assert found == [*command[:2], *launcher, *command[2:]]

@@ -35,17 +35,19 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
 def call(network: PreparedNetwork, tmp_path: Path, run_main: Any) -> Call:
     """Calls a command's `main` after the windows; each neuron's folder is new."""
 
-    def main(command: Callable[[Sequence[str] | None], int], *options: str, name: str) -> tuple[int, str, str]:
+    def main(
+        command: Callable[[Sequence[str] | None], int], *options: str, name: str, **changes: str
+    ) -> tuple[int, str, str]:
         block = network.at(name, network.first_window + NUM_WINDOWS + 1)
         variables = network.environment(name) | {"NETWORK": block.subnet.network, "TEMPLAR_HOME": str(tmp_path / name)}
-        return run_main(command, "--env-file", write_env(tmp_path / ".env", variables), *options)
+        return run_main(command, "--env-file", write_env(tmp_path / ".env", variables | changes), *options)
 
     return main
 
 
 @pytest.fixture
 def rehearsed(call: Call) -> Call:
-    return lambda *options, name="default": call(rehearse.main, *options, name=name)
+    return lambda *options, name="default", **changes: call(rehearse.main, *options, name=name, **changes)
 
 
 @pytest.fixture
@@ -88,6 +90,16 @@ def test_a_payload_that_no_reader_takes_is_named_with_its_reason(
     status, out, _ = rehearsed()
     assert status == 1
     assert "every reader would refuse the payload: [" in out
+
+
+def test_several_ranks_rehearse_under_the_launcher(rehearsed: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(rehearse, "launch", lambda *arguments: asked.append(arguments) or 0)
+    ranks = {"TEMPLAR_RANKS": "2", "TEMPLAR_HOSTS": "2", "TEMPLAR_RENDEZVOUS": "10.0.0.1:29500"}
+    assert rehearsed("--seconds", "1", **ranks)[0] == 0
+    ((settings, folder, command),) = asked
+    assert (settings.ranks, settings.hosts, settings.rendezvous, folder.name) == (2, 1, "", "ranks")
+    assert (command[:3], command[-2:]) == (["deployments", "neuron", "rehearse"], ["--seconds", "1"])
 
 
 def test_who_cannot_rehearse_is_told_why(rehearsed: Call) -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import replace
 from types import MappingProxyType
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from templar.neuron.private_state import PAYLOAD_REPORT
 from templar.neuron.snapshot import PRIVATE_FILE
 from templar.neuron.window_time import TrainingEnd
 from templar.store.directory import DirectoryStore
+from templar.training.cluster import GroupEndedError
 from templar.window import Action, MinerSteps, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.marks import some_quick
@@ -474,6 +476,16 @@ def test_a_late_miner_without_a_slot_owes_nothing(network, monkeypatch):
     assert miner.train(1).reason is Reason.NO_ASSIGNMENT
     network.clock.sleep_until(miner.exchange.expected_times(1).train_until)
     assert miner.train(1).reason is Reason.NO_ASSIGNMENT
+
+
+def test_a_window_whose_ranks_have_ended_is_not_trained_again(network, monkeypatch):
+    first, second = network.miners
+    for miner, kind, again in ((first, PermanentError, None), (second, GroupEndedError, Reason.TRAINER_FAILED)):
+        open_window(miner, 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(miner.trainer, "learn", Mock(side_effect=kind(Reason.TRAINER_FAILED, "for a test")))
+            assert miner.train(1).reason is Reason.TRAINER_FAILED
+        assert miner.train(1).reason is again, "what is left of the window belongs to the next process"
 
 
 def test_nothing_is_published_after_its_deadline(network):

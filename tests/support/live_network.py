@@ -262,7 +262,8 @@ class LiveNetwork:
         pool = f"neuron-{neuron}"
         log = self.plan.folder / "logs" / f"{pool}-again.log"
         env = self.plan.server.environment()
-        command = bringup.worker_command(pool, "resident")
+        block = self._network.neuron_block(next(each for each in self.neurons if each.name == neuron))
+        command = bringup.ranked_command(bringup.worker_command(pool, "resident"), block)
         self.record.start(partial(start_child, f"worker of {neuron}", command, log=log, env=env, cwd=PROJECT_ROOT))
 
     def steps(self, neuron: str, window: int) -> set[str]:

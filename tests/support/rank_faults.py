@@ -1,14 +1,16 @@
 """Faults of a group of ranks in a network of processes: `python -m tests.support.rank_faults FOLDER FAULTS [SECONDS]`.
 
-One miner of the network trains on two ranks. In every second window, in the middle of its training, one of its
-processes is killed or stopped, or a rank runs out of memory; in the windows between, nothing happens to it. What came
-of each fault is printed as JSON, and at the end what is left of the network.
+One miner of the network trains on two ranks under torch's launcher, which is started again when it ends. In every
+second window, in the middle of its training, one of its processes is killed or stopped, or a rank runs out of memory;
+in the windows between, nothing happens to it. What came of each fault is printed as JSON, and at the end what is left.
 """
 
 import json
+import os
 import random
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,7 +19,6 @@ from unittest import mock
 
 import psutil
 
-from deployments.local import bringup
 from deployments.processes import ProcessIdentity
 from templar.errors import Reason
 from tests.support.fault_network import FaultNetwork
@@ -25,11 +26,12 @@ from tests.support.operator import wait_until
 
 VICTIM = "miner-2"
 SETTINGS = {VICTIM: {"TEMPLAR_RANKS": "2", "TEMPLAR_MICRO_BATCH": "auto"}}
-KINDS = ("rank 0 killed", "rank 1 killed", "launcher killed", "worker killed", "rank stopped", "out of memory")
+KINDS = ("rank 0 killed", "rank 1 killed", "launcher killed", "rank 1 stopped", "out of memory")
+FAULTY = Path(__file__).parent / "faulty_rank"
 WINDOWS = {"blocks_per_window": 40}
 """Long enough for a worker that is started afresh on two busy cores, and its group; a fast machine needs less."""
 TRAINING = {"batch_size": 16, "micro_batch_size": 16, "inner_steps": 400}
-"""With the pauses of `tests.support.faulty_rank` no window is long enough for all steps."""
+"""With the pauses of `faulty_rank/sitecustomize.py` no window is long enough for all steps."""
 RECOVERY_SECONDS = 480.0
 """Twelve windows."""
 LATEST_MARK = 40
@@ -66,15 +68,22 @@ class RankFaults:
 
     @contextmanager
     def up(self) -> Iterator[None]:
-        """The network, as long as the context lasts."""
-        stock = bringup.worker_command
+        """The network, as long as the context lasts; the victim's launcher is started again, as `neuron start` does."""
+        ended = threading.Event()
 
-        def command(pool: str, kind: str) -> list[str]:
-            python, option, module, *arguments = stock(pool, kind)
-            return [python, option, "tests.support.ranked_worker" if pool == f"neuron-{VICTIM}" else module, *arguments]
+        def keep_running() -> None:
+            while not ended.wait(0.5):
+                if all(entry.name != f"worker of {VICTIM}" for entry in self.network.record.running()):
+                    self.network.start_worker(VICTIM)
 
-        with mock.patch.object(bringup, "worker_command", command), self.network:
-            yield
+        with mock.patch.dict(os.environ, {"PYTHONPATH": str(FAULTY)}), self.network:
+            keeper = threading.Thread(target=keep_running)
+            keeper.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                keeper.join()
 
     def inject(self, number: int, *, seed: int = 1) -> list[Outcome]:
         """Inject faults of all kinds in turn, and wait for what comes of them; each is noted in a file as well."""
@@ -85,10 +94,9 @@ class RankFaults:
             window = self._wait_for_training(window, marks)
             if fault and self._was_late(fault[1] + 1) and window == fault[1] + 2:
                 window = self._wait_for_training(window + 1, marks)
-            victims = self._processes()
-            self._inject(kind, victims, index // len(KINDS) % 2)
+            self._inject(kind, self._processes())
             self._wait_for_end(window)
-            (self._tensors / "out_of_memory").unlink(missing_ok=True)
+            self._no_memory.unlink(missing_ok=True)
             outcomes += [self._outcome(*fault)] if fault else []  # what its next window came to is known by now
             fault, window = (kind, window, marks), window + 2
         return [*outcomes, *([self._outcome(*fault)] if fault else [])]
@@ -120,47 +128,41 @@ class RankFaults:
         return [name for name in names if name.startswith(("templar-", "torchelastic_"))]
 
     @property
-    def _tensors(self) -> Path:
-        """The folder of the trainer's files."""
-        neuron = next(neuron for neuron in self.network.neurons if neuron.name == VICTIM)
-        return self.network.plan.home(neuron) / "ranks" / "tensors"
+    def _no_memory(self) -> Path:
+        """The file that takes the memory of rank 1."""
+        return self.network.temporary / "out_of_memory"
 
     def _wait_for_training(self, first: int, marks: int) -> int:
         """Wait until both ranks have made so many forward passes in a window, from this one on; which one it is."""
-        found = first
+        found, before = first - 1, [0, 0]
 
         def is_training() -> bool:
-            nonlocal found
-            found = self.network.next_window() - 1
+            nonlocal found, before
+            sizes = [_size(self.network.temporary / f"forward-{rank}.marks") for rank in range(2)]
+            if (now := self.network.next_window() - 1) != found:
+                found, before = now, sizes
             if found < first or "claimed" not in self.network.steps(VICTIM, found):
                 return False
-            by_job = [[*job.glob("forward-*.marks")] for job in self._tensors.glob("*/")]
-            return any(len(files) == 2 and min(_size(file) for file in files) >= marks for files in by_job)
+            return all(size - old >= marks for size, old in zip(sizes, before, strict=True))
 
         self.network.wait(is_training, f"{VICTIM} trains in window {first}")
         return found
 
     def _processes(self) -> dict[str, psutil.Process]:
-        """Worker, launcher and ranks."""
-        worker = psutil.Process(self.network.process(f"worker of {VICTIM}").pid)
-        (launcher,) = [child for child in worker.children() if "torch.distributed.run" in child.cmdline()]
+        """Launcher and ranks."""
+        launcher = psutil.Process(self.network.process(f"worker of {VICTIM}").pid)
         ranks = {f"rank {child.environ()['RANK']}": child for child in launcher.children()}
         group = {"launcher": launcher, **ranks}
         self.seen |= {identity for each in group.values() if (identity := ProcessIdentity.of(each.pid))}
         assert group.keys() == {"launcher", "rank 0", "rank 1"}
-        return {"worker": worker, **group}
+        return group
 
-    def _inject(self, kind: str, victims: dict[str, psutil.Process], rank: int) -> None:
+    def _inject(self, kind: str, victims: dict[str, psutil.Process]) -> None:
         if kind == "out of memory":
-            (self._tensors / "out_of_memory").touch()
-        elif kind == "rank stopped":
-            victims[f"rank {rank}"].send_signal(signal.SIGSTOP)
-        else:
-            worker = self.network.process(f"worker of {VICTIM}")
-            victims[kind.removesuffix(" killed")].send_signal(signal.SIGKILL)
-            if kind == "worker killed":
-                self.network.wait(lambda: not worker.alive, "it is dead")
-                self.network.start_worker(VICTIM)
+            self._no_memory.touch()
+            return
+        name, _, fault = kind.rpartition(" ")
+        victims[name].send_signal(signal.SIGSTOP if fault == "stopped" else signal.SIGKILL)
 
     def _wait_for_end(self, window: int) -> None:
         self.network.wait(lambda: self.network.is_final(VICTIM, window), f"the run of window {window} has ended")

@@ -1,6 +1,14 @@
-"""A small training that several ranks share, and what is asked of it."""
+"""A small training that several ranks share, and what rank 0 does with it in a test.
 
+python -m templar.training.torchrun SETTINGS FOLDER tests.support.ranked_training SCENE SETTINGS FILE
+"""
+
+import json
+import signal
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -8,9 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from templar.errors import PermanentError, Reason
 from templar.hparams import TrainerSettings, load_hparams
+from templar.interrupt import StoppedError, clear_stop, request_stop
+from templar.training.cluster import ClusterTrainer, GroupEndedError, open_trainer
 from templar.training.model import build_model, parameters_of
-from templar.training.ranks import RankedTrainer
 from templar.training.train import OptimizerState, Trainer, TrainResult
 
 HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 8, "micro_batch_size": 2, "inner_steps": 4}})
@@ -34,7 +44,7 @@ def settings(ranks: int = 2, sharding: str = "replicated", **changes: Any) -> Tr
     return TrainerSettings.model_validate({"ranks": ranks, "sharding": sharding, "repeatable": False} | changes)
 
 
-def learn(trainer: Trainer | RankedTrainer, **changes: Any) -> TrainResult:
+def learn(trainer: Trainer | ClusterTrainer, **changes: Any) -> TrainResult:
     params, sequences = changes.pop("params", PARAMS), changes.pop("sequences", tokens())
     arguments: dict[str, Any] = {
         "training": TRAINING,
@@ -60,12 +70,6 @@ def assert_close(found: TrainResult, expected: TrainResult) -> None:
     assert found.mean_loss == pytest.approx(expected.mean_loss, rel=1e-5)
 
 
-def processes(trainer: RankedTrainer) -> list[psutil.Process]:
-    """The launcher and the ranks."""
-    assert trainer.group is not None
-    return [psutil.Process(trainer.group.launcher.pid), *trainer.group.processes.values()]
-
-
 def is_there(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -78,3 +82,92 @@ def wait_until_gone(victims: list[psutil.Process]) -> None:
     while left := [victim for victim in victims if is_there(victim)]:
         assert time.monotonic() < give_up, left
         time.sleep(0.05)
+
+
+def times(count: int) -> Callable[[], bool]:
+    """Keep going for `count` questions."""
+    left = iter(range(count))
+    return lambda: next(left, None) is not None
+
+
+def expect(reason: Reason, trainer: ClusterTrainer, **changes: Any) -> PermanentError:
+    """The refusal of a training, with this reason."""
+    with pytest.raises(PermanentError) as caught:
+        learn(trainer, **changes)
+    assert caught.value.reason is reason
+    return caught.value
+
+
+def train_as_one(trainer: ClusterTrainer, chosen: TrainerSettings) -> None:
+    """All that one rank can do, with the same results."""
+    alone, ranks = Trainer(MODEL, ONE), trainer.micro_batches._ranks
+    # 1. Four inner steps, twice with the same bits; then four more, from the moments of the first call.
+    first, expected = learn(trainer), learn(alone)
+    assert_close(first, expected)
+    again = learn(trainer)
+    assert all(torch.equal(tensor, again.update[name]) for name, tensor in first.update.items())
+    assert_close(learn(trainer, optimizer=first.optimizer), learn(alone, optimizer=expected.optimizer))
+    assert first.figures is not None
+    where = "" if chosen.hosts == 1 else f" on {chosen.hosts} hosts"
+    assert first.figures.choice.endswith(f"{ranks} ranks{where}, {chosen.sharding}")
+    # 2. The other recipe.
+    demo = TRAINING.model_copy(update={"recipe": "demo"})
+    assert_close(learn(trainer, training=demo), learn(alone, training=demo))
+    # 3. A loss that is not finite in one rank ends the call in all; so does an update that is too large.
+    poisoned = {name: tensor.clone() for name, tensor in PARAMS.items()}
+    poisoned["model.embed_tokens.weight"][MODEL.vocab_size - 1] = torch.nan
+    sequences = tokens()
+    sequences[1::ranks, 0] = MODEL.vocab_size - 1
+    expect(Reason.NON_FINITE_LOSS, trainer, params=poisoned, sequences=sequences)
+    # 4. The time is up in the middle, or before the first step; a stop was asked for.
+    stopped = learn(trainer, training=ENDLESS, keep_going=times(100))
+    assert stopped.stopped_early
+    assert 0 < stopped.num_steps < ENDLESS.inner_steps
+    expect(Reason.NO_TIME_LEFT, trainer, training=ENDLESS, keep_going=lambda: False)
+    with pytest.raises(StoppedError):
+        learn(trainer, training=ENDLESS, keep_going=lambda: not request_stop())
+    clear_stop()
+    # 5. The same processes did all of it; what is agreed is as it was.
+    assert_close(learn(trainer), expected)
+
+
+def wait_for_the_end(trainer: ClusterTrainer, file: Path) -> None:
+    """Train until a fault ends it, and note why; as a worker, this process goes on after the launcher's SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    count = 0
+
+    def keep_going() -> bool:
+        nonlocal count
+        count += 1
+        if count == 10:
+            file.with_suffix(".begun").touch()
+        return True
+
+    before = {name: tensor.clone() for name, tensor in PARAMS.items()}
+    try:
+        learn(trainer, training=ENDLESS, keep_going=keep_going)
+    except GroupEndedError as error:
+        assert all(torch.equal(PARAMS[name], tensor) for name, tensor in before.items())
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps([error.reason, error.message]))
+        part.replace(file)
+
+
+def main(scene: str, settings_json: str, name: str) -> None:
+    """Play rank 0."""
+    chosen, file = TrainerSettings.model_validate_json(settings_json), Path(name)
+    trainer = open_trainer(MODEL, chosen, file.parent)
+    assert isinstance(trainer, ClusterTrainer)
+    trainer.check(TRAINING, length=HPARAMS.data.sequence_length)
+    if scene == "train":
+        train_as_one(trainer, chosen)
+    elif scene == "once":
+        result = learn(trainer)
+        assert result.figures is not None
+        file.write_text(str(result.figures.micro_batch))
+    else:
+        wait_for_the_end(trainer, file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,263 @@
+"""Several ranks under torch's launcher train as one does, and a fault of one of them ends the group with its reason."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from templar.errors import PermanentError, Reason
+from templar.hparams import TrainerSettings
+from templar.neuron.miner import NOTHING_TO_PUBLISH
+from templar.training.cluster import MICRO_BATCH_FILE, ClusterTrainer, interface_to, open_trainer, rank_count
+from templar.training.torchrun import command_of_other_hosts, launch
+from templar.training.train import Trainer
+from tests.support.errors import raising
+from tests.support.ranked_training import HPARAMS, MODEL, TRAINING, settings, wait_until_gone
+
+FAULTY = Path(__file__).parents[1] / "support" / "faulty_rank"
+SECRET = "hush"
+pytestmark = pytest.mark.timeout(300)  # a group imports torch in four processes, on a machine that does other things
+
+
+class Group:
+    """A launcher with its ranks, whose temporary folder marks all of its processes."""
+
+    def __init__(self, folder: Path, chosen: TrainerSettings, scene: str, *, faulty: bool = False) -> None:
+        self.temporary, self.file, self.ranks = folder / "tmp", folder / "result", folder / "ranks"
+        self.temporary.mkdir(exist_ok=True)
+        text = chosen.model_dump_json()
+        command = [*("-m", "templar.training.torchrun", text, self.ranks, "tests.support.ranked_training", scene, text)]
+        self._environment = os.environ | {"TMPDIR": str(self.temporary), "R2_GRADIENTS_WRITE_SECRET_ACCESS_KEY": SECRET}
+        if faulty:
+            self._environment["PYTHONPATH"] = str(FAULTY)
+        self.launcher = self.start([sys.executable, *map(str, command), str(self.file)])
+
+    def start(self, command: list[str]) -> "subprocess.Popen[bytes]":
+        """Start a process of this group."""
+        return subprocess.Popen(command, env=self._environment, start_new_session=True)
+
+    def processes(self) -> list[psutil.Process]:
+        """The launcher and the ranks in their order, once all are there."""
+        launcher = psutil.Process(self.launcher.pid)
+        return [launcher, *sorted(launcher.children(), key=lambda rank: int(rank.environ()["RANK"]))]
+
+    def wait_for(self, file: Path) -> None:
+        give_up = time.monotonic() + 200
+        while not file.exists():
+            assert self.launcher.poll() is None
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+
+    def assert_nothing_left(self) -> None:
+        """No process has this group's temporary folder, and nothing of it lies there."""
+        marked = [process for process in psutil.process_iter() if self._is_ours(process)]
+        wait_until_gone(marked)
+        names = [path.name for folder in (self.temporary, Path("/dev/shm")) for path in folder.iterdir()]
+        assert [name for name in names if name.startswith(("torchelastic", "torch_", "gloo"))] == []
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("TMPDIR") == str(self.temporary)
+        except psutil.Error:
+            return False
+
+    def close(self) -> None:
+        for process in psutil.process_iter():
+            if self._is_ours(process):
+                process.kill()
+        self.launcher.wait()
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Iterator[Callable[..., Group]]:
+    """Begin groups, of which nothing is left at the end."""
+    groups: list[Group] = []
+
+    def begin(chosen: TrainerSettings, scene: str, **options: Any) -> Group:
+        groups.append(Group(tmp_path, chosen, scene, **options))
+        return groups[-1]
+
+    yield begin
+    for group in groups:
+        group.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
+def test_two_ranks_train_as_one_does(begun: Callable[..., Group], sharding: str) -> None:
+    group = begun(settings(2, sharding), "train")
+    assert group.launcher.wait() == 0
+    assert not group.ranks.exists()
+    group.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "sharding"), [(1, "replicated"), pytest.param(2, "sharded", marks=pytest.mark.long)])
+def test_two_hosts_train_as_one_does(begun: Callable[..., Group], ranks: int, sharding: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
+    chosen = settings(ranks, sharding, hosts=2, rendezvous=rendezvous)
+    group = begun(chosen, "train")
+    other = group.start(["sh", "-c", command_of_other_hosts(chosen).replace("NUMBER", "1")])
+    assert group.launcher.wait() == 0
+    os.killpg(other.pid, signal.SIGTERM)
+    other.wait()
+    group.assert_nothing_left()
+
+
+def kill_rank(processes: list[psutil.Process], _: Path) -> None:
+    processes[2].kill()
+
+
+def stop_rank(processes: list[psutil.Process], _: Path) -> None:
+    processes[2].suspend()
+
+
+def run_out_of_memory(_: list[psutil.Process], temporary: Path) -> None:
+    (temporary / "out_of_memory").touch()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (kill_rank, Reason.TRAINER_FAILED),
+        pytest.param(stop_rank, Reason.TRAINER_FAILED, marks=pytest.mark.long),
+        (run_out_of_memory, Reason.OUT_OF_MEMORY),
+    ],
+)
+def test_a_fault_ends_the_group_with_its_reason(
+    begun: Callable[..., Group], fault: Callable[[list[psutil.Process], Path], None], reason: Reason
+) -> None:
+    group = begun(settings(2, micro_batch="auto"), "endless", faulty=True)
+    group.wait_for(group.file.with_suffix(".begun"))
+    processes = group.processes()
+    # 1. Rank 1 has no key, and nobody outside of this machine reaches any of them.
+    assert [SECRET in process.environ().values() for process in processes] == [True, True, False]
+    listening = [each for process in processes for each in process.net_connections() if each.status == "LISTEN"]
+    assert {each.laddr.ip for each in listening} <= {"127.0.0.1", "::1"}
+    assert group.ranks.stat().st_mode & 0o777 == 0o700
+    # 2. The reason is said before the launcher ends all of it.
+    fault(processes, group.temporary)
+    assert group.launcher.wait() == 1
+    found, message = json.loads(group.file.read_text())
+    assert found == reason
+    assert found in NOTHING_TO_PUBLISH
+    wait_until_gone(processes)
+    group.assert_nothing_left()
+    assert not group.ranks.exists()
+    # 3. After out-of-memory the next group begins with smaller micro-batches, as long as `auto` chooses them.
+    note = group.file.with_name(MICRO_BATCH_FILE)
+    if reason is not Reason.OUT_OF_MEMORY:
+        assert "`templar neuron logs --process worker`" in message
+        assert not note.exists()
+        return
+    assert "micro-batches of 4: nothing is published in this window, and the next one takes 2" in message
+    for micro_batch, expected in (("auto", "2"), ("preset", "2"), ("auto", "4")):
+        again = begun(settings(2, micro_batch=micro_batch), "once")
+        assert again.launcher.wait() == 0
+        assert group.file.read_text() == expected
+    assert not note.exists()
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_launcher_that_is_killed(begun: Callable[..., Group]) -> None:
+    group = begun(settings(2), "endless")
+    group.wait_for(group.file.with_suffix(".begun"))
+    processes = group.processes()
+    processes[0].send_signal(signal.SIGKILL)
+    group.launcher.wait()
+    wait_until_gone(processes)
+    group.assert_nothing_left()
+    # What it left in its folder is no obstacle.
+    assert begun(settings(2), "once").launcher.wait() == 0
+    assert not group.ranks.exists()
+
+
+def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
+    assert isinstance(open_trainer(MODEL, TrainerSettings(), tmp_path), Trainer)
+    assert rank_count(TrainerSettings(ranks="auto", repeatable=False)) == 1
+    printed = subprocess.run(
+        [sys.executable, "-m", "templar.training.torchrun", TrainerSettings().model_dump_json(), tmp_path, "this"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Namespaces are one honking great idea" in printed.stdout
+
+
+def test_several_ranks_in_a_process_of_its_own_are_refused(tmp_path: Path) -> None:
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT, match="ask for 2 ranks, and this process is alone: .*start"):
+        open_trainer(MODEL, settings(2), tmp_path)
+
+
+def test_ranks_that_the_machine_has_no_devices_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert rank_count(settings(2, device="auto")) == 2
+    assert rank_count(TrainerSettings(ranks="auto", device="auto", repeatable=False)) == 2
+    assert rank_count(TrainerSettings(ranks="auto", device="cuda:1", repeatable=False)) == 1
+    assert rank_count(settings(4)) == 4  # on the CPU
+    with pytest.raises(PermanentError, match="TEMPLAR_RANKS is 3, and this machine has 2 CUDA devices: set auto"):
+        rank_count(settings(3, device="auto"))
+    for several in (settings(2, device="cuda:1"), settings(1, device="cuda:1", hosts=2, rendezvous="10.0.0.1:29500")):
+        with pytest.raises(PermanentError, match="is 2, and TEMPLAR_DEVICE cuda:1 is one device: set cuda"):
+            rank_count(several)
+
+
+@pytest.mark.parametrize(
+    ("rendezvous", "problem"),
+    [
+        ("192.0.2.1:29500", "which is no address of this host: set one"),
+        ("nobody.invalid:29500", "there is no way to the rendezvous nobody.invalid:29500"),
+        ("127.0.0.1:70000", "there is no way to the rendezvous 127.0.0.1:70000"),
+    ],
+)
+def test_a_rendezvous_that_is_not_this_hosts_own(tmp_path: Path, rendezvous: str, problem: str) -> None:
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT, match=problem):
+        launch(settings(1, hosts=2, rendezvous=rendezvous), tmp_path / "ranks", ["this"])
+    assert interface_to("127.0.0.1:29500", is_own=True) == "lo"
+
+
+class _Member:
+    """A place in a group that nobody uses."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def alone(chosen: TrainerSettings, folder: Path) -> ClusterTrainer:
+    """A trainer whose group does nothing."""
+    return ClusterTrainer(MODEL, chosen, _Member(rank_count(chosen)), folder)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "micro_batch", "remedy"),
+    [
+        (3, "preset", "3 ranks do not divide training.batch_size 8: set TEMPLAR_RANKS to 1, 2, 4, 8"),
+        (3, "auto", "3 ranks do not divide training.batch_size 8: set TEMPLAR_RANKS to 1, 2, 4, 8"),
+        (8, "preset", "is 2 and does not divide training.batch_size 8 / 8 ranks: set auto, preset or one of 1"),
+        (2, 8, "is 8 and does not divide training.batch_size 8 / 2 ranks: set auto, preset or one of 1, 2, 4"),
+    ],
+)
+def test_a_batch_that_the_ranks_do_not_divide(tmp_path: Path, ranks: int, micro_batch: int | str, remedy: str) -> None:
+    with pytest.raises(PermanentError, match=remedy) as caught:
+        alone(settings(ranks, micro_batch=micro_batch), tmp_path).check(TRAINING, length=HPARAMS.data.sequence_length)
+    assert caught.value.reason is Reason.BAD_ENVIRONMENT
+
+
+def test_auto_shards_a_model_that_does_not_fit_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = alone(settings(sharding="auto"), tmp_path)
+    assert not trainer.micro_batches.sharded(HPARAMS.data.sequence_length)
+    monkeypatch.setattr("templar.training.device.psutil.virtual_memory", lambda: type("", (), {"available": 1000}))
+    assert trainer.micro_batches.sharded(HPARAMS.data.sequence_length)
