@@ -27,7 +27,7 @@ from torch import Tensor
 from benchmarks.command import measured
 from benchmarks.large_model import RULE, layout, payload, random_tensors
 from benchmarks.pseudo_gradients import REFERENCE, Chosen, Setup, chosen_coefficients, embedded_text, ours, train
-from benchmarks.reference.wire import QuantisedValues, RawCoding, pack_12_bits
+from benchmarks.reference_codes import QuantisedValues, RawCoding, pack_12_bits
 from templar.gradient.codec import wire
 from templar.gradient.codec.values import SignAndScale, ValueCoding
 from templar.gradient.compress import FeedbackState, compress_with

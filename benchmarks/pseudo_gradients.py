@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from benchmarks.reference.wire import QuantisedValues, RawCoding, StatisticalQuantiser, aggregate_values, pack_12_bits
+from benchmarks.reference_codes import QuantisedValues, RawCoding, StatisticalQuantiser, aggregate_values, pack_12_bits
 from templar.data.assignment import Epoch, SlotPlan, assign
 from templar.data.corpus import collect_documents
 from templar.data.dataset import HELD_OUT_ROWS_PER_PAGE
@@ -189,7 +189,7 @@ def reference(learnt: Learnt) -> NetworkView:
     for tensor in learnt.layout.tensors:
         coded = [one.tensors[tensor.name] for one in compressed]
         peers = [(one.indices, REFERENCE.decode(one)) for one in coded]
-        update[tensor.name] = from_chunks(aggregate_values(peers, tensor.chunk_length, rule="median_clip"), tensor)
+        update[tensor.name] = from_chunks(aggregate_values(peers, tensor.chunk_length), tensor)
     return NetworkView(compressed, tuple(sum(map(_stored_bytes, one.tensors.values())) for one in compressed), update)
 
 

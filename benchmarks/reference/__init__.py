@@ -1,1 +1,0 @@
-"""Formats of the public framework templar, read for comparison."""

@@ -1,0 +1,115 @@
+"""The wire codes of the framework templar, releases 0.2.82 and 2.1.3, in readable form.
+
+They are here to compare with; this network publishes none of them. Each function gives bit for bit what they do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RawValues:
+    """Values written as they are (0.2.82): indices int16 and values float32, both (C, k)."""
+
+    indices: Tensor
+    values: Tensor
+
+
+class RawCoding:
+    """The value coding of 0.2.82: none."""
+
+    def encode(self, indices: Tensor, values: Tensor) -> RawValues:
+        """Keep the values."""
+        return RawValues(indices.to(torch.int16), values)
+
+    def decode(self, coded: RawValues) -> Tensor:
+        """Give them back."""
+        return coded.values
+
+
+@dataclass(frozen=True)
+class QuantisedValues:
+    """Values of one tensor in a few levels (2.1.3).
+
+    Attributes:
+        indices: Shape (C, k), int64, before packing to 12 bits.
+        codes: Shape (C, k), uint8; the level of each value.
+        shift: Mean of the values.
+        scale: Width of a level.
+        offset: The level of the mean.
+        lookup: Shape (num_bins,), float32; mean distance from the shift of the values in each level.
+    """
+
+    indices: Tensor
+    codes: Tensor
+    shift: float
+    scale: float
+    offset: int
+    lookup: Tensor
+
+
+@dataclass(frozen=True)
+class StatisticalQuantiser:
+    """The value coding of 2.1.3: equal levels over `sigmas` standard deviations, read back as each level's mean.
+
+    Attributes:
+        num_bins: Number of levels.
+        sigmas: Range of the levels together, in standard deviations of the values.
+    """
+
+    num_bins: int
+    sigmas: float
+
+    def encode(self, indices: Tensor, values: Tensor) -> QuantisedValues:
+        """Quantise all values of a tensor with one set of levels."""
+        shift = values.mean()
+        centred = values - shift
+        deviation = centred.norm() / max(values.numel() - 1, 0) ** 0.5 if values.numel() > 1 else torch.tensor(0.0)
+        scale = float(self.sigmas * deviation / self.num_bins)
+        if not 0 < scale < float("inf"):
+            scale = 1.0
+        offset = self.num_bins // 2
+        codes = (centred / scale + offset).round().clamp(0, self.num_bins - 1).to(torch.uint8)
+        counts = torch.zeros(self.num_bins).index_add(0, codes.flatten().long(), torch.ones(values.numel()))
+        sums = torch.zeros(self.num_bins).index_add(0, codes.flatten().long(), centred.flatten())
+        return QuantisedValues(indices, codes, float(shift), scale, offset, sums / counts.clamp(min=1))
+
+    def decode(self, coded: QuantisedValues) -> Tensor:
+        """The mean of each value's level."""
+        return coded.lookup[coded.codes.long()] + coded.shift
+
+
+def pack_12_bits(indices: Tensor) -> Tensor:
+    """Pack an even number of indices below 4096, two into three bytes (2.1.3).
+
+    Returns:
+        uint8, 3 bytes for each pair (a, b): low byte of a; high nibble of a and low nibble of b; high byte of b.
+    """
+    flat = indices.flatten().to(torch.int64)
+    first, second = flat[0::2], flat[1::2]
+    triples = torch.stack([first & 255, (first >> 8) | ((second & 15) << 4), second >> 4], dim=1)
+    return triples.flatten().to(torch.uint8)
+
+
+def aggregate_values(peers: Sequence[tuple[Tensor, Tensor]], chunk_length: int) -> Tensor:
+    """One tensor of all peers together (2.1.3): each coefficient is the mean over those who published it, not over all.
+
+    The values of a peer with the Euclidean norm n count min(1, median / (n + 1e-8)) times, where of an even number of
+    norms the lower middle one is the median.
+
+    Args:
+        peers: Indices (C, k) int64 and values (C, k) float32 of each; k may differ.
+        chunk_length: Coefficients of a chunk.
+
+    Returns:
+        Shape (C, chunk_length), float32, before any transform back; 0 where nobody published.
+    """
+    norms = torch.stack([values.norm() for _, values in peers])
+    factors = (norms.median() / (norms + 1e-8)).clamp(max=1)
+    clipped = torch.cat([values * factor for (_, values), factor in zip(peers, factors, strict=True)], dim=1)
+    indices = torch.cat([indices for indices, _ in peers], dim=1)
+    empty = torch.zeros(len(indices), chunk_length)
+    return empty.scatter_reduce(1, indices, clipped, reduce="mean", include_self=False)
