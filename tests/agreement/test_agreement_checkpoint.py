@@ -123,21 +123,6 @@ def test_another_state_than_the_proven_one_costs_no_transfer(scene):
     assert scene.asked() == []
 
 
-@pytest.mark.parametrize("name", [WEIGHTS, MANIFEST_FILE])
-@pytest.mark.parametrize("lost", [False, True])
-def test_an_interrupted_upload_continues(scene, name, lost):
-    fail_once(scene.store, BUSY, "put_if_absent", "put_file", key=key(name), lost=lost)
-    with pytest.raises(TransientError):
-        scene.publish()
-    if not (name == MANIFEST_FILE and lost):
-        assert list_checkpoints(scene.store, 5) == []
-        scene.refused(Reason.CHECKPOINT_BROKEN)
-    scene.publish()
-    scene.publish()
-    assert len(scene.written()) == len(FILES) + 1 + (not lost)
-    scene.fetch()
-
-
 def test_another_checkpoint_of_the_window_is_refused_and_a_manifest_in_the_folder_is_no_part_of_it(scene):
     (scene.folder / MANIFEST_FILE).write_bytes(b"left from a download")
     (scene.folder / "subfolder").mkdir()

@@ -1,13 +1,14 @@
 """A network that trains on shards: all nodes change the shard in the same window."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from lab.hotkeys import hotkey_from_seed
 from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX
-from templar.agreement.state import StateMark, check_mark
+from templar.agreement.state import check_mark
 from templar.chain.base import Role
 from templar.data.assignment import ShardEpoch, first_epochs
 from templar.data.dataset import ShardedTraining
@@ -22,43 +23,40 @@ from templar.store.directory import DirectoryStore
 from templar.window import Action, open_window
 from tests.support.datasets import numbered_documents
 from tests.support.errors import raising
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 
 STEPS = 2
 """Outer steps between two shards."""
 
 
-def hparams():
-    data = {
+HPARAMS = tiny(
+    "simulation-shards",
+    data={
         "layout": "shards",
         "samples_per_page": 4,
         "pages_per_window": 2,
         "outer_steps_per_shard": STEPS,
         "sequence_length": 32,
-    }
-    return tiny("simulation-shards", data=data)
+    },
+)
 
 
 @pytest.fixture
 def sharded(build):
-    return build(hparams())
+    return build(HPARAMS)
 
 
 @pytest.fixture(scope="module")
-def history(tmp_path_factory):
+def history(build_shared):
     """A network after 8 windows, the shards that its nodes named before each, and what its miners were assigned."""
-    network = Network(tmp_path_factory.mktemp("sharded"), hparams())
-    shards, assignments = [], []
+    network, shards, assignments = build_shared(HPARAMS), [], []
     for window in range(1, 9):
         shards.append({node.workload.shard_epoch(window).position for node in network.nodes.values()})
         network.run([window])
-        uids = [miner.exchange.identity(window).uid for miner in network.miners]
-        assignments.append([network.validator.workload.assignment(window, uid) for uid in uids])
-        assert assignments[-1] == [
-            miner.workload.assignment(window, uid) for miner, uid in zip(network.miners, uids, strict=True)
-        ]
-    yield network, shards, assignments
-    network.stop()
+        nodes = {network.uid(miner): miner for miner in network.miners}
+        assignments.append([network.validator.workload.assignment(window, uid) for uid in nodes])
+        assert assignments[-1] == [miner.workload.assignment(window, uid) for uid, miner in nodes.items()]
+    return network, shards, assignments
 
 
 @pytest.fixture
@@ -67,27 +65,25 @@ def ran(history):
     return history[0]
 
 
+def dataset_of(network):
+    return DirectoryStore(network.world.root / "buckets" / DATASET_BUCKET)
+
+
 def positions(node, windows):
     return [node.workload.shard_epoch(window).position for window in windows]
 
 
-def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(history):
-    network, shards, _ = history
+def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before_and_no_sample_comes_twice(history):
+    network, shards, assignments = history
     # After window w there are w outer steps, and window w + 2 follows them.
     assert shards == [{0}, {0}, {0}, {1}, {1}, {2}, {2}, {3}]
     assert len(network.roots(8)) == 1
     assert network.validator.state.epochs == (ShardEpoch(8, 3), ShardEpoch(10, 4))
-
-
-def test_no_sample_is_assigned_twice_while_a_shard_lasts(history):
-    network, shards, assignments = history
     assigned = {}
-    for positions_, of_window in zip(shards, assignments, strict=True):
-        for assignment in of_window:
-            assigned.setdefault(*positions_, []).extend(assignment.units)
+    for (position,), of_window in zip(shards, assignments, strict=True):
+        assigned.setdefault(position, []).extend(unit for assignment in of_window for unit in assignment.units)
     assert sorted(assigned) == [0, 1, 2, 3]
-    for units in assigned.values():
-        assert len(units) == len(set(units))
+    assert all(len(units) == len(set(units)) for units in assigned.values())
     workload = network.validator.workload
     epochs = [workload.shard_epoch(window) for window in (4, 6, 8)]
     assert len({workload._permuted(epoch)[0].key for epoch in epochs}) == 3, "each epoch has an order of its own"
@@ -108,8 +104,7 @@ def test_a_node_that_restarts_around_a_swap_goes_on_with_the_same_shards(sharded
 def test_a_late_node_takes_the_shards_from_a_checkpoint(sharded):
     sharded.run([1])
     name = sharded.miners[0].name
-    away = sharded.nodes.pop(name)
-    away.stop()
+    sharded.nodes.pop(name).stop()
     for window in range(2, 7):
         sharded.run([window])
         publish_newest_checkpoint(sharded.config(sharded.aggregator))
@@ -123,31 +118,24 @@ def test_a_late_node_takes_the_shards_from_a_checkpoint(sharded):
 
 
 def test_null_windows_delay_the_next_shard(build):
-    network = build(hparams(), actors=("silent",))
-    network.run([1, 2, 3, 4])
+    network = build(HPARAMS, actors=("silent",), windows=[1, 2, 3, 4])
     assert network.validator.state.epochs == first_epochs(1)
     assert positions(network.validator, range(1, 7)) == [0] * 6
 
 
-def test_a_checkpoint_with_other_epochs_is_forged(ran):
-    state = ran.validator.state
-    check_mark(state.params, state.mark, "the own state")
+def test_a_checkpoint_with_other_epochs_is_forged_and_windows_beyond_the_known_ones_are_refused(ran):
+    state, mark = ran.validator.state, ran.validator.state.mark
+    check_mark(state.params, mark, "the own state")
     for epochs in ((), (ShardEpoch(1, 0),), (ShardEpoch(4, 1), ShardEpoch(5, 2))):
-        mark = state.mark
-        forged = StateMark(mark.window, mark.outer_steps, mark.root, mark.previous_root, mark.null, epochs)
         with raising(PermanentError, Reason.ROOT_DIFFERS):
-            check_mark(state.params, forged, "a checkpoint")
-
-
-def test_windows_beyond_what_the_state_knows_are_refused(ran):
+            check_mark(state.params, replace(mark, epochs=epochs), "a checkpoint")
     with raising(TransientError, Reason.WINDOW_NOT_OPEN, match="catch up first"):
         ran.validator.workload.assignment(11, 3)
-    found = known_epochs(ran.validator.config, ran.validator.birth)
-    assert found == (ran.validator.state.epochs, 8)
+    assert known_epochs(ran.validator.config, ran.validator.birth) == (state.epochs, 8)
 
 
 def test_an_observer_replays_a_network_of_shards_and_forgets_those_of_another_history(ran):
-    observer = ran.world.observer()
+    observer = ran.observer()
     ran.to_window(10)
     assert catch_up(observer, 8, deadline=observer.chain.clock.now()) == 8
     assert observer.state.mark == ran.validator.state.mark
@@ -157,12 +145,10 @@ def test_an_observer_replays_a_network_of_shards_and_forgets_those_of_another_hi
     for window in (6, 200, 399):
         with raising(PermanentError, Reason.WINDOW_PASSED):
             workload.shard_epoch(window)
-    observer.stop()
 
 
 def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_another_dataset(sharded, tmp_path):
     config = sharded.config(sharded.aggregator)
-    store = DirectoryStore(sharded.world.root / "buckets" / DATASET_BUCKET)
     other = DirectoryStore(tmp_path)
     documents = numbered_documents("alpha", num_documents=8, num_lines=30)
     build_shards(documents, tmp_path / "built", vocab_size=256, sequence_length=32, samples_per_shard=40)
@@ -172,13 +158,13 @@ def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_a
         rotate_shards(config, dataset, lambda percentage: None)
     assert not [*(tmp_path / "shards").glob("train_*")]
     sharded.bucket(sharded.aggregator).delete([START_WINDOW_KEY])
-    dataset = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path / "first")
+    dataset = ShardedDataset([dataset_of(sharded)], DATASET_PREFIX, folder=tmp_path / "first")
     assert rotate_shards(config, dataset, lambda percentage: None).current == (0,)
 
 
 def test_many_registrations_do_not_stop_a_network(build):
     """Where a shard has fewer pages than slots were wanted, some miners wait in each window."""
-    network = build(hparams())
+    network = build(HPARAMS)
     for number in range(80):
         hotkey = hotkey_from_seed(bytes([number]) * 32)
         network.world.chain.register(hotkey.address)
@@ -194,8 +180,7 @@ def test_many_registrations_do_not_stop_a_network(build):
 
 
 def test_shards_that_are_not_enough_for_one_miner_are_refused_at_the_start(sharded, tmp_path):
-    store = DirectoryStore(sharded.world.root / "buckets" / DATASET_BUCKET)
-    shards = ShardedDataset([store], DATASET_PREFIX, folder=tmp_path)
+    shards = ShardedDataset([dataset_of(sharded)], DATASET_PREFIX, folder=tmp_path)
     samples = shards.num_samples(shards.num_shards - 1)
     ShardedTraining(shards, 32, samples_per_page=samples // 2, pages_per_window=2)
     with raising(PermanentError, Reason.DATASET_TOO_SMALL):

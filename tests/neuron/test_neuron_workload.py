@@ -1,6 +1,5 @@
 """What a preview shows is what the miner trains on."""
 
-from templar.data.dataset import PagedTraining
 from templar.errors import PermanentError, Reason
 from templar.neuron.workload import preview
 from templar.window import open_window
@@ -12,16 +11,11 @@ def test_a_preview_is_what_the_miner_trains_on(network):
     open_window(miner, 1)
     report = miner.fetch_pages(1)
     own = miner.exchange.identity(1).uid
-    observer = network.world.observer()
-    try:
-        found = preview(observer.workload, 1, own, num_texts=3)
-    finally:
-        observer.stop()
+    found = preview(network.observer().workload, 1, own, num_texts=3)
     assert (found.window, found.uid, found.digest) == (1, own, report.assignment)
     assert found.num_sequences == report.num_sequences
     assert tuple(page.index for page in found.pages) == report.units
     rows = miner.hparams.data.rows_per_page
-    assert isinstance(miner.workload.dataset, PagedTraining)
     pages = miner.workload.dataset.pages
     for page in found.pages:
         text = pages.read_page(page.index)
@@ -30,12 +24,7 @@ def test_a_preview_is_what_the_miner_trains_on(network):
     trained = miner._training_sequences(1)
     assert found.texts == tuple(miner.workload.tokenizer.decode(row) for row in trained[:3].tolist())
     assert all(found.texts)
-
-
-def test_a_preview_without_a_slot_is_empty_and_one_before_the_start_is_refused(network):
-    workload = network.miners[0].workload
-    open_window(network.miners[0], 1)
-    nobody = preview(workload, 1, 200, num_texts=3)
-    assert (nobody.pages, nobody.num_sequences, nobody.texts) == ((), 0, ())
+    nobody = preview(miner.workload, 1, 200, num_texts=3)
+    assert (nobody.pages, nobody.num_sequences, nobody.texts) == ((), 0, ()), "without a slot it is empty"
     with raising(PermanentError, Reason.WINDOW_PASSED, match="began with window 1"):
-        preview(workload, 0, 3, num_texts=3)
+        preview(miner.workload, 0, 3, num_texts=3)
