@@ -17,26 +17,26 @@ values = st.recursive(
 )
 
 
-def test_canonical_json_is_sorted_dense_and_ascii() -> None:
+def test_canonical_json_is_sorted_dense_and_ascii():
     value = {"b": [1, 2.5, None, True], "a": {"ü": "\n"}, "": -0.0, "c": 1.0}
     assert canonical_json(value) == b'{"":-0.0,"a":{"\\u00fc":"\\n"},"b":[1,2.5,null,true],"c":1.0}'
 
 
 @settings(max_examples=50)
 @given(values)
-def test_what_is_written_reads_back_and_is_written_the_same_again(value: object) -> None:
+def test_what_is_written_reads_back_and_is_written_the_same_again(value):
     data = canonical_json(value)
     assert json.loads(data) == value
     assert canonical_json(json.loads(data)) == data
 
 
-def test_values_that_are_not_json_are_refused() -> None:
+def test_values_that_are_not_json_are_refused():
     for value in (float("nan"), -float("inf"), {1, 2}, b"bytes", Path(), {(1, 2): 3}, {1: "a", "b": 2}):
         with pytest.raises(ValueError, match="JSON"):
             canonical_json([value])
 
 
-def test_hashes(tmp_path: Path) -> None:
+def test_hashes(tmp_path):
     assert sha256_hex(b"abc") == ABC_SHA256
     file = tmp_path / "abc"
     file.write_bytes(b"abc")
@@ -45,7 +45,7 @@ def test_hashes(tmp_path: Path) -> None:
     assert file_sha256(file) == hashlib.sha256(bytes(3_000_000)).hexdigest()
 
 
-def test_a_seed_is_the_first_half_of_the_hash_of_domain_and_parts() -> None:
+def test_a_seed_is_the_first_half_of_the_hash_of_domain_and_parts():
     data = b"domain" + (2).to_bytes(8, "little") + b"ab" + (1).to_bytes(8, "little") + b"7"
     assert keyed_seed("domain", "ab", 7) == int.from_bytes(hashlib.sha256(data).digest()[:16], "little")
 
@@ -55,7 +55,7 @@ parts = st.lists(st.text(max_size=4), max_size=4)
 
 @settings(max_examples=50)
 @given(parts, parts)
-def test_seeds_of_different_lists_differ(left: list[str], right: list[str]) -> None:
+def test_seeds_of_different_lists_differ(left, right):
     assert 0 <= keyed_seed("d", *left) < 2**128
     assert (keyed_seed("d", *left) == keyed_seed("d", *right)) == (left == right)
     assert keyed_seed("d", *left) != keyed_seed("e", *left)

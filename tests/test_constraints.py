@@ -1,6 +1,5 @@
 """constraints.txt: what `make` installs, exactly: no library's service runs on a release that nobody tried."""
 
-from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -12,7 +11,7 @@ OF_THE_PLATFORM = "cuda", "nvidia", "triton"
 """Beginnings of what torch brings along on machines with a GPU, in the versions that it asks for itself."""
 
 
-def brought_along(name: str, extras: frozenset[str], seen: set[str]) -> Iterator[tuple[str, str]]:
+def brought_along(name, extras, seen):
     """Each package that an installed one needs, directly or not, with its installed version."""
     for text in distribution(name).requires or ():
         needed = Requirement(text)
@@ -25,7 +24,7 @@ def brought_along(name: str, extras: frozenset[str], seen: set[str]) -> Iterator
             yield from brought_along(needed.name, frozenset(needed.extras), seen)
 
 
-def test_everything_that_is_installed_is_pinned_in_its_version() -> None:
+def test_everything_that_is_installed_is_pinned_in_its_version():
     lines = [line.split("==") for line in PINS.read_text().splitlines() if "==" in line and not line.startswith("#")]
     pins = {canonicalize_name(name): version for name, version in lines}
     assert len(pins) == len(lines), "a package stands there twice"

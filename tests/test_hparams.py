@@ -1,6 +1,4 @@
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,20 +13,20 @@ from tests.support.errors import raising
 TREE: dict[str, Any] = json.loads(HPARAMS_FILE.read_text(encoding="utf-8"))
 
 
-def refused(call: Callable[[], Any]) -> str:
+def refused(call):
     """The message of the error that a call must end with."""
     with raising(PermanentError, Reason.BAD_HPARAMS) as caught:
         call()
     return caught.value.message
 
 
-def file_with(tmp_path: Path, presets: Any) -> Path:
+def file_with(tmp_path, presets):
     path = tmp_path / "numbers.json"
     path.write_text(presets if isinstance(presets, str) else json.dumps(presets), encoding="utf-8")
     return path
 
 
-def test_every_preset_of_the_file_loads() -> None:
+def test_every_preset_of_the_file_loads():
     names = preset_names()
     assert names == tuple(TREE)
     assert {DEFAULT_PRESET, *SHAPES} < {*names}
@@ -83,7 +81,7 @@ PARAMETERS = {"8B": 8_030_261_248, "70B": 70_553_706_496}
 
 
 @pytest.mark.parametrize("preset", SHAPES)
-def test_presets_named_after_a_published_model_have_its_values(preset: str) -> None:
+def test_presets_named_after_a_published_model_have_its_values(preset):
     hparams = load_hparams(preset)
     model, values = hparams.model, hparams.model_dump()
     shape = model.hidden_size, model.intermediate_size, model.num_hidden_layers, model.num_attention_heads
@@ -94,7 +92,7 @@ def test_presets_named_after_a_published_model_have_its_values(preset: str) -> N
 
 
 @pytest.mark.parametrize("preset", SHAPES)
-def test_weights_are_not_due_just_when_the_usual_limit_on_them_ends(preset: str) -> None:
+def test_weights_are_not_due_just_when_the_usual_limit_on_them_ends(preset):
     """Subnets take weights once in 100 blocks, and the step comes some blocks earlier in one window than in another."""
     hparams = load_hparams(preset)
     blocks = hparams.windows.blocks_per_window
@@ -106,7 +104,7 @@ HOSTS = {"150M": 165e12, "1B": 989e12, "8B": 8 * 989e12, "70B": 8 * 989e12}
 
 
 @pytest.mark.parametrize("preset", HOSTS)
-def test_a_window_leaves_time_for_all_inner_steps_at_40_percent_of_the_peak(preset: str) -> None:
+def test_a_window_leaves_time_for_all_inner_steps_at_40_percent_of_the_peak(preset):
     hparams = load_hparams(preset)
     windows, training, length = hparams.windows, hparams.training, hparams.data.sequence_length
     tokens = training.batch_size * training.inner_steps * length
@@ -120,11 +118,11 @@ def test_a_window_leaves_time_for_all_inner_steps_at_40_percent_of_the_peak(pres
     assert needed <= end.at - begins
 
 
-def test_local_large_has_a_model_of_millions() -> None:
+def test_local_large_has_a_model_of_millions():
     assert 4e6 <= num_parameters(load_hparams("local-large").model) <= 8e6
 
 
-def test_presets_and_overrides_are_merged_key_by_key() -> None:
+def test_presets_and_overrides_are_merged_key_by_key():
     local, demo = load_hparams("local"), load_hparams("local-demo")
     assert (demo.training.recipe, demo.training.schedule.warmup_steps) == ("demo", 5)
     assert demo.training.schedule.eta_min_factor == local.training.schedule.eta_min_factor
@@ -151,9 +149,7 @@ def test_presets_and_overrides_are_merged_key_by_key() -> None:
         ("storage", {"retention_windows": 5}, "must be larger than storage.checkpoint_frequency 5"),
     ],
 )
-def test_a_bad_value_is_named_with_file_preset_key_and_remedy(
-    tmp_path: Path, section: str, change: dict[str, Any], complaint: str
-) -> None:
+def test_a_bad_value_is_named_with_file_preset_key_and_remedy(tmp_path, section, change, complaint):
     presets = {**TREE, "mine": {"extends": "local", section: change}}
     path = file_with(tmp_path, presets)
     message = refused(lambda: load_hparams("mine", path=path))
@@ -161,7 +157,7 @@ def test_a_bad_value_is_named_with_file_preset_key_and_remedy(
     assert complaint in message
 
 
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
+def test_a_missing_key_is_named(tmp_path):
     for section, key in (("windows", "block_seconds"), ("peers", None)):
         mine = json.loads(json.dumps(TREE["local"]))
         del (mine[section] if key else mine)[key or section]
@@ -185,14 +181,14 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_file_that_holds_no_such_preset_is_refused(tmp_path: Path, presets: Any, complaint: str) -> None:
+def test_a_file_that_holds_no_such_preset_is_refused(tmp_path, presets, complaint):
     path = file_with(tmp_path, presets)
     message = refused(lambda: load_hparams("mine", path=path))
     assert message.startswith(str(path))
     assert complaint in message
 
 
-def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_stands_twice_is_refused(tmp_path):
     path = tmp_path / "hparams.json"
     for text in (
         '{"mine": {}, "mine": {}}',
@@ -205,7 +201,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     assert "cannot be read as JSON" in refused(lambda: preset_names(path))
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     gone = tmp_path / "gone.json"
     for call in (lambda: load_hparams("local", path=gone), lambda: preset_names(gone)):
         assert refused(call) == f"{gone}: no such file; run from the project's root or pass its path"
@@ -228,7 +224,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_the_digest_covers_every_section_that_nodes_must_agree_on_and_how_long_objects_are_kept() -> None:
+def test_the_digest_covers_every_section_that_nodes_must_agree_on_and_how_long_objects_are_kept():
     local = load_hparams("local")
     for section in HParams.model_fields:
         changed = load_hparams("local", overrides={section: CHANGES[section]})

@@ -1,5 +1,4 @@
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,12 +8,12 @@ from templar.interrupt import StoppedError
 
 
 @pytest.fixture(autouse=True)
-def _no_stop_is_left() -> Iterator[None]:
+def _no_stop_is_left():
     yield
     interrupt.clear_stop()
 
 
-def test_a_request_stops_the_next_check_and_every_wait_until_it_is_cleared() -> None:
+def test_a_request_stops_the_next_check_and_every_wait_until_it_is_cleared():
     interrupt.request_stop()
     for stopped in (interrupt.check_stop, lambda: interrupt.wait(0), lambda: interrupt.wait(3600)):
         with pytest.raises(StoppedError) as caught:
@@ -25,10 +24,10 @@ def test_a_request_stops_the_next_check_and_every_wait_until_it_is_cleared() -> 
     interrupt.wait(0)
 
 
-def test_a_request_wakes_a_thread_that_waits() -> None:
+def test_a_request_wakes_a_thread_that_waits():
     outcomes: list[BaseException] = []
 
-    def wait() -> None:
+    def wait():
         try:
             interrupt.wait(3600)
         except StoppedError as error:

@@ -1,43 +1,41 @@
 import sqlite3
 import threading
-from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from templar.errors import PermanentError, Reason, TransientError
-from templar.statefile import Migration, StateFile
+from templar.statefile import StateFile
 from tests.support.errors import raising
 
 SCHEMA = "CREATE TABLE notes (number INTEGER PRIMARY KEY, text TEXT NOT NULL) STRICT;"
 
 
-def opened(path: Path, *, version: int = 1, migrations: Mapping[int, Migration] | None = None) -> StateFile:
+def opened(path, *, version=1, migrations=None):
     return StateFile(
         path, schema=SCHEMA, version=version, remedy="move it away", migrations=migrations or {}, durable=False
     )
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> StateFile:
+def file(tmp_path):
     return opened(tmp_path / "new" / "notes.sqlite")
 
 
-def numbers(file: StateFile) -> list[int]:
+def numbers(file):
     return [row[0] for row in file.execute("SELECT number FROM notes ORDER BY number")]
 
 
-def note(file: StateFile, number: int) -> None:
+def note(file, number):
     file.execute("INSERT INTO notes VALUES (?, 'x')", (number,))
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_a_transaction_is_whole_or_leaves_nothing_and_the_file_goes_on(file: StateFile, number: int) -> None:
+def test_a_transaction_is_whole_or_leaves_nothing_and_the_file_goes_on(file, number):
     """Whether the database refuses or the caller gives up."""
     note(file, 1)
 
-    def fails() -> None:
+    def fails():
         with file.transaction() as transaction:
             transaction.execute("INSERT INTO notes VALUES (2, 'b')")
             transaction.execute("INSERT INTO notes VALUES (?, 'c')", (number,))
@@ -51,18 +49,18 @@ def test_a_transaction_is_whole_or_leaves_nothing_and_the_file_goes_on(file: Sta
     assert numbers(file) == [1, 4, 5]
 
 
-def test_threads_never_meet_in_one_transaction(file: StateFile) -> None:
+def test_threads_never_meet_in_one_transaction(file):
     """They share a connection: what one enters must not be rolled back with the other's failure."""
     begun = threading.Event()
 
-    def enters() -> None:
+    def enters():
         begun.wait()
         note(file, 1)
 
     writer = threading.Thread(target=enters)
     writer.start()
 
-    def fails() -> None:
+    def fails():
         with file.transaction() as transaction:
             transaction.execute("INSERT INTO notes VALUES (2, 'b')")
             begun.set()
@@ -76,7 +74,7 @@ def test_threads_never_meet_in_one_transaction(file: StateFile) -> None:
     assert numbers(file) == [1]
 
 
-def test_a_full_disk_is_no_damage(file: StateFile) -> None:
+def test_a_full_disk_is_no_damage(file):
     (pages,) = file.execute("PRAGMA page_count")[0]
     file.execute(f"PRAGMA max_page_count = {pages}")
     with raising(TransientError, Reason.LOCAL_FILE, "notes.sqlite: database or disk is full; make room on the disk"):
@@ -86,7 +84,7 @@ def test_a_full_disk_is_no_damage(file: StateFile) -> None:
     assert numbers(file) == [1]
 
 
-def test_a_file_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_says_what_to_do(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "text").write_text("this is not a database" * 100)
     for name in ("folder", "text"):
@@ -94,7 +92,7 @@ def test_a_file_that_cannot_be_opened_says_what_to_do(tmp_path: Path) -> None:
             opened(tmp_path / name)
 
 
-def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_newer_schema_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "notes.sqlite"
     newer = opened(path, version=3)
     note(newer, 1)
@@ -104,7 +102,7 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert numbers(opened(path, version=3)) == [1]
 
 
-def test_a_file_that_somebody_holds_may_be_free_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_somebody_holds_may_be_free_later(tmp_path, monkeypatch):
     """No reason to move anything away."""
     path = tmp_path / "notes.sqlite"
     monkeypatch.setattr("templar.statefile.BUSY_TIMEOUT_SECONDS", 0.01)
@@ -115,25 +113,25 @@ def test_a_file_that_somebody_holds_may_be_free_later(tmp_path: Path, monkeypatc
     opened(path).close()
 
 
-def version_of(path: Path) -> int:
+def version_of(path):
     with closing(sqlite3.connect(path)) as connection:
         return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def adding(number: int) -> Migration:
+def adding(number):
     """A migration that adds a note."""
     return lambda transaction: transaction.execute("INSERT INTO notes VALUES (?, 'migrated')", (number,))
 
 
-def test_an_older_file_is_brought_up_to_date_version_by_version(tmp_path: Path) -> None:
+def test_an_older_file_is_brought_up_to_date_version_by_version(tmp_path):
     path = tmp_path / "notes.sqlite"
     old = opened(path)
     note(old, 1)
     old.close()
     steps: list[int] = []
 
-    def step(older: int) -> Migration:
-        def migrate(transaction: sqlite3.Connection) -> None:
+    def step(older):
+        def migrate(transaction):
             steps.append(older)
             adding(10 + older)(transaction)
 
@@ -147,12 +145,12 @@ def test_an_older_file_is_brought_up_to_date_version_by_version(tmp_path: Path) 
     assert version_of(path) == 4
 
 
-def test_a_migration_that_fails_leaves_the_file_at_the_version_before_it(tmp_path: Path) -> None:
+def test_a_migration_that_fails_leaves_the_file_at_the_version_before_it(tmp_path):
     """Tables included; and the next start goes on from there."""
     path = tmp_path / "notes.sqlite"
     opened(path).close()
 
-    def fails(transaction: sqlite3.Connection) -> None:
+    def fails(transaction):
         transaction.execute("CREATE TABLE half (number INTEGER)")
         transaction.execute("INSERT INTO notes VALUES (99, 'lost')")
         raise KeyError

@@ -1,7 +1,6 @@
 """Files of tensors: any reader of safetensors reads them, and no more than one tensor is in memory."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,11 +19,11 @@ TENSORS = {
 }
 
 
-def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+def same(left, right):
     return left.shape == right.shape and torch.equal(left.view(-1).view(torch.int32), right.view(-1).view(torch.int32))
 
 
-def test_the_library_reads_what_is_written_and_the_other_way_round(tmp_path: Path) -> None:
+def test_the_library_reads_what_is_written_and_the_other_way_round(tmp_path):
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     write_tensors(ours, TENSORS, {"steps": "3"})
     save_file(TENSORS, theirs, metadata={"steps": "3"})
@@ -39,14 +38,14 @@ def test_the_library_reads_what_is_written_and_the_other_way_round(tmp_path: Pat
         assert stored.shapes == {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
 
 
-def test_tensors_of_a_prefix_have_the_rest_of_their_names(tmp_path: Path) -> None:
+def test_tensors_of_a_prefix_have_the_rest_of_their_names(tmp_path):
     write_tensors(tmp_path / "file", TENSORS)
     stored = StoredTensors(tmp_path / "file", "first/")
     assert (set(stored), len(stored)) == ({"a", "empty"}, 2)
     assert same(stored["a"], TENSORS["first/a"])
 
 
-def test_each_access_reads_the_disk_and_gives_a_tensor_of_its_own(tmp_path: Path) -> None:
+def test_each_access_reads_the_disk_and_gives_a_tensor_of_its_own(tmp_path):
     write_tensors(tmp_path / "file", TENSORS)
     stored = StoredTensors(tmp_path / "file")
     stored["second/b"].fill_(7)
@@ -56,7 +55,7 @@ def test_each_access_reads_the_disk_and_gives_a_tensor_of_its_own(tmp_path: Path
     assert (zeros["a"].tolist(), list(zeros), len(zeros)) == ([[0.0] * 3] * 2, ["a"], 1)
 
 
-def test_an_own_tensor_is_a_copy_where_another_one_would_change(tmp_path: Path) -> None:
+def test_an_own_tensor_is_a_copy_where_another_one_would_change(tmp_path):
     write_tensors(tmp_path / "file", TENSORS)
     place = torch.device("cpu")
     for tensors in (dict(TENSORS), StoredTensors(tmp_path / "file"), Zeros({"second/b": (3, 4)})):
@@ -65,7 +64,7 @@ def test_an_own_tensor_is_a_copy_where_another_one_would_change(tmp_path: Path) 
         assert same(tensors["second/b"], before)
 
 
-def test_tensors_are_written_aligned_and_where_the_header_says(tmp_path: Path) -> None:
+def test_tensors_are_written_aligned_and_where_the_header_says(tmp_path):
     write_tensors(tmp_path / "file", TENSORS)
     data = (tmp_path / "file").read_bytes()
     length = int.from_bytes(data[:8], "little")
@@ -87,8 +86,8 @@ def test_tensors_are_written_aligned_and_where_the_header_says(tmp_path: Path) -
         [],
     ],
 )
-def test_other_tensors_than_announced_are_refused(tmp_path: Path, steps: list[tuple[str, torch.Tensor]]) -> None:
-    def write() -> None:
+def test_other_tensors_than_announced_are_refused(tmp_path, steps):
+    def write():
         with TensorWriter(tmp_path / "file", {"a": (2,), "b": (2,)}, {}) as file:
             for name, tensor in steps:
                 file.write(name, tensor)
@@ -97,19 +96,19 @@ def test_other_tensors_than_announced_are_refused(tmp_path: Path, steps: list[tu
         write()
 
 
-def test_an_error_in_the_block_is_not_hidden(tmp_path: Path) -> None:
+def test_an_error_in_the_block_is_not_hidden(tmp_path):
     with pytest.raises(KeyError), TensorWriter(tmp_path / "file", {"a": (2,)}, {}):
         raise KeyError
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"{}", (2).to_bytes(8, "little") + b"[]"])
-def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_file_is_refused(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
     with raising(PermanentError, Reason.BAD_STATE_FILE, tmp_path / "file"):
         StoredTensors(tmp_path / "file")
 
 
-def test_a_file_that_is_cut_off_gone_or_of_another_type_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_cut_off_gone_or_of_another_type_is_refused(tmp_path):
     path = tmp_path / "file"
     with raising(PermanentError, Reason.BAD_STATE_FILE, path):
         StoredTensors(path)

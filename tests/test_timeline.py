@@ -29,7 +29,7 @@ times = st.builds(
 
 @settings(max_examples=100)
 @given(times)
-def test_the_instants_of_a_window(window: WindowTimes) -> None:
+def test_the_instants_of_a_window(window):
     opened, close = math.floor(window.opened), math.floor(window.closed)
     # Commitments count from the second after the opening to the guard, reveals from that after the close to the grace.
     for interval, first, last in (
@@ -48,7 +48,7 @@ def test_the_instants_of_a_window(window: WindowTimes) -> None:
 
 @settings(max_examples=50)
 @given(times)
-def test_slots_are_disjoint_and_contiguous_from_the_settling_second_on(window: WindowTimes) -> None:
+def test_slots_are_disjoint_and_contiguous_from_the_settling_second_on(window):
     slots = [window.roster_slot(rank) for rank in range(3)]
     seconds = [second for slot in slots for second in range(slot.first, slot.last + 1)]
     assert seconds == list(range(window.settles + 1, window.settles + 3 * 7 + 1))
@@ -61,7 +61,7 @@ def test_slots_are_disjoint_and_contiguous_from_the_settling_second_on(window: W
 
 @settings(max_examples=100)
 @given(st.integers(0, 10**9))
-def test_every_block_belongs_to_the_window_between_its_first_and_its_closing_block(block: int) -> None:
+def test_every_block_belongs_to_the_window_between_its_first_and_its_closing_block(block):
     window = window_of(block, RULES)
     assert first_block(window, RULES) <= block < closing_block(window, RULES) == first_block(window + 1, RULES)
 
@@ -75,9 +75,7 @@ def test_every_block_belongs_to_the_window_between_its_first_and_its_closing_blo
     slot=st.integers(1, 30),
     ranks=st.integers(1, 4),
 )
-def test_hparams_refuse_windows_of_which_less_than_half_is_left(
-    *, blocks: int, guard: int, delta: int, margin: int, slot: int, ranks: int
-) -> None:
+def test_hparams_refuse_windows_of_which_less_than_half_is_left(*, blocks, guard, delta, margin, slot, ranks):
     values = RULES.model_dump() | {
         "blocks_per_window": blocks,
         "commit_guard_seconds": guard,

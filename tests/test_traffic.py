@@ -6,10 +6,10 @@ from templar.errors import Reason
 from templar.traffic import Traffic
 
 
-def test_counts_of_many_threads_add_up() -> None:
+def test_counts_of_many_threads_add_up():
     traffic = Traffic()
 
-    def count(number: int) -> None:
+    def count(number):
         for _ in range(1000):
             traffic.count_sent(2)
             traffic.count_fetched(3)

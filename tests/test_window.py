@@ -1,6 +1,5 @@
 """A window's steps in order: each branch of each role gives the same calls, directly and as a flow run."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,8 +31,7 @@ from templar.scoring.conclude import conclude
 from templar.window import Action, Missed, Opening, drive_window
 from tests.support.facts import AUTHOR, absent, revealed, standing_of, window_of
 from tests.support.flow_network import run_window, task_runs
-from tests.support.prefect_server import RunningPrefectServer
-from tests.support.recording import Calls, recording_node
+from tests.support.recording import recording_node
 
 WINDOW = 7
 NAME = "recorded"
@@ -76,10 +74,10 @@ class Branch:
     missed: Missed | None = None
 
     @property
-    def message(self) -> str:
+    def message(self):
         return f"window 7: {self.said}, root 0123456789ab"
 
-    def node(self) -> tuple[Node, Calls]:
+    def node(self):
         node, calls = recording_node(self.kind, **ANSWERS | self.answers)
         node.name, node.home, node.time = NAME, Path(), WindowTime()
         return node, calls
@@ -89,7 +87,7 @@ CLOSE = "apply publish_sync_proof close_window"
 LEAD = "update_peers observe_commitments gather settle_and_publish publish_decision"
 
 
-def mined(said: str, steps: str = "", missed: Missed | None = Missed.NOTHING_PUBLISHED, **answers: Any) -> Branch:
+def mined(said, steps="", missed=Missed.NOTHING_PUBLISHED, **answers):
     return Branch(
         Miner,
         f"update_peers fetch_pages train {steps} gather settle {CLOSE}",
@@ -99,11 +97,11 @@ def mined(said: str, steps: str = "", missed: Missed | None = Missed.NOTHING_PUB
     )
 
 
-def aggregated(said: str = "roster ()", missed: Missed | None = None, **answers: Any) -> Branch:
+def aggregated(said="roster ()", missed=None, **answers):
     return Branch(Aggregator, f"{LEAD} {CLOSE}", said, answers, missed)
 
 
-def scored(said: str, *more: str, missed: Missed | None = None, **answers: Any) -> Branch:
+def scored(said, *more, missed=None, **answers):
     steps = f"{LEAD} evaluate rate apply publish_evidence set_weights publish_sync_proof close_window"
     return Branch(Validator, steps, ", ".join([said, "applied ()", *more]), answers, missed)
 
@@ -143,7 +141,7 @@ BRANCHES = {
 
 
 @pytest.fixture(autouse=True)
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[Raised]:
+def sent(monkeypatch):
     """The alerts that are sent; a recording node has no disk."""
     alerts: list[Raised] = []
     monkeypatch.setattr(tasks.alerts, "of_node", lambda node: [])
@@ -152,10 +150,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Raised]:
 
 
 @pytest.fixture(autouse=True)
-def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
+def opening(monkeypatch):
     """Windows open at once; the function changes how they open."""
 
-    def opens(answer: Opening) -> None:
+    def opens(answer):
         monkeypatch.setattr(templar.window, "open_window", lambda node, window: answer)
 
     opens(Opening(WINDOW, Action.RUN))
@@ -167,26 +165,21 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Opening], None]:
 
 
 @pytest.fixture(autouse=True)
-def traces(monkeypatch: pytest.MonkeyPatch) -> list[WindowTrace]:
+def traces(monkeypatch):
     """The traces of the windows that were run as flows."""
     found: list[WindowTrace] = []
     monkeypatch.setattr(tasks.sinks.attached, "_publish_trace", lambda neuron, trace: found.append(trace))
     return found
 
 
-def spans(trace: WindowTrace) -> dict[str, Reason | None]:
+def spans(trace):
     """The reason that each step gave, in their order."""
     assert trace.begin <= trace.steps[0].begin <= trace.steps[-1].end <= trace.end
     return {span.name: span.reason for span in trace.steps}
 
 
 @pytest.mark.parametrize("branch", BRANCHES.values(), ids=BRANCHES)
-def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
-    branch: Branch,
-    prefect_api: RunningPrefectServer,
-    sent: list[Raised],
-    traces: list[WindowTrace],
-) -> None:
+def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(branch, prefect_api, sent, traces):
     direct, expected = branch.node()
     assert drive_window(direct, WINDOW) == Opening(WINDOW, Action.RUN)
     assert [name for name, *_ in expected] == branch.steps.split()
@@ -217,13 +210,7 @@ def test_each_branch_makes_the_same_calls_directly_and_as_a_flow_run(
 
 @pytest.mark.usefixtures("prefect_api")
 @pytest.mark.parametrize(("action", "name"), [(Action.SKIP, "Skipped"), (Action.CATCHING_UP, "CatchingUp")])
-def test_a_window_that_does_not_open_takes_no_step(
-    action: Action,
-    name: str,
-    opening: Callable[[Opening], None],
-    monkeypatch: pytest.MonkeyPatch,
-    traces: list[WindowTrace],
-) -> None:
+def test_a_window_that_does_not_open_takes_no_step(action, name, opening, monkeypatch, traces):
     answer = Opening(WINDOW, action, Reason.WINDOW_PASSED, "the chain is in window 9")
     opening(answer)
     told: list[tuple[str, int]] = []
@@ -241,9 +228,7 @@ def test_a_window_that_does_not_open_takes_no_step(
     assert spans(trace) == {"open_window": Reason.WINDOW_PASSED}
 
 
-def test_a_transient_error_leaves_the_window_to_catch_up_and_fails_a_run(
-    prefect_api: RunningPrefectServer, traces: list[WindowTrace]
-) -> None:
+def test_a_transient_error_leaves_the_window_to_catch_up_and_fails_a_run(prefect_api, traces):
     del prefect_api
     branch = replace(BRANCHES["published"], answers={"gather": TransientError(Reason.STORE_BUSY, "busy")})
     node, calls = branch.node()
@@ -259,7 +244,7 @@ def test_a_transient_error_leaves_the_window_to_catch_up_and_fails_a_run(
     assert trace.steps[-1].error == "[store_busy] busy"
 
 
-def test_a_permanent_error_passes_the_driver() -> None:
+def test_a_permanent_error_passes_the_driver():
     error = PermanentError(Reason.ACCESS_DENIED, "refused")
     node, _ = replace(BRANCHES["published"], answers={"commit": error}).node()
     with pytest.raises(PermanentError, match="access_denied"):

@@ -10,15 +10,14 @@ from templar.neuron.journal import Status
 from templar.neuron.node import Node
 from templar.window import Action, Opening, drive_window, open_window
 from tests.support.errors import raising
-from tests.support.network import Network
 
 
-def assert_skipped(opening: Opening, window: int, reason: Reason) -> None:
+def assert_skipped(opening, window, reason):
     assert (opening.window, opening.action, opening.reason) == (window, Action.SKIP, reason)
     assert opening.detail
 
 
-def test_the_first_window_is_waited_for(network: Network) -> None:
+def test_the_first_window_is_waited_for(network):
     """Neurons come up before their network's first window."""
     miner = network.miners[0]
     assert miner.chain.head() < START_WINDOW * network.hparams.windows.blocks_per_window
@@ -33,7 +32,7 @@ def test_the_first_window_is_waited_for(network: Network) -> None:
     assert miner.journal.status(START_WINDOW) is Status.CLAIMED
 
 
-def test_a_window_before_the_first_is_skipped_and_one_far_ahead_not_waited_for(network: Network) -> None:
+def test_a_window_before_the_first_is_skipped_and_one_far_ahead_not_waited_for(network):
     miner = network.miners[0]
     assert_skipped(open_window(miner, START_WINDOW - 1), START_WINDOW - 1, Reason.WINDOW_PASSED)
     network.to_window(1)
@@ -43,7 +42,7 @@ def test_a_window_before_the_first_is_skipped_and_one_far_ahead_not_waited_for(n
     assert miner.journal.status(3) is None
 
 
-def test_a_finished_window_is_skipped_and_the_next_one_taken(network: Network) -> None:
+def test_a_finished_window_is_skipped_and_the_next_one_taken(network):
     network.run([1])
     for node in network.nodes.values():
         assert_skipped(open_window(node, 1), 1, Reason.WINDOW_FINISHED)
@@ -52,7 +51,7 @@ def test_a_finished_window_is_skipped_and_the_next_one_taken(network: Network) -
     assert open_window(miner) == Opening(2, Action.RUN)
 
 
-def test_a_finished_current_window_makes_the_next_one_due_and_waited_for(network: Network) -> None:
+def test_a_finished_current_window_makes_the_next_one_due_and_waited_for(network):
     miner = network.miners[0]
     network.to_window(1)
     miner.finish(1)
@@ -64,7 +63,7 @@ def test_a_finished_current_window_makes_the_next_one_due_and_waited_for(network
 
 
 @pytest.mark.parametrize(("kind", "late"), [("miners", 0), ("aggregator", 1), ("validator", 1)])
-def test_a_window_that_passed_unclaimed_is_skipped(network: Network, kind: str, late: int) -> None:
+def test_a_window_that_passed_unclaimed_is_skipped(network, kind, late):
     """A miner has nothing left to do after the close; a node that signs decisions may come one window late."""
     found = getattr(network, kind)
     node: Node = found[0] if isinstance(found, list) else found
@@ -76,14 +75,14 @@ def test_a_window_that_passed_unclaimed_is_skipped(network: Network, kind: str, 
     assert node.state.window == START_WINDOW - 1
 
 
-def test_a_roster_node_takes_a_window_that_closed_just_now(network: Network) -> None:
+def test_a_roster_node_takes_a_window_that_closed_just_now(network):
     validator = network.validator
     network.run([1], but=[validator])
     network.to_window(2)
     assert open_window(validator, 1) == Opening(1, Action.RUN)
 
 
-def test_a_claimed_window_is_resumed_however_late(network: Network) -> None:
+def test_a_claimed_window_is_resumed_however_late(network):
     miner = network.miners[0]
     assert open_window(miner, 1).action is Action.RUN
     miner.fetch_pages(1)
@@ -94,11 +93,11 @@ def test_a_claimed_window_is_resumed_however_late(network: Network) -> None:
     assert open_window(again, 1) == Opening(1, Action.RUN)
 
 
-def test_a_claimed_window_that_was_applied_is_resumed_until_it_is_finished(network: Network) -> None:
+def test_a_claimed_window_that_was_applied_is_resumed_until_it_is_finished(network):
     """The process died between the step that applies and the last one."""
     miner = network.miners[0]
 
-    def dies() -> None:
+    def dies():
         open_window(miner, 1)
         miner.gather(1)
         miner.apply(miner.settle(1))
@@ -113,7 +112,7 @@ def test_a_claimed_window_that_was_applied_is_resumed_until_it_is_finished(netwo
     assert open_window(again).window == 2
 
 
-def test_a_claimed_window_that_the_state_is_beyond_is_closed(network: Network) -> None:
+def test_a_claimed_window_that_the_state_is_beyond_is_closed(network):
     miner = network.miners[0]
     open_window(miner, 1)
     network.run([1, 2], but=[miner])
@@ -123,7 +122,7 @@ def test_a_claimed_window_that_the_state_is_beyond_is_closed(network: Network) -
     assert miner.journal.status(1) is Status.FINISHED
 
 
-def test_a_node_that_was_away_replays_what_it_missed_and_runs(network: Network) -> None:
+def test_a_node_that_was_away_replays_what_it_missed_and_runs(network):
     miner = network.miners[0]
     network.run([1, 2, 3], but=[miner])
     network.to_window(4)
@@ -133,7 +132,7 @@ def test_a_node_that_was_away_replays_what_it_missed_and_runs(network: Network) 
     assert network.objects(miner, "proof-3-"), "or it would count as out of sync for one window more"
 
 
-def test_a_node_that_cannot_catch_up_says_what_is_missing(network: Network) -> None:
+def test_a_node_that_cannot_catch_up_says_what_is_missing(network):
     miner = network.miners[0]
     network.run([1], but=[miner])
     bucket = network.bucket(network.aggregator)
@@ -149,7 +148,7 @@ def test_a_node_that_cannot_catch_up_says_what_is_missing(network: Network) -> N
     assert miner.chain.clock.now() < miner.exchange.expected_times(3).close, "it gave up in time for the next window"
 
 
-def test_a_newcomer_takes_part_from_the_window_after_its_registration_on(network: Network) -> None:
+def test_a_newcomer_takes_part_from_the_window_after_its_registration_on(network):
     network.run([1])
     newcomer = network.join("newcomer")
     assert newcomer.chain.head() > 2 * network.hparams.windows.blocks_per_window
@@ -164,9 +163,7 @@ def test_a_newcomer_takes_part_from_the_window_after_its_registration_on(network
     assert not network.objects("newcomer", "proof-2-"), "nobody could sign it"
 
 
-def test_a_node_whose_role_another_announcement_replaced_skips_a_window_and_announces_it_again(
-    network: Network,
-) -> None:
+def test_a_node_whose_role_another_announcement_replaced_skips_a_window_and_announces_it_again(network):
     network.run([1])
     miner = network.miners[0]
     address = miner.exchange.own_signer.address
@@ -177,13 +174,12 @@ def test_a_node_whose_role_another_announcement_replaced_skips_a_window_and_anno
     assert_skipped(opening, 3, Reason.ROLE_MISSING)
     assert opening.detail == "window 3 opened with the role validator on chain, not miner: takes part from window 4 on"
     neuron = miner.chain.metagraph().by_hotkey(address)
-    assert neuron is not None
     assert neuron.role is Role.MINER
     network.run([3], but=[miner])
     assert open_window(miner, 4).action is Action.RUN
 
 
-def test_stake_from_a_stranger_keeps_no_miner_from_mining(network: Network) -> None:
+def test_stake_from_a_stranger_keeps_no_miner_from_mining(network):
     network.run([1])
     miner = network.miners[0]
     uid = network.member(miner).uid
@@ -195,7 +191,7 @@ def test_stake_from_a_stranger_keeps_no_miner_from_mining(network: Network) -> N
     assert len(network.roots(3)) == 1
 
 
-def test_a_node_that_lost_its_registration_fails_for_good(network: Network) -> None:
+def test_a_node_that_lost_its_registration_fails_for_good(network):
     miner = network.miners[0]
     network.world.chain.deregister(miner.exchange.own_signer.address)
     network.to_window(2)

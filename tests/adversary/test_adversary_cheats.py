@@ -1,13 +1,10 @@
 """Cheats keep the rules of the exchange: each does what it says, and its payload counts all the same."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from lab.adversary import cheats, copiers
 from lab.adversary.actors import IDLE
@@ -37,7 +34,7 @@ GRADIENT = {"target_chunk": 16, "topk_compression": 16}
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def network(tmp_path_factory):
     """Three windows of a network with every cheat, all of them gathered."""
     peers = {"gather_peer_count": len(ROLES), "peer_replacement_frequency": 100}
     hparams = tiny(peers=peers, gradient=GRADIENT, training={"inner_steps": 4})
@@ -48,51 +45,51 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     assert not SybilMiner.families
 
 
-def miners(network: Network, role: str) -> list[Miner]:
+def miners(network, role):
     names = [member.name for member in network.members if member.role == role]
     return [node for name in names if isinstance(node := network.nodes[name], Miner)]
 
 
-def miner(network: Network, role: str) -> Miner:
+def miner(network, role):
     return miners(network, role)[0]
 
 
-def uid_of(node: Miner) -> int:
+def uid_of(node):
     return node.exchange.identity(1).uid
 
 
-def published(network: Network, node: Miner, window: int) -> Payload:
+def published(network, node, window):
     """A miner's payload, as everybody can read it."""
     name = node.name
     data = network.bucket(name).get(window_key(Kind.GRADIENT, window, uid_of(node)), max_bytes=1 << 20)
     return decode(data, node.layout)
 
 
-def learn(node: Miner, sequences: Tensor, window: int = WINDOWS + 1) -> dict[str, Tensor]:
+def learn(node, sequences, window=WINDOWS + 1):
     return node.learn(window, sequences, lambda: True).update
 
 
-def learn_honestly(node: Miner, sequences: Tensor) -> dict[str, Tensor]:
+def learn_honestly(node, sequences):
     """What an honest miner in the same place learns."""
     return Miner.learn(node, WINDOWS + 1, sequences, lambda: True).update
 
 
-def text(num_sequences: int = 16, seed: int = 0) -> Tensor:
+def text(num_sequences=16, seed=0):
     return torch.randint(0, 256, (num_sequences, 32), generator=torch.Generator().manual_seed(seed))
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def same(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_every_payload_counts_and_all_nodes_hold_one_state(network: Network) -> None:
+def test_every_payload_counts_and_all_nodes_hold_one_state(network):
     for window in range(1, WINDOWS + 1):
         assert len(network.roots(window)) == 1
         report = network.validator.gather(window)
         assert {each.uid for each in report.submissions} == {uid_of(node) for node in network.miners}
 
 
-def test_a_network_without_training_runs_with_them(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_network_without_training_runs_with_them(tmp_path_factory):
     actors = ("gaming", "half", "wrong_data", "recycling", "within_norm", "sybil")
     kinds = {name: IDLE[name] for name in (*actors, "validator")}
     hparams = tiny(peers={"gather_peer_count": len(actors)})
@@ -116,26 +113,26 @@ def test_a_network_without_training_runs_with_them(tmp_path_factory: pytest.Temp
         *((role, 1, 4) for role in ("recycling", "plagiarising", "blending", "within_norm")),  # nothing to copy yet
     ],
 )
-def test_how_many_steps_are_trained(network: Network, role: str, window: int, steps: int) -> None:
+def test_how_many_steps_are_trained(network, role, window, steps):
     known = miner(network, role).journal.result(window, "train")
     assert f'"num_steps":{steps},' in known
 
 
 @pytest.mark.parametrize(("role", "factor"), [("sign_flip", -1.0), ("near_zero", cheats.NEAR_ZERO_FACTOR)])
-def test_a_scaled_update_is_an_honest_one_times_a_number(network: Network, role: str, factor: float) -> None:
+def test_a_scaled_update_is_an_honest_one_times_a_number(network, role, factor):
     node = miner(network, role)
     honest = learn_honestly(node, text())
     assert same(learn(node, text()), {name: tensor * factor for name, tensor in honest.items()})
 
 
-def test_one_batch_is_trained_on_again_and_again(network: Network) -> None:
+def test_one_batch_is_trained_on_again_and_again(network):
     node = miner(network, "one_batch")
     batch = network.hparams.training.batch_size
     assert same(learn(node, text()), learn_honestly(node, text()[:batch]))
     assert not same(learn(node, text()), learn_honestly(node, text()))
 
 
-def test_who_overfits_sees_what_an_honest_miner_sees(network: Network) -> None:
+def test_who_overfits_sees_what_an_honest_miner_sees(network):
     node, training = miner(network, "overfitting"), network.hparams.training
     seen = training.inner_steps * training.batch_size
     longer = torch.cat([text(seen), text(8, seed=1)])
@@ -143,7 +140,7 @@ def test_who_overfits_sees_what_an_honest_miner_sees(network: Network) -> None:
     assert node.hparams.training.adamw.learning_rate == training.adamw.learning_rate * cheats.OVERFIT_RATE
 
 
-def test_shuffled_tokens_are_the_same_tokens(network: Network) -> None:
+def test_shuffled_tokens_are_the_same_tokens(network):
     node = miner(network, "shuffled")
     one_token = torch.full((16, 32), 7)
     assert same(learn(node, one_token), learn_honestly(node, one_token))
@@ -152,22 +149,22 @@ def test_shuffled_tokens_are_the_same_tokens(network: Network) -> None:
     assert not same(learn(node, text()), learn(node, text(), window=WINDOWS + 2))
 
 
-def test_a_stale_miner_trains_from_the_parameters_of_long_ago(network: Network) -> None:
+def test_a_stale_miner_trains_from_the_parameters_of_long_ago(network):
     node = miner(network, "stale")
     agreed = node.state.params
     stale = learn(node, text())
     assert node.state.params is agreed
-    node.state.params = node._past[min(node._past)]  # type: ignore[attr-defined]
+    node.state.params = node._past[min(node._past)]
     try:
         assert same(stale, learn_honestly(node, text()))
     finally:
         node.state.params = agreed
     assert not same(stale, learn_honestly(node, text()))
     genesis = miner(network, "honest").birth.mark.window
-    assert min(node._past) == genesis + 1  # type: ignore[attr-defined]
+    assert min(node._past) == genesis + 1
 
 
-def test_wrong_data_is_anothers_of_the_window_before_under_the_own_name(network: Network) -> None:
+def test_wrong_data_is_anothers_of_the_window_before_under_the_own_name(network):
     node = miner(network, "wrong_data")
     trained = node._training_sequences(WINDOWS)
     uids = [uid_of(each) for each in network.miners]
@@ -178,7 +175,7 @@ def test_wrong_data_is_anothers_of_the_window_before_under_the_own_name(network:
     assert manifest.assignment == node.workload.digest(WINDOWS, uid_of(node))
 
 
-def test_a_gaming_miner_goes_along_the_gradient(network: Network) -> None:
+def test_a_gaming_miner_goes_along_the_gradient(network):
     node = miner(network, "gaming")
     found = learn(node, text())
     training = network.hparams.training
@@ -195,7 +192,7 @@ def test_a_gaming_miner_goes_along_the_gradient(network: Network) -> None:
         assert float(tensor.square().mean().sqrt()) == pytest.approx(0.004 * training.inner_steps)
 
 
-def test_recycled_is_every_second_payload(network: Network) -> None:
+def test_recycled_is_every_second_payload(network):
     node = miner(network, "recycling")
     payloads = [published(network, node, window) for window in range(1, WINDOWS + 1)]
     assert [payload.header.window for payload in payloads] == [1, 2, 3]
@@ -203,14 +200,14 @@ def test_recycled_is_every_second_payload(network: Network) -> None:
     assert payloads[1].sections != payloads[2].sections
 
 
-def test_plagiarised_is_another_payload_of_the_window_before(network: Network) -> None:
+def test_plagiarised_is_another_payload_of_the_window_before(network):
     node = miner(network, "plagiarising")
     for window in range(2, WINDOWS + 1):
         others = [published(network, each, window - 1).sections for each in network.miners if each is not node]
         assert published(network, node, window).sections in others
 
 
-def test_a_blend_is_mostly_copied(network: Network) -> None:
+def test_a_blend_is_mostly_copied(network):
     node = miner(network, "blending")
     for window in range(2, WINDOWS + 1):
         others = [published(network, each, window - 1) for each in network.miners if each is not node]
@@ -220,7 +217,7 @@ def test_a_blend_is_mostly_copied(network: Network) -> None:
         assert copiers.BLENDED_SHARE - 0.05 < max(shares) < 0.9
 
 
-def test_a_payload_within_the_norm_pulls_against_the_mean(network: Network) -> None:
+def test_a_payload_within_the_norm_pulls_against_the_mean(network):
     node = miner(network, "within_norm")
     payloads = others_payloads(node, WINDOWS)
     assert set(payloads) == {uid_of(each) for each in network.miners if each is not node}
@@ -233,7 +230,7 @@ def test_a_payload_within_the_norm_pulls_against_the_mean(network: Network) -> N
         assert float(pulled.norm()) < 2 * float(values.norm(dim=tuple(range(1, values.dim()))).max())
 
 
-def test_sybils_share_one_training_and_hardly_differ(network: Network) -> None:
+def test_sybils_share_one_training_and_hardly_differ(network):
     one, other = miners(network, "sybil")
     for window in range(1, WINDOWS + 1):
         assert torch.equal(one._training_sequences(window), other._training_sequences(window))
@@ -254,7 +251,7 @@ LAYOUT = Layout.of(
 )
 
 
-def payload(seed: int) -> Payload:
+def payload(seed):
     generator = torch.Generator().manual_seed(seed)
     update = {tensor.name: torch.randn(tensor.shape, generator=generator) for tensor in LAYOUT.tensors}
     update["matrix"][:32, :32] = 0.0  # a silent chunk
@@ -264,7 +261,7 @@ def payload(seed: int) -> Payload:
 
 
 @given(kept=st.floats(0.05, 0.99), scale_steps=st.integers(0, 1000), seed=st.integers(0, 2**64))
-def test_a_varied_payload_is_legal_and_keeps_what_it_is_to_keep(kept: float, scale_steps: int, seed: int) -> None:
+def test_a_varied_payload_is_legal_and_keeps_what_it_is_to_keep(kept, scale_steps, seed):
     original = payload(seed=1)
     found = varied(original.sections, kept=kept, seed=seed, scale_steps=scale_steps)
     assert found == varied(original.sections, kept=kept, seed=seed, scale_steps=scale_steps)

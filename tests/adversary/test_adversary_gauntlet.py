@@ -4,9 +4,7 @@ import json
 import logging
 import pickle
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +15,12 @@ from lab.adversary.__main__ import main
 from lab.adversary.actors import PUBLISHERS
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.gauntlet import Lineup, lineups, run_lineup
-from lab.adversary.judge import Cast, Expect, Scenario, Verdict, judge
+from lab.adversary.judge import Cast, Expect, judge
 from lab.adversary.mutations import MUTATIONS
 from templar.exchange import payload_cache, signed
 from templar.exchange.object_keys import Kind, parse_current_key
 from templar.gradient import aggregate
 from templar.housekeeping.bucket_cleanup import CleanupReport
-from templar.neuron.configuration import NeuronConfig
-from templar.neuron.miner import Miner
 from tests.support.network import tiny
 
 MINERS = 11
@@ -36,7 +32,7 @@ QUICK = {(1, "forging_publisher"), (1, "one_good"), (1, "all_bad"), (5, "colludi
 """Scenarios that need a network of their own, and of which the default run has one."""
 
 
-def is_quick(attackers: int, names: list[str]) -> bool:
+def is_quick(attackers, names):
     """Networks with several attacks at once show the most for their time; one is enough for bytes that no codec reads.
 
     tests/adversary/test_adversary_mutations.py shows all of these to a reader.
@@ -46,7 +42,7 @@ def is_quick(attackers: int, names: list[str]) -> bool:
     return attackers == 1 and len(names) >= 3 and ("pickle" in names or not set(names) <= set(MUTATIONS))
 
 
-def networks() -> Iterator[Any]:
+def networks():
     for attackers in (1, 2, 5):
         names = [name for name in SCENARIOS if attackers == 1 or name not in FIXED]
         for lineup in lineups(names, miners=MINERS, attackers=attackers):
@@ -55,12 +51,12 @@ def networks() -> Iterator[Any]:
             yield pytest.param(lineup, id=f"{attackers}-{'-'.join(members)}", marks=marks)
 
 
-def run(lineup: Lineup, *, seed: int = 1) -> dict[str, Verdict]:
+def run(lineup, *, seed=1):
     overrides = {key: value for each in lineup.scenarios for key, value in each.overrides.items()}
     return {each.scenario: each for each in run_lineup(lineup, tiny("simulation", **overrides), seed=seed)}
 
 
-def run_one(name: str, *, attackers: int = 1, miners: int = 4) -> Verdict:
+def run_one(name, *, attackers=1, miners=4):
     return run(Lineup((SCENARIOS[name],), attackers, miners))[name]
 
 
@@ -69,7 +65,7 @@ OBSERVED = {"bucket_flaky": {"counted"}, "two_faced": {"counted", "wrong_hash"}}
 
 
 @pytest.mark.parametrize("lineup", list(networks()))
-def test_the_network_withstands(lineup: Lineup) -> None:
+def test_the_network_withstands(lineup):
     verdicts = run(lineup)
     assert set(verdicts) == {scenario.name for scenario in lineup.scenarios}
     for scenario in lineup.scenarios:
@@ -91,7 +87,7 @@ def test_the_network_withstands(lineup: Lineup) -> None:
             assert verdict.null_windows == verdict.windows
 
 
-def test_attackers_fit_and_every_scenario_is_run_with_every_number_of_them() -> None:
+def test_attackers_fit_and_every_scenario_is_run_with_every_number_of_them():
     with pytest.raises(ValueError, match="attackers: 3 in each of 2 scenarios do not fit among 5 miners"):
         Lineup((SCENARIOS["late"], SCENARIOS["silent"]), 3, 5)
     with pytest.raises(ValueError, match="scenarios: nobody attacks"):
@@ -107,7 +103,7 @@ def test_attackers_fit_and_every_scenario_is_run_with_every_number_of_them() -> 
     }
 
 
-def test_every_kind_of_publisher_is_a_scenario_of_its_own() -> None:
+def test_every_kind_of_publisher_is_a_scenario_of_its_own():
     scenarios = {name: scenario for name, scenario in SCENARIOS.items() if scenario.publisher}
     assert {name: each.publisher.kind for name, each in scenarios.items() if each.publisher} == PUBLISHERS
     assert all(each.alone and each.is_hostile and each.reasons for each in scenarios.values())
@@ -119,7 +115,7 @@ def test_every_kind_of_publisher_is_a_scenario_of_its_own() -> None:
 # What a verdict is worth: without the defence it is red.
 
 
-def problems(name: str, **numbers: int) -> str:
+def problems(name, **numbers):
     return "\n".join(run_one(name, **numbers).problems)
 
 
@@ -130,16 +126,12 @@ def problems(name: str, **numbers: int) -> str:
         ("signed.verify", "manifest_forged_signature", "accepts attacker 6"),
     ],
 )
-def test_an_attack_is_found_out_without_the_check_that_stops_it(
-    monkeypatch: pytest.MonkeyPatch, defence: str, scenario: str, problem: str
-) -> None:
+def test_an_attack_is_found_out_without_the_check_that_stops_it(monkeypatch, defence, scenario, problem):
     monkeypatch.setattr(f"templar.exchange.{defence}", lambda *arguments, **named: True)
     assert problem in problems(scenario)
 
 
-def test_a_check_that_is_missing_ends_the_command_with_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_check_that_is_missing_ends_the_command_with_1(monkeypatch, capsys):
     monkeypatch.setattr("templar.exchange.reveal.check_stored_at", lambda *arguments: None)
     assert command(monkeypatch, "--scenario", "late", "--miners", "4") == 1
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -147,10 +139,10 @@ def test_a_check_that_is_missing_ends_the_command_with_1(
     assert "accepts attacker" in " ".join(result["verdicts"][0]["problems"])
 
 
-def test_a_miner_with_honest_code_is_sound_under_any_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_miner_with_honest_code_is_sound_under_any_fault(monkeypatch):
     casts: dict[str, Cast] = {}
 
-    def seen(scenario: Scenario, cast: Cast, *others: Any) -> Verdict:
+    def seen(scenario, cast, *others):
         casts[scenario.name] = cast
         return judge(scenario, cast, *others)
 
@@ -163,7 +155,7 @@ def test_a_miner_with_honest_code_is_sound_under_any_fault(monkeypatch: pytest.M
         assert huge not in cast.sound
 
 
-def test_without_the_clip_a_huge_update_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_clip_a_huge_update_is_found_out(monkeypatch):
     monkeypatch.setattr(
         aggregate,
         "magnitudes",
@@ -174,11 +166,11 @@ def test_without_the_clip_a_huge_update_is_found_out(monkeypatch: pytest.MonkeyP
     assert "moved is" in found
 
 
-def test_zeros_that_dilute_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zeros_that_dilute_are_found_out(monkeypatch):
     """Every payload counts in the mean, even one without coefficients."""
     real = aggregate.combine_sections
 
-    def diluting(sections: list[Any], *rest: Any) -> Any:
+    def diluting(sections, *rest):
         out = real(sections, *rest)
         return out.div_(len(sections))
 
@@ -186,10 +178,10 @@ def test_zeros_that_dilute_are_found_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "diluted is" in problems("zero")
 
 
-def test_a_reader_that_unpickles_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_unpickles_is_found_out(monkeypatch):
     real = payload_cache.decode
 
-    def careless(data: bytes, layout: Any) -> Any:
+    def careless(data, layout):
         if data.startswith(b"cos\n"):
             pickle.loads(data)
         return real(data, layout)
@@ -198,8 +190,8 @@ def test_a_reader_that_unpickles_is_found_out(monkeypatch: pytest.MonkeyPatch) -
     assert "something of a peer's was run: nodes/pickle-6/somebody-ran" in problems("pickle")
 
 
-def test_a_clean_up_of_what_is_needed_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def greedy(config: NeuronConfig, *, dry_run: bool) -> CleanupReport:
+def test_a_clean_up_of_what_is_needed_is_found_out(monkeypatch):
+    def greedy(config, *, dry_run):
         keys = [info.key for info in config.buckets.own.list("proof-")]
         assert all((key := parse_current_key(each)) and key.kind is Kind.PROOF for each in keys)
         config.buckets.own.delete(keys)
@@ -209,8 +201,8 @@ def test_a_clean_up_of_what_is_needed_is_found_out(monkeypatch: pytest.MonkeyPat
     assert "was deleted before its time" in problems("clean_up")
 
 
-def test_a_node_that_dies_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def explode(self: Miner, window: int) -> None:
+def test_a_node_that_dies_is_found_out(monkeypatch):
+    def explode(self, window):
         raise ZeroDivisionError("for a test")
 
     monkeypatch.setattr("lab.adversary.cheats.IdleMiner.fetch_pages", explode)
@@ -220,7 +212,7 @@ def test_a_node_that_dies_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "late-6 crashed" not in found, "the network does not answer for an attacker's code"
 
 
-def test_without_an_audit_a_bad_publisher_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_audit_a_bad_publisher_is_found_out(monkeypatch):
     monkeypatch.setattr("templar.agreement.conflicts.find_conflicts", lambda *arguments: ((), ()))
     (verdict,) = run(Lineup((SCENARIOS["two_faced_publisher"],), 1, 4)).values()
     assert verdict.roots_agree
@@ -233,10 +225,10 @@ def test_without_an_audit_a_bad_publisher_is_found_out(monkeypatch: pytest.Monke
     assert "window 4" not in found, "it could be found in the window after, which was not run"
 
 
-def test_a_log_that_a_peer_can_forge_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_a_peer_can_forge_is_found_out(monkeypatch):
     real = signed.unseal
 
-    def talkative(data: bytes, body_type: Any) -> Any:
+    def talkative(data, body_type):
         logging.getLogger("templar.test").warning("read %s", data.decode(errors="replace"))
         return real(data, body_type)
 
@@ -245,12 +237,12 @@ def test_a_log_that_a_peer_can_forge_is_found_out(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_a_majority_of_colluders_raises_the_bound_and_is_found_out() -> None:
+def test_a_majority_of_colluders_raises_the_bound_and_is_found_out():
     """The promise ends at half of the payloads; see the threat model."""
     assert "median is" in problems("colluding", attackers=6, miners=11)
 
 
-def command(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+def command(monkeypatch, *options):
     monkeypatch.setattr(sys, "argv", ["python -m lab.adversary", *options])
     return exit_status(main)
 
@@ -258,9 +250,7 @@ def command(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
 OPTIONS = ("--scenario", "silent", "--scenario", "late", "--miners", "4")
 
 
-def test_the_same_seed_gives_the_same_verdicts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_same_seed_gives_the_same_verdicts(monkeypatch, capsys):
     assert command(monkeypatch, *OPTIONS, "--seed", "3") == 0
     first = capsys.readouterr()
     assert command(monkeypatch, *OPTIONS, "--seed", "3") == 0
@@ -279,18 +269,12 @@ def test_the_same_seed_gives_the_same_verdicts(
         (("--preset", "none"), 1, "no preset 'none'"),
     ],
 )
-def test_what_cannot_run_is_explained(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-    code: int,
-    complaint: str,
-) -> None:
+def test_what_cannot_run_is_explained(monkeypatch, capsys, options, code, complaint):
     assert command(monkeypatch, "--scenario", "late", *options) == code
     assert complaint in capsys.readouterr().err
 
 
-def test_the_threat_model_names_every_scenario_in_its_rows() -> None:
+def test_the_threat_model_names_every_scenario_in_its_rows():
     text = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
     table = text.partition("| # | attack or fault |")[2].partition("\n\n")[0]
     rows = {

@@ -1,12 +1,11 @@
 """A verdict is red for each thing that must not happen, and says which; of attackers, then of publishers."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from lab.adversary.catalogue import SCENARIOS
-from lab.adversary.judge import Cast, Expect, History, Scenario, Sighting, Verdict, judge
+from lab.adversary.judge import Cast, Expect, History, Scenario, Sighting, judge
 from templar.agreement.findings import Accusation, Finding, Suspect
 from templar.errors import Reason
 from templar.gradient.layout import Layout
@@ -22,7 +21,7 @@ CAST = Cast({7: "late-7"}, {5: "honest-5", 6: "honest-6"}, [5, 6], ["aggregator-
 HEALTHY = ("aggregator-1", "honest-5", "honest-6")
 
 
-def sightings(reason: Reason | None) -> tuple[Sighting, ...]:
+def sightings(reason):
     """What everybody says of the attacker in both windows, and of the honest ones."""
     of_attacker = [Sighting(window, name, 7, reason) for window in (1, 2) for name in HEALTHY]
     of_honest = [Sighting(window, name, uid, None) for window in (1, 2) for name in HEALTHY for uid in (5, 6)]
@@ -39,14 +38,14 @@ GOOD = History(
 )
 
 
-def verdict(scenario: Scenario = SCENARIO, cast: Cast = CAST, **changes: Any) -> Verdict:
+def verdict(scenario=SCENARIO, cast=CAST, **changes):
     return judge(scenario, cast, replace(GOOD, **changes), HPARAMS, LAYOUT)
 
 
 BOUND = replace(SCENARIO, expect=Expect.BOUND, reasons=frozenset())
 
 
-def test_what_is_as_expected_has_no_problems() -> None:
+def test_what_is_as_expected_has_no_problems():
     found = verdict(roots={**GOOD.roots, "late-7": {1: "x"}})  # an attacker's own state is its own affair
     assert found.passed
     assert found.problems == ()
@@ -75,13 +74,13 @@ def test_what_is_as_expected_has_no_problems() -> None:
         ({"roots": {**GOOD.roots, "honest-6": {1: "a"}}}, "hold different states"),
     ],
 )
-def test_each_thing_that_must_not_happen_is_named(changes: dict[str, Any], problem: str) -> None:
+def test_each_thing_that_must_not_happen_is_named(changes, problem):
     found = verdict(**changes)
     assert not found.passed
     assert problem in "\n".join(found.problems)
 
 
-def test_windows_in_which_an_attacker_does_nothing_yet_do_not_count() -> None:
+def test_windows_in_which_an_attacker_does_nothing_yet_do_not_count():
     quiet = replace(SCENARIO, quiet=1)
     early = tuple(replace(each, reason=None) if (each.window, each.uid) == (1, 7) else each for each in GOOD.sightings)
     rosters = {1: (5, 6, 7), 2: (5, 6)}
@@ -90,7 +89,7 @@ def test_windows_in_which_an_attacker_does_nothing_yet_do_not_count() -> None:
     assert not verdict(sightings=early, rosters=rosters).passed
 
 
-def test_those_to_whom_something_happened_must_come_to_the_others_state() -> None:
+def test_those_to_whom_something_happened_must_come_to_the_others_state():
     cast = replace(CAST, affected=["late-7"])
     assert verdict(FAULT, cast, sightings=sightings(Reason.COMMIT_MISSING)).passed
     away = {"roots": {**GOOD.roots, "late-7": {1: "a"}}, "rosters": {1: (5, 6), 2: (5, 6, 7)}}
@@ -98,7 +97,7 @@ def test_those_to_whom_something_happened_must_come_to_the_others_state() -> Non
     assert found.problems == ("a node to which something happened did not come to the others' state",)
 
 
-def test_a_scenario_that_does_not_take_place_proves_nothing() -> None:
+def test_a_scenario_that_does_not_take_place_proves_nothing():
     cleaning = replace(FAULT, cleans=True)
     assert verdict(cleaning, sightings=sightings(None)).problems == ("no clean-up deleted anything",)
     assert verdict(cleaning, sightings=sightings(None), swept=1).passed
@@ -107,7 +106,7 @@ def test_a_scenario_that_does_not_take_place_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize(("sound", "problems"), [([5, 6, 8, 9], 0), ([5, 6], 1)])
-def test_what_a_miner_does_to_whom_something_happens_is_honest_work(sound: list[int], problems: int) -> None:
+def test_what_a_miner_does_to_whom_something_happens_is_honest_work(sound, problems):
     """The median is theirs, and larger than what the others have; nobody raised it."""
     payloads = {uid: random_payload(LAYOUT, 1, size=4.0 if uid in (7, 8, 9) else 1.0) for uid in (5, 6, 7, 8, 9)}
     applied = {"rosters": dict.fromkeys((1, 2), tuple(payloads)), "payloads": dict.fromkeys((1, 2), payloads)}
@@ -123,13 +122,13 @@ WITNESSES = ("honest-5", "honest-6", "validator-2")
 AUDITED = Cast({PUBLISHER: "aggregator-1"}, {5: "honest-5", 6: "honest-6"}, [5, 6], WITNESSES, [], 2)
 
 
-def accusation(reporter: str, window: int, reason: Reason, *suspects: int, is_proven: bool = False) -> Accusation:
+def accusation(reporter, window, reason, *suspects, is_proven=False):
     named = tuple(Suspect(uid=uid, hotkey="5" * 48) for uid in suspects)
     finding = Finding(window=window, reason=reason.value, suspects=named, detail="", exhibits=())
     return Accusation(reporter, finding, is_proven)
 
 
-def accusations(reason: Reason, *suspects: int, is_proven: bool = False) -> tuple[Accusation, ...]:
+def accusations(reason, *suspects, is_proven=False):
     """What everybody reports of each window."""
     return tuple(
         accusation(name, window, reason, *suspects, is_proven=is_proven) for window in (1, 2, 3) for name in WITNESSES
@@ -154,7 +153,7 @@ REPORTED = History(
 )
 
 
-def verdict_on(name: str, **changes: Any) -> Verdict:
+def verdict_on(name, **changes):
     return judge(SCENARIOS[name], AUDITED, replace(REPORTED, **changes), HPARAMS, LAYOUT)
 
 
@@ -167,20 +166,20 @@ def verdict_on(name: str, **changes: Any) -> Verdict:
         ("omitting_publisher", {"accusations": OMITS, "rosters": NOBODY}, {"roster_omits": 18}),
     ],
 )
-def test_a_publisher_is_reported_as_expected(name: str, changes: dict[str, Any], observed: dict[str, int]) -> None:
+def test_a_publisher_is_reported_as_expected(name, changes, observed):
     found = verdict_on(name, **changes)
     assert (found.problems, found.observed) == ((), observed)
     assert found.lost == (6 if name == "omitting_publisher" else 0)
 
 
-def test_a_proof_against_an_honest_miner_is_found_out() -> None:
+def test_a_proof_against_an_honest_miner_is_found_out():
     for proven, problems in ((False, ()), (True, ("window 2: a proof convicts honest uid 5",))):
         each = accusation("validator-2", 2, Reason.MANIFEST_EQUIVOCATION, 5, is_proven=proven)
         history, cast = replace(REPORTED, accusations=(each,)), replace(AUDITED, attackers={})
         assert judge(SCENARIOS["two_faced"], cast, history, HPARAMS, LAYOUT).problems == problems
 
 
-def test_what_the_attacker_reports_and_holds_is_its_own_affair() -> None:
+def test_what_the_attacker_reports_and_holds_is_its_own_affair():
     of_itself = accusation("aggregator-1", 1, Reason.ROSTER_INCLUDES, PUBLISHER, 5)
     roots = {**REPORTED.roots, "aggregator-1": {1: "x"}}
     assert verdict_on("silent_publisher", accusations=(*SILENT, of_itself), roots=roots).passed
@@ -219,7 +218,7 @@ def test_what_the_attacker_reports_and_holds_is_its_own_affair() -> None:
         ),
     ],
 )
-def test_each_report_that_is_missing_or_wrong_is_named(name: str, changes: dict[str, Any], problem: str) -> None:
+def test_each_report_that_is_missing_or_wrong_is_named(name, changes, problem):
     found = verdict_on(name, **changes)
     assert not found.passed
     assert problem in "\n".join(found.problems)

@@ -1,8 +1,6 @@
 """Hostile bytes are what they say they are: refused for the reason that they were made for."""
 
 import pickle
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,13 +27,13 @@ UID, WINDOW = 5, 3
 
 
 @pytest.fixture(scope="module", params=["local", "local-demo"])
-def layout(request: pytest.FixtureRequest) -> Layout:
+def layout(request):
     hparams = tiny(request.param)
     return Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
 
 
 @pytest.fixture(scope="module")
-def honest(layout: Layout) -> bytes:
+def honest(layout):
     params = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
     generator = torch.Generator().manual_seed(1)
     update = {name: torch.randn(tensor.shape, generator=generator) * 1e-3 for name, tensor in params.items()}
@@ -46,7 +44,7 @@ def honest(layout: Layout) -> bytes:
     )
 
 
-def admit(data: bytes, layout: Layout, folder: Path) -> None:
+def admit(data, layout, folder):
     """What every reader does with a payload."""
     cache = PayloadCache(folder, layout)
     cache.check_size(len(data), uid=UID)
@@ -65,7 +63,7 @@ PROBES = {
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_every_mutation_is_refused_for_its_reason(name: str, honest: bytes, layout: Layout, tmp_path: Path) -> None:
+def test_every_mutation_is_refused_for_its_reason(name, honest, layout, tmp_path):
     admit(honest, layout, tmp_path)
     mutation, reasons = MUTATIONS[name]
     hostile_bytes = mutation(honest, layout)
@@ -77,14 +75,14 @@ def test_every_mutation_is_refused_for_its_reason(name: str, honest: bytes, layo
     assert str(caught.value).isprintable()
 
 
-def test_a_pickle_is_one(tmp_path: Path) -> None:
+def test_a_pickle_is_one(tmp_path):
     data = padded(pickle_bytes(tmp_path), 500)
     assert len(data) == 500
     pickle.loads(data)
     assert (tmp_path / TRAP).is_dir()
 
 
-def manifest() -> bytes:
+def manifest():
     author = {"netuid": 1, "genesis": "0" * 64, "uid": UID, "hotkey": SIGNER.address, "window": WINDOW}
     hashes = dict.fromkeys(("payload_sha256", "assignment", "root_before"), "1" * 64)
     return seal(Manifest(**author, **hashes, payload_bytes=1000, steps=1, tokens=128), SIGNER).encode()
@@ -103,7 +101,7 @@ def manifest() -> bytes:
         (hostile.no_manifest, Reason.MALFORMED),
     ],
 )
-def test_every_spoilt_manifest_is_refused_for_its_reason(spoil: Callable[[bytes], bytes], reason: Reason) -> None:
+def test_every_spoilt_manifest_is_refused_for_its_reason(spoil, reason):
     honest_bytes = manifest()
     assert unseal(honest_bytes, Manifest).body.uid == UID
     with raising(RejectedError, reason) as caught:

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import groupby, islice
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -35,12 +34,12 @@ KEY, BODY = "gradient-1", b"0123456789"
 
 
 @pytest.fixture
-def clock() -> SimulatedClock:
+def clock():
     return SimulatedClock(START)
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: SimulatedClock) -> DirectoryStore:
+def store(tmp_path, clock):
     """A bucket with one object."""
     (tmp_path / "bucket").mkdir()
     store = DirectoryStore(tmp_path / "bucket", clock=clock.now)
@@ -48,7 +47,7 @@ def store(tmp_path: Path, clock: SimulatedClock) -> DirectoryStore:
     return store
 
 
-def test_a_failing_store_fails_every_call_from_its_time_on(store: DirectoryStore, clock: SimulatedClock) -> None:
+def test_a_failing_store_fails_every_call_from_its_time_on(store, clock):
     view = faults.FailingStore(store, faults.FORBIDDEN, clock=clock, since=START + 10)
     assert view.get(KEY, max_bytes=100) == BODY
     clock.sleep_until(START + 10)
@@ -61,7 +60,7 @@ def test_a_failing_store_fails_every_call_from_its_time_on(store: DirectoryStore
         refusal(call, PermanentError, Reason.ACCESS_DENIED)
 
 
-def test_bodies_that_end_early_or_are_wrong(store: DirectoryStore) -> None:
+def test_bodies_that_end_early_or_are_wrong(store):
     with raising(PermanentError, Reason.OBJECT_TRUNCATED):
         faults.TruncatingStore(store).get(KEY, max_bytes=100)
     assert faults.ShorteningStore(store).get(KEY, max_bytes=100) == BODY[:5]
@@ -73,7 +72,7 @@ def test_bodies_that_end_early_or_are_wrong(store: DirectoryStore) -> None:
     assert view.get("manifest-1", max_bytes=100) == BODY
 
 
-def test_stores_that_are_late_or_stamp_wrongly(store: DirectoryStore, clock: SimulatedClock) -> None:
+def test_stores_that_are_late_or_stamp_wrongly(store, clock):
     true = store.head(KEY)
     restamped = replace(true, last_modified=true.last_modified - 30)
     view = faults.RestampingStore(store, -30)
@@ -84,7 +83,7 @@ def test_stores_that_are_late_or_stamp_wrongly(store: DirectoryStore, clock: Sim
     assert (view.head(KEY), list(view.list())) == (true, [true])
 
 
-def test_a_slow_store_takes_its_time_and_may_give_no_answer(store: DirectoryStore, clock: SimulatedClock) -> None:
+def test_a_slow_store_takes_its_time_and_may_give_no_answer(store, clock):
     assert faults.SlowStore(store, clock=clock, seconds=2.5).get(KEY, max_bytes=100) == BODY
     assert clock.now() == START + 2.5
     gone = TransientError(Reason.STORE_UNREACHABLE, "no answer")
@@ -94,7 +93,7 @@ def test_a_slow_store_takes_its_time_and_may_give_no_answer(store: DirectoryStor
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, clock: SimulatedClock) -> Ledger:
+def ledger(tmp_path, clock):
     """A second per block."""
     path, hotkey = tmp_path / "ledger.sqlite", hotkey_from_seed(bytes(32))
     create_ledger(path, netuid=1, block_seconds=1, genesis_time=START, seed=1)
@@ -103,7 +102,7 @@ def ledger(tmp_path: Path, clock: SimulatedClock) -> Ledger:
     return ledger
 
 
-def test_an_endpoint_that_comes_and_goes(ledger: Ledger, clock: SimulatedClock) -> None:
+def test_an_endpoint_that_comes_and_goes(ledger, clock):
     view = UnreachableChain(ledger, since=START + 10, seconds=3, every=20)
     for second, is_up in ((9, True), (10, False), (12, False), (13, True), (29, True), (31, False)):
         clock.sleep_until(START + second)
@@ -114,7 +113,7 @@ def test_an_endpoint_that_comes_and_goes(ledger: Ledger, clock: SimulatedClock) 
             refusal(question, TransientError, Reason.CHAIN_UNREACHABLE)
 
 
-def test_an_endpoint_that_is_behind_learns_of_everything_later(ledger: Ledger, clock: SimulatedClock) -> None:
+def test_an_endpoint_that_is_behind_learns_of_everything_later(ledger, clock):
     view = StaleChain(ledger, blocks=3)
     assert view.block() == view.head() == 0
     view.wait_for_block(7)
@@ -122,7 +121,7 @@ def test_an_endpoint_that_is_behind_learns_of_everything_later(ledger: Ledger, c
     assert (view.block(), view.head(), view.metagraph().block) == (7, 7, 7)
 
 
-def test_a_head_that_goes_back_leaves_what_is_final_alone(ledger: Ledger, clock: SimulatedClock) -> None:
+def test_a_head_that_goes_back_leaves_what_is_final_alone(ledger, clock):
     view = ReorganisingChain(ledger, depth=3)
     view.wait_for_block(10)
     assert [view.head() for _ in range(5)] == [13, 13, 11, 10, 13]
@@ -131,9 +130,7 @@ def test_a_head_that_goes_back_leaves_what_is_final_alone(ledger: Ledger, clock:
     assert clock.now() == START + 10
 
 
-def test_an_endpoint_that_prunes_knows_old_blocks_but_not_who_was_registered(
-    ledger: Ledger, clock: SimulatedClock
-) -> None:
+def test_an_endpoint_that_prunes_knows_old_blocks_but_not_who_was_registered(ledger, clock):
     view = PrunedChain(ledger, kept=5)
     view.wait_for_block(20)
     assert view.metagraph(15) == ledger.metagraph(15)
@@ -142,7 +139,7 @@ def test_an_endpoint_that_prunes_knows_old_blocks_but_not_who_was_registered(
         view.metagraph(14)
 
 
-def test_views_come_and_go(ledger: Ledger, store: DirectoryStore, clock: SimulatedClock) -> None:
+def test_views_come_and_go(ledger, store, clock):
     chain = IntermittentChain(ledger, [(START + 2, START + 4, StaleChain(ledger, blocks=1))])
     forbidden = faults.FailingStore(store, faults.FORBIDDEN, clock)
     bucket = faults.IntermittentStore(store, clock, [(START + 2, START + 4, forbidden)])
@@ -156,9 +153,7 @@ def test_views_come_and_go(ledger: Ledger, store: DirectoryStore, clock: Simulat
 
 @given(st.integers(), st.sampled_from([1.0, 12.0]))
 @settings(max_examples=25, deadline=None)
-def test_a_difficult_chain_is_final_once_and_its_head_goes_back_by_three_blocks_at_most(
-    seed: int, slot_seconds: float
-) -> None:
+def test_a_difficult_chain_is_final_once_and_its_head_goes_back_by_three_blocks_at_most(seed, slot_seconds):
     schedule, again = (BlockSchedule(START, difficult_blocks(seed, slot_seconds)) for _ in range(2))
     final, head, newest = 0, 0, 0
     for step in range(1200):
@@ -176,7 +171,7 @@ def test_a_difficult_chain_is_final_once_and_its_head_goes_back_by_three_blocks_
     assert [again.time(number) for number in range(newest)] == [schedule.time(number) for number in range(newest)]
 
 
-def test_a_difficult_chain_has_every_difficulty() -> None:
+def test_a_difficult_chain_has_every_difficulty():
     blocks = list(islice(difficult_blocks(1, 12.0), 4000))
     assert {len(block.replaced) for block in blocks} == {0, 1}
     assert {block.lag for block in blocks} == {*LAGS}
@@ -186,7 +181,7 @@ def test_a_difficult_chain_has_every_difficulty() -> None:
     assert {1, 2, 3} <= {*forks}
 
 
-def test_a_ledger_with_a_schedule_waits_for_heads_and_for_final_blocks(ledger: Ledger, clock: SimulatedClock) -> None:
+def test_a_ledger_with_a_schedule_waits_for_heads_and_for_final_blocks(ledger, clock):
     schedule = schedule_of(START, 1.0, [1.0, 1.0, 4.0], lag=2, replaced={3: [(3.0, -1.0)]})
     uneven = UnevenLedger(ledger._log.path, clock=clock, durable=False, schedule=schedule)
     uneven.wait_for_block(3, finalized=False)
@@ -202,7 +197,7 @@ def test_a_ledger_with_a_schedule_waits_for_heads_and_for_final_blocks(ledger: L
     assert uneven.block_hash(3) == ledger.block_hash(3)
 
 
-def test_a_wrong_clock_is_wrong_by_the_same_all_the_time(ledger: Ledger, clock: SimulatedClock) -> None:
+def test_a_wrong_clock_is_wrong_by_the_same_all_the_time(ledger, clock):
     view = SkewedChain(ledger, 30)
     assert view.clock.now() == START + 30
     view.clock.sleep_until(START + 35)

@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from templar.canonical import canonical_json, sha256_hex
 from templar.data.assignment import (
     LEAD,
-    Assignment,
     Epoch,
-    Epochs,
     ShardEpoch,
     SlotPlan,
     advanced,
@@ -22,11 +20,11 @@ from templar.errors import PermanentError, Reason, TransientError
 from tests.support.errors import raising
 
 
-def block_hash(number: int) -> str:
+def block_hash(number):
     return f"0x{number:064x}"
 
 
-def assign_all(window: int, epoch: Epoch, plan: SlotPlan, uids: tuple[int, ...]) -> dict[int, Assignment]:
+def assign_all(window, epoch, plan, uids):
     return {uid: assign(window, uid, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(window)) for uid in uids}
 
 
@@ -42,9 +40,7 @@ miners = st.lists(st.integers(0, 255), unique=True, max_size=8).map(sorted).map(
     first_window=st.integers(0, 1000),
     registered=st.lists(miners, min_size=1, max_size=6),
 )
-def test_no_unit_repeats_in_a_round_while_miners_come_and_go(
-    plan: SlotPlan, spare: int, key: str, first_window: int, registered: list[tuple[int, ...]]
-) -> None:
+def test_no_unit_repeats_in_a_round_while_miners_come_and_go(plan, spare, key, first_window, registered):
     """`registered` has the miners of each window."""
     epoch = Epoch(key, plan.units_per_window + spare, first_window)
     windows_per_round = epoch.total_units // plan.units_per_window
@@ -64,7 +60,7 @@ def test_no_unit_repeats_in_a_round_while_miners_come_and_go(
         assert seen <= set(range(epoch.total_units))
 
 
-def test_the_digest_covers_the_units_and_their_inputs() -> None:
+def test_the_digest_covers_the_units_and_their_inputs():
     epoch, plan, uids = Epoch("net/data/0", 40, first_window=5), SlotPlan(3, 2), (0, 4, 9)
     assigned = assign(11, 4, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(77))
     content = {
@@ -79,7 +75,7 @@ def test_the_digest_covers_the_units_and_their_inputs() -> None:
     assert assigned.digest == sha256_hex(canonical_json(content))
 
 
-def test_known_answer() -> None:
+def test_known_answer():
     """A fixed vector for other implementations."""
     epoch, plan = Epoch("vector", 100, first_window=10), SlotPlan(4, 3)
     assigned = assign(23, 7, epoch=epoch, plan=plan, uids=(1, 7, 8), block_hash="0x" + "ab" * 32)
@@ -88,12 +84,12 @@ def test_known_answer() -> None:
     assert assigned.digest == "37838f7da1c5df2e8b1c269ed0c6266c7ebd8be63a8e2f1661165cbc64220ea9"
 
 
-def test_a_dataset_without_one_whole_window_is_refused() -> None:
+def test_a_dataset_without_one_whole_window_is_refused():
     with raising(PermanentError, Reason.DATASET_TOO_SMALL, "5 units but one window of 3 slots takes 6"):
         assign(0, 1, epoch=Epoch("small", 5), plan=SlotPlan(3, 2), uids=(1,), block_hash=block_hash(0))
 
 
-def test_wrong_arguments_are_named() -> None:
+def test_wrong_arguments_are_named():
     epoch, plan = Epoch("wrong", 10, first_window=5), SlotPlan(1, 1)
     with pytest.raises(ValueError, match="window 4 lies before"):
         assign(4, 1, epoch=epoch, plan=plan, uids=(1,), block_hash=block_hash(0))
@@ -107,7 +103,7 @@ def test_wrong_arguments_are_named() -> None:
 START = 100
 
 
-def states(applied: list[bool], outer_steps_per_shard: int) -> list[Epochs]:
+def states(applied, outer_steps_per_shard):
     """The epochs of the state before the first window, and of that after each; a window is null or an outer step."""
     found, steps = [first_epochs(START)], 0
     for window, is_step in enumerate(applied, START):
@@ -117,7 +113,7 @@ def states(applied: list[bool], outer_steps_per_shard: int) -> list[Epochs]:
     return found
 
 
-def test_the_shard_of_another_window_is_not_known_yet_or_any_more() -> None:
+def test_the_shard_of_another_window_is_not_known_yet_or_any_more():
     words = "window 123: its shard follows from the state of window 121, and this is that of window 120"
     with raising(TransientError, Reason.WINDOW_NOT_OPEN, words):
         epoch_of((ShardEpoch(100, 0),), 120, 123)
@@ -127,9 +123,7 @@ def test_the_shard_of_another_window_is_not_known_yet_or_any_more() -> None:
 
 
 @given(applied=st.lists(st.booleans(), max_size=60), outer_steps_per_shard=st.integers(1, 7))
-def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(
-    applied: list[bool], outer_steps_per_shard: int
-) -> None:
+def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(applied, outer_steps_per_shard):
     steps = [0, 0, *itertools.accumulate(applied, initial=0)]  # those that count for window START + i
     positions = [count // outer_steps_per_shard for count in steps][1:]
     for number, found in enumerate(states(applied, outer_steps_per_shard)):
@@ -146,9 +140,7 @@ def test_the_shard_of_a_window_follows_the_outer_steps_two_windows_before(
     after=st.lists(st.booleans(), max_size=20),
     outer_steps_per_shard=st.integers(1, 5),
 )
-def test_epochs_from_a_later_state_are_those_from_genesis(
-    before: list[bool], after: list[bool], outer_steps_per_shard: int
-) -> None:
+def test_epochs_from_a_later_state_are_those_from_genesis(before, after, outer_steps_per_shard):
     genesis = states(before + after, outer_steps_per_shard)
     found, steps = genesis[len(before)], sum(before)
     for window, is_step in enumerate(after, START + len(before)):

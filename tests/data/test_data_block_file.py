@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,12 +30,12 @@ ALL = np.arange(NUM_BLOCKS)
 class Origin:
     """The source of the blocks, which records the requests."""
 
-    def __init__(self, data: bytes = TRUTH) -> None:
+    def __init__(self, data=TRUTH):
         self.data = data
         self.requests: list[tuple[int, int]] = []  # (start, length)
         self.before: Callable[[int], None] = lambda start: None  # before each answer; what it raises is the answer
 
-    def __call__(self, name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
+    def __call__(self, name, start, buffer, *, check):
         assert name == NAME
         self.requests.append((start, len(buffer)))
         self.before(start)
@@ -46,36 +45,36 @@ class Origin:
             raise TransientError(Reason.DATASET_MALFORMED, problem)
 
     @property
-    def blocks(self) -> list[int]:
+    def blocks(self):
         """Requested blocks in rising order, with repeats."""
         return sorted(
             block for start, length in self.requests for block in range(start // BLOCK, -(-(start + length) // BLOCK))
         )
 
 
-def opened(folder: Path, origin: Origin, *, part_bytes: int = 2 * BLOCK, workers: int = 3) -> BlockFile:
+def opened(folder, origin, *, part_bytes=2 * BLOCK, workers=3):
     return BlockFile(DESCRIBED, folder, origin, Transfer(part_bytes, workers))
 
 
-def completed(folder: Path, origin: Origin, *, part_bytes: int = 2 * BLOCK) -> BlockFile:
+def completed(folder, origin, *, part_bytes=2 * BLOCK):
     file = opened(folder, origin, part_bytes=part_bytes)
     file.require(ALL)
     file.finish()
     return file
 
 
-def holds(file: BlockFile, blocks: list[int]) -> None:
+def holds(file, blocks):
     """Check these blocks in the mapped file."""
     view = file.map()
     for block in blocks:
         assert view[block * BLOCK : (block + 1) * BLOCK] == TRUTH[block * BLOCK : (block + 1) * BLOCK]
 
 
-def away(start: int) -> None:
+def away(start):
     raise TransientError(Reason.STORE_UNREACHABLE, f"no answer at {start}")
 
 
-def test_a_download_fetches_parts_and_gives_the_final_name(tmp_path: Path) -> None:
+def test_a_download_fetches_parts_and_gives_the_final_name(tmp_path):
     origin, done = Origin(), []
     file = opened(tmp_path / "new" / "folder", origin)
     assert on_disk(tmp_path / "new" / "folder") == [PARTIAL]
@@ -97,14 +96,8 @@ def test_a_download_fetches_parts_and_gives_the_final_name(tmp_path: Path) -> No
     surplus=st.sampled_from([0, 7]),
 )
 def test_required_blocks_are_right_for_any_content_on_the_disk(
-    *,
-    tmp_path_factory: pytest.TempPathFactory,
-    before: list[str],
-    wanted: list[set[int]],
-    parts: int,
-    name: str,
-    surplus: int,
-) -> None:
+    *, tmp_path_factory, before, wanted, parts, name, surplus
+):
     folder, origin = tmp_path_factory.mktemp("blocks"), Origin()
     with (folder / name).open("wb") as left:
         left.truncate(SIZE + surplus)
@@ -126,7 +119,7 @@ def test_required_blocks_are_right_for_any_content_on_the_disk(
     assert file.num_stored == sum(min(BLOCK, SIZE - block * BLOCK) for block in asked)
 
 
-def test_a_wrong_file_loses_its_final_name_until_it_is_repaired(tmp_path: Path) -> None:
+def test_a_wrong_file_loses_its_final_name_until_it_is_repaired(tmp_path):
     completed(tmp_path, Origin())
     (tmp_path / NAME).write_bytes(flipped(TRUTH, 5 * BLOCK + 9))
     origin = Origin()
@@ -145,7 +138,7 @@ def test_a_wrong_file_loses_its_final_name_until_it_is_repaired(tmp_path: Path) 
     assert (on_disk(tmp_path), file.path.read_bytes()) == ([NAME], TRUTH)
 
 
-def test_wrong_bytes_are_never_written(tmp_path: Path) -> None:
+def test_wrong_bytes_are_never_written(tmp_path):
     origin = Origin(flipped(TRUTH, 4 * BLOCK + 1))
     file = opened(tmp_path, origin, part_bytes=BLOCK, workers=1)
     with raising(TransientError, Reason.DATASET_MALFORMED, f"block 4 of {NAME}"):
@@ -157,10 +150,10 @@ def test_wrong_bytes_are_never_written(tmp_path: Path) -> None:
 
 
 class TestThreads:
-    def test_a_waiting_thread_fetches_a_block_that_another_failed_to_fetch(self, tmp_path: Path) -> None:
+    def test_a_waiting_thread_fetches_a_block_that_another_failed_to_fetch(self, tmp_path):
         origin, asked, go_on = Origin(), threading.Event(), threading.Event()
 
-        def fail_once(start: int) -> None:
+        def fail_once(start):
             if not asked.is_set():
                 asked.set()
                 go_on.wait(30)
@@ -180,7 +173,7 @@ class TestThreads:
         assert origin.blocks == [0, 0]
         holds(file, [0])
 
-    def test_a_stop_ends_a_fetch(self, tmp_path: Path) -> None:
+    def test_a_stop_ends_a_fetch(self, tmp_path):
         origin = Origin()
         origin.before = lambda start: interrupt.request_stop()
         file = opened(tmp_path, origin, part_bytes=BLOCK, workers=1)
@@ -195,7 +188,7 @@ class TestThreads:
 class TestNames:
     """The final name is given to the file that was verified, and to no other."""
 
-    def test_a_deleted_file_does_not_get_its_final_name(self, tmp_path: Path) -> None:
+    def test_a_deleted_file_does_not_get_its_final_name(self, tmp_path):
         file = opened(tmp_path, Origin())
         file.require(ALL)
         assert not file.is_gone
@@ -205,10 +198,10 @@ class TestNames:
             file.finish()
         holds(file, ALL.tolist())
 
-    def test_concurrent_downloads_leave_one_right_file(self, tmp_path: Path) -> None:
+    def test_concurrent_downloads_leave_one_right_file(self, tmp_path):
         together = threading.Barrier(6)
 
-        def work(number: int) -> None:
+        def work(number):
             for _ in range(5):
                 together.wait(30)
                 file = completed(tmp_path, Origin())
@@ -227,12 +220,10 @@ class TestDisk:
     @pytest.mark.parametrize(
         "call", [lambda file: file.require(ALL), lambda file: file.store()], ids=["read", "download"]
     )
-    def test_a_full_disk_has_its_reason_and_a_later_call_completes(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[BlockFile], None]
-    ) -> None:
+    def test_a_full_disk_has_its_reason_and_a_later_call_completes(self, tmp_path, monkeypatch, call):
         write, room = os.pwrite, [3 * BLOCK + 10]
 
-        def limited(file: int, data: bytes, start: int) -> int:
+        def limited(file, data, start):
             if not room[0]:
                 raise OSError(errno.ENOSPC, "no space left")
             fitting = data[: room[0]]
@@ -249,11 +240,11 @@ class TestDisk:
         assert completed(tmp_path, origin, part_bytes=BLOCK).path.read_bytes() == TRUTH
         assert origin.blocks == list(range(3, NUM_BLOCKS))
 
-    def test_an_unreadable_block_is_fetched_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreadable_block_is_fetched_again(self, tmp_path, monkeypatch):
         (tmp_path / NAME).write_bytes(TRUTH)
         read = os.preadv
 
-        def failing(file: int, buffers: list[memoryview], start: int) -> int:
+        def failing(file, buffers, start):
             if start == 3 * BLOCK:
                 raise OSError(errno.EIO, "bad sector")
             return read(file, buffers, start)
@@ -263,7 +254,7 @@ class TestDisk:
         opened(tmp_path, origin, part_bytes=BLOCK).require(ALL)
         assert origin.blocks == [3]
 
-    def test_a_closed_file_touches_no_other(self, tmp_path: Path) -> None:
+    def test_a_closed_file_touches_no_other(self, tmp_path):
         file = opened(tmp_path, Origin())
         file.require(ALL[:2])
         view = file.map()
@@ -282,22 +273,20 @@ class TestPastTheCache:
 
     PAGES = flipped(b"".join(bytes([number]) * 4096 for number in range(1, 10)), 5) + b"the rest"
 
-    def opened(self, folder: Path) -> tuple[BlockFile, Origin]:
+    def opened(self, folder):
         hashes = block_hashes(self.PAGES, 8192)
         described = BlockedFile(name=NAME, size=len(self.PAGES), block_bytes=8192, blocks=hashes)
         origin = Origin(self.PAGES)
         return BlockFile(described, folder, origin, Transfer(16384, 2)), origin
 
     @pytest.mark.parametrize("is_direct", [True, False])
-    def test_a_reader_sees_the_downloaded_bytes(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_direct: bool
-    ) -> None:
+    def test_a_reader_sees_the_downloaded_bytes(self, tmp_path, monkeypatch, is_direct):
         real = os.open
 
-        def refusing(path: object, flags: int, *rest: int) -> int:
+        def refusing(path, flags, *rest):
             if flags & os.O_DIRECT and not is_direct:
                 raise OSError(errno.EINVAL, "no direct writes here")
-            return real(path, flags, *rest)  # type: ignore[arg-type]
+            return real(path, flags, *rest)
 
         monkeypatch.setattr(os, "open", refusing)
         file, origin = self.opened(tmp_path)
@@ -312,7 +301,7 @@ class TestPastTheCache:
         file.finish()
         assert file.path.read_bytes() == self.PAGES
 
-    def test_a_block_that_was_not_written_is_fetched_again_before_a_read(self, tmp_path: Path) -> None:
+    def test_a_block_that_was_not_written_is_fetched_again_before_a_read(self, tmp_path):
         file, origin = self.opened(tmp_path)
         file.store()
         with partial_of(file.path).open("r+b") as disk:

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,16 +36,16 @@ def plain():
 '''
 
 
-def text_source(root: Path, name: str = "texts") -> Source:
+def text_source(root, name="texts"):
     return Source(name, root, ".txt", str)
 
 
-def write(root: Path, name: str, text: str) -> None:
+def write(root, name, text):
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_text(text, encoding="utf-8")
 
 
-def test_real_text_of_this_machine() -> None:
+def test_real_text_of_this_machine():
     documents = collect_documents(max_bytes=150_000)
     sources = [source.name for source in default_sources()]
     assert {"docstrings", "stdlib-source"} <= set(sources)
@@ -62,7 +60,7 @@ def test_real_text_of_this_machine() -> None:
     assert sum(sizes.values()) <= 150_000
 
 
-def test_documents_come_by_name_and_stay_within_the_limit(tmp_path: Path) -> None:
+def test_documents_come_by_name_and_stay_within_the_limit(tmp_path):
     for number in range(40):
         write(tmp_path, f"folder{number % 3}/{number}.txt", f"{number:3d}\n" * 100)
     documents = collect_documents(max_bytes=10_000, sources=[text_source(tmp_path)])
@@ -72,7 +70,7 @@ def test_documents_come_by_name_and_stay_within_the_limit(tmp_path: Path) -> Non
     assert collect_documents(max_bytes=10_000, sources=[text_source(tmp_path)]) == documents
 
 
-def test_skipped_files(tmp_path: Path) -> None:
+def test_skipped_files(tmp_path):
     text = "x" * 300
     for name in ("test/a.txt", "sub/tests/b.txt", "site-packages/c.txt", "_sysconfigdata_x.txt", "d.md"):
         write(tmp_path, name, text)
@@ -84,7 +82,7 @@ def test_skipped_files(tmp_path: Path) -> None:
     assert [document.name for document in documents] == ["taken.txt"]
 
 
-def test_an_unused_share_goes_to_the_next_source(tmp_path: Path) -> None:
+def test_an_unused_share_goes_to_the_next_source(tmp_path):
     write(tmp_path, "small/only.txt", "x" * 500)
     for number in range(40):
         write(tmp_path, f"large/{number}.txt", "y" * 500)
@@ -93,13 +91,13 @@ def test_an_unused_share_goes_to_the_next_source(tmp_path: Path) -> None:
     assert [document.source for document in documents] == ["small"] + ["large"] * 19
 
 
-def test_docstrings_in_the_order_of_the_code() -> None:
+def test_docstrings_in_the_order_of_the_code():
     assert (
         docstrings(CODE) == "About the module,\nin two lines.\n\nAbout the thing.\n\nAbout the act.\n\nAbout later.\n\n"
     )
 
 
-def test_code_without_docstrings() -> None:
+def test_code_without_docstrings():
     rest = without_docstrings(CODE)
     assert "About" not in rest
     assert rest.startswith("import os\f\n")
@@ -112,7 +110,7 @@ def test_code_without_docstrings() -> None:
     text=st.text(alphabet=st.sampled_from("ab \n\r\x0cé"), max_size=400) | st.text(max_size=200),
     max_chars=st.integers(1, 60),
 )
-def test_rows_put_together_are_the_document(text: str, max_chars: int) -> None:
+def test_rows_put_together_are_the_document(text, max_chars):
     rows = split_rows(Document("source", "name", text), max_chars)
     assert "".join(rows) == text
     assert all(0 < len(row) <= max_chars for row in rows)

@@ -1,19 +1,16 @@
 import hashlib
 import threading
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment
 from templar.data.loader import WindowStream, sample_order
 from templar.data.permutation import Permutation
 from templar.data.shards.manifest import INDEX_FILE, ShardIndex
-from templar.data.shards.shard_dataset import Shard, ShardedDataset
+from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.shards.shard_writer import write_split
 from templar.errors import Reason, TransientError
 from templar.store.directory import DirectoryStore
@@ -26,7 +23,7 @@ PINNED = "6a0c80a92e43adcb682f2458604788e67f4441a4fb3929abe1bb92c122b12cec"
 """SHA-256 of the stream of the generated dataset: a fixed vector for other implementations."""
 
 
-def write_dataset(root: Path) -> Path:
+def write_dataset(root):
     """A dataset of one shard in a bucket."""
     root.mkdir()
     numbers = np.arange(NUM_PAGES * PAGE * LENGTH, dtype=np.int64)
@@ -45,17 +42,17 @@ def write_dataset(root: Path) -> Path:
     return root
 
 
-def open_shard(bucket: Path, folder: Path) -> Shard:
+def open_shard(bucket, folder):
     return ShardedDataset([DirectoryStore(bucket, writable=False)], "", folder=folder).shard(0)
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bucket(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("loader") / "bucket")
 
 
 @pytest.fixture
-def shard(bucket: Path, tmp_path: Path) -> Shard:
+def shard(bucket, tmp_path):
     return open_shard(bucket, tmp_path)
 
 
@@ -64,12 +61,12 @@ class FakeShard:
 
     num_samples, sequence_length, dtype = 100, 3, np.dtype(np.uint16)
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.reads: list[list[int]] = []
         self.failures: list[Exception] = []
         self.was_read = threading.Semaphore(0)
 
-    def read(self, indices: NDArray[np.integer], out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def read(self, indices, out=None):
         if self.failures:
             raise self.failures.pop()
         self.reads.append(indices.tolist())
@@ -78,7 +75,7 @@ class FakeShard:
         return samples.astype(self.dtype)
 
 
-def joined(parts: list[list[Any]]) -> list[list[list[int]]]:
+def joined(parts):
     """Global batches from the batches of every rank, by the mapping that the module states."""
     world_size = len(parts)
     batches = []
@@ -89,7 +86,7 @@ def joined(parts: list[list[Any]]) -> list[list[list[int]]]:
 
 
 class TestOrder:
-    def test_the_pages_samples_in_the_order_of_the_digest(self) -> None:
+    def test_the_pages_samples_in_the_order_of_the_digest(self):
         natural = [unit * PAGE + number for unit in ASSIGNMENT.units for number in range(PAGE)]
         order = Permutation(len(natural), "templar.samples.order", ASSIGNMENT.digest)
         assert ORDER.tolist() == [natural[order.at(position)] for position in range(len(natural))]
@@ -106,9 +103,7 @@ class TestStream:
         position=st.floats(0, 1),
         prefetch_bytes=st.integers(0, 300),
     )
-    def test_any_ranks_any_position(
-        self, num_samples: int, batch_size: int, world_size: int, position: float, prefetch_bytes: int
-    ) -> None:
+    def test_any_ranks_any_position(self, num_samples, batch_size, world_size, position, prefetch_bytes):
         order = np.arange(num_samples, dtype=np.int64)[::-1]
         batches = [order[start : start + batch_size].tolist() for start in range(0, num_samples, batch_size)]
         start = int(position * len(batches))
@@ -126,7 +121,7 @@ class TestStream:
                 parts.append(list(stream))
         assert [[row[0] for row in batch] for batch in joined(parts)] == batches[start:]
 
-    def test_resuming_reads_nothing_before_the_start(self) -> None:
+    def test_resuming_reads_nothing_before_the_start(self):
         fake = FakeShard()
         next(WindowStream(fake, np.arange(100), 5, start=19))
         assert fake.reads == [[95, 96, 97, 98, 99]]
@@ -135,17 +130,17 @@ class TestStream:
         ("name", "others"),
         [("batch_size", {"batch_size": 0}), ("rank", {"rank": 2, "world_size": 2}), ("start", {"start": 6})],
     )
-    def test_numbers_out_of_range(self, name: str, others: dict[str, int]) -> None:
+    def test_numbers_out_of_range(self, name, others):
         with pytest.raises(ValueError, match=name):
             WindowStream(FakeShard(), ORDER, **{"batch_size": BATCH, **others})
 
 
 class TestReadingAhead:
-    def stream(self, fake: FakeShard, prefetch_bytes: int, **more: int) -> WindowStream:
+    def stream(self, fake, prefetch_bytes, **more):
         return WindowStream(fake, np.arange(100), 5, prefetch_bytes=prefetch_bytes, **more)
 
     @pytest.mark.parametrize(("prefetch_bytes", "ahead"), [(0, 0), (29, 0), (30, 1), (119, 3)])
-    def test_as_many_batches_as_the_setting_allows(self, prefetch_bytes: int, ahead: int) -> None:
+    def test_as_many_batches_as_the_setting_allows(self, prefetch_bytes, ahead):
         fake = FakeShard()
         with self.stream(fake, prefetch_bytes) as stream:
             for consumed in range(1, 4):
@@ -153,7 +148,7 @@ class TestReadingAhead:
                 stream._reader and stream._reader.submit(int).result()  # the reader has caught up
                 assert len(fake.reads) == consumed + ahead
 
-    def test_an_error_comes_with_its_batch_and_the_batch_can_be_read_again(self) -> None:
+    def test_an_error_comes_with_its_batch_and_the_batch_can_be_read_again(self):
         fake = FakeShard()
         with self.stream(fake, 90) as stream:
             next(stream)
@@ -168,8 +163,8 @@ class TestReadingAhead:
             assert seen == [5 * position for position in range(1, 20)]
             assert not fake.failures
 
-    def test_its_thread_ends(self) -> None:
-        def readers() -> list[threading.Thread]:
+    def test_its_thread_ends(self):
+        def readers():
             return [thread for thread in threading.enumerate() if thread.name.startswith("window")]
 
         with self.stream(FakeShard(), 90) as stream:
@@ -181,7 +176,7 @@ class TestReadingAhead:
         assert not readers()
 
 
-def test_a_stream_resumes_in_another_folder_with_the_pinned_bytes(bucket: Path, tmp_path: Path) -> None:
+def test_a_stream_resumes_in_another_folder_with_the_pinned_bytes(bucket, tmp_path):
     tokens, start = b"", 0
     for folder, stop in (("first", 2), ("second", NUM_BATCHES)):
         shard = open_shard(bucket, tmp_path / folder)

@@ -1,8 +1,6 @@
 """The files that describe a sharded dataset: malformed ones are refused, and the message names file and field."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from templar.data.shards.manifest import (
     SMALLEST_BLOCK_BYTES,
     BlockedFile,
     ShardIndex,
-    ShardManifest,
     block_bytes_for,
     parse_index,
     parse_manifest,
@@ -23,27 +20,27 @@ from templar.data.shards.manifest import (
 )
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
-from tests.support.shards import Shards, generated
+from tests.support.shards import generated
 
 ORIGIN = "ds/train_000001.json"
 
 
-def refused(parse: Callable[[], object], *words: str) -> str:
+def refused(parse, *words):
     with raising(PermanentError, Reason.DATASET_MALFORMED, *words, "build the dataset and upload it again") as caught:
         parse()
     return str(caught.value)
 
 
-def changed(data: bytes, change: Callable[[Any], None]) -> bytes:
+def changed(data, change):
     content = json.loads(data)
     change(content)
     return json.dumps(content).encode()
 
 
-def put(*path: Any, value: Any) -> Callable[[Any], None]:
+def put(*path, value):
     """Sets a field, however deep."""
 
-    def change(content: Any) -> None:
+    def change(content):
         for step in path[:-1]:
             content = content[step]
         content[path[-1]] = value
@@ -52,17 +49,17 @@ def put(*path: Any, value: Any) -> Callable[[Any], None]:
 
 
 class TestIndex:
-    def test_it_reads_back(self, shards: Shards) -> None:
+    def test_it_reads_back(self, shards):
         assert parse_index(shards.files[INDEX_FILE], "ds/_shards.json") == shards.index
         assert shards.index.canonical() == shards.files[INDEX_FILE]
 
-    def test_a_malformed_field_is_named(self, shards: Shards) -> None:
+    def test_a_malformed_field_is_named(self, shards):
         for split, words in (("../train", "splits"), ("train", "splits: train without a shard")):
             data = changed(shards.files[INDEX_FILE], put("splits", split, value=[]))
             refused(lambda data=data: parse_index(data, "ds/_shards.json"), "ds/_shards.json: ", words)
 
     @given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
-    def test_a_flipped_bit_is_refused_or_changes_the_digest(self, shards: Shards, place: int, bit: int) -> None:
+    def test_a_flipped_bit_is_refused_or_changes_the_digest(self, shards, place, bit):
         data = bytearray(shards.files[INDEX_FILE])
         data[place % len(data)] ^= 1 << bit
         try:
@@ -74,17 +71,17 @@ class TestIndex:
 
 
 class TestManifest:
-    def parsed(self, shards: Shards, data: bytes, number: int = 1) -> ShardManifest:
+    def parsed(self, shards, data, number=1):
         return parse_manifest(data, ORIGIN, shards.index, "train", number)
 
-    def test_it_reads_back(self, shards: Shards) -> None:
+    def test_it_reads_back(self, shards):
         manifest = self.parsed(shards, shards.files["train_000001.json"])
         assert manifest.canonical() == shards.files["train_000001.json"]
         assert [file.name for file in manifest.files] == ["train_000001.npy", "sample_ids_000001.bin"]
         assert manifest.num_bytes == shards.size(1)
         assert manifest.sample_bytes == 200
 
-    def test_only_the_training_split_has_sample_ids(self, shards: Shards) -> None:
+    def test_only_the_training_split_has_sample_ids(self, shards):
         data = shards.files["held_out_000000.json"]
         manifest = parse_manifest(data, "x", shards.index, "held_out", 0)
         assert manifest.files == (manifest.tokens,)
@@ -103,9 +100,7 @@ class TestManifest:
             (put("sample_ids", "name", value="sample_ids_000002.bin"), ("sample_ids", "sample_ids_000001.bin")),
         ],
     )
-    def test_malformed_fields_are_named(
-        self, shards: Shards, change: Callable[[Any], None], words: tuple[str, ...]
-    ) -> None:
+    def test_malformed_fields_are_named(self, shards, change, words):
         data = changed(shards.files["train_000001.json"], change)
         refused(lambda: self.parsed(shards, data), f"{ORIGIN}: ", *words)
 
@@ -120,7 +115,7 @@ class TestManifest:
             ("num_bytes", {"entry": {"num_bytes": 1}}),
         ],
     )
-    def test_a_manifest_must_match_the_index(self, shards: Shards, field: str, index: dict[str, Any]) -> None:
+    def test_a_manifest_must_match_the_index(self, shards, field, index):
         content = json.loads(shards.index.canonical())
         content["splits"]["held_out"] = content["splits"]["train"]
         entry, split, number = index.pop("entry", {}), index.pop("split", "train"), index.pop("number", 1)
@@ -134,7 +129,7 @@ class TestManifest:
 
 class TestBlocks:
     @given(size=st.integers(1, 2**45))
-    def test_few_blocks_make_a_small_manifest(self, size: int) -> None:
+    def test_few_blocks_make_a_small_manifest(self, size):
         block_bytes = block_bytes_for(size)
         assert block_bytes >= SMALLEST_BLOCK_BYTES
         assert block_bytes & (block_bytes - 1) == 0
@@ -142,7 +137,7 @@ class TestBlocks:
         assert block_bytes == SMALLEST_BLOCK_BYTES or -(-size // (block_bytes // 2)) > MOST_BLOCKS
 
     @given(size=st.integers(1, 10**6), block_bytes=st.integers(512, 10**5), count=st.integers(0, 50))
-    def test_blocks_cover_every_byte_or_are_refused(self, size: int, block_bytes: int, count: int) -> None:
+    def test_blocks_cover_every_byte_or_are_refused(self, size, block_bytes, count):
         fields: dict[str, Any] = {"name": "train_000000.npy", "size": size, "block_bytes": block_bytes}
         blocks = ("0" * 64,) * count
         if (count - 1) * block_bytes < size <= count * block_bytes:
@@ -152,7 +147,7 @@ class TestBlocks:
                 BlockedFile(**fields, blocks=blocks)
 
 
-def test_a_samples_id_does_not_depend_on_its_type(tmp_path: Path) -> None:
+def test_a_samples_id_does_not_depend_on_its_type(tmp_path):
     narrow = generated(7, 9, "uint16")
     assert sample_ids(narrow).tolist() == sample_ids(narrow.astype("uint32")).tolist()
     assert sample_ids(narrow).tolist() == sample_ids(narrow.astype(">u4")).tolist()

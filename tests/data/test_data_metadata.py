@@ -1,5 +1,4 @@
 import json
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ configs:
 """
 
 
-def sizes(**changes: Any) -> dict[str, Any]:
+def sizes(**changes):
     entry = {
         "split": "train",
         "shards": [{"path": "alpha/train/0.parquet", "num_rows": 3}, {"path": "alpha/train/1.parquet", "num_rows": 2}],
@@ -33,12 +32,12 @@ def sizes(**changes: Any) -> dict[str, Any]:
     return {"alpha": {**entry, **changes}}
 
 
-def parse(content: Any, configs: tuple[str, ...] = ("alpha",), split: str = "train") -> Any:
+def parse(content, configs=("alpha",), split="train"):
     data = content if isinstance(content, bytes) else json.dumps(content).encode()
     return parse_shard_sizes(data, "bucket/_shard_sizes.json", configs, split)
 
 
-def test_configs_of_a_split_without_default_and_sorted() -> None:
+def test_configs_of_a_split_without_default_and_sorted():
     metadata = parse_metadata(METADATA, "_metadata.yaml")
     assert metadata.configs_with("train") == ("alpha", "zulu")
     assert metadata.configs_with("held_out") == ("alpha",)
@@ -59,12 +58,12 @@ def test_configs_of_a_split_without_default_and_sorted() -> None:
         ),
     ],
 )
-def test_malformed_metadata_is_refused_by_field(data: bytes, words: str) -> None:
+def test_malformed_metadata_is_refused_by_field(data, words):
     with raising(PermanentError, Reason.DATASET_MALFORMED, "bucket/_metadata.yaml", match=words):
         parse_metadata(data, "bucket/_metadata.yaml")
 
 
-def test_other_splits_have_a_key_of_their_own() -> None:
+def test_other_splits_have_a_key_of_their_own():
     assert sizes_key("alpha", "train") == "alpha"
     content = {"alpha/held_out": sizes(split="held_out")["alpha"]}
     assert parse(content, split="held_out")["alpha"].total_rows == 5
@@ -84,6 +83,6 @@ def test_other_splits_have_a_key_of_their_own() -> None:
         (sizes(shards=[{"path": "a.parquet", "num_rows": 2}] * 2, total_rows=4), "list a path twice"),
     ],
 )
-def test_malformed_sizes_are_refused_by_field(content: Any, words: str) -> None:
+def test_malformed_sizes_are_refused_by_field(content, words):
     with raising(PermanentError, Reason.DATASET_MALFORMED, "bucket/_shard_sizes.json", match=words):
         parse(content)

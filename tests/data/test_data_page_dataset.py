@@ -1,8 +1,6 @@
 import io
 import json
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,41 +11,41 @@ from templar.data.corpus import Document
 from templar.data.pages.page_dataset import Page, PageDataset
 from templar.data.tokenizer import load_tokenizer
 from templar.datasets.page_writer import build_dataset, upload_dataset
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from tests.support.datasets import PREFIX, rows_of
 from tests.support.errors import raising, stopped
-from tests.support.memory_store import MemoryStore, Read
+from tests.support.memory_store import MemoryStore
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 FIRST_SHARD = f"{PREFIX}/alpha/train/000_00000.parquet"
 
 
 @pytest.fixture
-def store(small_root: Path) -> MemoryStore:
+def store(small_root):
     store = MemoryStore()
     upload_dataset(small_root, store, PREFIX)
     store.reads.clear()
     return store
 
 
-def open_pages(*stores: MemoryStore, rows_per_page: int = 4, split: str = "train") -> PageDataset:
+def open_pages(*stores, rows_per_page=4, split="train"):
     return PageDataset(stores, PREFIX, rows_per_page=rows_per_page, split=split)
 
 
-def change_shard_sizes(store: MemoryStore, change: Callable[[dict], None]) -> None:
+def change_shard_sizes(store, change):
     key = f"{PREFIX}/_shard_sizes.json"
     sizes = json.loads(store.get(key, max_bytes=10**6))
     change(sizes)
     store.put(key, json.dumps(sizes).encode())
 
 
-def replace_shard(store: MemoryStore, table: pa.Table, number: int = 0) -> None:
+def replace_shard(store, table, number=0):
     """Replace a file of the first config, and remove its listed size and hash."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
     store.put(FIRST_SHARD.replace("00000", f"{number:05d}"), buffer.getvalue())
 
-    def forget(sizes: dict) -> None:
+    def forget(sizes):
         for name in ("size_bytes", "sha256"):
             sizes["alpha"]["shards"][number].pop(name, None)
 
@@ -55,7 +53,7 @@ def replace_shard(store: MemoryStore, table: pa.Table, number: int = 0) -> None:
 
 
 @pytest.mark.parametrize(("rows_per_page", "split"), [(1, "train"), (4, "train"), (10, "train"), (4, "held_out")])
-def test_every_row_is_on_its_page(small_root: Path, store: MemoryStore, rows_per_page: int, split: str) -> None:
+def test_every_row_is_on_its_page(small_root, store, rows_per_page, split):
     """Groups of 7 rows in files of 25: pages lie across both, and nothing is shifted or out of reach."""
     dataset = open_pages(store, rows_per_page=rows_per_page, split=split)
     expected: list[Page] = []
@@ -68,14 +66,14 @@ def test_every_row_is_on_its_page(small_root: Path, store: MemoryStore, rows_per
     assert [dataset.read_page(index) for index in range(dataset.num_pages)] == expected
 
 
-def test_several_pages_in_the_order_asked_for(store: MemoryStore) -> None:
+def test_several_pages_in_the_order_asked_for(store):
     dataset = open_pages(store)
     indices = [9, 0, 30, 0, 17, *range(dataset.num_pages)]
     assert dataset.read_pages(indices, concurrency=5) == [open_pages(store).read_page(index) for index in indices]
     assert dataset.read_pages([]) == []
 
 
-def test_a_page_fetches_only_its_row_groups(tmp_path: Path) -> None:
+def test_a_page_fetches_only_its_row_groups(tmp_path):
     store = MemoryStore()
     # Digits of powers do not compress to nothing.
     documents = [
@@ -89,7 +87,6 @@ def test_a_page_fetches_only_its_row_groups(tmp_path: Path) -> None:
     build_dataset(documents, tmp_path / "built", vocab_size=250, row_chars=1000, rows_per_group=16, shard_rows=10_000)
     upload_dataset(tmp_path / "built", store, PREFIX)
     info = store.head(FIRST_SHARD)
-    assert info is not None
     dataset = open_pages(store, rows_per_page=16)
     store.reads.clear()
     page = dataset.read_page(dataset.num_pages // 2)
@@ -106,7 +103,7 @@ def test_a_page_fetches_only_its_row_groups(tmp_path: Path) -> None:
     assert store.reads == []
 
 
-def test_a_row_group_beyond_the_bound_is_fetched_once(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_group_beyond_the_bound_is_fetched_once(store, monkeypatch):
     """Also where the pages of a window come from several such groups by turns."""
     monkeypatch.setattr("templar.data.pages.parquet.MAX_CACHED_BYTES", 100)
     texts = ["x" * 99 + str(row) for row in range(100)]
@@ -125,14 +122,14 @@ def test_a_row_group_beyond_the_bound_is_fetched_once(store: MemoryStore, monkey
     assert sum(each.length for each in read) == size
 
 
-def test_a_row_that_is_no_text_is_named(store: MemoryStore) -> None:
+def test_a_row_that_is_no_text_is_named(store):
     latin = pa.array([*[b"a"] * 20, b"caf\xe9", *[b"b"] * 4], pa.binary()).view(pa.string())
     replace_shard(store, pa.table({"text": latin}))
     with raising(PermanentError, Reason.DATASET_MALFORMED, FIRST_SHARD, "row 20 of column 'text' is not UTF-8"):
         open_pages(store).read_page(5)
 
 
-def test_the_digest_follows_the_files_and_the_pages(store: MemoryStore) -> None:
+def test_the_digest_follows_the_files_and_the_pages(store):
     digests = {open_pages(store).digest, open_pages(store, rows_per_page=5).digest}
     digests.add(open_pages(store, split="held_out").digest)
     assert open_pages(store).digest in digests
@@ -141,26 +138,26 @@ def test_the_digest_follows_the_files_and_the_pages(store: MemoryStore) -> None:
     assert len(digests) == 4
 
 
-def test_the_tokenizer_beside_the_dataset(store: MemoryStore) -> None:
+def test_the_tokenizer_beside_the_dataset(store):
     tokenizer = load_tokenizer("embedded", embedded=open_pages(store).tokenizer_json())
     assert tokenizer.decode(tokenizer.encode_batch(["alpha"])[0]) == "alpha"
     store.delete([f"{PREFIX}/tokenizer.json"])
     assert open_pages(store).tokenizer_json() is None
 
 
-def unreachable(read: Read) -> TemplarError:
+def unreachable(read):
     return TransientError(Reason.STORE_UNREACHABLE, f"no answer for {read.key}")
 
 
 @pytest.fixture
-def other(small_root: Path) -> MemoryStore:
+def other(small_root):
     """A second store of the dataset."""
     store = MemoryStore("other")
     upload_dataset(small_root, store, PREFIX)
     return store
 
 
-def test_a_file_that_one_store_has_damaged_comes_from_the_other(store: MemoryStore, other: MemoryStore) -> None:
+def test_a_file_that_one_store_has_damaged_comes_from_the_other(store, other):
     expected = open_pages(other).read_pages(range(9))
     for key in [info.key for info in store.list(PREFIX) if not info.key.endswith("tokenizer.json")]:
         data = bytearray(store.get(key, max_bytes=1 << 30))
@@ -173,7 +170,7 @@ def test_a_file_that_one_store_has_damaged_comes_from_the_other(store: MemorySto
     refused(store, Reason.DATASET_MALFORMED, PREFIX)
 
 
-def test_a_file_that_one_store_lacks_comes_from_the_other(store: MemoryStore, other: MemoryStore) -> None:
+def test_a_file_that_one_store_lacks_comes_from_the_other(store, other):
     dataset = open_pages(store, other)
     expected = open_pages(other).read_pages(range(dataset.num_pages))
     store.delete([FIRST_SHARD])
@@ -184,7 +181,7 @@ def test_a_file_that_one_store_lacks_comes_from_the_other(store: MemoryStore, ot
 
 
 @pytest.mark.parametrize("operation", ["head", "get_range"])
-def test_a_transient_failure_is_not_cached(store: MemoryStore, operation: str) -> None:
+def test_a_transient_failure_is_not_cached(store, operation):
     """The store's error comes out as it went in, through the Parquet library, and the next call reads again."""
     dataset = open_pages(store)
     expected = open_pages(store).read_page(0)
@@ -196,7 +193,7 @@ def test_a_transient_failure_is_not_cached(store: MemoryStore, operation: str) -
     assert dataset.read_page(0) == expected
 
 
-def test_a_stop_ends_a_read_of_many(store: MemoryStore) -> None:
+def test_a_stop_ends_a_read_of_many(store):
     dataset = open_pages(store)
     store.reads.clear()
     interrupt.request_stop()
@@ -205,8 +202,8 @@ def test_a_stop_ends_a_read_of_many(store: MemoryStore) -> None:
     assert store.reads == []
 
 
-def refused(store: MemoryStore, reason: Reason, words: str, *, read: bool = False, **options: int | str) -> None:
-    def attempt() -> None:
+def refused(store, reason, words, *, read=False, **options):
+    def attempt():
         dataset = open_pages(store, **options)
         if read:
             dataset.read_page(0)
@@ -216,9 +213,7 @@ def refused(store: MemoryStore, reason: Reason, words: str, *, read: bool = Fals
 
 
 @pytest.mark.parametrize(("name", "limit"), [("_metadata.yaml", 2**20), ("_shard_sizes.json", 2**25)])
-def test_a_description_that_is_missing_too_long_or_malformed_is_refused(
-    store: MemoryStore, name: str, limit: int
-) -> None:
+def test_a_description_that_is_missing_too_long_or_malformed_is_refused(store, name, limit):
     store.put(f"{PREFIX}/{name}", b" " * (limit + 1))
     refused(store, Reason.DATASET_MALFORMED, f"{name} is longer than {limit} bytes")
     store.put(f"{PREFIX}/{name}", b"{]")
@@ -227,7 +222,7 @@ def test_a_description_that_is_missing_too_long_or_malformed_is_refused(
     refused(store, Reason.DATASET_MISSING, f"{PREFIX}/{name} is not in memory")
 
 
-def test_there_is_no_such_split_and_no_page(store: MemoryStore) -> None:
+def test_there_is_no_such_split_and_no_page(store):
     refused(store, Reason.DATASET_MISSING, "no config has a split 'validation'", split="validation")
     refused(store, Reason.DATASET_TOO_SMALL, "no config has 1000 rows", rows_per_page=1000)
     with pytest.raises(ValueError, match="rows_per_page"):
@@ -237,7 +232,7 @@ def test_there_is_no_such_split_and_no_page(store: MemoryStore) -> None:
             open_pages(store).read_page(index)
 
 
-def flipped(data: bytes, place: float) -> bytes:
+def flipped(data, place):
     """One bit is flipped at a place in the text of the first row group."""
     column = pq.read_metadata(io.BytesIO(data)).row_group(0).column(0)
     changed = bytearray(data)
@@ -245,7 +240,7 @@ def flipped(data: bytes, place: float) -> bytes:
     return bytes(changed)
 
 
-def test_a_damaged_file_is_found(store: MemoryStore) -> None:
+def test_a_damaged_file_is_found(store):
     data = store.get(FIRST_SHARD, max_bytes=10**6)
     for damaged, words in (
         (data[:-1], "it has .* bytes, must have"),
@@ -259,7 +254,7 @@ def test_a_damaged_file_is_found(store: MemoryStore) -> None:
     refused(store, Reason.DATASET_MALFORMED, "its row groups have 24 rows, must have 25", read=True)
 
 
-def test_other_columns_are_not_fetched(store: MemoryStore) -> None:
+def test_other_columns_are_not_fetched(store):
     texts = [f"row {number}" for number in range(25)]
     ballast = [random.Random(number).randbytes(2000) for number in range(25)]
     replace_shard(store, pa.table({"ballast": ballast, "text": texts, "number": list(range(25))}))

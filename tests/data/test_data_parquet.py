@@ -15,7 +15,7 @@ from templar.data.pages.parquet import BoundedCache, TextColumnError, require_te
 Make = Callable[[list[str | None]], Any]
 
 
-def run_ends(texts: list[str | None]) -> Any:
+def run_ends(texts):
     return pa.RunEndEncodedArray.from_arrays(range(1, len(texts) + 1), pa.array(texts, pa.string()))
 
 
@@ -33,7 +33,7 @@ KINDS: dict[str, Make] = {
 }
 
 
-def test_a_value_beyond_the_bound_and_an_error_are_handed_out_and_not_kept() -> None:
+def test_a_value_beyond_the_bound_and_an_error_are_handed_out_and_not_kept():
     cache: BoundedCache[str, str] = BoundedCache(3, len)
     assert cache.get("small", lambda: "abc") == "abc"
     assert cache.get("large", lambda: "abcd") == "abcd"
@@ -45,7 +45,7 @@ def test_a_value_beyond_the_bound_and_an_error_are_handed_out_and_not_kept() -> 
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_threads_that_ask_at_once_share_one_load(fails: bool) -> None:
+def test_threads_that_ask_at_once_share_one_load(fails):
     """The load ends only when every other thread has looked the key up, which calls its hash."""
     cache: BoundedCache[str, int] = BoundedCache(2)
     loads: list[int] = []
@@ -55,13 +55,13 @@ def test_threads_that_ask_at_once_share_one_load(fails: bool) -> None:
     class Announcing(str):
         __slots__ = ()
 
-        def __hash__(self) -> int:
+        def __hash__(self):
             askers.add(threading.get_ident())
             if len(askers) == 3:
                 all_asked.set()
             return super().__hash__()
 
-    def load() -> int:
+    def load():
         loads.append(1)
         started.set()
         assert all_asked.wait(30)
@@ -69,7 +69,7 @@ def test_threads_that_ask_at_once_share_one_load(fails: bool) -> None:
             raise OSError("shared")
         return 7
 
-    def ask(key: str) -> int | str:
+    def ask(key):
         try:
             return cache.get(key, load)
         except OSError as error:
@@ -89,7 +89,7 @@ def test_threads_that_ask_at_once_share_one_load(fails: bool) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=20)
 @given(texts=st.lists(st.none() | st.text(), min_size=1))
-def test_every_type_of_text_gives_the_same(kind: str, texts: list[str | None]) -> None:
+def test_every_type_of_text_gives_the_same(kind, texts):
     column = KINDS[kind](texts)
     for rows in (pa.record_batch([column], ["text"]), pa.table({"text": pa.chunked_array([column, column])})):
         require_texts(rows.schema, "text")
@@ -101,7 +101,7 @@ def test_every_type_of_text_gives_the_same(kind: str, texts: list[str | None]) -
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_row_that_is_not_utf8_is_named(large: bool) -> None:
+def test_a_row_that_is_not_utf8_is_named(large):
     for wrong in (b"caf\xe9", b"\xed\xa0\x80", b"\xc0\x80", b"\xf4\x90\x80\x80"):
         raw = pa.array([b"good", wrong], pa.large_binary() if large else pa.binary())
         texts = raw.view(pa.large_string() if large else pa.string())
@@ -120,6 +120,6 @@ def test_a_row_that_is_not_utf8_is_named(large: bool) -> None:
         (["text"], [pa.array([1]).dictionary_encode()], "not strings"),
     ],
 )
-def test_another_column_is_refused(names: list[str], columns: list[Any], words: str) -> None:
+def test_another_column_is_refused(names, columns, words):
     with pytest.raises(TextColumnError, match=words):
         texts_of(pa.Table.from_arrays([pa.array(column) for column in columns], names), "text")

@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 
@@ -16,7 +16,6 @@ from templar.data.replicas import (
     Replicas,
 )
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.store.base import ObjectStore
 from tests.support.errors import error_of, raising, stopped
 from tests.support.memory_store import MemoryStore, Read
 
@@ -31,33 +30,33 @@ Fail = Callable[[Read], TemplarError | None]
 class Time:
     """A clock that only sleeping moves, and a chosen jitter: 1 gives the longest pauses."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 1000.0
         self.slept: list[float] = []
         self.chance = 1.0
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.slept.append(seconds)
         self.now += seconds
 
 
 @pytest.fixture
-def time() -> Time:
+def time():
     return Time()
 
 
-def stores_with(data: bytes, count: int = 3) -> list[MemoryStore]:
+def stores_with(data, count=3):
     stores = [MemoryStore(f"store-{number}") for number in range(count)]
     for store in stores:
         store.put("key", data)
     return stores
 
 
-def replicas_of(stores: Sequence[ObjectStore], time: Time) -> Replicas:
+def replicas_of(stores, time):
     return Replicas(stores, clock=lambda: time.now, sleep=time.sleep, chance=lambda: time.chance)
 
 
-def failing(time: Time, *fails: Fail) -> tuple[list[MemoryStore], Replicas]:
+def failing(time, *fails):
     """Stores of which each fails in its way, and the replicas over them."""
     stores = stores_with(DATA, len(fails))
     for store, fail in zip(stores, fails, strict=True):
@@ -65,24 +64,24 @@ def failing(time: Time, *fails: Fail) -> tuple[list[MemoryStore], Replicas]:
     return stores, replicas_of(stores, time)
 
 
-def unreachable(read: Read) -> TemplarError:
+def unreachable(read):
     return TransientError(Reason.STORE_UNREACHABLE, f"no answer for {read.key}")
 
 
-def well(read: Read) -> None:
+def well(read):
     del read
 
 
-def refusing(reason: Reason) -> Callable[[Read], TemplarError]:
+def refusing(reason):
     return lambda read: PermanentError(reason, f"{read.key} for a test")
 
 
-def stopping(read: Read) -> TemplarError:
+def stopping(read):
     interrupt.request_stop()
     return unreachable(read)
 
 
-def asked(stores: Sequence[MemoryStore]) -> list[int]:
+def asked(stores):
     """How many reads each store has seen since the last call."""
     counts = [len(store.reads) for store in stores]
     for store in stores:
@@ -90,29 +89,28 @@ def asked(stores: Sequence[MemoryStore]) -> list[int]:
     return counts
 
 
-def read(replicas: Replicas, times: int = 1) -> None:
+def read(replicas, times=1):
     for _ in range(times):
         assert replicas.get("key", max_bytes=10) == DATA
 
 
-def failure(replicas: Replicas) -> TemplarError:
+def failure(replicas):
     return error_of(lambda: replicas.get("key", max_bytes=10))
 
 
-def range_of(replicas: Replicas, start: int, length: int) -> bytes:
+def range_of(replicas, start, length):
     room = bytearray(length)
     replicas.read_into("key", start, memoryview(room), check=lambda: None)
     return bytes(room)
 
 
-def test_reads_go_round() -> None:
+def test_reads_go_round():
     stores = stores_with(DATA)
     replicas = Replicas(stores)
     for _ in range(2):
         assert replicas.get("key", max_bytes=10) == DATA
         assert range_of(replicas, 3, 4) == b"3456"
         info = replicas.head("key")
-        assert info is not None
         assert info.size == 10
     assert [[read.operation for read in store.reads] for store in stores] == [
         ["get", "get"],
@@ -126,7 +124,7 @@ def test_reads_go_round() -> None:
     [lambda r: r.get("key", max_bytes=10), lambda r: range_of(r, 0, 10), lambda r: r.head("key")],
     ids=["get", "read_into", "head"],
 )
-def test_a_failing_store_is_passed_over(time: Time, operation: Callable[[Replicas], object]) -> None:
+def test_a_failing_store_is_passed_over(time, operation):
     stores, replicas = failing(time, unreachable, unreachable, well)
     expected = operation(Replicas(stores[2:]))
     stores[2].reads.clear()
@@ -135,7 +133,7 @@ def test_a_failing_store_is_passed_over(time: Time, operation: Callable[[Replica
     assert time.slept == []
 
 
-def test_a_rest_doubles_until_the_longest_and_a_success_ends_it(time: Time) -> None:
+def test_a_rest_doubles_until_the_longest_and_a_success_ends_it(time):
     stores, replicas = failing(time, unreachable, well)
     read(replicas)
     rests = [min(LONGEST_REST_SECONDS, REST_SECONDS * 2**failures) for failures in range(8)]
@@ -162,7 +160,7 @@ def test_a_rest_doubles_until_the_longest_and_a_success_ends_it(time: Time) -> N
 
 
 @pytest.mark.parametrize(("chance", "share"), [(0.0, 0.5), (1.0, 1.0)])
-def test_a_rest_and_a_pause_have_jitter(time: Time, chance: float, share: float) -> None:
+def test_a_rest_and_a_pause_have_jitter(time, chance, share):
     time.chance = chance
     stores, replicas = failing(time, unreachable, well)
     read(replicas)
@@ -175,7 +173,7 @@ def test_a_rest_and_a_pause_have_jitter(time: Time, chance: float, share: float)
     assert time.slept == [PAUSE_SECONDS * share, 2 * PAUSE_SECONDS * share]
 
 
-def test_when_all_rest_the_one_whose_rest_ends_first_is_tried(time: Time) -> None:
+def test_when_all_rest_the_one_whose_rest_ends_first_is_tried(time):
     stores = stores_with(DATA)
     replicas = replicas_of(stores, time)
     for store in (stores[2], stores[1]):
@@ -205,9 +203,7 @@ def test_when_all_rest_the_one_whose_rest_ends_first_is_tried(time: Time) -> Non
         ([refusing(AT_FAULT[0]), refusing(COPY_DIFFERS[0]), unreachable], TransientError, Reason.STORE_UNREACHABLE),
     ],
 )
-def test_a_read_that_every_store_fails_is_repeated_only_for_those_that_may_have_the_object(
-    time: Time, fails: list[Callable[[Read], TemplarError]], family: type[TemplarError], reason: Reason
-) -> None:
+def test_a_read_that_every_store_fails_is_repeated_only_for_those_that_may_have_the_object(time, fails, family, reason):
     stores, replicas = failing(time, *fails)
     for _ in range(3 if family is PermanentError else 1):
         error = failure(replicas)
@@ -221,11 +217,11 @@ def test_a_read_that_every_store_fails_is_repeated_only_for_those_that_may_have_
     assert time.slept == [PAUSE_SECONDS * 2**number for number in range(repeats)]
 
 
-def test_stores_that_hang_are_not_asked_again(time: Time) -> None:
+def test_stores_that_hang_are_not_asked_again(time):
     """A store that hangs has tried the request several times itself."""
     store = stores_with(DATA, 1)[0]
 
-    def hang(read: Read) -> TemplarError:
+    def hang(read):
         time.now += RETRY_SECONDS
         return unreachable(read)
 
@@ -238,23 +234,21 @@ def test_stores_that_hang_are_not_asked_again(time: Time) -> None:
 @pytest.mark.parametrize(
     ("reason", "rests"), [*((reason, True) for reason in AT_FAULT), *((reason, False) for reason in COPY_DIFFERS)]
 )
-def test_an_endpoint_that_refuses_rests_and_one_that_lacks_an_object_does_not(
-    time: Time, reason: Reason, *, rests: bool
-) -> None:
+def test_an_endpoint_that_refuses_rests_and_one_that_lacks_an_object_does_not(time, reason, *, rests):
     stores, replicas = failing(time, refusing(reason), well)
     read(replicas, 4)
     assert asked(stores) == [1 if rests else 2, 4]
     assert [(report.last_failure, report.resting) for report in replicas.report()] == [(reason, rests), (None, False)]
 
 
-def test_a_callers_mistake_does_not_count_against_an_endpoint(time: Time) -> None:
+def test_a_callers_mistake_does_not_count_against_an_endpoint(time):
     stores, replicas = failing(time, refusing(Reason.BAD_KEY), well)
     assert failure(replicas).reason is Reason.BAD_KEY
     assert asked(stores) == [1, 0]
     assert not any(report.failures for report in replicas.report())
 
 
-def test_an_object_is_absent_only_if_every_endpoint_says_so(time: Time) -> None:
+def test_an_object_is_absent_only_if_every_endpoint_says_so(time):
     stores = stores_with(DATA)
     replicas = replicas_of(stores, time)
     assert replicas.head("other") is None
@@ -262,7 +256,6 @@ def test_an_object_is_absent_only_if_every_endpoint_says_so(time: Time) -> None:
     stores[2].put("other", b"1234")
     for _ in range(3):
         info = replicas.head("other")
-        assert info is not None
         assert info.size == 4
     assert not any(report.failures for report in replicas.report())
 
@@ -272,17 +265,17 @@ def test_an_object_is_absent_only_if_every_endpoint_says_so(time: Time) -> None:
     [(unreachable, Reason.STORE_UNREACHABLE), (refusing(AT_FAULT[0]), AT_FAULT[0])],
     ids=["unreachable", "refused"],
 )
-def test_an_error_is_never_absence(time: Time, fail: Callable[[Read], TemplarError], reason: Reason) -> None:
+def test_an_error_is_never_absence(time, fail, reason):
     _, replicas = failing(time, well, fail, well)
     for _ in range(3):
         with raising(TemplarError, reason):
             replicas.head("other")
 
 
-def test_each_endpoint_has_its_figures(time: Time) -> None:
+def test_each_endpoint_has_its_figures(time):
     stores = stores_with(DATA)
 
-    def slow(read: Read) -> TemplarError | None:
+    def slow(read):
         time.now += 0.25
         return unreachable(read) if read.operation == "get_range" else None
 
@@ -302,13 +295,13 @@ def test_each_endpoint_has_its_figures(time: Time) -> None:
     )
 
 
-def in_threads(count: int, work: Callable[[], None]) -> None:
+def in_threads(count, work):
     with ThreadPoolExecutor(count) as pool:
         for done in [pool.submit(work) for _ in range(count)]:
             done.result()
 
 
-def test_nothing_is_lost_between_threads(time: Time) -> None:
+def test_nothing_is_lost_between_threads(time):
     stores, replicas = failing(time, well, well, refusing(Reason.OBJECT_MISSING))
     in_threads(8, lambda: read(replicas, 60))
     reports = replicas.report()
@@ -318,11 +311,11 @@ def test_nothing_is_lost_between_threads(time: Time) -> None:
     assert reports[0].reads + reports[1].reads == 8 * 60
 
 
-def test_one_outage_in_several_threads_is_one_failure(time: Time) -> None:
+def test_one_outage_in_several_threads_is_one_failure(time):
     stores = stores_with(DATA, 2)
     together = threading.Barrier(4)
 
-    def fail_together(read: Read) -> TemplarError:
+    def fail_together(read):
         together.wait(30)
         return unreachable(read)
 
@@ -336,14 +329,14 @@ def test_one_outage_in_several_threads_is_one_failure(time: Time) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["answers", "fails"])
-def test_one_read_tries_an_endpoint_whose_rest_is_over(time: Time, outcome: str) -> None:
+def test_one_read_tries_an_endpoint_whose_rest_is_over(time, outcome):
     stores, replicas = failing(time, unreachable, well)
     read(replicas, 2)
     time.now += REST_SECONDS
     asked(stores)
     begun, go_on = threading.Event(), threading.Event()
 
-    def hold(read: Read) -> TemplarError | None:
+    def hold(read):
         begun.set()
         go_on.wait(30)
         return unreachable(read) if outcome == "fails" else None

@@ -5,9 +5,7 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +24,6 @@ from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.directory import DirectoryStore
 from tests.support.errors import raising
-from tests.support.memory_store import MemoryStore, Read
 from tests.support.rotating import BUCKET, READ, start
 from tests.support.servers import Server, random_key, start_rclone
 from tests.support.shards import PREFIX, Shards, on_disk, write_shards
@@ -37,11 +34,11 @@ pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 @pytest.fixture
-def dataset(store: MemoryStore, tmp_path: Path) -> ShardedDataset:
+def dataset(store, tmp_path):
     return opened(store, tmp_path / "shards")
 
 
-def opened(store: MemoryStore, folder: Path) -> ShardedDataset:
+def opened(store, folder):
     return ShardedDataset([store], PREFIX, folder=folder, transfer=Transfer(1024, 2))
 
 
@@ -52,8 +49,8 @@ def opened(store: MemoryStore, folder: Path) -> ShardedDataset:
     keep=st.integers(0, 9),
 )
 def test_a_plan_has_the_shards_of_the_next_two_windows_the_one_after_them_and_those_before(
-    applied: list[bool], steps_per_shard: int, num_shards: int, keep: int
-) -> None:
+    applied, steps_per_shard, num_shards, keep
+):
     epochs, steps = first_epochs(0), 0
     for window, is_step in enumerate(applied):
         steps += is_step
@@ -69,9 +66,7 @@ def test_a_plan_has_the_shards_of_the_next_two_windows_the_one_after_them_and_th
 
 
 class TestRotating:
-    def test_a_swap_fetches_one_and_deletes_one(
-        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
-    ) -> None:
+    def test_a_swap_fetches_one_and_deletes_one(self, shards, store, dataset):
         rotate(dataset, FIRST)
         store.reads.clear()
         report = rotate(dataset, SECOND)
@@ -79,7 +74,7 @@ class TestRotating:
         assert on_disk(dataset.folder) == shards.names(1, 2)
         assert not [read for read in store.reads if "000002" not in read.key]
 
-    def test_a_second_time_changes_nothing(self, store: MemoryStore, dataset: ShardedDataset) -> None:
+    def test_a_second_time_changes_nothing(self, store, dataset):
         first = rotate(dataset, FIRST)
         before = {path: path.stat().st_mtime_ns for path in dataset.folder.iterdir()}
         again = opened(store, dataset.folder)  # as a new process does
@@ -88,7 +83,7 @@ class TestRotating:
         assert {path: path.stat().st_mtime_ns for path in dataset.folder.iterdir()} == before
         assert store.reads == []
 
-    def test_only_shards_are_deleted(self, shards: Shards, dataset: ShardedDataset) -> None:
+    def test_only_shards_are_deleted(self, shards, dataset):
         dataset.folder.mkdir()
         others = ["notes.txt", "held_out_000003.npy", "train_3.npy", "train_000003.npy.txt", "xtrain_000003.npy"]
         old = ["train_000003.npy.partial", "sample_ids_000004.bin", "train_000777.json", "train_000778.json.partial"]
@@ -98,10 +93,8 @@ class TestRotating:
         assert report.deleted == tuple(sorted(old))
         assert on_disk(dataset.folder) == sorted(shards.names(0, 1) + others)
 
-    def test_a_rotation_resumes_after_a_failure(
-        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
-    ) -> None:
-        def fail(read: Read) -> TransientError | None:
+    def test_a_rotation_resumes_after_a_failure(self, shards, store, dataset):
+        def fail(read):
             is_second = read.operation == "get_range" and read.key.endswith("sample_ids_000001.bin")
             return TransientError(Reason.STORE_BUSY, "503") if is_second else None
 
@@ -120,9 +113,7 @@ class TestRotating:
 
 
 class TestBudget:
-    def test_a_small_budget_leaves_the_next_shard_out(
-        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
-    ) -> None:
+    def test_a_small_budget_leaves_the_next_shard_out(self, shards, store, dataset):
         report = rotate(dataset, FIRST, budget_bytes=shards.size(0, 1) - 1)
         assert (report.left_out, report.fetched, report.on_disk) == (1, (0,), (0,))
         assert on_disk(dataset.folder) == shards.names(0)
@@ -131,14 +122,7 @@ class TestBudget:
         assert (report.left_out, report.deleted) == (1, tuple(shards.names(1)))
 
     @pytest.mark.parametrize("limit", ["budget", "disk"])
-    def test_too_little_space_is_refused_before_a_download(
-        self,
-        shards: Shards,
-        store: MemoryStore,
-        dataset: ShardedDataset,
-        monkeypatch: pytest.MonkeyPatch,
-        limit: str,
-    ) -> None:
+    def test_too_little_space_is_refused_before_a_download(self, shards, store, dataset, monkeypatch, limit):
         store.reads.clear()
         if limit == "disk":
             monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=shards.size(0) - 1))
@@ -150,20 +134,16 @@ class TestBudget:
         monkeypatch.undo()
         assert rotate(dataset, FIRST, budget_bytes=shards.size(0)).on_disk == (0,)
 
-    def test_kept_shards_are_deleted_first_the_oldest_before_the_others(
-        self, shards: Shards, store: MemoryStore, dataset: ShardedDataset
-    ) -> None:
+    def test_kept_shards_are_deleted_first_the_oldest_before_the_others(self, shards, store, dataset):
         rotate(dataset, ShardPlan((0, 1), 2, ()))
         rotate(dataset, ShardPlan((2,), 3, (1, 0)))
         report = rotate(dataset, ShardPlan((2,), 3, (1, 0)), budget_bytes=shards.size(1, 2, 3))
         assert (report.on_disk, report.deleted) == ((1, 2, 3), tuple(shards.names(0)))
 
-    def test_the_space_of_deleted_shards_counts_as_free(
-        self, shards: Shards, dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_space_of_deleted_shards_counts_as_free(self, shards, dataset, monkeypatch):
         rotate(dataset, FIRST)
 
-        def allocated(folder: Path) -> int:
+        def allocated(folder):
             return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
 
         capacity = allocated(dataset.folder)
@@ -171,16 +151,14 @@ class TestBudget:
         report = rotate(dataset, SECOND)
         assert (report.left_out, report.on_disk, report.deleted) == (None, (1, 2), tuple(shards.names(0)))
 
-    def test_a_deleted_shard_that_a_reader_holds_frees_no_space(
-        self, shards: Shards, dataset: ShardedDataset, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_deleted_shard_that_a_reader_holds_frees_no_space(self, shards, dataset, monkeypatch):
         rotate(dataset, FIRST)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
         report = rotate(dataset, SECOND)
         assert (report.left_out, report.on_disk, report.deleted) == (2, (1,), tuple(shards.names(0)))
 
 
-def test_two_rotations_at_a_time_are_one(store: MemoryStore, dataset: ShardedDataset) -> None:
+def test_two_rotations_at_a_time_are_one(store, dataset):
     rotate(dataset, FIRST)
     store.reads.clear()
     file = os.open(dataset.folder / LOCK_FILE, os.O_RDWR)
@@ -193,7 +171,7 @@ def test_two_rotations_at_a_time_are_one(store: MemoryStore, dataset: ShardedDat
     assert rotate(dataset, SECOND).fetched == (2,)
 
 
-def test_progress_ends_at_100_and_never_falls(dataset: ShardedDataset) -> None:
+def test_progress_ends_at_100_and_never_falls(dataset):
     dataset.shard(0).read(np.array([39]))
     seen: list[float] = []
     rotate(dataset, FIRST, on_progress=seen.append)
@@ -215,15 +193,15 @@ class Scene:
     root: Path
     folder: Path
 
-    def start(self, what: str) -> subprocess.Popen[str]:
+    def start(self, what):
         return start(self.server.endpoint_url, self.root, self.folder, self.key, what)
 
-    def opened(self) -> ShardedDataset:
+    def opened(self):
         return ShardedDataset([DirectoryStore(self.root / BUCKET)], PREFIX, folder=self.folder)
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path):
     root, key = tmp_path / "root", random_key()
     shards = write_shards(root / BUCKET / PREFIX, length=2000, block_bytes=4096)
     server = start_rclone(root, key)
@@ -233,9 +211,8 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         server.stop()
 
 
-def killed_after(process: subprocess.Popen[str], num_lines: int) -> bool:
+def killed_after(process, num_lines):
     """Kill a process when it has printed so many lines; False if it ended well before."""
-    assert process.stdout is not None
     last = ""
     for number, line in enumerate(process.stdout):
         last = line
@@ -251,10 +228,9 @@ def killed_after(process: subprocess.Popen[str], num_lines: int) -> bool:
 
 
 @contextmanager
-def reading(scene: Scene) -> Iterator[list[str]]:
+def reading(scene):
     """Run a reader process, which ends when it is killed or reads a wrong sample; its printed lines."""
     process, lines = scene.start(READ), list[str]()
-    assert process.stdout is not None
     assert process.stdout.readline() == "ok\n"
     collector = threading.Thread(target=lines.extend, args=(process.stdout,))
     collector.start()
@@ -270,7 +246,7 @@ def reading(scene: Scene) -> Iterator[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_rotations_leave_only_right_files_and_a_reader_beside_them_reads_right_samples(scene: Scene) -> None:
+def test_killed_rotations_leave_only_right_files_and_a_reader_beside_them_reads_right_samples(scene):
     """At random places, each rotation resuming the one before."""
     chance, done, history = random.Random(SEED), 0, list[str]()
     with reading(scene) as lines:

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from templar.data.assignment import Assignment, Epoch, SlotPlan, assign
+from templar.data.assignment import Epoch, SlotPlan, assign
 from templar.data.corpus import collect_documents
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.sampling import held_out_sequences, pack, pack_flat, page_sequences, unigram_entropy
-from templar.data.tokenizer import Tokenizer, load_tokenizer
+from templar.data.tokenizer import load_tokenizer
 from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason
 from tests.support.datasets import PREFIX
@@ -22,11 +21,11 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 4) | st.just(EOS), max_size=12), ma
 LENGTHS = st.integers(1, 9)
 
 
-def arrays(*lists: list[int]) -> list[NDArray[np.int32]]:
+def arrays(*lists):
     return [np.array(tokens, dtype=np.int32) for tokens in lists]
 
 
-def definition(documents: list[list[int]], sequence_length: int) -> list[list[int]]:
+def definition(documents, sequence_length):
     """The module's docstring, token by token."""
     stream: list[int] = []
     for document in documents:
@@ -38,7 +37,7 @@ def definition(documents: list[list[int]], sequence_length: int) -> list[list[in
     return [stream[i * sequence_length : (i + 1) * sequence_length] for i in range(whole)]
 
 
-def test_the_references_packing_vector() -> None:
+def test_the_references_packing_vector():
     documents = arrays([5, 6, 7, EOS], [8, 9, EOS], [10, 11, 12, 13, 14, EOS], [15, 16, EOS], [17])
     expected = [[5, 6, 7, 2], [8, 9, 2, 10], [11, 12, 13, 14], [2, 15, 16, 2]]
     packed = pack(documents, 4, EOS)
@@ -51,9 +50,7 @@ def test_the_references_packing_vector() -> None:
 @settings(max_examples=60)
 @given(documents=DOCUMENTS, sequence_length=LENGTHS, dtype=st.sampled_from([np.uint16, np.int32, np.int64]))
 @example(documents=[[EOS], [1], [EOS, EOS], [EOS, 1, EOS, EOS], []], sequence_length=1, dtype=np.uint16)
-def test_packing_equals_the_definition_and_flat_tokens_keep_their_type(
-    documents: list[list[int]], sequence_length: int, dtype: type[np.integer]
-) -> None:
+def test_packing_equals_the_definition_and_flat_tokens_keep_their_type(documents, sequence_length, dtype):
     expected = definition(documents, sequence_length)
     packed = pack(arrays(*documents), sequence_length, EOS)
     assert packed.tolist() == expected
@@ -65,7 +62,7 @@ def test_packing_equals_the_definition_and_flat_tokens_keep_their_type(
     np.testing.assert_array_equal(tokens, before)
 
 
-def test_wrong_offsets_and_an_end_token_outside_the_type_are_refused() -> None:
+def test_wrong_offsets_and_an_end_token_outside_the_type_are_refused():
     for offsets in ([], [0, 4], [-1, 3], [0, 2, 1, 3]):
         with pytest.raises(ValueError, match=r"offsets must rise within 0\.\.3"):
             pack_flat(np.zeros(3, dtype=np.int32), np.array(offsets, dtype=np.int64), 2, EOS)
@@ -78,7 +75,7 @@ LENGTH = 32
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> MemoryStore:
+def store(tmp_path_factory):
     store = MemoryStore()
     root = tmp_path_factory.mktemp("samples") / "dataset"
     build_dataset(collect_documents(max_bytes=150_000), root, vocab_size=400, held_out_fraction=0.1)
@@ -87,32 +84,30 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> MemoryStore:
 
 
 @pytest.fixture(scope="module")
-def dataset(store: MemoryStore) -> PageDataset:
+def dataset(store):
     return PageDataset([store], PREFIX, rows_per_page=8)
 
 
 @pytest.fixture(scope="module")
-def held_out(store: MemoryStore) -> PageDataset:
+def held_out(store):
     return PageDataset([store], PREFIX, rows_per_page=8, split="held_out")
 
 
 @pytest.fixture(scope="module")
-def tokenizer(dataset: PageDataset) -> Tokenizer:
+def tokenizer(dataset):
     return load_tokenizer("embedded", embedded=dataset.tokenizer_json())
 
 
-def assignment_of(dataset: PageDataset, uid: int, window: int = 5) -> Assignment:
+def assignment_of(dataset, uid, window=5):
     epoch = Epoch(dataset.digest, dataset.num_pages)
     return assign(window, uid, epoch=epoch, plan=SlotPlan(4, 2), uids=(1, 2, 3), block_hash="0x" + "12" * 32)
 
 
-def window_sequences(
-    dataset: PageDataset, tokenizer: Tokenizer, assignment: Assignment, sequence_length: int
-) -> NDArray[np.int32]:
+def window_sequences(dataset, tokenizer, assignment, sequence_length):
     return page_sequences(dataset.read_pages(assignment.units), tokenizer, assignment, sequence_length)
 
 
-def test_miner_and_validator_get_the_same_bytes(store: MemoryStore, dataset: PageDataset, tokenizer: Tokenizer) -> None:
+def test_miner_and_validator_get_the_same_bytes(store, dataset, tokenizer):
     miner = window_sequences(dataset, tokenizer, assignment_of(dataset, 2), LENGTH)
     again = PageDataset([store], PREFIX, rows_per_page=8)
     reloaded = load_tokenizer("embedded", embedded=again.tokenizer_json())
@@ -123,7 +118,7 @@ def test_miner_and_validator_get_the_same_bytes(store: MemoryStore, dataset: Pag
     assert window_sequences(dataset, tokenizer, assignment_of(dataset, 77), LENGTH).shape == (0, LENGTH)
 
 
-def test_a_window_holds_the_packed_pages_of_its_assignment(dataset: PageDataset, tokenizer: Tokenizer) -> None:
+def test_a_window_holds_the_packed_pages_of_its_assignment(dataset, tokenizer):
     assignment = assignment_of(dataset, 1)
     texts = [text for unit in assignment.units for text in dataset.read_page(unit).texts]
     packed = pack(tokenizer.encode_batch(texts), LENGTH, tokenizer.eos_id)
@@ -133,9 +128,7 @@ def test_a_window_holds_the_packed_pages_of_its_assignment(dataset: PageDataset,
     assert np.count_nonzero(packed == tokenizer.eos_id) in {len(texts), len(texts) - 1}
 
 
-def test_the_first_held_out_sequences_do_not_depend_on_their_number(
-    held_out: PageDataset, tokenizer: Tokenizer
-) -> None:
+def test_the_first_held_out_sequences_do_not_depend_on_their_number(held_out, tokenizer):
     few = held_out_sequences(held_out, tokenizer, LENGTH, 20)
     assert few.shape == (20, LENGTH)
     np.testing.assert_array_equal(held_out_sequences(held_out, tokenizer, LENGTH, 100)[:20], few)
@@ -143,12 +136,10 @@ def test_the_first_held_out_sequences_do_not_depend_on_their_number(
         held_out_sequences(held_out, tokenizer, LENGTH, 10**6)
 
 
-def test_held_out_sequences_are_not_trained_on(
-    dataset: PageDataset, held_out: PageDataset, tokenizer: Tokenizer
-) -> None:
+def test_held_out_sequences_are_not_trained_on(dataset, held_out, tokenizer):
     trained = "".join(text for page in dataset.read_pages(range(dataset.num_pages)) for text in page.texts)
 
-    def share_found(sequences: NDArray[np.int32]) -> float:
+    def share_found(sequences):
         return float(np.mean([tokenizer.decode(row) in trained for row in sequences]))
 
     # Idioms and tables come up everywhere; running text does not.
@@ -156,7 +147,7 @@ def test_held_out_sequences_are_not_trained_on(
     assert share_found(window_sequences(dataset, tokenizer, assignment_of(dataset, 1), LENGTH)) > 0.8
 
 
-def test_entropy_known_answers() -> None:
+def test_entropy_known_answers():
     assert unigram_entropy(np.array([[0, 1], [2, 3]], dtype=np.int32), 4) == pytest.approx(math.log(4))
     assert unigram_entropy(np.array([5, 5, 5]), 6) == 0.0
     expected = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))

@@ -14,29 +14,29 @@ from templar.data.shards.shard_dataset import OPEN_SHARDS, ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.errors import raising
 from tests.support.memory_store import MemoryStore
-from tests.support.shards import PREFIX, Shards, flipped, on_disk, write_shards
+from tests.support.shards import PREFIX, flipped, on_disk, write_shards
 
 TOKENS, PARTIAL, MANIFEST = "train_000000.npy", "train_000000.npy.partial", "train_000000.json"
 pytestmark = pytest.mark.usefixtures("no_pauses")
 PART = Transfer(part_bytes=1024, workers=3)
 
 
-def store_of(shards: Shards, name: str = "memory") -> MemoryStore:
+def store_of(shards, name="memory"):
     store = MemoryStore(name)
     shards.put(store)
     return store
 
 
-def dataset(folder: Path, *stores: MemoryStore, split: str = "train") -> ShardedDataset:
+def dataset(folder, *stores, split="train"):
     return ShardedDataset(stores, PREFIX, folder=folder, split=split, transfer=PART)
 
 
-def requests(store: MemoryStore, suffix: str = "") -> int:
+def requests(store, suffix=""):
     return sum(1 for read in store.reads if read.key.endswith(suffix))
 
 
 class TestReading:
-    def test_samples_of_wide_tokens_come_as_they_were_written(self, tmp_path: Path) -> None:
+    def test_samples_of_wide_tokens_come_as_they_were_written(self, tmp_path):
         shards = write_shards(tmp_path / "ds", dtype="uint32", block_bytes=1 << 16)
         opened = dataset(tmp_path / "local", store_of(shards))
         for number, truth in enumerate(shards.samples):
@@ -46,9 +46,7 @@ class TestReading:
             np.testing.assert_array_equal(shard.read(order), truth[order])
             assert shard.read(order).dtype == np.dtype("uint32")
 
-    def test_only_the_blocks_of_the_samples_are_fetched(
-        self, shards: Shards, store: MemoryStore, tmp_path: Path
-    ) -> None:
+    def test_only_the_blocks_of_the_samples_are_fetched(self, shards, store, tmp_path):
         shard = dataset(tmp_path, store).shard(0)
         store.reads.clear()
         shard.read(np.array([1]))  # bytes 328 to 528: two blocks
@@ -56,13 +54,13 @@ class TestReading:
         shard.read(np.array([1, 0, 1]))
         assert len(store.reads) == 1
 
-    def test_samples_are_written_into_out(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+    def test_samples_are_written_into_out(self, shards, store, tmp_path):
         shard, out = dataset(tmp_path, store).shard(0), np.zeros((2, 100), dtype=np.uint16)
         assert shard.read(np.array([7, 3]), out) is out
         np.testing.assert_array_equal(out, shards.samples[0][[7, 3]])
         assert shard.read(np.array([], dtype=np.int64)).shape == (0, 100)
 
-    def test_indices_out_of_range_are_refused(self, store: MemoryStore, tmp_path: Path) -> None:
+    def test_indices_out_of_range_are_refused(self, store, tmp_path):
         shard = dataset(tmp_path, store).shard(0)
         store.reads.clear()
         for index in (40, -1, 2**62):
@@ -70,9 +68,7 @@ class TestReading:
                 shard.read(np.array([index]))
         assert store.reads == []
 
-    def test_samples_that_were_read_survive_rename_deletion_and_close(
-        self, shards: Shards, store: MemoryStore, tmp_path: Path
-    ) -> None:
+    def test_samples_that_were_read_survive_rename_deletion_and_close(self, shards, store, tmp_path):
         shard = dataset(tmp_path, store).shard(0)
         shard.read(np.arange(5))
         shard.download()
@@ -84,7 +80,7 @@ class TestReading:
 
 
 class TestDownload:
-    def test_progress_never_falls_and_ends_with_all(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+    def test_progress_never_falls_and_ends_with_all(self, shards, store, tmp_path):
         shard, seen = dataset(tmp_path, store).shard(0), list[tuple[int, int]]()
         shard.read(np.array([39]))  # the last block is shorter
         shard.download(lambda done, total: seen.append((done, total)))
@@ -93,19 +89,17 @@ class TestDownload:
         assert seen[0] == (448, shards.size(0))
         assert seen[-1][0] == shards.size(0)
 
-    def test_threads_that_read_and_download_fetch_each_block_once(
-        self, shards: Shards, store: MemoryStore, tmp_path: Path
-    ) -> None:
+    def test_threads_that_read_and_download_fetch_each_block_once(self, shards, store, tmp_path):
         shard, together = dataset(tmp_path, store).shard(0), threading.Barrier(6)
 
-        def read(number: int) -> None:
+        def read(number):
             chance = np.random.default_rng(number)
             together.wait(30)
             for _ in range(30):
                 indices = chance.integers(0, 40, 4)
                 np.testing.assert_array_equal(shard.read(indices), shards.samples[0][indices])
 
-        def download() -> None:
+        def download():
             together.wait(30)
             shard.download()
 
@@ -120,9 +114,7 @@ class TestDownload:
 
 class TestShards:
     @pytest.mark.parametrize(("num_samples", "num_shards"), [(59, 1), (60, 2), (100, 3)])
-    def test_a_last_one_with_less_than_half_is_left_out(
-        self, tmp_path: Path, num_samples: int, num_shards: int
-    ) -> None:
+    def test_a_last_one_with_less_than_half_is_left_out(self, tmp_path, num_samples, num_shards):
         shards = write_shards(tmp_path / "ds", num_samples=num_samples)
         opened = dataset(tmp_path / "local", store_of(shards))
         assert opened.num_shards == num_shards
@@ -132,7 +124,7 @@ class TestShards:
                 opened.shard(number)
         assert opened.num_samples(0) == len(shards.samples[0])
 
-    def test_few_are_open_at_a_time(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+    def test_few_are_open_at_a_time(self, shards, store, tmp_path):
         opened = dataset(tmp_path, store)
         first = opened.shard(0)
         assert opened.shard(0) is first
@@ -145,9 +137,7 @@ class TestShards:
         np.testing.assert_array_equal(first.read(np.arange(40)), shards.samples[0])
 
     @pytest.mark.parametrize("how", ["deleted", "closed"])
-    def test_a_deleted_or_closed_shard_is_opened_anew(
-        self, shards: Shards, store: MemoryStore, tmp_path: Path, how: str
-    ) -> None:
+    def test_a_deleted_or_closed_shard_is_opened_anew(self, shards, store, tmp_path, how):
         opened = dataset(tmp_path, store)
         first, second = opened.shard(0), opened.shard(1)
         first.download()
@@ -162,14 +152,14 @@ class TestShards:
 
 
 class TestManifests:
-    def test_a_wrong_manifest_is_fetched_again(self, shards: Shards, store: MemoryStore, tmp_path: Path) -> None:
+    def test_a_wrong_manifest_is_fetched_again(self, shards, store, tmp_path):
         (tmp_path / MANIFEST).write_bytes(flipped(shards.files[MANIFEST], 99))
         dataset(tmp_path, store).manifest(0)
         assert requests(store, MANIFEST) == 1
         assert on_disk(tmp_path) == [MANIFEST]
         assert shards.wrong_files(tmp_path) == []
 
-    def test_files_of_another_version_lose_their_final_names(self, shards: Shards, tmp_path: Path) -> None:
+    def test_files_of_another_version_lose_their_final_names(self, shards, tmp_path):
         """Same lengths, other bytes: only the manifest beside them shows it."""
         other = write_shards(tmp_path / "other", seed=2)
         dataset(tmp_path / "local", store_of(other)).shard(0).download()
@@ -182,9 +172,7 @@ class TestManifests:
         assert on_disk(tmp_path / "local") == shards.names(0)
         assert shards.wrong_files(tmp_path / "local") == []
 
-    def test_wrong_manifests_in_all_stores_are_a_transient_error(
-        self, shards: Shards, store: MemoryStore, tmp_path: Path
-    ) -> None:
+    def test_wrong_manifests_in_all_stores_are_a_transient_error(self, shards, store, tmp_path):
         store.put(f"{PREFIX}/{MANIFEST}", shards.files["train_000001.json"])
         opened = dataset(tmp_path, store)
         words = f"{PREFIX}/{MANIFEST}: its SHA-256 is not that of the index"
@@ -195,7 +183,7 @@ class TestManifests:
         np.testing.assert_array_equal(opened.shard(0).read(np.arange(3)), shards.samples[0][:3])
 
 
-def test_a_missing_or_unreadable_index_and_a_missing_split_are_named(store: MemoryStore, tmp_path: Path) -> None:
+def test_a_missing_or_unreadable_index_and_a_missing_split_are_named(store, tmp_path):
     with raising(PermanentError, Reason.DATASET_MISSING, f"{PREFIX}/{INDEX_FILE} is not in one, two"):
         dataset(tmp_path, MemoryStore("one"), MemoryStore("two"))
     with raising(PermanentError, Reason.DATASET_MISSING, "there is no split 'other'"):
@@ -205,10 +193,10 @@ def test_a_missing_or_unreadable_index_and_a_missing_split_are_named(store: Memo
         dataset(tmp_path, store)
 
 
-def test_a_released_shard_is_closed_at_once(shards: Shards, tmp_path: Path) -> None:
+def test_a_released_shard_is_closed_at_once(shards, tmp_path):
     """A deleted shard frees its space without waiting for the garbage collector."""
 
-    def descriptors() -> int:
+    def descriptors():
         return len(list(Path("/proc/self/fd").iterdir()))
 
     gc.disable()

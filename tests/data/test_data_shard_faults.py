@@ -4,7 +4,6 @@
 """
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.s3_protocol import S3Settings
 from tests.support.errors import raising
-from tests.support.faulty_endpoint import Fault, FaultyEndpoint, faulty_endpoint
+from tests.support.faulty_endpoint import Fault, faulty_endpoint
 from tests.support.servers import Server, random_key, start_rclone, store_at
 from tests.support.shards import PREFIX, Shards, on_disk, write_shards
 
@@ -55,7 +54,7 @@ class Bucket:
 
 
 @pytest.fixture(scope="module")
-def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+def bucket(tmp_path_factory):
     root, key = tmp_path_factory.mktemp("endpoint"), random_key()
     shards = write_shards(root / BUCKET / PREFIX, length=500)
     server = start_rclone(root, key)
@@ -66,28 +65,28 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
 
 
 @pytest.fixture
-def faulty(bucket: Bucket) -> Iterator[FaultyEndpoint]:
+def faulty(bucket):
     with faulty_endpoint(bucket.server.endpoint_url) as endpoint:
         yield endpoint
 
 
 @pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_pauses(monkeypatch):
     monkeypatch.setattr(replicas, "PAUSE_SECONDS", 0.001)
 
 
-def dataset(bucket: Bucket, folder: Path, *endpoints: str) -> ShardedDataset:
+def dataset(bucket, folder, *endpoints):
     stores = [store_at(endpoint, BUCKET, bucket.key, IMPATIENT) for endpoint in endpoints]
     return ShardedDataset(stores, PREFIX, folder=folder, transfer=Transfer(part_bytes=8192, workers=2))
 
 
-def complete(bucket: Bucket, folder: Path) -> None:
+def complete(bucket, folder):
     """Check that the shards are there, whole, and no other files."""
     assert on_disk(folder) == bucket.shards.names(0, 1)
     assert bucket.shards.wrong_files(folder) == []
 
 
-def samples_are_right(bucket: Bucket, opened: ShardedDataset) -> None:
+def samples_are_right(bucket, opened):
     np.testing.assert_array_equal(opened.shard(0).read(np.arange(40)), bucket.shards.samples[0])
 
 
@@ -95,9 +94,7 @@ def samples_are_right(bucket: Bucket, opened: ShardedDataset) -> None:
     ("fault", "name"),
     [("slow", TOKENS), ("500", INDEX), ("flipped", MANIFEST), ("killed", IDS)],
 )
-def test_a_fault_of_the_first_requests_is_not_visible(
-    bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault, name: str
-) -> None:
+def test_a_fault_of_the_first_requests_is_not_visible(bucket, faulty, tmp_path, fault, name):
     faulty.first(replicas.ROUNDS - 1, fault, name)
     opened = dataset(bucket, tmp_path, faulty.endpoint_url)
     rotate(opened, PLAN)
@@ -113,9 +110,7 @@ def test_a_fault_of_the_first_requests_is_not_visible(
         *(("flipped", INDEX), ("404", INDEX), ("404", MANIFEST), ("500", IDS)),
     ],
 )
-def test_a_lasting_fault_has_its_reason_and_no_wrong_file_gets_a_name(
-    bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault, name: str
-) -> None:
+def test_a_lasting_fault_has_its_reason_and_no_wrong_file_gets_a_name(bucket, faulty, tmp_path, fault, name):
     faulty.always(fault, name)
     family, reason = MEANING[fault]
     if fault == "404" and name in {INDEX, MANIFEST}:
@@ -136,9 +131,7 @@ def test_a_lasting_fault_has_its_reason_and_no_wrong_file_gets_a_name(
     ("fault", "order"),
     [("404", "first"), ("flipped", "first"), ("killed", "second")],
 )
-def test_the_other_endpoint_is_read_instead(
-    bucket: Bucket, faulty: FaultyEndpoint, tmp_path: Path, fault: Fault, order: str
-) -> None:
+def test_the_other_endpoint_is_read_instead(bucket, faulty, tmp_path, fault, order):
     faulty.always(fault)
     endpoints = [faulty.endpoint_url, bucket.server.endpoint_url]
     opened = dataset(bucket, tmp_path, *(endpoints if order == "first" else endpoints[::-1]))
@@ -150,14 +143,14 @@ def test_the_other_endpoint_is_read_instead(
     assert bad.last_failure is MEANING[fault][1]
 
 
-def test_an_endpoint_is_killed_in_the_middle_of_a_download_and_comes_back(tmp_path: Path) -> None:
+def test_an_endpoint_is_killed_in_the_middle_of_a_download_and_comes_back(tmp_path):
     key, root, folder = random_key(), tmp_path / "root", tmp_path / "local"
     shards = write_shards(root / BUCKET / PREFIX, length=500)
     server = start_rclone(root, key)
     bucket = Bucket(shards, server, key, root)
     died = threading.Event()
 
-    def kill(percentage: float) -> None:
+    def kill(percentage):
         if percentage > 30 and not died.is_set():
             died.set()
             server.kill()
@@ -176,12 +169,10 @@ def test_an_endpoint_is_killed_in_the_middle_of_a_download_and_comes_back(tmp_pa
         again.stop()
 
 
-def test_without_room_for_a_manifest_the_reason_is_the_disk_and_a_later_call_completes(
-    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_room_for_a_manifest_the_reason_is_the_disk_and_a_later_call_completes(bucket, tmp_path, monkeypatch):
     write = Path.write_bytes
 
-    def refused(path: Path, data: bytes) -> int:
+    def refused(path, data):
         write(path, data[: len(data) // 2])
         raise OSError(28, "No space left on device")
 

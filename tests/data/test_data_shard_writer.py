@@ -1,24 +1,14 @@
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from templar.canonical import sha256_hex
-from templar.data.corpus import Document
 from templar.data.sampling import pack
-from templar.data.shards.manifest import BlockedFile, ShardIndex, parse_index, parse_manifest, sample_ids
-from templar.data.shards.shard_writer import (
-    HEADER_BYTES,
-    ShardLayout,
-    ShardWriter,
-    build_shards,
-    write_split,
-)
+from templar.data.shards.manifest import ShardIndex, parse_index, parse_manifest, sample_ids
+from templar.data.shards.shard_writer import HEADER_BYTES, ShardLayout, ShardWriter, build_shards, write_split
 from templar.data.tokenizer import load_tokenizer, packed
 from templar.datasets.page_writer import build_dataset
 from templar.errors import PermanentError, Reason
@@ -29,27 +19,27 @@ from tests.support.shards import block_hashes
 SMALL: dict[str, Any] = {"vocab_size": 300, "sequence_length": 16, "samples_per_shard": 50, "block_bytes": 512}
 
 
-def numbered_samples(count: int, length: int) -> NDArray[np.int32]:
+def numbered_samples(count, length):
     return np.arange(count * length, dtype=np.int32).reshape(count, length) % 60000
 
 
-def documents() -> list[Document]:
+def documents():
     return [
         *numbered_documents("alpha", num_documents=12, num_lines=20),
         *numbered_documents("beta", num_documents=9, num_lines=30),
     ]
 
 
-def text_of(root: Path, split: str) -> str:
+def text_of(root, split):
     tokens = np.concatenate([np.load(file) for file in sorted(root.glob(f"{split}_*.npy"))])
     return load_tokenizer(str(root)).decode(tokens)
 
 
 class TestKnownAnswers:
-    def test_the_id_of_a_sample(self) -> None:
+    def test_the_id_of_a_sample(self):
         assert sample_ids(np.arange(8)[None]).tolist() == [1540592555457660432]
 
-    def test_a_shard(self, tmp_path: Path) -> None:
+    def test_a_shard(self, tmp_path):
         samples = np.arange(8, dtype=np.int32).reshape(1, 8)
         (entry,) = write_split(tmp_path, "train", [samples], dtype="uint16", sequence_length=8, samples_per_shard=4)
         files = contents(tmp_path)
@@ -71,14 +61,8 @@ class TestKnownAnswers:
     dtype=st.sampled_from(["uint16", "uint32"]),
 )
 def test_every_byte_is_in_a_hashed_block_and_numpy_reads_it(
-    *,
-    tmp_path_factory: pytest.TempPathFactory,
-    sizes: list[int],
-    length: int,
-    samples_per_shard: int,
-    block_bytes: int,
-    dtype: Any,
-) -> None:
+    *, tmp_path_factory, sizes, length, samples_per_shard, block_bytes, dtype
+):
     root = tmp_path_factory.mktemp("shards")
     samples = numbered_samples(sum(sizes), length) + (0 if dtype == "uint16" else 10**6)
     pieces = np.split(samples, np.cumsum(sizes)[:-1]) if sizes else []
@@ -99,21 +83,21 @@ def test_every_byte_is_in_a_hashed_block_and_numpy_reads_it(
         np.testing.assert_array_equal(np.concatenate(ids), sample_ids(samples))
 
 
-def manifest_of(root: Path, number: int, entries: Any, length: int, dtype: Any) -> Any:
+def manifest_of(root, number, entries, length, dtype):
     index = ShardIndex(
         version=1, dtype=dtype, sequence_length=length, tokenizer="0" * 64, splits={"train": tuple(entries)}
     )
     return parse_manifest((root / f"train_{number:06d}.json").read_bytes(), "test", index, "train", number)
 
 
-def check_blocks(root: Path, file: BlockedFile, block_bytes: int) -> None:
+def check_blocks(root, file, block_bytes):
     data = (root / file.name).read_bytes()
     assert (file.size, file.block_bytes) == (len(data), block_bytes)
     assert file.blocks == block_hashes(data, block_bytes)
 
 
-def test_a_failed_source_leaves_no_half_shard(tmp_path: Path) -> None:
-    def broken() -> Iterator[NDArray[np.int32]]:
+def test_a_failed_source_leaves_no_half_shard(tmp_path):
+    def broken():
         yield numbered_samples(3, 4)
         raise KeyError("source")
 
@@ -132,13 +116,13 @@ class TestWrongInput:
             (np.zeros((4, 4)), "takes 3"),
         ],
     )
-    def test_samples(self, tmp_path: Path, samples: Any, message: str) -> None:
+    def test_samples(self, tmp_path, samples, message):
         writer = ShardWriter(tmp_path, "train", 0, ShardLayout("uint16", 4, 3))
         with pytest.raises(ValueError, match=message), writer:
             writer.write(samples)
         assert contents(tmp_path) == {}
 
-    def test_numbers(self) -> None:
+    def test_numbers(self):
         for numbers in ((0, 1, None), (1, 1, 511), (2**20, 2**20, 512)):
             with pytest.raises(ValueError, match=r"must|at least|too few"):
                 ShardLayout("uint16", *numbers)
@@ -146,7 +130,7 @@ class TestWrongInput:
 
 class TestPacked:
     @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 40))
-    def test_it_cuts_as_pack_does(self, lengths: list[int], sequence_length: int) -> None:
+    def test_it_cuts_as_pack_does(self, lengths, sequence_length):
         lists = [np.full(length, number + 1, dtype=np.int32) for number, length in enumerate(lengths)]
         ended = [np.append(tokens, np.int32(0)) if len(tokens) else tokens for tokens in lists]
         found = list(packed(ended, sequence_length))
@@ -155,7 +139,7 @@ class TestPacked:
 
 
 class TestBuildShards:
-    def test_the_index_describes_the_files(self, tmp_path: Path) -> None:
+    def test_the_index_describes_the_files(self, tmp_path):
         root = tmp_path / "dataset"
         built = build_shards(documents(), root, held_out_fraction=0.2, **SMALL)
         assert build_shards(reversed(documents()), tmp_path / "again", held_out_fraction=0.2, **SMALL) == built
@@ -175,7 +159,7 @@ class TestBuildShards:
                     check_blocks(root, file, 512)
         assert set(contents(root)) == names
 
-    def test_held_out_texts_are_those_of_pages_and_never_trained_on(self, tmp_path: Path) -> None:
+    def test_held_out_texts_are_those_of_pages_and_never_trained_on(self, tmp_path):
         build_shards(documents(), tmp_path / "shards", held_out_fraction=0.2, **SMALL)
         build_dataset(documents(), tmp_path / "pages", vocab_size=300, held_out_fraction=0.2)
         pages = "".join(text for name in ("alpha", "beta") for text in rows_of(tmp_path / "pages", f"{name}/held_out"))
@@ -184,7 +168,7 @@ class TestBuildShards:
             label = f"{document.source} document {int(document.name[:3])} line"
             assert (label in pages) == (label in held_out) != (label in train)
 
-    def test_too_little(self, tmp_path: Path) -> None:
+    def test_too_little(self, tmp_path):
         for few, length in (([], 16), (documents()[:1], 16), (documents(), 4000)):
             with raising(PermanentError, Reason.DATASET_TOO_SMALL):
                 build_shards(few, tmp_path / "dataset", **SMALL | {"sequence_length": length})

@@ -4,8 +4,6 @@ import random
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,18 +35,18 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_embedded_tokenizer(TEXTS, 320)
 
 
-def test_training_twice_gives_the_same_bytes_and_the_end_token_is_part_of_the_digest(tokenizer: Tokenizer) -> None:
+def test_training_twice_gives_the_same_bytes_and_the_end_token_is_part_of_the_digest(tokenizer):
     again = train_embedded_tokenizer(iter(TEXTS), 320)
     assert (again.to_bytes(), again.digest) == (tokenizer.to_bytes(), tokenizer.digest)
     backend = Backend.from_str(tokenizer.to_bytes().decode())
     assert Tokenizer(backend, "a").digest != tokenizer.digest
 
 
-def test_ids_are_int32_arrays_within_the_vocabulary(tokenizer: Tokenizer) -> None:
+def test_ids_are_int32_arrays_within_the_vocabulary(tokenizer):
     encoded = tokenizer.encode_batch([*TEXTS, ""])
     assert [tokens.dtype for tokens in encoded] == [np.int32] * 4
     assert len(encoded[3]) == 0
@@ -60,7 +58,7 @@ def test_ids_are_int32_arrays_within_the_vocabulary(tokenizer: Tokenizer) -> Non
 @settings(max_examples=30)
 @given(text=st.text())
 @example(text=f"before{EOS_TOKEN}after")  # a text cannot forge a document's border
-def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
+def test_every_text_comes_back(tokenizer, text):
     (tokens,) = tokenizer.encode_batch([text])
     assert tokenizer.decode(tokens) == text
     assert tokenizer.count_dropped(text) == 0
@@ -71,7 +69,7 @@ LETTERS = [*map(chr, range(97, 123))]
 END = "</s>"
 
 
-def _backend(model: models.Model, splitter: object = None, **end: bool) -> Backend:
+def _backend(model, splitter=None, **end):
     backend = Backend(model)
     if splitter is not None:
         backend.pre_tokenizer = splitter
@@ -80,7 +78,7 @@ def _backend(model: models.Model, splitter: object = None, **end: bool) -> Backe
     return backend
 
 
-def _vocabulary(*tokens: str) -> dict[str, int]:
+def _vocabulary(*tokens):
     return {token: number for number, token in enumerate((*LETTERS, *tokens))}
 
 
@@ -115,7 +113,7 @@ KINDS = {
     )
 )
 @example(texts=["the cat </s> sat", "a</s></s>b"])
-def test_a_document_has_exactly_one_end_token_with_every_kind_of_tokenizer(kind: str, texts: list[str]) -> None:
+def test_a_document_has_exactly_one_end_token_with_every_kind_of_tokenizer(kind, texts):
     backend = KINDS[kind]()
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer = Tokenizer(backend, END)
@@ -125,7 +123,7 @@ def test_a_document_has_exactly_one_end_token_with_every_kind_of_tokenizer(kind:
         assert np.count_nonzero(tokens == tokenizer.eos_id) == min(1, len(tokens))
 
 
-def test_the_name_of_the_end_token_in_a_text_stays_ordinary_text() -> None:
+def test_the_name_of_the_end_token_in_a_text_stays_ordinary_text():
     for kind in ("ignore_merges", "not special", "merged"):
         tokenizer = Tokenizer(KINDS[kind](), END)
         names = {number: token for token, number in tokenizer.vocabulary.items()}
@@ -143,11 +141,11 @@ def test_the_name_of_the_end_token_in_a_text_stays_ordinary_text() -> None:
         ("Unigram", "ab 42", 2),
     ],
 )
-def test_characters_that_a_tokenizer_drops_are_counted(kind: str, text: str, dropped: int) -> None:
+def test_characters_that_a_tokenizer_drops_are_counted(kind, text, dropped):
     assert Tokenizer(KINDS[kind](), END).count_dropped(text) == dropped
 
 
-def test_an_end_token_that_is_a_character_is_left_out_and_counted() -> None:
+def test_an_end_token_that_is_a_character_is_left_out_and_counted():
     for end in ("\n", "a"):
         tokenizer = Tokenizer(Backend(models.BPE(vocab={"a": 0, "\n": 1, "b": 2}, merges=[])), end)
         (tokens,) = tokenizer.encode_batch([f"b{end}b{end}"])
@@ -163,7 +161,7 @@ def test_an_end_token_that_is_a_character_is_left_out_and_counted() -> None:
         models.BPE(vocab={"a": 0, END: 1}, merges=[], unk_token="<unk>"),
     ],
 )
-def test_a_tokenizer_that_fails_on_a_text_is_named(model: models.Model) -> None:
+def test_a_tokenizer_that_fails_on_a_text_is_named(model):
     tokenizer = Tokenizer(_backend(model, WORDS), END)
     assert [tokens.tolist() for tokens in tokenizer.encode_batch(["a"])] == [[0]]
     for work in (tokenizer.encode_batch, lambda texts: tokenizer.count_dropped(texts[0])):
@@ -172,7 +170,7 @@ def test_a_tokenizer_that_fails_on_a_text_is_named(model: models.Model) -> None:
 
 
 @pytest.mark.parametrize("alphabet", ["ACGT", "0123456789", "+-*/", " \t\n"])
-def test_training_takes_a_long_run_of_one_kind_in_pieces(alphabet: str) -> None:
+def test_training_takes_a_long_run_of_one_kind_in_pieces(alphabet):
     run = "".join(random.Random(1).choices(alphabet, k=3 * MOST_RUN_CHARS + 100))
     pieces = [run[start : start + MOST_RUN_CHARS] for start in range(0, len(run), MOST_RUN_CHARS)]
     border = "x" if alphabet == "+-*/" else "+"
@@ -181,10 +179,10 @@ def test_training_takes_a_long_run_of_one_kind_in_pieces(alphabet: str) -> None:
     assert whole.to_bytes() == train_embedded_tokenizer(cut, 400).to_bytes()
 
 
-def test_a_stop_ends_the_training() -> None:
+def test_a_stop_ends_the_training():
     ended = threading.Event()
 
-    def texts() -> Iterator[str]:
+    def texts():
         yield TEXTS[0]
         interrupt.request_stop()
         ended.wait(60)
@@ -197,7 +195,7 @@ def test_a_stop_ends_the_training() -> None:
         interrupt.clear_stop()
 
 
-def test_the_smallest_vocabulary_holds_every_byte_of_utf8() -> None:
+def test_the_smallest_vocabulary_holds_every_byte_of_utf8():
     smallest = train_embedded_tokenizer(TEXTS, 244)
     text = "".join(map(chr, range(0x800))) + "\u0fff\uffff\U0010ffff"
     assert smallest.decode(smallest.encode_batch([text])[0]) == text
@@ -206,7 +204,7 @@ def test_the_smallest_vocabulary_holds_every_byte_of_utf8() -> None:
         train_embedded_tokenizer(TEXTS, 243)
 
 
-def test_padding_and_truncation_of_the_original_are_left_behind(tokenizer: Tokenizer) -> None:
+def test_padding_and_truncation_of_the_original_are_left_behind(tokenizer):
     backend = Backend.from_str(tokenizer.to_bytes().decode())
     backend.enable_truncation(3)
     backend.enable_padding(length=9)
@@ -215,7 +213,7 @@ def test_padding_and_truncation_of_the_original_are_left_behind(tokenizer: Token
     assert wrapped.digest == tokenizer.digest
 
 
-def test_save_and_load_from_a_folder_and_from_a_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_save_and_load_from_a_folder_and_from_a_file(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "saved")
     from_folder = load_tokenizer(str(tmp_path / "saved"))
     from_file = load_tokenizer(str(tmp_path / "saved" / "tokenizer.json"))
@@ -227,9 +225,7 @@ def test_save_and_load_from_a_folder_and_from_a_file(tokenizer: Tokenizer, tmp_p
 
 
 @pytest.mark.parametrize("eos", ["a", {"content": "a", "special": True}])
-def test_the_end_token_of_a_folder_is_read_from_its_configuration(
-    tokenizer: Tokenizer, tmp_path: Path, eos: object
-) -> None:
+def test_the_end_token_of_a_folder_is_read_from_its_configuration(tokenizer, tmp_path, eos):
     (tmp_path / "tokenizer.json").write_bytes(tokenizer.to_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
     loaded = load_tokenizer(str(tmp_path))
@@ -248,12 +244,12 @@ def test_the_end_token_of_a_folder_is_read_from_its_configuration(
         ("no/such/folder/at/all", None, "no such file or folder"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_loaded_is_named(name: str, embedded: bytes | None, words: str) -> None:
+def test_a_tokenizer_that_cannot_be_loaded_is_named(name, embedded, words):
     with raising(PermanentError, Reason.TOKENIZER_MISSING, repr(name), match=words):
         load_tokenizer(name, embedded=embedded)
 
 
-def test_a_tokenizer_without_the_end_token_or_with_more_ids_than_the_model_is_refused(tokenizer: Tokenizer) -> None:
+def test_a_tokenizer_without_the_end_token_or_with_more_ids_than_the_model_is_refused(tokenizer):
     with raising(PermanentError, Reason.TOKENIZER_MISSING, "no token '<eos>'"):
         Tokenizer(Backend(models.BPE()))
     check_fits(tokenizer, 320)
@@ -265,9 +261,7 @@ def test_a_tokenizer_without_the_end_token_or_with_more_ids_than_the_model_is_re
 @pytest.mark.parametrize(
     "data", [NESTED, PANICKING.encode(), b"\xff\xfe", b"[]", b"", b"[" + b"[]," * 10**5 + b"0]", b'{"eos_token": [1]}']
 )
-def test_files_that_somebody_else_made_give_one_short_error(
-    tokenizer: Tokenizer, tmp_path: Path, file: str, data: bytes
-) -> None:
+def test_files_that_somebody_else_made_give_one_short_error(tokenizer, tmp_path, file, data):
     """Whether they are an operator's choice or a peer's; of a peer's nothing else than the network's is parsed."""
     tokenizer.save(tmp_path)
     (tmp_path / file).write_bytes(data)
@@ -280,9 +274,7 @@ def test_files_that_somebody_else_made_give_one_short_error(
         assert len(str(caught.value)) < 900
 
 
-def test_only_the_networks_tokenizer_is_parsed(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_networks_tokenizer_is_parsed(tokenizer, tmp_path, monkeypatch):
     tokenizer.save(tmp_path)
     loaded = network_tokenizer(tmp_path, tokenizer.digest, tokenizer.vocab_size)
     assert loaded.digest == tokenizer.digest
@@ -309,7 +301,7 @@ print(json.dumps({"digest": cached.digest, "eos_token": cached.eos_token, "error
 """
 
 
-def test_a_hugging_face_id_comes_from_the_cache_and_is_refused_without(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_hugging_face_id_comes_from_the_cache_and_is_refused_without(tokenizer, tmp_path):
     """In a process of its own: the hub library reads its environment once."""
     revision = "0" * 40
     repository = tmp_path / "hub" / "models--someone--something"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from templar.chain.base import NeuronInfo
 from templar.chain.clock import SimulatedClock
 from templar.chain.ledger import Ledger, create_ledger
-from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.buckets import (
     ACTIVE_CHECK_SECONDS,
     ANNOUNCE_TRIES,
@@ -19,14 +18,13 @@ from templar.exchange.buckets import (
     OwnBucket,
     bucket_digest,
 )
-from templar.exchange.network_view import NetworkView
 from templar.store.address import BucketAddress, decode_address, encode_address
 from templar.store.base import ObjectStore
 from templar.timeline import window_of
 from tests.support.errors import error_of, raising
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore
-from tests.support.subnet import RULES, Member, Subnet, member
+from tests.support.subnet import RULES, Subnet, member
 
 ALICE, BOB, CAROL = member(1), member(2), member(3)
 BLOCK_SECONDS = 12.0
@@ -35,7 +33,7 @@ BLOCK_SECONDS = 12.0
 class CommitmentChain(Ledger):
     """A ledger whose commitments a test writes down. `fail` is raised by every read of them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         path = folder / "ledger.sqlite"
         create_ledger(path, netuid=7, block_seconds=BLOCK_SECONDS, genesis_time=1000.0, seed=1)
         super().__init__(path, clock=SimulatedClock(1000.0), durable=False)
@@ -44,67 +42,67 @@ class CommitmentChain(Ledger):
         self.committed: list[str] = []
         self.fail: Exception | None = None
 
-    def commitments(self) -> dict[str, str]:
+    def commitments(self):
         self.reads += 1
         if self.fail is not None:
             raise self.fail
         return dict(self.table)
 
-    def set_commitment(self, data: str) -> None:
+    def set_commitment(self, data):
         self.committed.append(data)
         self.table[ALICE.hotkey.address] = data
 
 
-def address(account: str, secret: str = "secret") -> BucketAddress:
+def address(account, secret="secret"):
     return BucketAddress(account, "key-id", secret)
 
 
-def committed(account: str, secret: str = "secret") -> str:
+def committed(account, secret="secret"):
     return encode_address(address(account, secret))
 
 
 class Opened:
     """Opens a store in memory for every address and remembers them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.stores: list[tuple[BucketAddress, ScriptedStore]] = []
 
-    def __call__(self, wanted: BucketAddress) -> ObjectStore:
+    def __call__(self, wanted):
         store = ScriptedStore(MemoryStore(wanted.bucket))
         self.stores.append((wanted, store))
         return store
 
 
 @pytest.fixture
-def chain(tmp_path: Path) -> CommitmentChain:
+def chain(tmp_path):
     chain = CommitmentChain(tmp_path)
     chain.table[BOB.hotkey.address] = committed("bob")
     return chain
 
 
 @pytest.fixture
-def opened() -> Opened:
+def opened():
     return Opened()
 
 
 @pytest.fixture
-def buckets(chain: CommitmentChain, opened: Opened) -> Buckets:
+def buckets(chain, opened):
     own = OwnBucket(address("alice"), MemoryStore("alice"))
     return Buckets(chain, opened, own=own, hotkey=ALICE.hotkey.address)
 
 
-def rejection(call: Callable[[], object]) -> TemplarError:
+def rejection(call):
     error = error_of(call)
     assert isinstance(error, RejectedError)
     return error
 
 
-def later(chain: CommitmentChain, blocks: float) -> None:
+def later(chain, blocks):
     """Let time pass until so many blocks after the first."""
     chain.clock.sleep_until(1000.0 + blocks * BLOCK_SECONDS)
 
 
-def seen(chain: CommitmentChain, who: Member) -> NeuronInfo:
+def seen(chain, who):
     """A member in a metagraph of now."""
     return replace(who.neuron, commitment=chain.table.get(who.hotkey.address))
 
@@ -119,9 +117,7 @@ def seen(chain: CommitmentChain, who: Member) -> NeuronInfo:
         (committed("bob") + "~", Reason.COMMITMENT_MALFORMED),
     ],
 )
-def test_a_missing_and_a_malformed_commitment_name_no_bucket(
-    buckets: Buckets, chain: CommitmentChain, opened: Opened, text: str | None, reason: Reason
-) -> None:
+def test_a_missing_and_a_malformed_commitment_name_no_bucket(buckets, chain, opened, text, reason):
     chain.table = {} if text is None else {BOB.hotkey.address: text}
     with raising(RejectedError, reason, BOB.hotkey.address):
         buckets.reader(seen(chain, BOB))
@@ -129,9 +125,7 @@ def test_a_missing_and_a_malformed_commitment_name_no_bucket(
     assert opened.stores == []
 
 
-def test_what_proves_itself_is_read_in_the_bucket_that_a_neuron_names_now(
-    buckets: Buckets, chain: CommitmentChain
-) -> None:
+def test_what_proves_itself_is_read_in_the_bucket_that_a_neuron_names_now(buckets, chain):
     """Words of a validator that came, or moved, in mid-window are found all the same."""
     pause = ACTIVE_CHECK_SECONDS / BLOCK_SECONDS
     before = seen(chain, CAROL)
@@ -154,7 +148,7 @@ def test_what_proves_itself_is_read_in_the_bucket_that_a_neuron_names_now(
 # The account is that of the metagraph, for every reader.
 
 
-def test_every_reader_of_a_window_reads_the_account_of_its_first_block(tmp_path: Path) -> None:
+def test_every_reader_of_a_window_reads_the_account_of_its_first_block(tmp_path):
     """An early, a late and a fresh reader read one bucket, though the author commits another one meanwhile."""
     subnet = Subnet(tmp_path)
     author, reader = subnet.validators[0], subnet.miners[0]
@@ -163,9 +157,8 @@ def test_every_reader_of_a_window_reads_the_account_of_its_first_block(tmp_path:
     subnet.store(author).put(key, b"shown")
     subnet.store(subnet.miners[1]).put(key, b"shown to others")
 
-    def read(exchange: NetworkView, window: int = window) -> bytes:
+    def read(exchange, window=window):
         publisher = exchange.metagraph(window).by_hotkey(author.hotkey.address)
-        assert publisher is not None
         return exchange.buckets.reader(publisher).get(key, max_bytes=20)
 
     assert read(early) == b"shown"
@@ -181,9 +174,7 @@ def test_every_reader_of_a_window_reads_the_account_of_its_first_block(tmp_path:
     assert [read(each) for each in (early, late, own)] == [b"shown"] * 3
 
 
-def test_a_changed_account_is_another_bucket_and_the_oldest_is_closed(
-    buckets: Buckets, chain: CommitmentChain, opened: Opened
-) -> None:
+def test_a_changed_account_is_another_bucket_and_the_oldest_is_closed(buckets, chain, opened):
     infos = []
     for name in ("bob", "second", "third"):
         chain.table[BOB.hotkey.address] = committed(name)
@@ -195,11 +186,11 @@ def test_a_changed_account_is_another_bucket_and_the_oldest_is_closed(
     assert all(store.closed for _, store in opened.stores)
 
 
-def test_many_threads_open_each_bucket_once(chain: CommitmentChain, opened: Opened) -> None:
+def test_many_threads_open_each_bucket_once(chain, opened):
     members = [member(10 + index) for index in range(2)]
     buckets, start = Buckets(chain, opened), threading.Barrier(8)
 
-    def read(index: int) -> str:
+    def read(index):
         start.wait()
         return buckets.reader(members[index % 2].neuron).name
 
@@ -208,9 +199,7 @@ def test_many_threads_open_each_bucket_once(chain: CommitmentChain, opened: Open
     assert len(opened.stores) == 2
 
 
-def test_the_own_bucket_is_read_where_the_chain_names_it(
-    buckets: Buckets, chain: CommitmentChain, opened: Opened
-) -> None:
+def test_the_own_bucket_is_read_where_the_chain_names_it(buckets, chain, opened):
     assert rejection(lambda: buckets.reader(seen(chain, ALICE))).reason is Reason.COMMITMENT_MISSING
     chain.table[ALICE.hotkey.address] = committed("alice", "an-older-secret")
     assert buckets.reader(seen(chain, ALICE)) is buckets.own
@@ -219,7 +208,7 @@ def test_the_own_bucket_is_read_where_the_chain_names_it(
     assert buckets.reader(seen(chain, ALICE)).name == "alices-old", "what everybody reads"
 
 
-def test_a_reader_has_no_bucket_of_its_own(chain: CommitmentChain, opened: Opened) -> None:
+def test_a_reader_has_no_bucket_of_its_own(chain, opened):
     buckets = Buckets(chain, opened)
     with raising(PermanentError, Reason.BAD_ENVIRONMENT):
         _ = buckets.own
@@ -228,11 +217,11 @@ def test_a_reader_has_no_bucket_of_its_own(chain: CommitmentChain, opened: Opene
     assert buckets.reader(seen(chain, BOB)).name == "bob"
 
 
-def test_the_own_bucket_is_given_out_only_while_its_condition_holds(buckets: Buckets, chain: CommitmentChain) -> None:
+def test_the_own_bucket_is_given_out_only_while_its_condition_holds(buckets, chain):
     store = buckets.own
     buckets.announce()
 
-    def refuse() -> None:
+    def refuse():
         raise PermanentError(Reason.LEASE_LOST, "for a test")
 
     buckets.write_while(refuse)
@@ -243,9 +232,7 @@ def test_the_own_bucket_is_given_out_only_while_its_condition_holds(buckets: Buc
     assert buckets.own is store
 
 
-def test_the_own_bucket_is_announced_once_and_again_if_it_was_overwritten(
-    buckets: Buckets, chain: CommitmentChain
-) -> None:
+def test_the_own_bucket_is_announced_once_and_again_if_it_was_overwritten(buckets, chain):
     assert [buckets.announce(), buckets.announce(), buckets.keep_announced()] == [True, False, False]
     assert [decode_address(data) for data in chain.committed] == [address("alice")]
     chain.table[ALICE.hotkey.address] = committed("stranger")
@@ -255,7 +242,7 @@ def test_the_own_bucket_is_announced_once_and_again_if_it_was_overwritten(
     assert len(chain.committed) == 2
 
 
-def test_a_commitment_that_is_fought_over_is_made_now_and_then(buckets: Buckets, chain: CommitmentChain) -> None:
+def test_a_commitment_that_is_fought_over_is_made_now_and_then(buckets, chain):
     made = []
     for block in range(3 * RECOMMIT_BLOCKS):
         chain.table[ALICE.hotkey.address] = committed("stranger")
@@ -267,12 +254,10 @@ def test_a_commitment_that_is_fought_over_is_made_now_and_then(buckets: Buckets,
     assert chain.reads <= 3 * RECOMMIT_BLOCKS * BLOCK_SECONDS / ACTIVE_CHECK_SECONDS + 2 * len(made)
 
 
-def test_a_chain_that_refuses_the_commitment_is_not_asked_at_every_window(
-    buckets: Buckets, chain: CommitmentChain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chain_that_refuses_the_commitment_is_not_asked_at_every_window(buckets, chain, monkeypatch):
     refusals = []
 
-    def refuse(data: str) -> None:
+    def refuse(data):
         refusals.append(data)
         raise TransientError(Reason.CHAIN_RATE_LIMITED, "for a test")
 
@@ -285,13 +270,11 @@ def test_a_chain_that_refuses_the_commitment_is_not_asked_at_every_window(
 
 
 @pytest.mark.parametrize("lands", [1, 3, None])
-def test_an_announcement_of_unknown_fate_is_read_back_and_made_again(
-    buckets: Buckets, chain: CommitmentChain, monkeypatch: pytest.MonkeyPatch, lands: int | None
-) -> None:
+def test_an_announcement_of_unknown_fate_is_read_back_and_made_again(buckets, chain, monkeypatch, lands):
     commit, unknown = chain.set_commitment, TransientError(Reason.CHAIN_FATE_UNKNOWN, "for a test")
     sent = []
 
-    def lose(data: str) -> None:
+    def lose(data):
         sent.append(data)
         if len(sent) == lands:
             commit(data)
@@ -307,7 +290,7 @@ def test_an_announcement_of_unknown_fate_is_read_back_and_made_again(
     assert buckets.keep_announced() is (lands is None), "what did not land may be sent again at once"
 
 
-def test_commitments_are_read_again_once_a_minute_at_most(buckets: Buckets, chain: CommitmentChain) -> None:
+def test_commitments_are_read_again_once_a_minute_at_most(buckets, chain):
     buckets.announce()
     reads = chain.reads
     chain.clock.sleep_until(1000.0 + ACTIVE_CHECK_SECONDS - 0.001)
@@ -324,17 +307,17 @@ def test_commitments_are_read_again_once_a_minute_at_most(buckets: Buckets, chai
 class Rotating:
     """Bob's bucket behind keys of which only one opens it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.memory = MemoryStore("bob")
         self.memory.put("key", b"bytes")
         self.valid = "secret"
         self.opened: list[str] = []
 
-    def __call__(self, wanted: BucketAddress) -> ObjectStore:
+    def __call__(self, wanted):
         self.opened.append(wanted.secret_access_key)
         store = ScriptedStore(self.memory)
 
-        def check(operation: str, key: str) -> None:
+        def check(operation, key):
             del operation, key
             if wanted.secret_access_key != self.valid:
                 raise PermanentError(Reason.ACCESS_DENIED, "for a test")
@@ -342,19 +325,19 @@ class Rotating:
         store.before = check
         return store
 
-    def rotate(self, chain: CommitmentChain, secret: str, *, committed_too: bool = True) -> None:
+    def rotate(self, chain, secret, *, committed_too=True):
         self.valid = secret
         if committed_too:
             chain.table[BOB.hotkey.address] = committed("bob", secret)
 
 
 @pytest.fixture
-def bob() -> Rotating:
+def bob():
     return Rotating()
 
 
 @pytest.fixture
-def store(chain: CommitmentChain, bob: Rotating) -> ObjectStore:
+def store(chain, bob):
     """Bob's bucket as another one reads it."""
     return Buckets(chain, bob).reader(seen(chain, BOB))
 
@@ -370,9 +353,7 @@ READS: list[Callable[[ObjectStore, Path], object]] = [
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_read_survives_a_key_rotation(
-    chain: CommitmentChain, bob: Rotating, tmp_path: Path, read: Callable[[ObjectStore, Path], object]
-) -> None:
+def test_a_read_survives_a_key_rotation(chain, bob, tmp_path, read):
     buckets, old = Buckets(chain, bob), seen(chain, BOB)
     store = buckets.reader(old)
     before = read(store, tmp_path)
@@ -385,9 +366,7 @@ def test_a_read_survives_a_key_rotation(
 
 
 @pytest.mark.parametrize("text", [committed("bobs-other", "rotated"), "X" * 128, None])
-def test_a_refused_bucket_is_not_exchanged_for_another_account(
-    chain: CommitmentChain, bob: Rotating, store: ObjectStore, text: str | None
-) -> None:
+def test_a_refused_bucket_is_not_exchanged_for_another_account(chain, bob, store, text):
     """Nor for a commitment that was broken or withdrawn."""
     bob.rotate(chain, "rotated", committed_too=False)
     later(chain, 1)
@@ -397,9 +376,7 @@ def test_a_refused_bucket_is_not_exchanged_for_another_account(
     assert bob.opened == ["secret"]
 
 
-def test_a_listing_without_end_is_a_failing_store(
-    bob: Rotating, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_without_end_is_a_failing_store(bob, store, monkeypatch):
     monkeypatch.setattr("templar.exchange.buckets.MAX_LISTED", 3)
     for number in range(2):
         bob.memory.put(f"key{number}", b"")
@@ -409,9 +386,7 @@ def test_a_listing_without_end_is_a_failing_store(
         list(store.list())
 
 
-def test_a_bucket_that_refuses_for_good_is_looked_up_once_per_block(
-    chain: CommitmentChain, bob: Rotating, store: ObjectStore
-) -> None:
+def test_a_bucket_that_refuses_for_good_is_looked_up_once_per_block(chain, bob, store):
     bob.rotate(chain, "rotated", committed_too=False)
     for block in range(1, 4):
         later(chain, block)
@@ -428,7 +403,7 @@ def test_a_bucket_that_refuses_for_good_is_looked_up_once_per_block(
     assert store.head("key") is not None
 
 
-def test_other_failures_do_not_ask_the_chain(chain: CommitmentChain, store: ObjectStore) -> None:
+def test_other_failures_do_not_ask_the_chain(chain, store):
     later(chain, 1)
     for call in (lambda: store.get("key", max_bytes=1), lambda: store.get("no-key", max_bytes=1)):
         with pytest.raises(PermanentError):

@@ -2,7 +2,6 @@
 
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,40 +9,31 @@ from hypothesis import strategies as st
 
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.commitments import GUARDS, LOOKS_PER_GUARD, Observed, observe_commitments
-from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import seal
-from templar.timeline import WindowTimes
 from tests.support.scripted_store import failing
-from tests.support.subnet import (
-    RULES,
-    Member,
-    Subnet,
-    commit_to,
-    manifest_of,
-    payload_bytes,
-)
+from tests.support.subnet import RULES, Subnet, commit_to, manifest_of, payload_bytes
 
 WINDOW = 3
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 
 
 @pytest.fixture
-def subnet(tmp_path: Path) -> Subnet:
+def subnet(tmp_path):
     return Subnet(tmp_path, num_miners=3)
 
 
 @pytest.fixture
-def exchange(subnet: Subnet) -> NetworkView:
+def exchange(subnet):
     """The network as its validator sees it."""
     return subnet.exchange(subnet.validators[0])
 
 
-def key_of(miner: Member) -> str:
+def key_of(miner):
     return window_key(Kind.COMMIT, WINDOW, miner.uid)
 
 
-def commit(subnet: Subnet, miner: Member, *, seed: int = 0) -> str:
+def commit(subnet, miner, *, seed=0):
     """Store a miner's commitment now; the digest that it names."""
     manifest = manifest_of(miner, WINDOW, payload_bytes(miner, WINDOW, seed=seed))
     subnet.store(miner).put(key_of(miner), seal(commit_to(manifest), miner.hotkey).encode())
@@ -51,21 +41,21 @@ def commit(subnet: Subnet, miner: Member, *, seed: int = 0) -> str:
 
 
 @pytest.fixture
-def committed(subnet: Subnet) -> None:
+def committed(subnet):
     """Every miner has committed."""
     for each in subnet.miners:
         commit(subnet, each)
 
 
-def times(exchange: NetworkView) -> WindowTimes:
+def times(exchange):
     return exchange.expected_times(WINDOW)
 
 
-def observe(exchange: NetworkView) -> Observed:
+def observe(exchange):
     return observe_commitments(exchange, WINDOW, concurrency=1)
 
 
-def test_each_commitment_is_read_once_shortly_before_the_close(subnet: Subnet, exchange: NetworkView) -> None:
+def test_each_commitment_is_read_once_shortly_before_the_close(subnet, exchange):
     digests = {miner.hotkey.address: commit(subnet, miner) for miner in subnet.miners}
     before = {miner.uid: subnet.store(miner).count("get", key_of(miner)) for miner in subnet.miners}
     assert observe(exchange) == Observed(WINDOW, digests)
@@ -75,12 +65,12 @@ def test_each_commitment_is_read_once_shortly_before_the_close(subnet: Subnet, e
         assert subnet.store(miner).count("head", key_of(miner)) == 0
 
 
-def test_what_is_stored_after_the_close_was_not_seen(subnet: Subnet, exchange: NetworkView) -> None:
+def test_what_is_stored_after_the_close_was_not_seen(subnet, exchange):
     punctual, late, silent = subnet.miners
     digest = commit(subnet, punctual)
     seen: list[Observed] = []
 
-    def reveal_late() -> None:
+    def reveal_late():
         subnet.clock.sleep_until(times(exchange).closed)
         commit(subnet, late)
 
@@ -90,10 +80,10 @@ def test_what_is_stored_after_the_close_was_not_seen(subnet: Subnet, exchange: N
     assert 2 <= looks <= GUARDS * LOOKS_PER_GUARD + 2
 
 
-def test_a_commitment_in_the_last_second_that_counts_is_seen(subnet: Subnet, exchange: NetworkView) -> None:
+def test_a_commitment_in_the_last_second_that_counts_is_seen(subnet, exchange):
     miner, seen = subnet.miners[0], []
 
-    def commit_last() -> None:
+    def commit_last():
         subnet.clock.sleep_until(times(exchange).commit_interval.last + 0.9)
         commit(subnet, miner)
 
@@ -103,20 +93,18 @@ def test_a_commitment_in_the_last_second_that_counts_is_seen(subnet: Subnet, exc
 
 @pytest.mark.parametrize("error", [BUSY, PermanentError(Reason.ACCESS_DENIED, "for a test")])
 @pytest.mark.usefixtures("committed")
-def test_a_store_that_fails_for_a_moment_is_asked_again_and_a_failing_one_stops_nobody(
-    subnet: Subnet, exchange: NetworkView, error: Exception
-) -> None:
+def test_a_store_that_fails_for_a_moment_is_asked_again_and_a_failing_one_stops_nobody(subnet, exchange, error):
     flaky, broken, honest = subnet.miners
     subnet.store(flaky).before = failing(error, "get", times=1)
     subnet.store(broken).before = failing(error, "get")
     assert set(observe(exchange).digests or {}) == {flaky.hotkey.address, honest.hotkey.address}
 
 
-def test_a_bucket_that_hangs_is_not_asked_again_before_every_other_one(subnet: Subnet, exchange: NetworkView) -> None:
+def test_a_bucket_that_hangs_is_not_asked_again_before_every_other_one(subnet, exchange):
     """One read after the other, each of which hangs for longer than the pause until its next look."""
     pause, reads = RULES.commit_guard_seconds / LOOKS_PER_GUARD, list[int]()
 
-    def hang(operation: str, key: str, *, uid: int) -> None:
+    def hang(operation, key, *, uid):
         if operation == "get":
             reads.append(uid)
             subnet.clock.sleep_until(subnet.clock.now() + pause + 0.1)
@@ -129,7 +117,7 @@ def test_a_bucket_that_hangs_is_not_asked_again_before_every_other_one(subnet: S
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"x" * 10_000])
-def test_what_is_no_commitment_was_not_seen(subnet: Subnet, exchange: NetworkView, data: bytes) -> None:
+def test_what_is_no_commitment_was_not_seen(subnet, exchange, data):
     for miner in subnet.miners:
         subnet.store(miner).put(key_of(miner), data)
     stolen = seal(commit_to(manifest_of(subnet.miners[1], WINDOW, b"")), subnet.miners[1].hotkey).encode()
@@ -138,25 +126,21 @@ def test_what_is_no_commitment_was_not_seen(subnet: Subnet, exchange: NetworkVie
 
 
 @pytest.mark.usefixtures("committed")
-def test_who_comes_after_the_close_has_not_looked(subnet: Subnet, exchange: NetworkView) -> None:
+def test_who_comes_after_the_close_has_not_looked(subnet, exchange):
     subnet.clock.sleep_until(times(exchange).closed)
     assert observe(exchange) == Observed(WINDOW, None)
     assert not any(subnet.store(miner).count("get", key_of(miner)) for miner in subnet.miners)
 
 
 @pytest.mark.usefixtures("committed")
-def test_a_clock_that_is_behind_takes_nothing_from_after_the_close(
-    subnet: Subnet, exchange: NetworkView, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_behind_takes_nothing_from_after_the_close(subnet, exchange, monkeypatch):
     """By this machine's clock there is time left, and the chain shows the closing block."""
     monkeypatch.setattr(exchange.chain, "head", lambda: 10_000)
     assert observe(exchange) == Observed(WINDOW, None)
 
 
 @pytest.mark.usefixtures("committed")
-def test_who_could_not_look_at_every_bucket_has_not_looked(
-    subnet: Subnet, exchange: NetworkView, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_could_not_look_at_every_bucket_has_not_looked(subnet, exchange, monkeypatch):
     """The chain shows the closing block too early: for a moment, and from the second read on."""
     head, wrong = exchange.chain.head, set[int]()
     calls = count()
@@ -171,12 +155,10 @@ def test_who_could_not_look_at_every_bucket_has_not_looked(
 
 
 @pytest.mark.usefixtures("committed")
-def test_a_chain_that_fails_for_a_moment_costs_a_look_and_one_that_is_down_all_of_them(
-    subnet: Subnet, exchange: NetworkView, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chain_that_fails_for_a_moment_costs_a_look_and_one_that_is_down_all_of_them(subnet, exchange, monkeypatch):
     head, failures = exchange.chain.head, [1]
 
-    def fail() -> int:
+    def fail():
         if failures and failures.pop():
             raise TransientError(Reason.CHAIN_UNREACHABLE, "for a test")
         return head()
@@ -189,5 +171,5 @@ def test_a_chain_that_fails_for_a_moment_costs_a_look_and_one_that_is_down_all_o
 
 
 @given(digests=st.none() | st.dictionaries(st.text(max_size=50), st.text("0123456789abcdef", max_size=64), max_size=5))
-def test_an_observation_survives_the_journal(digests: dict[str, str] | None) -> None:
+def test_an_observation_survives_the_journal(digests):
     assert Observed.from_json(Observed(WINDOW, digests).to_json()) == Observed(WINDOW, digests)

@@ -1,7 +1,6 @@
 """Encrypted containers: read back exactly by their owner, and refused with a reason in every other case."""
 
 import io
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,35 +19,35 @@ BINDING = Binding(1, "a" * 64, OWNER.address, 7)
 contents = st.binary(max_size=5 * CHUNK)
 
 
-def sealed(content: bytes, *, binding: Binding = BINDING, pieces: int = 7) -> bytes:
+def sealed(content, *, binding=BINDING, pieces=7):
     target = io.BytesIO()
     blocks = (content[start : start + pieces] for start in range(0, len(content), pieces))
     encrypt(blocks, len(content), target, signer=OWNER, binding=binding, chunk_bytes=CHUNK)
     return target.getvalue()
 
 
-def opened(data: bytes, *, binding: Binding = BINDING, signer: object = OWNER) -> Iterator[bytes]:
-    return decrypt(io.BytesIO(data), len(data), signer=signer, binding=binding, chunk_bytes=CHUNK)  # type: ignore[arg-type]
+def opened(data, *, binding=BINDING, signer=OWNER):
+    return decrypt(io.BytesIO(data), len(data), signer=signer, binding=binding, chunk_bytes=CHUNK)
 
 
-def assert_refused(data: bytes, content: bytes, **changes: object) -> None:
+def assert_refused(data, content, **changes):
     """It is refused, and what was given out before that is a beginning of the content."""
     got = b""
     with raising(RejectedError, Reason.BACKUP_BROKEN):
-        for chunk in opened(data, **changes):  # type: ignore[arg-type]
+        for chunk in opened(data, **changes):
             got += chunk
     assert content.startswith(got)
     assert len(got) < max(1, len(content))
 
 
 @given(contents, st.integers(1, 3 * CHUNK))
-def test_the_owner_reads_back_what_was_written_in_blocks_of_any_length(content: bytes, pieces: int) -> None:
+def test_the_owner_reads_back_what_was_written_in_blocks_of_any_length(content, pieces):
     data = sealed(content, pieces=pieces)
     assert b"".join(opened(data)) == content
     assert len(data) == HEADER_BYTES + len(content) + TAG_BYTES * max(1, -(-len(content) // CHUNK))
 
 
-def test_the_same_content_never_looks_the_same_and_shows_nothing_of_itself() -> None:
+def test_the_same_content_never_looks_the_same_and_shows_nothing_of_itself():
     content = b"a secret of many bytes" * 9
     first, second = sealed(content), sealed(content)
     assert first[HEADER_BYTES:] != second[HEADER_BYTES:]
@@ -56,7 +55,7 @@ def test_the_same_content_never_looks_the_same_and_shows_nothing_of_itself() -> 
 
 
 @given(contents, st.data())
-def test_any_changed_byte_is_refused(content: bytes, data: st.DataObject) -> None:
+def test_any_changed_byte_is_refused(content, data):
     container = bytearray(sealed(content))
     place = data.draw(st.integers(0, len(container) - 1))
     container[place] ^= data.draw(st.integers(1, 255))
@@ -64,7 +63,7 @@ def test_any_changed_byte_is_refused(content: bytes, data: st.DataObject) -> Non
 
 
 @given(contents, st.data())
-def test_any_other_length_is_refused(content: bytes, data: st.DataObject) -> None:
+def test_any_other_length_is_refused(content, data):
     container = sealed(content)
     length = data.draw(st.integers(0, len(container) - 1))
     assert_refused(container[:length], content)
@@ -72,7 +71,7 @@ def test_any_other_length_is_refused(content: bytes, data: st.DataObject) -> Non
 
 
 @given(st.integers(2, 5), st.data())
-def test_chunks_that_were_exchanged_dropped_or_repeated_are_refused(total: int, data: st.DataObject) -> None:
+def test_chunks_that_were_exchanged_dropped_or_repeated_are_refused(total, data):
     content = bytes(range(total)) * CHUNK
     container = sealed(content)
     chunks = [container[start : start + STORED] for start in range(HEADER_BYTES, len(container), STORED)]
@@ -82,12 +81,12 @@ def test_chunks_that_were_exchanged_dropped_or_repeated_are_refused(total: int, 
     assert_refused(container[:HEADER_BYTES] + b"".join(chunks[number] for number in order), content)
 
 
-def test_chunks_of_another_container_of_the_same_window_are_refused() -> None:
+def test_chunks_of_another_container_of_the_same_window_are_refused():
     content = bytes(3 * CHUNK)
     assert_refused(sealed(content)[: HEADER_BYTES + STORED] + sealed(content)[HEADER_BYTES + STORED :], content)
 
 
-def test_another_key_network_hotkey_or_window_is_refused() -> None:
+def test_another_key_network_hotkey_or_window_is_refused():
     assert_refused(sealed(b"content"), b"content", signer=STRANGER)
     for other in ({"netuid": 2}, {"genesis": "b" * 64}, {"hotkey": STRANGER.address}, {"window": 8}):
         binding = replace(BINDING, **other)
@@ -96,6 +95,6 @@ def test_another_key_network_hotkey_or_window_is_refused() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 6, 8])
-def test_another_length_than_announced_is_a_fault_of_the_caller(length: int) -> None:
+def test_another_length_than_announced_is_a_fault_of_the_caller(length):
     with pytest.raises(ValueError, match="7 bytes"):
         encrypt([b"content"], length, io.BytesIO(), signer=OWNER, binding=BINDING)

@@ -4,7 +4,6 @@ import errno
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from email.utils import formatdate
@@ -14,7 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 
 from templar.canonical import sha256_hex
-from templar.chain.base import Clock, NeuronInfo
 from templar.chain.clock import SystemClock
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange import gather as gather_module
@@ -23,7 +21,6 @@ from templar.exchange.gather import (
     HEALTHY_REQUESTS,
     THREADS_PER_PLACE,
     Gatherer,
-    GatherReport,
     Tier,
     Workers,
     ask_in_turn,
@@ -37,7 +34,7 @@ from templar.store.deadline import check_deadline, current
 from templar.store.s3_protocol import S3Settings
 from tests.store.conftest import KEY, s3_store
 from tests.support.errors import raising, reason_of
-from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
+from tests.support.scripted_server import Reply, s3_error, scripted_server
 from tests.support.scripted_store import failing
 from tests.support.subnet import ASSIGNMENT, LAYOUT, NETWORK, Bucket, Member, Subnet, payload_bytes
 
@@ -54,7 +51,7 @@ LONG = 600.0
 class Scene:
     """A bucket for each of the miners, uids 2, 3, ...: all of them revealed in time. `views` are what readers see."""
 
-    def __init__(self, folder: Path, num_miners: int) -> None:
+    def __init__(self, folder, num_miners):
         self.folder = folder
         self.subnet = Subnet(folder, num_miners=num_miners)
         self.times = self.subnet.times(WINDOW)
@@ -66,29 +63,29 @@ class Scene:
         self.views: dict[int, ObjectStore] = {uid: bucket.store for uid, bucket in self.buckets.items()}
         self.gathers = 0
 
-    def spoil(self, *uids: int) -> None:
+    def spoil(self, *uids):
         """Their payloads do not have the committed hash."""
         for uid in uids:
             junk = bytes(len(self.payloads[uid]))
             self.buckets[uid].put(self.key(Kind.GRADIENT, uid), junk, self.times.reveal_interval.first)
 
-    def withdraw(self, uid: int, *kinds: Kind) -> None:
+    def withdraw(self, uid, *kinds):
         self.buckets[uid].memory.delete([self.key(kind, uid) for kind in kinds])
 
-    def fail(self, uid: int, error: Exception = BUSY, *, until: float = float("inf")) -> None:
+    def fail(self, uid, error=BUSY, *, until=float("inf")):
         """Make a bucket fail until some time."""
 
-        def hook(operation: str, key: str) -> None:
+        def hook(operation, key):
             if self.subnet.clock.now() < until:
                 raise error
 
         self.buckets[uid].store.before = hook
 
-    def watch(self, uid: int, error: Exception | None = None) -> list[float]:
+    def watch(self, uid, error=None):
         """When a bucket is asked; an error is the answer."""
         moments: list[float] = []
 
-        def hook(operation: str, key: str) -> None:
+        def hook(operation, key):
             moments.append(self.subnet.clock.now())
             if error is not None:
                 raise error
@@ -96,24 +93,24 @@ class Scene:
         self.buckets[uid].store.before = hook
         return moments
 
-    def key(self, kind: Kind, uid: int) -> str:
+    def key(self, kind, uid):
         return window_key(kind, WINDOW, uid)
 
-    def asked(self, uid: int) -> bool:
+    def asked(self, uid):
         return bool(self.buckets[uid].store.calls)
 
     def gather(
         self,
-        peers: Sequence[int],
-        reserve: Sequence[int] = (),
-        others: Sequence[int] = (),
+        peers,
+        reserve=(),
+        others=(),
         *,
-        clock: Clock | None = None,
-        concurrency: int = 1,
-        retry_seconds: float = 2.0,
-        assignment: Callable[[int], str | None] = lambda uid: ASSIGNMENT,
-        owner: Member | None = None,
-    ) -> GatherReport:
+        clock=None,
+        concurrency=1,
+        retry_seconds=2.0,
+        assignment=lambda uid: ASSIGNMENT,
+        owner=None,
+    ):
         self.gathers += 1
         views = {self.members[uid].account: store for uid, store in self.views.items()}
         cache = PayloadCache(self.folder / f"payloads-{self.gathers}", LAYOUT)
@@ -126,24 +123,24 @@ class Scene:
             retry_until=self.times.settles + retry_seconds,
         )
 
-    def neurons(self, uids: Iterable[int]) -> list[NeuronInfo]:
+    def neurons(self, uids):
         return [self.members[uid].neuron for uid in uids]
 
 
-def summary(report: GatherReport) -> list[tuple[int, Tier, Reason | None]]:
+def summary(report):
     return [(outcome.uid, outcome.tier, outcome.reason) for outcome in report.outcomes]
 
 
-def accepted(report: GatherReport) -> list[int]:
+def accepted(report):
     return [submission.uid for submission in report.submissions]
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Scene:
+def scene(tmp_path):
     return Scene(tmp_path, num_miners=8)  # uids 2 to 9
 
 
-def test_the_report_is_in_uid_order(scene: Scene) -> None:
+def test_the_report_is_in_uid_order(scene):
     report = scene.gather([5, 2, 9, 3])
     assert summary(report) == [(uid, GATHER, None) for uid in (2, 3, 5, 9)]
     assert report.window == WINDOW
@@ -152,7 +149,7 @@ def test_the_report_is_in_uid_order(scene: Scene) -> None:
     ]
 
 
-def test_a_rejection_names_its_reason_and_says_why(scene: Scene) -> None:
+def test_a_rejection_names_its_reason_and_says_why(scene):
     scene.buckets[3].reveal(scene.times, scene.payloads[3], committed=scene.times.commit_interval.last + 1)
     outcome = scene.gather([2, 3]).outcome(3)
     assert (outcome.submission, outcome.reason) == (None, Reason.COMMIT_LATE)
@@ -160,7 +157,7 @@ def test_a_rejection_names_its_reason_and_says_why(scene: Scene) -> None:
     assert outcome.seconds >= 0
 
 
-def test_the_report_counts_bytes_and_reasons(scene: Scene) -> None:
+def test_the_report_counts_bytes_and_reasons(scene):
     infos = [scene.buckets[2].memory.head(scene.key(kind, 2)) for kind in (Kind.COMMIT, Kind.MANIFEST)]
     signed = sum(info.size for info in infos if info is not None)
     scene.withdraw(3, Kind.MANIFEST)
@@ -187,9 +184,7 @@ def test_the_report_counts_bytes_and_reasons(scene: Scene) -> None:
         ([2, 3, 4, 5], [4, 5], [], []),
     ],
 )
-def test_the_reserve_fills_the_places_of_failed_peers_in_order(
-    scene: Scene, spoilt: list[int], reserve: list[int], others: list[int], unasked: list[int]
-) -> None:
+def test_the_reserve_fills_the_places_of_failed_peers_in_order(scene, spoilt, reserve, others, unasked):
     scene.spoil(*spoilt)
     report = scene.gather([2, 3], reserve, others)
     tiers = dict.fromkeys((2, 3), GATHER) | dict.fromkeys(reserve, RESERVE) | dict.fromkeys(others, OTHER)
@@ -198,7 +193,7 @@ def test_the_reserve_fills_the_places_of_failed_peers_in_order(
     assert not any(map(scene.asked, unasked))
 
 
-def test_reveals_are_prefetched_at_once_and_fetched_once(scene: Scene) -> None:
+def test_reveals_are_prefetched_at_once_and_fetched_once(scene):
     before = scene.subnet.clock.now()
     assert before < scene.times.settles
     seen = scene.watch(2)
@@ -210,13 +205,13 @@ def test_reveals_are_prefetched_at_once_and_fetched_once(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT])
-def test_a_missing_object_is_looked_for_again_when_reveals_are_final(scene: Scene, kind: Kind) -> None:
+def test_a_missing_object_is_looked_for_again_when_reveals_are_final(scene, kind):
     bucket, key = scene.buckets[3], scene.key(kind, 3)
     info = bucket.memory.head(key)
     data = bucket.memory.get(key, max_bytes=10_000)
     bucket.memory.delete([key])
 
-    def appear(operation: str, called: str) -> None:
+    def appear(operation, called):
         if scene.subnet.clock.now() >= scene.times.settles:
             bucket.put(key, data, info.last_modified)
 
@@ -226,12 +221,12 @@ def test_a_missing_object_is_looked_for_again_when_reveals_are_final(scene: Scen
     assert scene.subnet.clock.now() == scene.times.settles
 
 
-def test_a_reveal_that_is_too_early_is_looked_at_again(scene: Scene) -> None:
+def test_a_reveal_that_is_too_early_is_looked_at_again(scene):
     """Its miner reveals once more if finality moves the close, perhaps after this node has looked."""
     bucket, interval = scene.buckets[3], scene.times.reveal_interval
     revealed = {scene.key(kind, 3): bucket.memory.get(scene.key(kind, 3), max_bytes=10_000) for kind in REVEALED}
 
-    def store(seconds: int) -> None:
+    def store(seconds):
         for key, data in revealed.items():
             bucket.put(key, data, seconds)
 
@@ -242,7 +237,7 @@ def test_a_reveal_that_is_too_early_is_looked_at_again(scene: Scene) -> None:
     assert accepted(scene.gather([2, 3])) == [2, 3]
 
 
-def test_a_failing_store_is_asked_again_until_it_answers(scene: Scene) -> None:
+def test_a_failing_store_is_asked_again_until_it_answers(scene):
     scene.spoil(4)
     for uid in (3, 5):
         scene.fail(uid, until=scene.times.settles + 1.5)
@@ -252,7 +247,7 @@ def test_a_failing_store_is_asked_again_until_it_answers(scene: Scene) -> None:
     assert not scene.asked(6)
 
 
-def test_a_failing_store_is_given_up_at_the_deadline_and_its_place_filled(scene: Scene) -> None:
+def test_a_failing_store_is_given_up_at_the_deadline_and_its_place_filled(scene):
     scene.fail(3)
     report = scene.gather([2, 3], reserve=[4])
     assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.STORE_BUSY), (4, RESERVE, None)]
@@ -260,7 +255,7 @@ def test_a_failing_store_is_given_up_at_the_deadline_and_its_place_filled(scene:
     assert len(scene.buckets[3].store.calls) < 20
 
 
-def test_a_failing_store_does_not_hold_up_the_second_look_at_others(scene: Scene) -> None:
+def test_a_failing_store_does_not_hold_up_the_second_look_at_others(scene):
     scene.fail(3)
     scene.withdraw(4, *REVEALED)
     looked = scene.watch(4)
@@ -269,7 +264,7 @@ def test_a_failing_store_does_not_hold_up_the_second_look_at_others(scene: Scene
     assert max(looked) == scene.times.settles
 
 
-def test_a_late_gather_still_looks_once(scene: Scene) -> None:
+def test_a_late_gather_still_looks_once(scene):
     scene.subnet.clock.sleep_until(scene.times.settles + 100)
     scene.fail(3)
     assert summary(scene.gather([2, 3])) == [(2, GATHER, None), (3, GATHER, Reason.STORE_BUSY)]
@@ -285,9 +280,7 @@ def test_a_late_gather_still_looks_once(scene: Scene) -> None:
     ],
 )
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_an_exploding_store_does_not_touch_the_others(
-    scene: Scene, error: Exception, reason: Reason, concurrency: int
-) -> None:
+def test_an_exploding_store_does_not_touch_the_others(scene, error, reason, concurrency):
     for uid in (3, 5):
         scene.fail(uid, error)
     report = scene.gather([2, 3, 4], reserve=[5, 6], others=[7], concurrency=concurrency)
@@ -300,29 +293,28 @@ def test_an_exploding_store_does_not_touch_the_others(
         (7, OTHER, None),
     ]
     failed = report.outcome(3)
-    assert failed is not None
     assert failed.detail.isprintable()
 
 
-def test_an_unassigned_peer_does_not_count(scene: Scene) -> None:
+def test_an_unassigned_peer_does_not_count(scene):
     report = scene.gather([2, 3], assignment=lambda uid: ASSIGNMENT if uid == 2 else None)
     assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.WRONG_ASSIGNMENT)]
 
 
-def test_a_long_message_of_a_store_is_cut(scene: Scene) -> None:
+def test_a_long_message_of_a_store_is_cut(scene):
     scene.fail(2, PermanentError(Reason.STORE_REFUSED, "x" * 10_000))
     assert len(scene.gather([2]).outcome(2).detail) == 300
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-def test_a_stop_request_is_no_outcome(scene: Scene, concurrency: int) -> None:
+def test_a_stop_request_is_no_outcome(scene, concurrency):
     scene.fail(3, StoppedError("for a test"))
     with pytest.raises(StoppedError):
         scene.gather([2, 3, 4], concurrency=concurrency)
 
 
-def test_a_local_failure_is_no_verdict_on_a_peer(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, target: Path) -> None:
+def test_a_local_failure_is_no_verdict_on_a_peer(scene, monkeypatch):
+    def refuse(path, target):
         raise OSError(errno.ENOSPC, "for a test")
 
     monkeypatch.setattr(Path, "replace", refuse)
@@ -333,17 +325,17 @@ class TestSlowPeers:
     """Payloads that come a byte at a time, over HTTP and in real time."""
 
     @pytest.fixture(autouse=True)
-    def _in_real_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _in_real_time(self, monkeypatch):
         monkeypatch.setattr(gather_module, "MIN_SECONDS", 1.5)  # the window's own deadline has long passed
         # A body of this model's is some hundred bytes, which even a slow peer sends in seconds.
         monkeypatch.setattr("tests.support.scripted_server.DRIP_BYTES", 1)
         monkeypatch.setattr("tests.support.scripted_server.DRIP_SECONDS", 5.0)
 
     @contextmanager
-    def slow(self, scene: Scene, *uids: int) -> Iterator[None]:
+    def slow(self, scene, *uids):
         """These peers' payloads take hours. In the end, no thread of a gather is left."""
 
-        def script(request: Request) -> Reply:
+        def script(request):
             _, bucket, key = urlsplit(request.path).path.split("/", 2)
             memory = scene.buckets[int(bucket.removeprefix("slow-"))].memory
             info = memory.head(key)
@@ -364,7 +356,7 @@ class TestSlowPeers:
         for uid in uids:
             scene.views[uid] = scene.buckets[uid].store
 
-    def test_a_slow_peer_is_cancelled_and_the_reserve_has_its_place(self, scene: Scene) -> None:
+    def test_a_slow_peer_is_cancelled_and_the_reserve_has_its_place(self, scene):
         with self.slow(scene, 3):
             report = scene.gather([2, 3, 4], reserve=[5, 6], clock=SystemClock(), concurrency=8)
         assert summary(report) == [
@@ -378,13 +370,13 @@ class TestSlowPeers:
         again = scene.gather([2, 3, 4], clock=SystemClock(), concurrency=8)
         assert accepted(again) == [2, 3, 4]
 
-    def test_without_a_reserve_a_slow_peer_has_all_of_the_time(self, scene: Scene) -> None:
+    def test_without_a_reserve_a_slow_peer_has_all_of_the_time(self, scene):
         with self.slow(scene, 3):
             report = scene.gather([2, 3], others=[4], clock=SystemClock(), concurrency=8)
         assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.TOO_SLOW), (4, OTHER, None)]
         assert report.seconds >= 1.5
 
-    def test_a_slow_reserve_leaves_time_for_the_next(self, scene: Scene) -> None:
+    def test_a_slow_reserve_leaves_time_for_the_next(self, scene):
         scene.withdraw(2, Kind.COMMIT)
         with self.slow(scene, 3):
             report = scene.gather([2, 4], reserve=[3, 5], clock=SystemClock(), concurrency=8)
@@ -395,7 +387,7 @@ class TestSlowPeers:
             (5, RESERVE, None),
         ]
 
-    def test_a_peer_that_was_never_tried_has_an_outcome(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_peer_that_was_never_tried_has_an_outcome(self, scene, monkeypatch):
         monkeypatch.setattr(gather_module, "THREADS_PER_PLACE", 1)
         with self.slow(scene, 2, 3):
             report = scene.gather([2, 3], others=[4], clock=SystemClock(), concurrency=2)
@@ -409,14 +401,12 @@ class TestRequests:
 
     @pytest.mark.parametrize("late", [False, True])
     @pytest.mark.parametrize(("broken", "concurrency"), [(0, 1), (2, 4), (4, 1), (7, 4)])
-    def test_a_store_that_fails_from_some_request_on(
-        self, scene: Scene, broken: int, late: bool, concurrency: int
-    ) -> None:
+    def test_a_store_that_fails_from_some_request_on(self, scene, broken, late, concurrency):
         if late:
             scene.subnet.clock.sleep_until(scene.times.settles + 50)
         store = scene.buckets[3].store
 
-        def hook(operation: str, key: str) -> None:
+        def hook(operation, key):
             if len(store.calls) > broken:
                 raise BUSY
 
@@ -426,14 +416,14 @@ class TestRequests:
         assert HEALTHY_REQUESTS <= len(store.calls) <= 2 * HEALTHY_REQUESTS
         assert all(len(scene.buckets[uid].store.calls) == HEALTHY_REQUESTS for uid in (2, 4))
 
-    def test_accepted_objects_are_not_requested_again(self, scene: Scene) -> None:
+    def test_accepted_objects_are_not_requested_again(self, scene):
         store = scene.buckets[3].store
         store.before = failing(BUSY, "get", key=scene.key(Kind.GRADIENT, 3), times=3)
         assert accepted(scene.gather([3], retry_seconds=LONG)) == [3]
         kinds = (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT)
         assert [store.count("get", scene.key(kind, 3)) for kind in kinds] == [1, 1, 4]
 
-    def moments(self, folder: Path, uid: int, owner: Callable[[Subnet], Member]) -> list[float]:
+    def moments(self, folder, uid, owner):
         """When a failing store was asked."""
         folder.mkdir()
         scene = Scene(folder, num_miners=3)
@@ -441,7 +431,7 @@ class TestRequests:
         scene.gather([uid], owner=owner(scene.subnet), retry_seconds=LONG)
         return moments
 
-    def test_jitter_depends_on_node_and_peer_only(self, tmp_path: Path) -> None:
+    def test_jitter_depends_on_node_and_peer_only(self, tmp_path):
         one = self.moments(tmp_path / "1", 2, lambda subnet: subnet.validators[0])
         assert self.moments(tmp_path / "2", 2, lambda subnet: subnet.validators[0]) == one
         assert self.moments(tmp_path / "3", 2, lambda subnet: subnet.miners[2]) != one
@@ -450,7 +440,7 @@ class TestRequests:
         assert all(pause > 0 for pause in pauses)
         assert len({round(pause, 6) for pause in pauses}) == len(pauses)
 
-    def test_each_node_has_its_own_order_of_peers(self, scene: Scene) -> None:
+    def test_each_node_has_its_own_order_of_peers(self, scene):
         one, other = scene.subnet.validators[0], scene.subnet.members[0]
         orders = []
         for owner in (one, one, other):
@@ -467,12 +457,12 @@ class TestRequests:
 class Work:
     """Uids whose calls return when a test says so, or at their deadline if they look at it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.going_on: dict[int, threading.Event] = {}
         self.started: list[int] = []
         self.lock = threading.Lock()
 
-    def __call__(self, uid: int) -> str:
+    def __call__(self, uid):
         with self.lock:
             self.started.append(uid)
         event = self.going_on.get(uid)
@@ -483,12 +473,12 @@ class Work:
                 check_deadline(f"uid {uid}")
         return f"result {uid}"
 
-    def hold(self, *uids: int) -> None:
+    def hold(self, *uids):
         for uid in uids:
             self.going_on[uid] = threading.Event()
 
 
-def test_results_are_returned_as_they_are_ready() -> None:
+def test_results_are_returned_as_they_are_ready():
     work = Work()
     work.hold(1)
     workers = Workers(work, 2)
@@ -505,7 +495,7 @@ def test_results_are_returned_as_they_are_ready() -> None:
     workers.close()
 
 
-def test_with_concurrency_1_calls_run_in_the_callers_thread() -> None:
+def test_with_concurrency_1_calls_run_in_the_callers_thread():
     threads: list[threading.Thread] = []
     workers = Workers(lambda uid: threads.append(threading.current_thread()), 1)
     workers.start(1, LONG)
@@ -515,7 +505,7 @@ def test_with_concurrency_1_calls_run_in_the_callers_thread() -> None:
     workers.close()
 
 
-def test_slow_calls_do_not_block_others_and_spare_ones_leave_the_last_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_calls_do_not_block_others_and_spare_ones_leave_the_last_places(monkeypatch):
     monkeypatch.setattr(gather_module, "SLOW_SECONDS", 0.0)
     work = Work()
     work.hold(*range(100))
@@ -529,7 +519,7 @@ def test_slow_calls_do_not_block_others_and_spare_ones_leave_the_last_places(mon
     workers.close()
 
 
-def test_a_cancelled_call_ends_with_its_error() -> None:
+def test_a_cancelled_call_ends_with_its_error():
     work = Work()
     work.hold(1, 2)
     workers = Workers(work, 2)
@@ -542,10 +532,10 @@ def test_a_cancelled_call_ends_with_its_error() -> None:
     workers.close()
 
 
-def test_the_result_of_a_cancelled_call_is_dropped() -> None:
+def test_the_result_of_a_cancelled_call_is_dropped():
     release, ended = threading.Event(), threading.Event()
 
-    def work(uid: int) -> int:
+    def work(uid):
         if uid == 1:
             release.wait()  # looks at no deadline
             ended.set()
@@ -564,11 +554,11 @@ def test_the_result_of_a_cancelled_call_is_dropped() -> None:
     workers.close()
 
 
-def test_buckets_that_are_asked_in_turn_keep_one_another_from_nothing() -> None:
+def test_buckets_that_are_asked_in_turn_keep_one_another_from_nothing():
     """The first one hangs; the second is asked after a head start, and the rest is left when that is enough."""
     asked, opened = [], threading.Event()
 
-    def work(uid: int) -> int:
+    def work(uid):
         asked.append(uid)
         if uid == 1:
             opened.wait(60)

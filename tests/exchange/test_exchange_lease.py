@@ -1,5 +1,4 @@
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from templar.chain.clock import SimulatedClock
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.lease import LOOKS, Claimant, NeuronLease, Terms
 from templar.exchange.object_keys import Kind, lease_key
 from templar.exchange.objects import Heartbeat, Lease
@@ -27,51 +26,51 @@ HOLDERS = ("1" * 32, "2" * 32, "3" * 32)
 class Bucket:
     """Alice's bucket on simulated time, and the processes that want to run her neuron."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.clock = SimulatedClock(BIRTHDAY)
         self.store = ScriptedStore(MemoryStore("alice", clock=self.clock.now))
 
-    def lease(self, number: int = 0, *, role: str = "miner", owner: Any = ALICE, netuid: int = NETUID) -> NeuronLease:
+    def lease(self, number=0, *, role="miner", owner=ALICE, netuid=NETUID):
         claimant = Claimant(netuid, owner.uid, owner.hotkey.address, role, HOLDERS[number], f"{number}" * 8)
         return NeuronLease(self.store, self.clock, owner.hotkey, claimant, TERMS)
 
-    def passes(self, seconds: float) -> None:
+    def passes(self, seconds):
         self.clock.sleep_until(self.clock.now() + seconds)
 
-    def keys(self) -> list[str]:
+    def keys(self):
         return [info.key for info in self.store.inner.list()]
 
 
 @pytest.fixture
-def bucket() -> Bucket:
+def bucket():
     return Bucket()
 
 
 @pytest.fixture
-def held(bucket: Bucket) -> NeuronLease:
+def held(bucket):
     """The lease of the first process, which has entered."""
     lease = bucket.lease()
     lease.enter()
     return lease
 
 
-def keys_of(number: int, role: str = "miner") -> list[str]:
+def keys_of(number, role="miner"):
     return [lease_key(kind, role, HOLDERS[number]) for kind in (Kind.LEASE, Kind.HEARTBEAT)]
 
 
-def refusal(call: Callable[[], object]) -> TemplarError:
+def refusal(call):
     error = error_of(call)
     assert isinstance(error, PermanentError)
     return error
 
 
-def test_terms_follow_the_windows() -> None:
+def test_terms_follow_the_windows():
     assert Terms.of(RULES) == TERMS
     slow = RULES.model_copy(update={"blocks_per_window": 300, "block_seconds": 12.0})
     assert Terms.of(slow) == Terms(10800, 8100, 1800)
 
 
-def test_the_first_has_it_at_once(bucket: Bucket, held: NeuronLease) -> None:
+def test_the_first_has_it_at_once(bucket, held):
     held.hold()
     held.check()
     assert bucket.clock.now() == BIRTHDAY
@@ -81,7 +80,7 @@ def test_the_first_has_it_at_once(bucket: Bucket, held: NeuronLease) -> None:
     assert unseal(bucket.store.get(keys_of(0)[1], max_bytes=Heartbeat.max_bytes), Heartbeat).body.confirmed == 0
 
 
-def test_the_lease_is_written_once_and_the_heartbeat_now_and_then(bucket: Bucket, held: NeuronLease) -> None:
+def test_the_lease_is_written_once_and_the_heartbeat_now_and_then(bucket, held):
     for _ in range(10):
         bucket.passes(TERMS.renewed_after / 4)
         held.hold()
@@ -98,7 +97,7 @@ def test_the_lease_is_written_once_and_the_heartbeat_now_and_then(bucket: Bucket
     held.hold()
 
 
-def test_what_is_left_of_a_lease_until_a_rival_may_take_it(bucket: Bucket) -> None:
+def test_what_is_left_of_a_lease_until_a_rival_may_take_it(bucket):
     lease = bucket.lease()
     assert lease.seconds_left == 0, "it is not held yet"
     lease.enter()
@@ -111,7 +110,7 @@ def test_what_is_left_of_a_lease_until_a_rival_may_take_it(bucket: Bucket) -> No
     assert lease.seconds_left == 0
 
 
-def test_a_lease_that_is_given_back_is_gone(bucket: Bucket, held: NeuronLease) -> None:
+def test_a_lease_that_is_given_back_is_gone(bucket, held):
     held.release()
     assert held.seconds_left == 0
     assert bucket.keys() == []
@@ -120,7 +119,7 @@ def test_a_lease_that_is_given_back_is_gone(bucket: Bucket, held: NeuronLease) -
     assert bucket.keys() == keys_of(1)
 
 
-def test_a_refusal_names_the_holder_and_what_to_do(bucket: Bucket) -> None:
+def test_a_refusal_names_the_holder_and_what_to_do(bucket):
     bucket.lease().enter()
     bucket.passes(30)
     error = refusal(bucket.lease(1).enter)
@@ -135,7 +134,7 @@ def test_a_refusal_names_the_holder_and_what_to_do(bucket: Bucket) -> None:
     bucket.lease(1).enter()
 
 
-def test_the_same_folder_enters_again_at_once(bucket: Bucket, held: NeuronLease) -> None:
+def test_the_same_folder_enters_again_at_once(bucket, held):
     bucket.passes(TERMS.renewed_after)
     held.hold()
     bucket.store.before = once("list", "lease", lambda: plant(bucket, 1))
@@ -145,7 +144,7 @@ def test_the_same_folder_enters_again_at_once(bucket: Bucket, held: NeuronLease)
     assert refusal(bucket.lease(1).enter).reason is Reason.ALREADY_RUNNING
 
 
-def plant(bucket: Bucket, number: int) -> None:
+def plant(bucket, number):
     """Write lease and heartbeat as a process does that then dies, or has not looked yet."""
     author: dict[str, Any] = {"netuid": NETUID, "genesis": "0" * 64, "uid": ALICE.uid, "hotkey": ALICE.hotkey.address}
     author |= {"role": "miner", "holder": HOLDERS[number]}
@@ -154,7 +153,7 @@ def plant(bucket: Bucket, number: int) -> None:
         bucket.store.inner.put(key, seal(body, ALICE.hotkey).encode())
 
 
-def test_a_candidate_that_died_before_it_looked_is_no_holder_afterwards(bucket: Bucket) -> None:
+def test_a_candidate_that_died_before_it_looked_is_no_holder_afterwards(bucket):
     plant(bucket, 1)
     bucket.passes(1)
     plant(bucket, 2)
@@ -162,7 +161,7 @@ def test_a_candidate_that_died_before_it_looked_is_no_holder_afterwards(bucket: 
     assert bucket.keys() == keys_of(1)
 
 
-def test_of_two_that_start_together_the_earlier_one_wins(bucket: Bucket) -> None:
+def test_of_two_that_start_together_the_earlier_one_wins(bucket):
     first, second, refusals = bucket.lease(0), bucket.lease(1), []
     other = lambda: refusals.append(refusal(second.enter))  # noqa: E731 - once
     bucket.store.before = once("list", "lease", other)
@@ -171,14 +170,14 @@ def test_of_two_that_start_together_the_earlier_one_wins(bucket: Bucket) -> None
     assert bucket.keys() == keys_of(0)
 
 
-def test_a_later_rival_that_stays_keeps_a_newcomer_out(bucket: Bucket) -> None:
+def test_a_later_rival_that_stays_keeps_a_newcomer_out(bucket):
     bucket.store.before = once("list", "lease", lambda: plant(bucket, 2))
     assert refusal(bucket.lease(0).enter).reason is Reason.ALREADY_RUNNING
     assert bucket.store.count("list") == 1 + LOOKS
     assert bucket.keys() == keys_of(2)
 
 
-def test_a_replaced_sleeper_notices(bucket: Bucket, held: NeuronLease) -> None:
+def test_a_replaced_sleeper_notices(bucket, held):
     successor = bucket.lease(1)
     bucket.passes(TERMS.expires_after + 1)
     successor.enter()
@@ -192,7 +191,7 @@ def test_a_replaced_sleeper_notices(bucket: Bucket, held: NeuronLease) -> None:
 
 
 @pytest.mark.parametrize("survives", ["head", "delete"])
-def test_a_replaced_sleeper_whose_lease_still_exists_notices(bucket: Bucket, held: NeuronLease, survives: str) -> None:
+def test_a_replaced_sleeper_whose_lease_still_exists_notices(bucket, held, survives):
     successor = bucket.lease(1)
     bucket.passes(TERMS.expires_after + 1)
     busy = TransientError(Reason.STORE_BUSY, "for a test")
@@ -206,7 +205,7 @@ def test_a_replaced_sleeper_whose_lease_still_exists_notices(bucket: Bucket, hel
     successor.hold()
 
 
-def test_a_late_renewal_is_no_takeover(bucket: Bucket, held: NeuronLease) -> None:
+def test_a_late_renewal_is_no_takeover(bucket, held):
     """Silent for longer than is good, but nobody could take it for dead: a newcomer still gives way."""
     bucket.passes(TERMS.lapses_after)
     plant(bucket, 1)
@@ -215,9 +214,9 @@ def test_a_late_renewal_is_no_takeover(bucket: Bucket, held: NeuronLease) -> Non
     assert refusal(held.hold).reason is Reason.LEASE_LOST, "now it cannot know"
 
 
-def test_other_roles_hotkeys_and_subnets_do_not_count(bucket: Bucket) -> None:
+def test_other_roles_hotkeys_and_subnets_do_not_count(bucket):
     for number, changes in enumerate(({"role": "validator"}, {"owner": BOB}, {"netuid": NETUID + 1})):
-        bucket.lease(number, **changes).enter()  # type: ignore[arg-type]
+        bucket.lease(number, **changes).enter()
     bucket.lease(0).enter()
     assert len(bucket.keys()) == 2 * 4
     bucket.passes(TERMS.expires_after + 1)
@@ -225,14 +224,14 @@ def test_other_roles_hotkeys_and_subnets_do_not_count(bucket: Bucket) -> None:
     assert len(bucket.keys()) == 8, "they are not this neuron's to delete"
 
 
-def test_garbage_does_not_count(bucket: Bucket) -> None:
+def test_garbage_does_not_count(bucket):
     for key, data in zip(keys_of(1), (b"{}", b"x" * 5000), strict=True):
         bucket.store.put(key, data)
     bucket.lease(0).enter()
     assert bucket.keys() == sorted(keys_of(0) + keys_of(1))
 
 
-def test_a_failing_store_forbids_writes_after_a_while(bucket: Bucket, held: NeuronLease) -> None:
+def test_a_failing_store_forbids_writes_after_a_while(bucket, held):
     bucket.store.before = failing(TransientError(Reason.STORE_UNREACHABLE, "for a test"))
     held.check()
     held.hold()
@@ -249,7 +248,7 @@ def test_a_failing_store_forbids_writes_after_a_while(bucket: Bucket, held: Neur
 
 @pytest.mark.parametrize("operation", ["head", "put", "put_if_absent", "list"])
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_start_that_failed_leaves_nothing_and_can_be_repeated(bucket: Bucket, operation: str, answered: bool) -> None:
+def test_a_start_that_failed_leaves_nothing_and_can_be_repeated(bucket, operation, answered):
     hook = failing(TransientError(Reason.STORE_BUSY, "for a test"), operation, times=1)
     if answered:
         bucket.store.after = hook
@@ -266,7 +265,7 @@ def test_a_start_that_failed_leaves_nothing_and_can_be_repeated(bucket: Bucket, 
 # Interleavings: in every order of their steps, no two processes hold the lease at once.
 
 
-def claimant(number: int) -> Claimant:
+def claimant(number):
     return Claimant(NETUID, 5, ALICE.hotkey.address, "miner", HOLDERS[number], "0" * 8)
 
 
@@ -290,17 +289,17 @@ class Actor:
     parked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     resume: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
-    def now(self) -> float:
+    def now(self):
         return self.world.time + 10_000.0 * self.number  # local clocks decide nothing
 
-    def sleep_until(self, timestamp: float) -> None:
+    def sleep_until(self, timestamp):
         del timestamp
         self.stop_here("sleep", "")
 
-    def compute(self, work: Callable[[], Any]) -> Any:
+    def compute(self, work):
         return work()
 
-    def stop_here(self, operation: str, key: str) -> None:
+    def stop_here(self, operation, key):
         self.parked.release()
         self.resume.acquire()
         if self.orders is Crashed:
@@ -309,25 +308,25 @@ class Actor:
             order, self.orders = self.orders, None
             raise order
 
-    def answer(self, operation: str, key: str) -> None:
+    def answer(self, operation, key):
         del operation, key
         if self.answer_is_lost:
             self.answer_is_lost = False
             raise TransientError(Reason.STORE_UNREACHABLE, "for a test")
 
-    def begin(self, action: str) -> None:
+    def begin(self, action):
         self.started = self.world.time
         self.thread = threading.Thread(target=self.live, args=(action,), daemon=True)
         self.thread.start()
         self.parked.acquire()
 
-    def step(self) -> None:
+    def step(self):
         self.resume.release()
         self.parked.acquire()
         if self.thread is not None and not self.thread.is_alive():
             self.thread = None
 
-    def live(self, action: str) -> None:
+    def live(self, action):
         try:
             if self.lease is None:
                 store = ScriptedStore(self.world.memory)
@@ -363,7 +362,7 @@ class Actor:
 class World:
     """The store's time, and who held the lease when."""
 
-    def __init__(self, ignores_conditions: bool) -> None:
+    def __init__(self, ignores_conditions):
         self.time = 1_000_000
         self.ignores_conditions = ignores_conditions
         self.memory = MemoryStore("alice", clock=lambda: self.time)
@@ -373,7 +372,7 @@ class World:
         self.over: set[tuple[int, int]] = set()
         self.violations: list[str] = []
 
-    def holds(self, actor: Actor) -> None:
+    def holds(self, actor):
         """An actor was told that it may act for the neuron."""
         name = (actor.number, actor.acquisitions)
         if name in self.over:
@@ -384,11 +383,11 @@ class World:
             self.over.add(self.last)
         self.last, self.last_time = name, self.time
 
-    def gone(self, actor: Actor) -> None:
+    def gone(self, actor):
         """What an actor held is over, as it knows itself."""
         self.over.add((actor.number, actor.acquisitions))
 
-    def act(self, number: int, action: str) -> None:
+    def act(self, number, action):
         """Let an actor make one request (`step`), all of its requests (`run`), or fail."""
         actor = self.actors[number]
         if actor.thread is None:
@@ -408,13 +407,13 @@ class World:
         while action == "run" and actor.thread is not None:
             actor.step()
 
-    def passes(self, seconds: int) -> None:
+    def passes(self, seconds):
         """Let time pass; nobody stands still for longer than is assumed in the middle of looking and writing."""
         busy = [actor.started for actor in self.actors if actor.thread is not None]
         allowed = TERMS.expires_after - TERMS.lapses_after - 1
         self.time += min([seconds, *(started + allowed - self.time for started in busy)])
 
-    def finish(self) -> None:
+    def finish(self):
         for actor in self.actors:
             while actor.thread is not None:
                 actor.orders = Crashed
@@ -431,7 +430,7 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=80), st.booleans())
 @settings(max_examples=100)
 @example([(0, "step")] * 9 + [("time", 601)] + [(1, "step")] * 12 + [(0, "step")] * 8, False)
-def test_no_two_hold_it_at_once(schedule: list[tuple[Any, Any]], ignores_conditions: bool) -> None:
+def test_no_two_hold_it_at_once(schedule, ignores_conditions):
     world = World(ignores_conditions)
     for who, what in schedule:
         if who == "time":

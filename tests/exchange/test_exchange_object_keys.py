@@ -53,7 +53,7 @@ keys = st.one_of(
 @example(ObjectKey(Kind.COMMIT, 1, 2, "1.json"))
 @example(ObjectKey(Kind.GRADIENT, 1, 2, "1.bin"))
 @example(ObjectKey(Kind.CHECKPOINT, 1, 2, "1", "a-v1.json"))
-def test_a_key_is_read_back_as_what_it_was(key: ObjectKey) -> None:
+def test_a_key_is_read_back_as_what_it_was(key):
     assert parse_key(str(key)) == key
     assert parse_current_key(str(key)) == (key if key.version == PROTOCOL_VERSION else None)
     assert is_key(str(key))
@@ -61,7 +61,7 @@ def test_a_key_is_read_back_as_what_it_was(key: ObjectKey) -> None:
 
 @given(keys, st.data())
 @settings(max_examples=100)
-def test_a_damaged_key_is_another_key_or_none(key: ObjectKey, data: st.DataObject) -> None:
+def test_a_damaged_key_is_another_key_or_none(key, data):
     text = str(key)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 3)))
@@ -90,11 +90,11 @@ def test_a_damaged_key_is_another_key_or_none(key: ObjectKey, data: st.DataObjec
         "lease-Miner-" + "0" * 32 + "-v1.json",
     ],
 )
-def test_nothing_else_is_a_key(text: str) -> None:
+def test_nothing_else_is_a_key(text):
     assert parse_key(text) is None
 
 
-def test_the_documented_stems_are_kept() -> None:
+def test_the_documented_stems_are_kept():
     assert window_key(Kind.GRADIENT, 12, 3) == f"gradient-12-3-v{PROTOCOL_VERSION}.bin"
     assert window_key(Kind.COMMIT, 12, 3) == f"commit-12-3-v{PROTOCOL_VERSION}.json"
     assert window_key(Kind.DEBUG, 12, 3) == f"debug-12-3-v{PROTOCOL_VERSION}.json"

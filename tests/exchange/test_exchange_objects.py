@@ -1,5 +1,4 @@
 import copy
-from typing import Any
 
 import pytest
 
@@ -31,11 +30,11 @@ MOST = 2**53
 MOST_WORK = {"steps": 2**40, "tokens": 2**40}
 
 
-def author(**changes: Any) -> dict[str, Any]:
+def author(**changes):
     return {"netuid": NETUID, "genesis": GENESIS, "uid": 5, "hotkey": ALICE.hotkey.address} | changes
 
 
-def entry(uid: int, num_bytes: int = 164, **changes: Any) -> RosterEntry:
+def entry(uid, num_bytes=164, **changes):
     values = {
         "uid": uid,
         "hotkey": member(uid).hotkey.address,
@@ -93,12 +92,12 @@ BODIES: tuple[Body, ...] = (
 every_body = pytest.mark.parametrize("body", BODIES, ids=lambda body: str(body.kind))
 
 
-def reason_of(body_type: type[Body], value: Any) -> Reason:
+def reason_of(body_type, value):
     """Why a body is rejected whose author signed it in canonical form."""
     return errors.reason_of(lambda: unseal(signed_anyhow(body_type.kind, value, ALICE.hotkey), body_type))
 
 
-def other_values(value: Any) -> list[Any]:
+def other_values(value):
     """Values of other types, or out of range."""
     if isinstance(value, bool):
         return [0, "true"]
@@ -110,14 +109,14 @@ def other_values(value: Any) -> list[Any]:
 
 
 @every_body
-def test_an_object_is_read_back(body: Body) -> None:
+def test_an_object_is_read_back(body):
     data = seal(body, ALICE.hotkey).encode()
     assert unseal(data, type(body)).body == body
     assert unseal(data, type(body)).body.digest == body.digest
 
 
 @every_body
-def test_every_field_is_needed(body: Body) -> None:
+def test_every_field_is_needed(body):
     for name in body.model_dump():
         value = fields_of(body)
         del value[name]
@@ -127,14 +126,14 @@ def test_every_field_is_needed(body: Body) -> None:
 
 
 @every_body
-def test_every_field_has_one_type_and_range(body: Body) -> None:
+def test_every_field_has_one_type_and_range(body):
     for name, value in fields_of(body).items():
         for wrong in other_values(value):
             assert reason_of(type(body), fields_of(body, **{name: wrong})) is Reason.MALFORMED, (name, wrong)
 
 
 @pytest.mark.parametrize("name", MOST_WORK)
-def test_the_figures_of_a_manifest_are_bounded_and_may_be_unknown(name: str) -> None:
+def test_the_figures_of_a_manifest_are_bounded_and_may_be_unknown(name):
     honest = next(body for body in BODIES if isinstance(body, Manifest))
     for legal in (0, 2**40):
         data = signed_anyhow(Manifest.kind, fields_of(honest, **{name: legal}), ALICE.hotkey)
@@ -144,12 +143,12 @@ def test_the_figures_of_a_manifest_are_bounded_and_may_be_unknown(name: str) -> 
         entry(4, **{name: 2**40 + 1})
 
 
-def changed(body_type: type[Body], **changes: Any) -> dict[str, Any]:
+def changed(body_type, **changes):
     """The fields of the example of a kind, with changes."""
     return fields_of(next(body for body in BODIES if type(body) is body_type), **changes)
 
 
-def roster(*entries: dict[str, Any], total: int) -> dict[str, Any]:
+def roster(*entries, total):
     return changed(Roster, entries=list(entries), aggregate_bytes=total)
 
 
@@ -179,11 +178,11 @@ FOUR, SEVEN = entry(4).model_dump(), entry(7).model_dump()
         ),
     ],
 )
-def test_objects_that_contradict_themselves_are_malformed(body_type: type[Body], value: dict[str, Any]) -> None:
+def test_objects_that_contradict_themselves_are_malformed(body_type, value):
     assert reason_of(body_type, value) is Reason.MALFORMED
 
 
-def longest(body: Body) -> dict[str, Any]:
+def longest(body):
     """The body with the longest value of every scalar field."""
     value = copy.deepcopy(fields_of(body))
     for name, old in value.items():
@@ -195,7 +194,7 @@ def longest(body: Body) -> dict[str, Any]:
 
 
 @every_body
-def test_the_longest_legal_object_is_not_too_long(body: Body) -> None:
+def test_the_longest_legal_object_is_not_too_long(body):
     value = longest(body)
     if isinstance(body, Roster):
         longest_entry = {"payload_bytes": 8, "committed_at": MOST, "revealed_at": MOST, **MOST_WORK}

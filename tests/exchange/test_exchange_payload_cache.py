@@ -1,6 +1,5 @@
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -18,26 +17,26 @@ DIGEST = sha256_hex(BYTES)
 
 
 @pytest.fixture(autouse=True)
-def _empty_memory() -> None:
+def _empty_memory():
     """Forget the payloads that other tests decoded."""
     _decoded_and_size.cache_clear()
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> PayloadCache:
+def cache(tmp_path):
     return PayloadCache(tmp_path / "payloads", LAYOUT)
 
 
-def admit(cache: PayloadCache, data: bytes = BYTES, digest: str | None = None, *, window: int = WINDOW) -> None:
+def admit(cache, data=BYTES, digest=None, *, window=WINDOW):
     digest = digest or sha256_hex(data)
     cache.admit(data, digest, window=window, uid=5, hotkey=ALICE.hotkey.address)
 
 
-def has(cache: PayloadCache, digest: str = DIGEST) -> bool:
+def has(cache, digest=DIGEST):
     return cache.has(digest, window=WINDOW, uid=5, hotkey=ALICE.hotkey.address)
 
 
-def test_an_admitted_payload_can_be_read_and_applied(cache: PayloadCache, tmp_path: Path) -> None:
+def test_an_admitted_payload_can_be_read_and_applied(cache, tmp_path):
     assert not has(cache)
     admit(cache)
     admit(cache)
@@ -61,16 +60,14 @@ def test_an_admitted_payload_can_be_read_and_applied(cache: PayloadCache, tmp_pa
         (payload_bytes(ALICE, WINDOW + 1), None, Reason.WRONG_WINDOW),
     ],
 )
-def test_illegal_bytes_are_rejected_and_not_kept(
-    cache: PayloadCache, tmp_path: Path, data: bytes, digest: str | None, reason: Reason
-) -> None:
+def test_illegal_bytes_are_rejected_and_not_kept(cache, tmp_path, data, digest, reason):
     for _ in range(2):
         assert reason_of(lambda: admit(cache, data, digest)) is reason
     assert not has(cache, digest or sha256_hex(data))
     assert list((tmp_path / "payloads").rglob("*")) == []
 
 
-def test_a_cached_payload_of_another_author_is_rejected(cache: PayloadCache) -> None:
+def test_a_cached_payload_of_another_author_is_rejected(cache):
     admit(cache)
     for uid, hotkey in ((6, BOB.hotkey.address), (5, BOB.hotkey.address), (6, ALICE.hotkey.address)):
         with raising(RejectedError, Reason.WRONG_IDENTITY):
@@ -78,9 +75,7 @@ def test_a_cached_payload_of_another_author_is_rejected(cache: PayloadCache) -> 
 
 
 @pytest.mark.parametrize("left", [b"", bytes(len(BYTES)), payload_bytes(BOB, WINDOW)])
-def test_a_damaged_file_counts_as_absent_and_can_be_fetched_again(
-    cache: PayloadCache, tmp_path: Path, left: bytes
-) -> None:
+def test_a_damaged_file_counts_as_absent_and_can_be_fetched_again(cache, tmp_path, left):
     admit(cache)
     (tmp_path / "payloads" / str(WINDOW) / DIGEST).write_bytes(left)
     _decoded_and_size.cache_clear()
@@ -92,14 +87,14 @@ def test_a_damaged_file_counts_as_absent_and_can_be_fetched_again(
     assert cache.read(WINDOW, DIGEST) == BYTES
 
 
-def test_an_impossible_length_is_refused(cache: PayloadCache) -> None:
+def test_an_impossible_length_is_refused(cache):
     for impossible in (0, LAYOUT.min_payload_bytes - 1, LAYOUT.max_payload_bytes + 1):
         assert reason_of(partial(cache.check_size, impossible, uid=5)) is Reason.WRONG_SIZE
     for legal in (LAYOUT.min_payload_bytes, len(BYTES), LAYOUT.max_payload_bytes):
         cache.check_size(legal, uid=5)
 
 
-def test_old_windows_are_pruned(cache: PayloadCache) -> None:
+def test_old_windows_are_pruned(cache):
     for window in (8, 9, 10, 100):
         admit(cache, payload_bytes(ALICE, window), window=window)
     assert not cache.has(DIGEST, window=9, uid=5, hotkey=ALICE.hotkey.address), "it is another window's"
@@ -110,7 +105,7 @@ def test_old_windows_are_pruned(cache: PayloadCache) -> None:
     assert cache.read(100, sha256_hex(payload_bytes(ALICE, 100)))
 
 
-def test_many_threads_may_admit_the_same(cache: PayloadCache, tmp_path: Path) -> None:
+def test_many_threads_may_admit_the_same(cache, tmp_path):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: admit(cache), range(64)))
     assert [path.name for path in (tmp_path / "payloads" / str(WINDOW)).iterdir()] == [DIGEST]

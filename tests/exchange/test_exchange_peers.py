@@ -1,7 +1,4 @@
 import logging
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +8,7 @@ from templar.canonical import keyed_seed
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import peers_key
 from templar.exchange.objects import PeerList
-from templar.exchange.peers import STALE_AFTER_UPDATES, PeerBook, Selection, merge_lists, publish_peers, select_peers
+from templar.exchange.peers import STALE_AFTER_UPDATES, PeerBook, merge_lists, publish_peers, select_peers
 from templar.exchange.signed import seal
 from templar.hparams import Peers
 from tests.support.scripted_store import failing
@@ -30,11 +27,11 @@ PEERS = {
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
 
 
-def select(active: Sequence[int], weights: dict[int, float], seed: str = "seed", **changes: int) -> Any:
+def select(active, weights, seed="seed", **changes):
     return select_peers(active, weights, Peers(**(PEERS | changes)), seed=seed)
 
 
-def test_equal_weights_are_ordered_by_a_keyed_hash_and_not_by_uid() -> None:
+def test_equal_weights_are_ordered_by_a_keyed_hash_and_not_by_uid():
     uids = list(range(10))
     wanted = sorted(uids, key=lambda uid: keyed_seed("peers", "seed", uid))
     assert select(uids, {}) == (tuple(wanted[:3]), tuple(wanted[3:5]))
@@ -49,9 +46,7 @@ def test_equal_weights_are_ordered_by_a_keyed_hash_and_not_by_uid() -> None:
     st.integers(1, 4),
     st.integers(0, 4),
 )
-def test_the_tiers_are_the_head_of_one_ranking(
-    active: set[int], weights: dict[int, float], places: int, reserve: int
-) -> None:
+def test_the_tiers_are_the_head_of_one_ranking(active, weights, places, reserve):
     found = select(sorted(active), weights, gather_peer_count=places, reserve_peer_count=reserve, minimum_peers=1)
     if not active:
         assert found is None
@@ -67,7 +62,7 @@ def test_the_tiers_are_the_head_of_one_ranking(
 
 
 @given(st.sets(st.integers(0, 9), min_size=1), st.sets(st.integers(0, 9)))
-def test_who_is_excluded_is_in_no_tier_unless_nobody_is_left(active: set[int], excluded: set[int]) -> None:
+def test_who_is_excluded_is_in_no_tier_unless_nobody_is_left(active, excluded):
     settings = Peers(**(PEERS | {"minimum_peers": 1}))
     found = select_peers(sorted(active), {}, settings, seed="seed", excluded=excluded)
     alone = select_peers(sorted(active - excluded or active), {}, settings, seed="seed")
@@ -80,14 +75,12 @@ ONE_LIST = st.lists(st.integers(0, 9), unique=True, max_size=FULL)
 
 
 @given(ONE_LIST, st.floats(0, 9))
-def test_the_list_of_one_validator_is_followed(uids: list[int], stake: float) -> None:
+def test_the_list_of_one_validator_is_followed(uids, stake):
     assert list(merge_lists([(stake, uids)], FULL)) == uids
 
 
 @given(ONE_LIST, st.lists(st.tuples(st.integers(1, 9), ONE_LIST), max_size=4), st.randoms())
-def test_who_has_less_than_half_of_the_stake_moves_nobody(
-    honest: list[int], others: list[tuple[int, list[int]]], random: Any
-) -> None:
+def test_who_has_less_than_half_of_the_stake_moves_nobody(honest, others, random):
     """The others' lists can only follow behind a full one."""
     stake = 1 + sum(each for each, _ in others)
     lists = [*others, (stake // 2 + 1, honest), (stake - stake // 2, honest)]
@@ -98,7 +91,7 @@ def test_who_has_less_than_half_of_the_stake_moves_nobody(
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), ONE_LIST), min_size=1, max_size=5))
-def test_a_miner_is_left_out_only_if_half_of_the_stake_leaves_it_out(lists: list[tuple[int, list[int]]]) -> None:
+def test_a_miner_is_left_out_only_if_half_of_the_stake_leaves_it_out(lists):
     found, stake = merge_lists(lists, FULL), sum(each for each, _ in lists)
     for uid in range(10):
         naming = sum(each for each, uids in lists if uid in uids)
@@ -110,22 +103,22 @@ def test_a_miner_is_left_out_only_if_half_of_the_stake_leaves_it_out(lists: list
 
 
 @pytest.fixture
-def subnet(tmp_path: Path) -> Subnet:
+def subnet(tmp_path):
     """Three validators, uids 1 to 3 by falling stake, and seven miners, uids 4 to 10."""
     return Subnet(tmp_path, stakes=(100.0, 50.0, 10.0), num_miners=7, overrides={"peers": PEERS})
 
 
-def opening(window: int) -> float:
+def opening(window):
     return BIRTHDAY + window * RULES.seconds
 
 
-def publish(subnet: Subnet, window: int, peers: Sequence[int], reserve: Sequence[int] = (), validator: int = 0) -> None:
+def publish(subnet, window, peers, reserve=(), validator=0):
     """Publish in the middle of a window; the list takes effect in the next one."""
     subnet.clock.sleep_until(opening(window) + RULES.seconds / 2)
     publish_peers(subnet.exchange(subnet.validators[validator]), window, tuple(peers), tuple(reserve))
 
 
-def put(subnet: Subnet, first: int, peers: Sequence[int], at: float, validator: int = 0, **changes: Any) -> None:
+def put(subnet, first, peers, at, validator=0, **changes):
     """Store a list at a time that a publisher of ours would not choose."""
     author = subnet.validators[validator]
     body = PeerList(**author.signing, first_effective_window=first, peers=tuple(peers), reserve=())
@@ -134,23 +127,23 @@ def put(subnet: Subnet, first: int, peers: Sequence[int], at: float, validator: 
     subnet.store(author).inner.put(peers_key(first), seal(body, author.hotkey).encode())
 
 
-def book(subnet: Subnet) -> PeerBook:
+def book(subnet):
     return PeerBook(subnet.exchange())
 
 
-def select_at(subnet: Subnet, window: int, using: PeerBook | None = None) -> Selection:
+def select_at(subnet, window, using=None):
     subnet.clock.sleep_until(opening(window))
     return (using or book(subnet)).selection(window)
 
 
-def uids(selection: Selection) -> tuple[list[int], list[int]]:
+def uids(selection):
     return [neuron.uid for neuron in selection.peers], [neuron.uid for neuron in selection.reserve]
 
 
 FIRST_MINERS = ([4, 5, 6], [7, 8])
 
 
-def test_a_list_takes_effect_after_its_margin(subnet: Subnet) -> None:
+def test_a_list_takes_effect_after_its_margin(subnet):
     publish(subnet, 2, [9, 4], [10])
     selection = select_at(subnet, 2)
     assert (uids(selection), selection.digest) == (FIRST_MINERS, None)
@@ -159,9 +152,7 @@ def test_a_list_takes_effect_after_its_margin(subnet: Subnet) -> None:
 
 
 @pytest.mark.parametrize(("offset", "counts"), [(-0.401, True), (-0.4, False)])
-def test_a_list_must_be_stored_before_the_second_of_the_opening(
-    subnet: Subnet, caplog: pytest.LogCaptureFixture, offset: float, counts: bool
-) -> None:
+def test_a_list_must_be_stored_before_the_second_of_the_opening(subnet, caplog, offset, counts):
     assert opening(3) % 1 == pytest.approx(0.4)  # the second of the opening begins 0.4 s before it
     put(subnet, 3, [9, 4], opening(3) + offset)
     with caplog.at_level(logging.WARNING):
@@ -170,7 +161,7 @@ def test_a_list_must_be_stored_before_the_second_of_the_opening(
     assert ("peer_list_late" in caplog.text) is not counts
 
 
-def test_a_list_that_is_replaced_later_does_not_count(subnet: Subnet) -> None:
+def test_a_list_that_is_replaced_later_does_not_count(subnet):
     publish(subnet, 2, [9, 4])
     reader = book(subnet)
     assert uids(select_at(subnet, 3, reader)) == ([9, 4], [])
@@ -179,7 +170,7 @@ def test_a_list_that_is_replaced_later_does_not_count(subnet: Subnet) -> None:
     assert uids(select_at(subnet, 4)) == FIRST_MINERS
 
 
-def test_the_newest_list_in_effect_holds(subnet: Subnet) -> None:
+def test_the_newest_list_in_effect_holds(subnet):
     reader = book(subnet)
     publish(subnet, 2, [9, 4])
     publish(subnet, 4, [10, 5])
@@ -188,7 +179,7 @@ def test_the_newest_list_in_effect_holds(subnet: Subnet) -> None:
             assert [uids(select_at(subnet, window, using))[0] for window in windows] == [expected] * len(windows)
 
 
-def test_the_validator_with_the_most_stake_is_followed(subnet: Subnet) -> None:
+def test_the_validator_with_the_most_stake_is_followed(subnet):
     publish(subnet, 2, [5], validator=2)
     publish(subnet, 2, [6], validator=1)
     assert uids(select_at(subnet, 3)) == ([6], [])
@@ -196,7 +187,7 @@ def test_the_validator_with_the_most_stake_is_followed(subnet: Subnet) -> None:
     assert uids(select_at(subnet, 5)) == ([7], [])
 
 
-def test_no_validator_alone_chooses_whom_all_others_gather(tmp_path: Path) -> None:
+def test_no_validator_alone_chooses_whom_all_others_gather(tmp_path):
     """The one with the most stake leaves everybody but one miner out, and puts in one that the others excluded."""
     subnet = Subnet(tmp_path, stakes=(40.0, 35.0, 30.0), num_miners=7, overrides={"peers": PEERS})
     for validator, peers in enumerate(([5, 10], [4, 5, 6], [6, 4, 5])):
@@ -207,7 +198,7 @@ def test_no_validator_alone_chooses_whom_all_others_gather(tmp_path: Path) -> No
     assert first.digest is not None
 
 
-def test_a_stale_list_gives_way_to_the_next_rank(subnet: Subnet) -> None:
+def test_a_stale_list_gives_way_to_the_next_rank(subnet):
     publish(subnet, 2, [6], validator=0)
     publish(subnet, 4, [5], validator=1)
     last = 3 + STALE_AFTER_UPDATES * FREQUENCY
@@ -217,7 +208,7 @@ def test_a_stale_list_gives_way_to_the_next_rank(subnet: Subnet) -> None:
         assert uids(select_at(subnet, window))[0] == expected
 
 
-def test_only_miners_that_are_still_there_are_gathered(subnet: Subnet) -> None:
+def test_only_miners_that_are_still_there_are_gathered(subnet):
     """Neither one that left nor the burn uid, validators and strangers; a list has no more places than are needed."""
     publish(subnet, 2, [9, 1, 4], [0, 6, 5])
     subnet.chain.deregister(next(miner for miner in subnet.miners if miner.uid == 9).hotkey.address)
@@ -226,7 +217,7 @@ def test_only_miners_that_are_still_there_are_gathered(subnet: Subnet) -> None:
     assert uids(select_at(subnet, 5)) == ([6, 7], [])
 
 
-def test_a_list_for_something_else_does_not_count(subnet: Subnet) -> None:
+def test_a_list_for_something_else_does_not_count(subnet):
     put(subnet, 3, [9], opening(2), first_effective_window=2)
     put(subnet, 3, [8], opening(2) + 1, validator=1, genesis="00" * 32)
     publish(subnet, 2, [6], validator=2)
@@ -234,13 +225,13 @@ def test_a_list_for_something_else_does_not_count(subnet: Subnet) -> None:
 
 
 @pytest.mark.parametrize("data", [b"{}", b"x" * (PeerList.max_bytes + 1)])
-def test_garbage_does_not_count_and_hides_nothing(subnet: Subnet, data: bytes) -> None:
+def test_garbage_does_not_count_and_hides_nothing(subnet, data):
     publish(subnet, 2, [9])
     subnet.store(subnet.validators[0]).inner.put(peers_key(5), data)
     assert uids(select_at(subnet, 5)) == ([9], [])
 
 
-def test_a_bucket_is_listed_once_and_then_only_asked_for_what_is_new(subnet: Subnet) -> None:
+def test_a_bucket_is_listed_once_and_then_only_asked_for_what_is_new(subnet):
     publish(subnet, 2, [9])
     reader, store = book(subnet), subnet.store(subnet.validators[0])
     for window in (3, 3, 4, 8):
@@ -250,7 +241,7 @@ def test_a_bucket_is_listed_once_and_then_only_asked_for_what_is_new(subnet: Sub
     assert asked == [peers_key(3), peers_key(3), peers_key(5), peers_key(7)], "no list can begin in the others"
 
 
-def test_stale_lists_are_not_read_at_the_first_look(subnet: Subnet) -> None:
+def test_stale_lists_are_not_read_at_the_first_look(subnet):
     for window in range(2, 14, FREQUENCY):
         publish(subnet, window, [9 if window == 12 else 5])
     store = subnet.store(subnet.validators[0])
@@ -259,7 +250,7 @@ def test_stale_lists_are_not_read_at_the_first_look(subnet: Subnet) -> None:
     assert store.count("get") - before == 1 + STALE_AFTER_UPDATES
 
 
-def test_a_failing_bucket_gives_way_and_is_read_when_it_recovers(subnet: Subnet) -> None:
+def test_a_failing_bucket_gives_way_and_is_read_when_it_recovers(subnet):
     publish(subnet, 2, [9], validator=0)
     publish(subnet, 2, [6], validator=1)
     reader, store = book(subnet), subnet.store(subnet.validators[0])

@@ -1,6 +1,4 @@
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,20 +32,20 @@ Publish = Callable[..., PublishReceipt]
 
 
 @pytest.fixture
-def clock() -> SimulatedClock:
+def clock():
     return SimulatedClock(1000.25)
 
 
 @pytest.fixture
-def store(clock: SimulatedClock) -> ScriptedStore:
+def store(clock):
     return ScriptedStore(MemoryStore(clock=clock.now))
 
 
 @pytest.fixture(params=["bytes", "small file", "large file", "body"])
-def publish(request: pytest.FixtureRequest, store: ScriptedStore, clock: SimulatedClock, tmp_path: Path) -> Publish:
+def publish(request, store, clock, tmp_path):
     """Publish one thing, or with `other=True` another one, under the same key."""
 
-    def do(*, other: bool = False, **times: Any) -> PublishReceipt:
+    def do(*, other=False, **times):
         if request.param == "body":
             return publish_body(store, KEY, OTHER if other else BODY, ALICE.hotkey, clock=clock, **times)
         data = LARGE if request.param == "large file" else SMALL
@@ -61,19 +59,19 @@ def publish(request: pytest.FixtureRequest, store: ScriptedStore, clock: Simulat
     return do
 
 
-def writes(store: ScriptedStore) -> int:
+def writes(store):
     return store.count("put") + store.count("put_if_absent") + store.count("put_file")
 
 
-def stored(store: ScriptedStore) -> bytes:
+def stored(store):
     return store.inner.get(KEY, max_bytes=len(LARGE))
 
 
-def differs(call: Callable[[], object]) -> None:
+def differs(call):
     refusal(call, PermanentError, Reason.OBJECT_DIFFERS, "nothing was overwritten")
 
 
-def test_it_is_stored_once(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
+def test_it_is_stored_once(publish, store, clock):
     first = publish()
     assert first == PublishReceipt(KEY, len(stored(store)), 1000, PublishOutcome.STORED)
     data = stored(store)
@@ -84,7 +82,7 @@ def test_it_is_stored_once(publish: Publish, store: ScriptedStore, clock: Simula
     assert writes(store) == 1
 
 
-def test_other_bytes_are_never_overwritten(publish: Publish, store: ScriptedStore) -> None:
+def test_other_bytes_are_never_overwritten(publish, store):
     publish()
     data = stored(store)
     differs(lambda: publish(other=True))
@@ -93,16 +91,14 @@ def test_other_bytes_are_never_overwritten(publish: Publish, store: ScriptedStor
 
 
 @pytest.mark.parametrize("operations", [("head",), ("put_if_absent", "put_file")])
-def test_a_store_that_failed_before_it_wrote_is_written_to_again(
-    publish: Publish, store: ScriptedStore, operations: tuple[str, ...]
-) -> None:
+def test_a_store_that_failed_before_it_wrote_is_written_to_again(publish, store, operations):
     store.before = failing(BUSY, *operations, times=1)
     assert error_of(publish) is BUSY
     assert store.inner.head(KEY) is None
     assert publish().outcome is PublishOutcome.STORED
 
 
-def test_a_lost_answer_does_no_harm(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
+def test_a_lost_answer_does_no_harm(publish, store, clock):
     store.after = failing(BUSY, "put_if_absent", "put_file", times=1)
     with pytest.raises(TransientError):
         publish()
@@ -115,7 +111,7 @@ def test_a_lost_answer_does_no_harm(publish: Publish, store: ScriptedStore, cloc
     assert writes(store) == 1
 
 
-def test_nothing_is_written_from_the_deadline_on(publish: Publish, store: ScriptedStore, clock: SimulatedClock) -> None:
+def test_nothing_is_written_from_the_deadline_on(publish, store, clock):
     clock.sleep_until(1005)
     for deadline in (1005.0, 1004.999):
         with raising(PermanentError, Reason.NO_TIME_LEFT):
@@ -124,9 +120,7 @@ def test_nothing_is_written_from_the_deadline_on(publish: Publish, store: Script
     assert publish(deadline=1005.001).last_modified == 1005
 
 
-def test_what_is_stored_too_early_is_put_again_byte_for_byte(
-    publish: Publish, store: ScriptedStore, clock: SimulatedClock
-) -> None:
+def test_what_is_stored_too_early_is_put_again_byte_for_byte(publish, store, clock):
     publish()
     data = stored(store)
     clock.sleep_until(1010)
@@ -139,8 +133,8 @@ def test_what_is_stored_too_early_is_put_again_byte_for_byte(
     assert writes(store) == 2
 
 
-def test_a_write_that_does_not_show_may_be_repeated(publish: Publish, store: ScriptedStore) -> None:
-    def lose(operation: str, key: str) -> None:
+def test_a_write_that_does_not_show_may_be_repeated(publish, store):
+    def lose(operation, key):
         if operation.startswith("put"):
             store.inner.delete([key])
 
@@ -150,9 +144,7 @@ def test_a_write_that_does_not_show_may_be_repeated(publish: Publish, store: Scr
 
 
 @pytest.mark.parametrize("body", [BODY, OTHER])
-def test_of_a_faster_process_only_the_same_body_is_accepted(
-    clock: SimulatedClock, store: ScriptedStore, body: Commit
-) -> None:
+def test_of_a_faster_process_only_the_same_body_is_accepted(clock, store, body):
     faster = seal(body, ALICE.hotkey).encode()
     store.before = once("put_if_absent", KEY, lambda: store.inner.put(KEY, faster))
     if body is BODY:
@@ -163,7 +155,7 @@ def test_of_a_faster_process_only_the_same_body_is_accepted(
     assert stored(store) == faster
 
 
-def test_a_store_that_ignores_conditions_is_read_back(publish: Publish, store: ScriptedStore) -> None:
+def test_a_store_that_ignores_conditions_is_read_back(publish, store):
     store.ignores_conditions = True
     assert publish().outcome is PublishOutcome.STORED
     data = stored(store)
@@ -173,7 +165,7 @@ def test_a_store_that_ignores_conditions_is_read_back(publish: Publish, store: S
     assert writes(store) == 1
 
 
-def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path: Path) -> None:
+def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path):
     store = ScriptedStore(MemoryStore())
     path = tmp_path / "file"
     path.write_bytes(b"a" * COMPARE_BYTES)
@@ -190,9 +182,7 @@ def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path
     differs(lambda: publish_file(store, KEY, path))
 
 
-def test_a_missed_deadline_is_a_report_and_another_failure_an_error(
-    store: ScriptedStore, clock: SimulatedClock
-) -> None:
+def test_a_missed_deadline_is_a_report_and_another_failure_an_error(store, clock):
     report = publish_in_time(lambda: (publish_bytes(store, KEY, SMALL, clock=clock, deadline=1),))
     assert not report.in_time
     assert (report.receipts, report.reason) == ((), Reason.NO_TIME_LEFT)

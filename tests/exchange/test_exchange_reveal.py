@@ -1,8 +1,5 @@
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import floor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,16 +7,8 @@ from templar.canonical import sha256_hex
 from templar.chain.clock import SimulatedClock
 from templar.errors import Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.objects import Commit, Manifest
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.reveal import (
-    CONCLUSIVE,
-    RevealRules,
-    Submission,
-    fetch_reveal,
-    publish_commit,
-    publish_reveal,
-)
+from templar.exchange.reveal import CONCLUSIVE, RevealRules, Submission, fetch_reveal, publish_commit, publish_reveal
 from templar.exchange.signed import Sealed, seal
 from templar.gradient.codec.wire import decode, encode
 from templar.timeline import WindowTimes
@@ -50,43 +39,37 @@ BYTES = payload_bytes(ALICE, WINDOW)
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> PayloadCache:
+def cache(tmp_path):
     return PayloadCache(tmp_path / "payloads", LAYOUT)
 
 
 @pytest.fixture
-def bucket() -> Bucket:
+def bucket():
     bucket = Bucket(ALICE)
     bucket.reveal(TIMES, BYTES)
     return bucket
 
 
-def assigned(uid: int) -> str | None:
+def assigned(uid):
     return ASSIGNMENT if uid in (5, 6) else None
 
 
-def fetch(
-    bucket: Bucket,
-    cache: PayloadCache,
-    times: WindowTimes = TIMES,
-    assignment: Callable[[int], str | None] = assigned,
-    observed: Mapping[str, str] | None = None,
-) -> Submission:
+def fetch(bucket, cache, times=TIMES, assignment=assigned, observed=None):
     rules = RevealRules(NETWORK, times, assignment, observed)
     return fetch_reveal(bucket.owner.neuron, bucket.store, rules, cache)
 
 
-def rejection(bucket: Bucket, cache: PayloadCache, **changes: Any) -> Reason:
+def rejection(bucket, cache, **changes):
     error = error_of(lambda: fetch(bucket, cache, **changes))
     assert isinstance(error, RejectedError)
     return error.reason
 
 
-def commits(bucket: Bucket, manifest: Manifest, at: float = COMMIT_LAST, **changes: Any) -> None:
+def commits(bucket, manifest, at=COMMIT_LAST, **changes):
     bucket.put_signed(COMMIT, commit_to(manifest, **changes), at)
 
 
-def test_a_reveal_that_counts(bucket: Bucket, cache: PayloadCache) -> None:
+def test_a_reveal_that_counts(bucket, cache):
     found = fetch(bucket, cache)
     manifest = manifest_of(ALICE, WINDOW, BYTES)
     signatures = found.commit_signature, found.manifest_signature  # another one each time
@@ -107,9 +90,7 @@ def test_a_reveal_that_counts(bucket: Bucket, cache: PayloadCache) -> None:
         (PAYLOAD, REVEAL_FIRST, REVEAL_LAST, Reason.REVEAL_EARLY, Reason.REVEAL_LATE),
     ],
 )
-def test_each_object_counts_within_its_interval(
-    bucket: Bucket, cache: PayloadCache, *, key: str, first: int, last: int, early: Reason, late: Reason
-) -> None:
+def test_each_object_counts_within_its_interval(bucket, cache, *, key, first, last, early, late):
     data = bucket.memory.get(key, max_bytes=10_000)
     for at in (first, last, last + 0.999):
         bucket.put(key, data, at)
@@ -122,7 +103,7 @@ def test_each_object_counts_within_its_interval(
     assert bucket.store.count("get", key) == num_read
 
 
-def test_another_manifest_than_the_committed_one_does_not_count(bucket: Bucket, cache: PayloadCache) -> None:
+def test_another_manifest_than_the_committed_one_does_not_count(bucket, cache):
     other = payload_bytes(ALICE, WINDOW, seed=1)
     bucket.put_signed(MANIFEST, manifest_of(ALICE, WINDOW, other), REVEAL_FIRST)
     bucket.put(PAYLOAD, other, REVEAL_FIRST)
@@ -131,10 +112,10 @@ def test_another_manifest_than_the_committed_one_does_not_count(bucket: Bucket, 
 
 
 @pytest.mark.parametrize("assignment", ["00" * 32, None])
-def test_training_on_other_data_does_not_count(bucket: Bucket, cache: PayloadCache, assignment: str | None) -> None:
+def test_training_on_other_data_does_not_count(bucket, cache, assignment):
     asked: list[int] = []
 
-    def assign(uid: int) -> str | None:
+    def assign(uid):
         asked.append(uid)
         return assignment
 
@@ -144,9 +125,7 @@ def test_training_on_other_data_does_not_count(bucket: Bucket, cache: PayloadCac
 
 
 @pytest.mark.parametrize("declared", [LAYOUT.min_payload_bytes - 1, LAYOUT.max_payload_bytes + 1])
-def test_a_size_that_no_payload_has_is_refused_before_the_payload_is_looked_at(
-    cache: PayloadCache, declared: int
-) -> None:
+def test_a_size_that_no_payload_has_is_refused_before_the_payload_is_looked_at(cache, declared):
     bucket = Bucket(ALICE)
     bucket.reveal(TIMES, BYTES, manifest_of(ALICE, WINDOW, BYTES, payload_bytes=declared))
     assert rejection(bucket, cache) is Reason.WRONG_SIZE
@@ -162,9 +141,7 @@ def test_a_size_that_no_payload_has_is_refused_before_the_payload_is_looked_at(
         (other_payload(ALICE, WINDOW), Reason.WRONG_HASH, 1),
     ],
 )
-def test_other_bytes_than_declared_do_not_count_and_a_wrong_length_is_not_read(
-    bucket: Bucket, cache: PayloadCache, stored: bytes, reason: Reason, reads: int
-) -> None:
+def test_other_bytes_than_declared_do_not_count_and_a_wrong_length_is_not_read(bucket, cache, stored, reason, reads):
     bucket.put(PAYLOAD, stored, REVEAL_FIRST)
     assert rejection(bucket, cache) is reason
     assert bucket.store.count("get", PAYLOAD) == reads
@@ -180,15 +157,13 @@ def test_other_bytes_than_declared_do_not_count_and_a_wrong_length_is_not_read(
         (payload_bytes(MALLORY, WINDOW), Reason.WRONG_IDENTITY),
     ],
 )
-def test_an_illegal_payload_does_not_count_even_if_its_hash_was_committed(
-    cache: PayloadCache, payload: bytes, reason: Reason
-) -> None:
+def test_an_illegal_payload_does_not_count_even_if_its_hash_was_committed(cache, payload, reason):
     bucket = Bucket(ALICE)
     bucket.reveal(TIMES, payload)
     assert rejection(bucket, cache) is reason
 
 
-def test_objects_signed_for_another_window_do_not_count(bucket: Bucket, cache: PayloadCache) -> None:
+def test_objects_signed_for_another_window_do_not_count(bucket, cache):
     honest = manifest_of(ALICE, WINDOW, BYTES)
     other = honest.model_copy(update={"window": WINDOW - 1})
     commits(bucket, honest, commitment=other.digest)
@@ -205,9 +180,7 @@ def test_objects_signed_for_another_window_do_not_count(bucket: Bucket, cache: P
     ("digest", "counts"),
     [(manifest_of(ALICE, WINDOW, BYTES).digest, True), (sha256_hex(b"another"), False), (None, False)],
 )
-def test_a_reveal_counts_with_the_commitment_that_was_seen(
-    bucket: Bucket, cache: PayloadCache, digest: str | None, *, counts: bool
-) -> None:
+def test_a_reveal_counts_with_the_commitment_that_was_seen(bucket, cache, digest, *, counts):
     observed = {} if digest is None else {ALICE.hotkey.address: digest}
     if counts:
         assert fetch(bucket, cache, observed=observed).manifest.digest == digest
@@ -217,9 +190,7 @@ def test_a_reveal_counts_with_the_commitment_that_was_seen(
     assert not bucket.store.count("head", PAYLOAD)
 
 
-def test_an_object_whose_time_proves_nothing_is_not_read(
-    bucket: Bucket, cache: PayloadCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_whose_time_proves_nothing_is_not_read(bucket, cache, monkeypatch):
     """Its server says that it came in parts, or is one of several versions."""
     head = bucket.memory.head
     monkeypatch.setattr(bucket.memory, "head", lambda key: replace(head(key), is_time_unproven=True))
@@ -235,10 +206,8 @@ def test_an_object_whose_time_proves_nothing_is_not_read(
         (None, Reason.PAYLOAD_MISSING),
     ],
 )
-def test_a_payload_that_is_replaced_while_it_is_read_does_not_count(
-    bucket: Bucket, cache: PayloadCache, replacement: bytes | None, reason: Reason
-) -> None:
-    def replace() -> None:
+def test_a_payload_that_is_replaced_while_it_is_read_does_not_count(bucket, cache, replacement, reason):
+    def replace():
         if replacement is None:
             bucket.memory.delete([PAYLOAD])
         else:
@@ -256,9 +225,7 @@ def test_a_payload_that_is_replaced_while_it_is_read_does_not_count(
         (PAYLOAD, Reason.PAYLOAD_MISSING),
     ],
 )
-def test_a_failing_store_is_no_verdict_and_a_missing_object_is_one(
-    bucket: Bucket, cache: PayloadCache, key: str, missing: Reason
-) -> None:
+def test_a_failing_store_is_no_verdict_and_a_missing_object_is_one(bucket, cache, key, missing):
     for operation in ("head", "get"):
         bucket.store.before = failing(TransientError(Reason.STORE_BUSY, "for a test"), operation, key=key, times=1)
         with pytest.raises(TransientError):
@@ -278,15 +245,13 @@ INSTANT = 0.001
 
 
 @pytest.fixture(params=PHASES, ids=lambda phase: f"{phase:.2f}")
-def times(request: pytest.FixtureRequest) -> WindowTimes:
+def times(request):
     """A window that closes at a phase of a second; it opened at another one."""
     return WindowTimes(WINDOW, 1_000_000 + (request.param + 0.35) % 1, 1_000_060 + request.param, RULES)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["earliest", "latest"])
-def test_the_earliest_and_the_latest_reveal_count(
-    times: WindowTimes, cache: PayloadCache, tmp_path: Path, late: bool
-) -> None:
+def test_the_earliest_and_the_latest_reveal_count(times, cache, tmp_path, late):
     """`publish_commit` and `publish_reveal` as a miner calls them, at the first and the last moment that it may."""
     commit, reveal, bucket = times.commit_interval, times.reveal_interval, Bucket(ALICE)
     payload, manifest = tmp_path / "payload", manifest_of(ALICE, WINDOW, BYTES)
@@ -339,16 +304,7 @@ OF_COPY, OF_BYTES, OF_OWN = (
     ],
     ids=["copied then committed", "another commitment", "copied commitment", "copied manifest", "wrapped again"],
 )
-def test_no_copy_counts(
-    times: WindowTimes,
-    cache: PayloadCache,
-    *,
-    commit: Commit,
-    in_time: bool,
-    manifest: Sealed[Manifest],
-    payload: bytes,
-    reason: Reason,
-) -> None:
+def test_no_copy_counts(times, cache, *, commit, in_time, manifest, payload, reason):
     interval, honest = times.reveal_interval, Bucket(ALICE)
     honest.reveal(times, BYTES)
     for at in (interval.first, times.closed + 1, interval.last + 1 - INSTANT):

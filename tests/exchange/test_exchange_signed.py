@@ -1,6 +1,5 @@
 import json
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import pytest
 from hypothesis import example, given, settings
@@ -12,16 +11,7 @@ from templar.canonical import canonical_json
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Decision, Roster
-from templar.exchange.signed import (
-    Found,
-    Network,
-    Sealed,
-    WindowBody,
-    read_signed,
-    seal,
-    unseal,
-)
-from templar.store.base import ObjectInfo
+from templar.exchange.signed import Found, Network, Sealed, WindowBody, read_signed, seal, unseal
 from tests.support.errors import error_of, raising
 from tests.support.scripted_store import failing, once
 from tests.support.subnet import GENESIS, NETUID, NETWORK, Bucket, fields_of, member, signed_anyhow
@@ -36,7 +26,7 @@ SIGNATURE = json.loads(DATA)["signature"]
 MALFORMED, NOT_CANONICAL, BAD_SIGNATURE = Reason.MALFORMED, Reason.NOT_CANONICAL, Reason.BAD_SIGNATURE
 
 
-def reason_of(data: bytes, body_type: type[WindowBody] = Commit) -> Reason:
+def reason_of(data, body_type=Commit):
     error = error_of(lambda: unseal(data, body_type))
     assert isinstance(error, RejectedError)
     assert len(str(error)) < 400
@@ -45,7 +35,7 @@ def reason_of(data: bytes, body_type: type[WindowBody] = Commit) -> Reason:
     return error.reason
 
 
-def test_a_sealed_object_is_read_back() -> None:
+def test_a_sealed_object_is_read_back():
     sealed = unseal(DATA, Commit)
     assert sealed.body == BODY
     assert sealed.encode() == DATA
@@ -53,13 +43,13 @@ def test_a_sealed_object_is_read_back() -> None:
     assert unseal(signed_anyhow(Kind.COMMIT, fields_of(BODY), ALICE.hotkey), Commit).body == BODY
 
 
-def test_two_signings_differ_and_name_one_object() -> None:
+def test_two_signings_differ_and_name_one_object():
     again = seal(BODY, ALICE.hotkey)
     assert again.encode() != DATA
     assert unseal(again.encode(), Commit).body.digest == BODY.digest
 
 
-def test_a_body_is_signed_by_its_own_hotkey_only() -> None:
+def test_a_body_is_signed_by_its_own_hotkey_only():
     with pytest.raises(ValueError, match="names"):
         seal(BODY, BOB.hotkey)
 
@@ -67,7 +57,7 @@ def test_a_body_is_signed_by_its_own_hotkey_only() -> None:
 # What is not: another encoding of the same value, whose signature is good; another schema; another author.
 
 
-def reordered(data: bytes) -> bytes:
+def reordered(data):
     value = json.loads(data)
     body = dict(reversed(value["body"].items()))
     return json.dumps({"body": body, "signature": value["signature"]}, separators=(",", ":")).encode()
@@ -115,14 +105,14 @@ REFUSED: dict[Reason, list[bytes]] = {
 
 
 @pytest.mark.parametrize(("reason", "data"), [(reason, data) for reason, each in REFUSED.items() for data in each])
-def test_bytes_of_another_form_schema_or_author_are_refused(reason: Reason, data: bytes) -> None:
+def test_bytes_of_another_form_schema_or_author_are_refused(reason, data):
     assert data != DATA
     assert reason_of(data) is reason
 
 
 @given(st.data())
 @settings(max_examples=100)
-def test_every_mutation_is_rejected(data: st.DataObject) -> None:
+def test_every_mutation_is_rejected(data):
     start = data.draw(st.integers(0, len(DATA)))
     end = data.draw(st.integers(start, min(len(DATA), start + 4)))
     mutated = DATA[:start] + data.draw(st.binary(max_size=4)) + DATA[end:]
@@ -141,25 +131,25 @@ json_values = st.recursive(
 @settings(max_examples=60)
 @example({**BODY.model_dump(mode="json"), "window": True})
 @example({**BODY.model_dump(mode="json"), "uid": None})
-def test_any_values_are_rejected(body: dict[str, Any]) -> None:
+def test_any_values_are_rejected(body):
     data = json.dumps({"body": body, "signature": SIGNATURE}).encode()
     assert reason_of(data) in {MALFORMED, NOT_CANONICAL}
 
 
 @pytest.mark.parametrize("depth", [195, 100_000])
-def test_deep_nesting_and_long_numbers_are_rejected(depth: int) -> None:
+def test_deep_nesting_and_long_numbers_are_rejected(depth):
     for opening, number, closing in ((b"[", b"1", b"]"), (b'{"a":', b"1", b"}"), (b"", b"9" * 3 * depth, b"")):
         inner = opening * depth + number + closing * depth
         assert reason_of(b'{"body":{"entries":%s},"signature":"%s"}' % (inner, SIGNATURE.encode()), Roster) is MALFORMED
 
 
-def test_bytes_that_are_too_long_are_not_parsed() -> None:
+def test_bytes_that_are_too_long_are_not_parsed():
     longest = Commit.max_bytes
     with raising(RejectedError, MALFORMED, f"{longest + 1} bytes, at most {longest}"):
         unseal(b" " * (longest + 1), Commit)
 
 
-def test_a_message_quotes_plain_text_only() -> None:
+def test_a_message_quotes_plain_text_only():
     for name in ("\x1b[31m\nuid 7 was accepted\r", "é\u202e", "x" * 10_000):
         data = json.dumps({"body": {**fields_of(BODY), name: 1}, "signature": SIGNATURE}).encode()
         assert reason_of(data, Commit if len(data) <= Commit.max_bytes else Roster) is MALFORMED  # and see there
@@ -173,7 +163,7 @@ class OtherCommit(WindowBody):
     commitment: Annotated[str, Field(max_length=64)]
 
 
-def test_a_signature_is_good_for_one_kind_only() -> None:
+def test_a_signature_is_good_for_one_kind_only():
     body = OtherCommit(**BODY.model_dump())
     assert body.digest == BODY.digest
     other = seal(body, ALICE.hotkey).encode()
@@ -186,32 +176,30 @@ KEY = window_key(Kind.DECISION, 3, 5)
 
 
 @pytest.fixture
-def bucket() -> Bucket:
+def bucket():
     bucket = Bucket(ALICE)
     bucket.put_signed(KEY, DECISION, at=1000.9)
     return bucket
 
 
-def read(
-    bucket: Bucket, check: Callable[[ObjectInfo], None] | None = None, network: Network = NETWORK, window: int = 3
-) -> Found[Decision] | None:
+def read(bucket, check=None, network=NETWORK, window=3):
     return read_signed(bucket.store, KEY, Decision, network=network, author=ALICE.neuron, window=window, check=check)
 
 
-def rejection(call: Callable[[], object]) -> Reason:
+def rejection(call):
     error = error_of(call)
     assert isinstance(error, RejectedError)
     return error.reason
 
 
-def test_an_object_is_read_with_its_time_and_its_signature(bucket: Bucket) -> None:
+def test_an_object_is_read_with_its_time_and_its_signature(bucket):
     found = read(bucket)
     assert found == Found(DECISION, 1000, found.signature)
     assert Sealed(found.body, found.signature).encode() == bucket.memory.get(KEY, max_bytes=1000)
 
 
-def test_the_check_comes_before_the_body(bucket: Bucket) -> None:
-    def check(info: ObjectInfo) -> None:
+def test_the_check_comes_before_the_body(bucket):
+    def check(info):
         assert info.last_modified == 1000
         raise RejectedError(Reason.COMMIT_LATE, "for a test")
 
@@ -219,7 +207,7 @@ def test_the_check_comes_before_the_body(bucket: Bucket) -> None:
     assert bucket.store.count("get") == 0
 
 
-def test_an_object_that_is_too_long_is_not_read(bucket: Bucket) -> None:
+def test_an_object_that_is_too_long_is_not_read(bucket):
     bucket.put(KEY, b"x" * (Decision.max_bytes + 1), at=1000)
     assert rejection(lambda: read(bucket)) is Reason.WRONG_SIZE
     assert bucket.store.count("get") == 0
@@ -227,7 +215,7 @@ def test_an_object_that_is_too_long_is_not_read(bucket: Bucket) -> None:
     assert rejection(lambda: read(bucket)) is Reason.MALFORMED
 
 
-def test_network_author_and_window_are_checked_if_there_is_an_object(bucket: Bucket) -> None:
+def test_network_author_and_window_are_checked_if_there_is_an_object(bucket):
     empty = Bucket(ALICE)
     assert read(empty) is None
     assert empty.store.calls == [("head", KEY)]
@@ -254,10 +242,8 @@ def test_network_author_and_window_are_checked_if_there_is_an_object(bucket: Buc
     ],
 )
 @pytest.mark.parametrize("moment", ["before the body", "after the body"])
-def test_an_object_that_is_replaced_while_it_is_read_does_not_count(
-    bucket: Bucket, replacement: bytes | None, moment: str
-) -> None:
-    def replace() -> None:
+def test_an_object_that_is_replaced_while_it_is_read_does_not_count(bucket, replacement, moment):
+    def replace():
         if replacement is None:
             bucket.memory.delete([KEY])
         else:
@@ -273,7 +259,7 @@ def test_an_object_that_is_replaced_while_it_is_read_does_not_count(
 
 
 @pytest.mark.parametrize("operation", ["head", "get"])
-def test_a_store_failure_is_raised_as_it_is(bucket: Bucket, operation: str) -> None:
+def test_a_store_failure_is_raised_as_it_is(bucket, operation):
     for error in (TransientError(Reason.STORE_BUSY, "for a test"), PermanentError(Reason.BUCKET_MISSING, "for a test")):
         bucket.store.before = failing(error, operation)
         assert error_of(lambda: read(bucket)) is error

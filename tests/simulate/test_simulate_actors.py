@@ -1,18 +1,13 @@
 """Every bad actor meets the rule that is made for it, and everybody else goes on as one."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from torch import Tensor
 
-from lab.adversary.cheats import KeepGoing, SignFlipMiner
+from lab.adversary.cheats import SignFlipMiner
 from templar.agreement.ballot_box import decided_roster
 from templar.errors import Reason
-from templar.scoring.evidence import MinerRecord
 from templar.scoring.standing import Event, ScoreCard
 from templar.shared_results import sharing
-from templar.training.train import TrainResult
 from tests.support.network import Network, tiny
 
 ROLES = ["honest", "honest", "honest", "lazy", "silent", "late", "garbage", "huge"]
@@ -21,7 +16,7 @@ WINDOWS = 6
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("local-demo", marks=pytest.mark.slow)])
-def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def network(request, tmp_path_factory):
     """Six windows of a network with one of each kind and three honest miners, all of them gathered."""
     peers = {"gather_peer_count": 8, "peer_replacement_frequency": 100}
     network = Network(tmp_path_factory.mktemp("actors"), tiny(request.param, peers=peers), actors=ROLES)
@@ -30,18 +25,18 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     network.stop()
 
 
-def records(network: Network, role: str, window: int) -> list[MinerRecord]:
+def records(network, role, window):
     uids = {member.uid for member in network.members if member.role == role}
     return [record for record in network.evidence(window).miners if record.uid in uids]
 
 
-def weight(network: Network, role: str) -> list[float]:
+def weight(network, role):
     uids = [member.uid for member in network.members if member.role == role]
     weights = network.world.chain.weights()[network.validator.exchange.identity(WINDOWS).uid]
     return [weights.get(uid, 0.0) for uid in uids]
 
 
-def test_every_honest_node_is_on_one_root_and_the_loss_falls(network: Network) -> None:
+def test_every_honest_node_is_on_one_root_and_the_loss_falls(network):
     assert len(network.roots(WINDOWS)) == 1
     assert network.validator.state.outer_steps == WINDOWS
     first, last = (network.evidence(window).loss for window in (1, WINDOWS))
@@ -56,9 +51,7 @@ def test_every_honest_node_is_on_one_root_and_the_loss_falls(network: Network) -
         ("garbage", Reason.MALFORMED, Event.INVALID),
     ],
 )
-def test_what_does_not_count_earns_its_reason_in_every_window(
-    network: Network, role: str, reason: Reason, event: Event
-) -> None:
+def test_what_does_not_count_earns_its_reason_in_every_window(network, role, reason, event):
     for window in range(1, WINDOWS + 1):
         (record,) = records(network, role, window)
         assert (record.facts.reason, record.facts.payload_sha256, record.facts.estimate) == (reason, None, None)
@@ -67,14 +60,14 @@ def test_what_does_not_count_earns_its_reason_in_every_window(
     assert weight(network, role) == [0.0]
 
 
-def test_only_payloads_that_count_are_applied(network: Network) -> None:
+def test_only_payloads_that_count_are_applied(network):
     good = sorted(member.uid for member in network.members if member.role in ("honest", "lazy", "huge"))
     for window in range(1, WINDOWS + 1):
         roster, _ = decided_roster(network.validator.exchange, window)
         assert [entry.uid for entry in roster.entries] == good
 
 
-def test_noise_is_rated_below_every_honest_miner_and_earns_nothing(network: Network) -> None:
+def test_noise_is_rated_below_every_honest_miner_and_earns_nothing(network):
     """Of few windows, the average of noise can be a little above nothing: then it earns next to nothing."""
     for window in range(4, WINDOWS + 1):
         (lazy,) = records(network, "lazy", window)
@@ -88,7 +81,7 @@ def test_noise_is_rated_below_every_honest_miner_and_earns_nothing(network: Netw
     assert sum(each > 0 for each in weight(network, "honest")) >= 2  # ratings are relative: the last of three may wait
 
 
-def test_a_huge_update_is_accepted_weighs_no_more_than_another_and_is_slashed(network: Network) -> None:
+def test_a_huge_update_is_accepted_weighs_no_more_than_another_and_is_slashed(network):
     """It is clipped to the median norm (or to the unit norm), so the model stays as sound as without it."""
     for window in range(1, WINDOWS + 1):
         (huge,) = records(network, "huge", window)
@@ -107,14 +100,14 @@ BETRAYED_WINDOWS = 14
 class Turncoat(SignFlipMiner):
     """Flips the sign of its update, but for some windows."""
 
-    def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
+    def learn(self, window, sequences, keep_going):
         """An honest update, or its negative."""
         self.__dict__["factor"] = 1.0 if window in HONEST_WINDOWS else -1.0
         return super().learn(window, sequences, keep_going)
 
 
 @pytest.fixture(scope="module")
-def betrayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def betrayed(tmp_path_factory):
     """The peers are listed anew in each window, and averages forget half of the past in a window."""
     peers = {"gather_peer_count": 8, "peer_replacement_frequency": 1}
     scoring = {"binary_score_ma_alpha": 0.5, "exclusion_after": 2.0, "exclusion_windows": 3}
@@ -127,7 +120,7 @@ def betrayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     network.stop()
 
 
-def test_a_miner_that_earns_nothing_loses_its_place_and_returns_when_it_works(betrayed: Network) -> None:
+def test_a_miner_that_earns_nothing_loses_its_place_and_returns_when_it_works(betrayed):
     """It is measured in every window, in its place or not; after the second time it is away for twice as long."""
     (traitor,) = (member for member in betrayed.members if member.role == "sign_flip")
     cards: dict[int, ScoreCard] = {}
@@ -150,7 +143,7 @@ def test_a_miner_that_earns_nothing_loses_its_place_and_returns_when_it_works(be
     assert away == {*range(first + 2, back + 2), *range(second + 2, BETRAYED_WINDOWS + 1)}
 
 
-def test_no_honest_miner_loses_its_place(betrayed: Network) -> None:
+def test_no_honest_miner_loses_its_place(betrayed):
     for window in range(1, BETRAYED_WINDOWS + 1):
         for record in records(betrayed, "honest", window):
             assert (record.after.exclusions, record.facts.applied) == (0, True)

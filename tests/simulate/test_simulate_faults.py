@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import asdict, replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,14 +10,7 @@ from hypothesis import strategies as st
 
 from lab.adversary.faults import Killed, KillSwitch
 from lab.simulate.__main__ import main
-from lab.simulate.fault_plan import (
-    CALM_WINDOWS,
-    FAULTY_STAKE,
-    TRAINED_EVERY,
-    FaultKind,
-    difficult_plan,
-    draw_plan,
-)
+from lab.simulate.fault_plan import CALM_WINDOWS, FAULTY_STAKE, TRAINED_EVERY, FaultKind, difficult_plan, draw_plan
 from lab.simulate.faulty_network import FaultReport, run_plan
 from templar.agreement.voter import Settlement
 from templar.errors import Reason
@@ -30,14 +22,14 @@ REORGANISED = 28
 """In window 2 of this seed, the close moves by a slot 24 seconds after it; see `test_a_close_that_moves_late`."""
 
 
-def without_times(report: FaultReport) -> dict[str, Any]:
+def without_times(report):
     values = asdict(report)
     return {name: value for name, value in values.items() if name not in ("seconds", "windows_per_second")}
 
 
 @given(st.integers(), st.integers(1, 60))
 @settings(max_examples=60, deadline=None)
-def test_members_with_faults_are_minorities(seed: int, windows: int) -> None:
+def test_members_with_faults_are_minorities(seed, windows):
     plan = draw_plan(seed, windows)
     assert plan == draw_plan(seed, windows)
     validators = range(1, plan.num_validators + 2)
@@ -55,13 +47,13 @@ def test_members_with_faults_are_minorities(seed: int, windows: int) -> None:
         assert lasting or fault.last <= max(1, windows - CALM_WINDOWS)
 
 
-def test_every_kind_of_fault_is_drawn() -> None:
+def test_every_kind_of_fault_is_drawn():
     faults = [fault for seed in range(150) for fault in draw_plan(seed, 30).faults]
     assert {fault.kind for fault in faults} == {*FaultKind}
     assert len({(fault.kind, fault.name) for fault in faults}) > 40
 
 
-def test_a_power_cut_ends_all_members_with_faults_in_one_window() -> None:
+def test_a_power_cut_ends_all_members_with_faults_in_one_window():
     cuts = 0
     for seed in range(60):
         plan = draw_plan(seed, 30)
@@ -72,7 +64,7 @@ def test_a_power_cut_ends_all_members_with_faults_in_one_window() -> None:
     assert cuts > 5
 
 
-def test_a_process_ends_at_the_call_that_was_drawn() -> None:
+def test_a_process_ends_at_the_call_that_was_drawn():
     switch = KillSwitch()
     switch.count()
     switch.left = 2
@@ -84,7 +76,7 @@ def test_a_process_ends_at_the_call_that_was_drawn() -> None:
 
 
 @pytest.mark.parametrize("seed", [14])
-def test_a_seed_holds_every_invariant_and_replays_exactly(seed: int) -> None:
+def test_a_seed_holds_every_invariant_and_replays_exactly(seed):
     windows: list[int] = []
     report = run_plan(draw_plan(seed, 6), windows.append)
     assert report.violation is None
@@ -94,13 +86,13 @@ def test_a_seed_holds_every_invariant_and_replays_exactly(seed: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(200, 208))  # the first one trains
-def test_seeds_hold_every_invariant(seed: int) -> None:
+def test_seeds_hold_every_invariant(seed):
     assert run_plan(draw_plan(seed, 30)).violation is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
-def test_a_difficult_chain_costs_no_honest_miner_anything(seed: int) -> None:
+def test_a_difficult_chain_costs_no_honest_miner_anything(seed):
     """For 500 windows: `python -m lab.simulate --difficult --miners 20 --validators 3 --windows 500 --seed 1`."""
     report = run_plan(difficult_plan(seed, 15, num_validators=3, num_miners=20))
     assert (report.violation, report.windows, report.null_windows) == (None, 15, 0)
@@ -109,17 +101,17 @@ def test_a_difficult_chain_costs_no_honest_miner_anything(seed: int) -> None:
 # Each invariant can fail.
 
 
-def run_difficult(seed: int = REORGANISED, windows: int = 3) -> FaultReport:
+def run_difficult(seed=REORGANISED, windows=3):
     plan = difficult_plan(seed, windows, num_validators=2, num_miners=2)
     return run_plan(replace(plan, has_outages=False))
 
 
-def pay(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+def pay(monkeypatch, uid):
     monkeypatch.setattr("templar.scoring.conclude.compute_weights", lambda *arguments: {uid: 1.0})
     monkeypatch.setattr("templar.neuron.validator.check_weights", lambda *arguments: None)
 
 
-def test_a_close_that_moves_late_loses_a_reveal_if_readers_look_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_that_moves_late_loses_a_reveal_if_readers_look_once(monkeypatch):
     assert run_difficult().violation is None
     missing = {Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING}
     monkeypatch.setattr("templar.exchange.gather._NOT_YET", missing)
@@ -128,18 +120,18 @@ def test_a_close_that_moves_late_loses_a_reveal_if_readers_look_once(monkeypatch
     assert without_times(run_difficult()) == without_times(report), "a violation replays exactly"
 
 
-def test_two_roots_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_roots_are_found(monkeypatch):
     real = Aggregator.apply
 
-    def wrong(node: Aggregator, settlement: Settlement) -> Any:
+    def wrong(node, settlement):
         return real(node, Settlement(2, None) if settlement.window == 2 else settlement)
 
     monkeypatch.setattr(Aggregator, "apply", wrong)
     assert "window 2: validator-2 has the root" in str(run_difficult().violation)
 
 
-def test_a_penalty_of_an_honest_miner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slashed(card: object, facts: object, window: object, scoring: Any, **more: object) -> list[Slash]:
+def test_a_penalty_of_an_honest_miner_is_found(monkeypatch):
+    def slashed(card, facts, window, scoring, **more):
         return [Slash(Event.MISSING, Reason.COMMIT_MISSING, scoring.slashing.missing)]
 
     monkeypatch.setattr("templar.scoring.conclude.late_slashes", slashed)
@@ -147,22 +139,22 @@ def test_a_penalty_of_an_honest_miner_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("uid", [1, 4])
-def test_pay_without_a_payload_or_a_measurement_is_found(monkeypatch: pytest.MonkeyPatch, uid: int) -> None:
+def test_pay_without_a_payload_or_a_measurement_is_found(monkeypatch, uid):
     """Uid 1 is an aggregator; in a network without training nothing is measured, so no miner may be paid."""
     pay(monkeypatch, uid)
     assert run_difficult().violation == f"seed 28, window 1: validator-2 pays uid {uid} for nothing"
 
 
 @pytest.mark.long
-def test_a_trained_network_in_which_nobody_is_paid_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trained_network_in_which_nobody_is_paid_is_found(monkeypatch):
     plan = replace(draw_plan(TRAINED_EVERY, 3), faults=())
     assert plan.is_trained
     monkeypatch.setattr("templar.scoring.conclude.compute_weights", lambda *arguments: {})
     assert "nobody was ever paid by validator-2" in str(run_plan(plan).violation)
 
 
-def test_a_network_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(node: Aggregator, settlement: Settlement) -> Any:
+def test_a_network_that_stands_still_is_found(monkeypatch):
+    def crash(node, settlement):
         raise OSError("no such disk")
 
     monkeypatch.setattr(Aggregator, "publish_decision", crash)
@@ -170,9 +162,7 @@ def test_a_network_that_stands_still_is_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("option", [("--faults", "3"), ("--difficult", "--seed", "3", "--miners", "2")])
-def test_the_command_prints_the_plan_and_what_came_of_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: tuple[str, ...]
-) -> None:
+def test_the_command_prints_the_plan_and_what_came_of_it(monkeypatch, capsys, option):
     monkeypatch.setattr(sys, "argv", ["python -m lab.simulate", *option, "--windows", "2"])
     assert main() == 0
     printed = capsys.readouterr()
@@ -182,9 +172,7 @@ def test_the_command_prints_the_plan_and_what_came_of_it(
     assert printed.err == "window 1: every invariant holds\nwindow 2: every invariant holds\n"
 
 
-def test_the_command_fails_where_an_invariant_does_not_hold(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fails_where_an_invariant_does_not_hold(monkeypatch, capsys):
     pay(monkeypatch, 1)
     monkeypatch.setattr(sys, "argv", ["python -m lab.simulate", "--difficult", "--miners", "1", "--windows", "2"])
     assert main() == 1

@@ -26,36 +26,36 @@ ROOT = Path(__file__).parents[2]
 TIMES = ("seconds", "windows_per_second")
 
 
-def without_times(report: SimulationReport) -> dict[str, Any]:
+def without_times(report):
     """The report as JSON has it."""
     values = json.loads(json.dumps(asdict(report)))
     return {name: value for name, value in values.items() if name not in TIMES}
 
 
-def run(**changes: Any) -> SimulationReport:
+def run(**changes):
     values: dict[str, Any] = {"windows": 4, "seed": 7, "actors": ["honest", "honest", "lazy"]}
     return simulate(changes.pop("hparams", load_hparams("simulation")), **(values | changes))
 
 
 @pytest.fixture(scope="module")
-def once() -> SimulationReport:
+def once():
     announced: list[tuple[int, float | None]] = []
     report = run(on_window=lambda window, loss: announced.append((window, loss)))
     assert announced == list(enumerate(report.losses, start=1)), "each window is announced as it ends"
     return report
 
 
-def test_the_same_seed_gives_the_same_report_with_any_threads(once: SimulationReport, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_report_with_any_threads(once, tmp_path):
     assert without_times(run(folder=tmp_path, threads=2)) == without_times(once)
 
 
-def public_objects(folder: Path) -> dict[str, bytes]:
+def public_objects(folder):
     """Everything in the buckets but leases; signatures, which differ from one signing to the next, are blanked."""
     files = [path for path in (folder / "buckets").rglob("*") if path.is_file() and "lease" not in path.name]
     return {str(path.relative_to(folder)): re.sub(rb'"[0-9a-f]{128}"', b'""', path.read_bytes()) for path in files}
 
 
-def test_sharing_results_changes_no_byte(tmp_path: Path) -> None:
+def test_sharing_results_changes_no_byte(tmp_path):
     actors = ["honest", "lazy", "garbage", "manifest_forged_signature"]
     apart = run(folder=tmp_path / "apart", share=False, actors=actors, windows=2)
     together = run(folder=tmp_path / "together", actors=actors, windows=2)
@@ -66,7 +66,7 @@ def test_sharing_results_changes_no_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_another_process_with_more_threads_gives_the_same_report(once: SimulationReport) -> None:
+def test_another_process_with_more_threads_gives_the_same_report(once):
     """Through the command line, with two threads for torch's own kernels as well."""
     options = ["--miners", "3", "--windows", "4", "--seed", "7", "--actor", "lazy", "--threads", "2"]
     done = subprocess.run(
@@ -83,12 +83,12 @@ def test_another_process_with_more_threads_gives_the_same_report(once: Simulatio
     assert spoken == [f"window {number}: loss {loss:.4f}" for number, loss in enumerate(once.losses, start=1)]
 
 
-def test_another_seed_gives_another_history_in_memory(once: SimulationReport, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_seed_gives_another_history_in_memory(once, monkeypatch):
     """Without a folder, a network lies in memory and is removed afterwards."""
     seen: list[Path] = []
     real = World.__init__
 
-    def spy(self: World, root: Path, *args: Any, **kwargs: Any) -> None:
+    def spy(self, root, *args, **kwargs):
         seen.append(root)
         real(self, root, *args, **kwargs)
 
@@ -102,7 +102,7 @@ def test_another_seed_gives_another_history_in_memory(once: SimulationReport, mo
     assert seen[0].is_relative_to(MEMORY_FOLDER) == os.access(MEMORY_FOLDER, os.W_OK)
 
 
-def test_a_report_says_what_came_of_the_run(once: SimulationReport) -> None:
+def test_a_report_says_what_came_of_the_run(once):
     assert once.windows == len(once.losses) == 4
     assert once.roots_agree
     assert once.roles == {0: "burn", 1: "aggregator", 2: "validator", 3: "honest", 4: "honest", 5: "lazy"}
@@ -122,7 +122,7 @@ def test_a_report_says_what_came_of_the_run(once: SimulationReport) -> None:
         ),
     ],
 )
-def test_both_recipes_learn(preset: str, changes: dict[str, Any], windows: int) -> None:
+def test_both_recipes_learn(preset, changes, windows):
     report = run(hparams=tiny(preset, **changes), windows=windows, actors=["honest"] * 2)
     assert report.roots_agree
     assert report.loss_last < report.loss_genesis - 0.3
@@ -138,16 +138,16 @@ def test_both_recipes_learn(preset: str, changes: dict[str, Any], windows: int) 
         ({"windows": 0}, "windows must be at least 1, not 0"),
     ],
 )
-def test_what_makes_no_network_is_refused(changes: dict[str, Any], complaint: str) -> None:
+def test_what_makes_no_network_is_refused(changes, complaint):
     with pytest.raises(ValueError, match=complaint):
         run(**changes)
 
 
-def command(*options: str) -> list[str]:
+def command(*options):
     return ["python -m lab.simulate", *options]
 
 
-def bad_number(option: str, text: str) -> tuple[tuple[str, str], str]:
+def bad_number(option, text):
     return (option, text), f"argument {option}: {text!r} is not a whole number of at least 1"
 
 
@@ -162,13 +162,7 @@ def bad_number(option: str, text: str) -> tuple[tuple[str, str], str]:
         (("--preset", "none"), "no preset 'none'; there are 150M", 1),
     ],
 )
-def test_what_cannot_run_is_explained(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    options: tuple[str, ...],
-    complaint: str,
-    status: int,
-) -> None:
+def test_what_cannot_run_is_explained(monkeypatch, capsys, options, complaint, status):
     monkeypatch.setattr(sys, "argv", command(*options))
     try:
         found = exit_status(main)
@@ -179,9 +173,7 @@ def test_what_cannot_run_is_explained(
     assert complaint in printed.err
 
 
-def test_the_command_prints_json_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_json_and_nothing_else(monkeypatch, capsys):
     monkeypatch.setattr(logging, "basicConfig", lambda **kwargs: None)
     monkeypatch.setattr(sys, "argv", command("--miners", "2", "--windows", "2", "--actor", "silent", "--no-training"))
     assert main() == 0
@@ -192,7 +184,7 @@ def test_the_command_prints_json_and_nothing_else(
     assert printed.err == "window 1: nothing measured\nwindow 2: nothing measured\n"
 
 
-def test_a_text_that_was_cleaned_away_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_was_cleaned_away_is_made_again(tmp_path, monkeypatch):
     """Networks of one process share it in a temporary folder, which a clean-up may remove after days."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     worlds._dataset.cache_clear()

@@ -1,20 +1,13 @@
 """A world runs on any stage, and each node sees it through its own weather."""
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-
 from lab.adversary.chains import ChainView
 from lab.adversary.faults import StoreView
 from lab.simulate.run import run_nodes
-from lab.simulate.world import DATASET_BUCKET, GENESIS_TIME, Member, Weather, World
+from lab.simulate.world import DATASET_BUCKET, GENESIS_TIME, Weather, World
 from templar.agreement.ballot_box import decided_roster
-from templar.agreement.voter import Settlement
-from templar.chain.base import Chain
 from templar.chain.clock import SimulatedClock
-from templar.exchange.gather import GatherReport
 from templar.neuron.aggregator import Aggregator
 from templar.store.address import BucketAddress
-from templar.store.base import ObjectStore
 from tests.support.memory_store import MemoryStore
 from tests.support.network import tiny
 
@@ -27,27 +20,27 @@ class MemoryStage:
     genesis_time = GENESIS_TIME + 1000
     gather_concurrency = 1
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.clock = SimulatedClock(self.genesis_time)
         self.buckets: dict[str, MemoryStore] = {}
         self.readers: list[BucketAddress] = []
 
-    def open_store(self, bucket: str) -> ObjectStore:
+    def open_store(self, bucket):
         return self.buckets.setdefault(bucket, MemoryStore(bucket, clock=self.clock.now))
 
-    def open_reader(self, address: BucketAddress) -> ObjectStore:
+    def open_reader(self, address):
         assert address.secret_access_key == f"secret-of-{address.account_id}"
         self.readers.append(address)
         return self.open_store(address.bucket)
 
-    def address_of(self, member: Member) -> BucketAddress:
+    def address_of(self, member):
         return BucketAddress(member.account_id, "reader", f"secret-of-{member.account_id}")
 
-    def run(self, participants: Sequence[Callable[[], None]]) -> None:
+    def run(self, participants):
         self.clock.run(participants)
 
 
-def roots(world: World) -> set[str]:
+def roots(world):
     nodes = run_nodes(world, 2).values()
     found = {node.state.root for node in nodes}
     for node in nodes:
@@ -55,7 +48,7 @@ def roots(world: World) -> set[str]:
     return found
 
 
-def test_a_world_runs_on_another_stage(folder: Path) -> None:
+def test_a_world_runs_on_another_stage(folder):
     stage = MemoryStage()
     world = World(folder, tiny(), seed=1, actors=ACTORS, stage=stage)
     assert len(roots(world)) == 1
@@ -69,20 +62,20 @@ def test_a_world_runs_on_another_stage(folder: Path) -> None:
     assert world.chain.block_time(0) == stage.genesis_time
 
 
-def test_the_weather_is_asked_for_every_reader_bucket_and_chain(folder: Path) -> None:
+def test_the_weather_is_asked_for_every_reader_bucket_and_chain(folder):
     seen: set[tuple[str | None, str]] = set()
     own: set[str] = set()
     chains: set[str] = set()
 
-    def reader(observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
+    def reader(observer, owner, store):
         seen.add((None if observer is None else observer.name, owner.name))
         return StoreView(store)
 
-    def own_store(owner: Member, store: ObjectStore) -> ObjectStore:
+    def own_store(owner, store):
         own.add(owner.name)
         return StoreView(store)
 
-    def chain(observer: Member, inner: Chain) -> Chain:
+    def chain(observer, inner):
         chains.add(observer.name)
         return ChainView(inner)
 
@@ -97,9 +90,9 @@ def test_the_weather_is_asked_for_every_reader_bucket_and_chain(folder: Path) ->
     assert any(name is None for name, _ in seen)
 
 
-def test_a_role_can_be_taken_by_another_kind_of_node(folder: Path) -> None:
+def test_a_role_can_be_taken_by_another_kind_of_node(folder):
     class Mute(Aggregator):
-        def settle_and_publish(self, window: int, report: GatherReport) -> Settlement:
+        def settle_and_publish(self, window, report):
             return self.settle(window)
 
     world = World(folder, tiny(), seed=1, actors=ACTORS, kinds={"aggregator": Mute})

@@ -58,11 +58,11 @@ class Place:
     missing_key: AccessKey  # learns that a bucket is not there; any other key may be denied before
     folder: Path | None = None  # where its objects lie as files
 
-    def store(self, settings: S3Settings = SETTINGS) -> S3Store:
+    def store(self, settings=SETTINGS):
         return s3_store(self.bucket, self.url, self.key, settings)
 
 
-def place_on(kind: str, request: pytest.FixtureRequest) -> Place:
+def place_on(kind, request):
     """A new bucket on the shared endpoint `moto` or `rclone`."""
     endpoint, bucket = request.getfixturevalue(kind), uuid4().hex
     if kind == "moto":
@@ -74,9 +74,7 @@ def place_on(kind: str, request: pytest.FixtureRequest) -> Place:
     return Place(kind, bucket, url, key, readers.endpoint_url, endpoint.read_key, key, folder)
 
 
-def s3_store(
-    bucket: str, endpoint_url: str, key: AccessKey, settings: S3Settings = SETTINGS, kind: type[S] = S3Store
-) -> S:
+def s3_store(bucket, endpoint_url, key, settings=SETTINGS, kind=S3Store):
     return kind(
         bucket,
         endpoint_url=endpoint_url,
@@ -86,7 +84,7 @@ def s3_store(
     )
 
 
-def s3_client(place: Place) -> Any:
+def s3_client(place):
     """boto3's client with the owner's key."""
     return make_client(
         "s3",
@@ -97,12 +95,12 @@ def s3_client(place: Place) -> Any:
     )
 
 
-def seed_files(folder: Path, keys: list[str]) -> None:
+def seed_files(folder, keys):
     for key in keys:
         (folder / key).write_bytes(b"1")
 
 
-def directory_pair(root: Path) -> StorePair:
+def directory_pair(root):
     root.mkdir()
     return StorePair(
         writable=DirectoryStore(root),
@@ -113,7 +111,7 @@ def directory_pair(root: Path) -> StorePair:
     )
 
 
-def s3_pair(place: Place) -> StorePair:
+def s3_pair(place):
     is_rclone, folder = place.kind == "rclone", place.folder
     wrong = replace(place.read_key, secret_access_key="x" * len(place.read_key.secret_access_key))
     # A refused write takes rclone a second, so it is not tried again.
@@ -132,12 +130,12 @@ def s3_pair(place: Place) -> StorePair:
 
 
 @pytest.fixture(autouse=True)
-def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_pauses(monkeypatch):
     monkeypatch.setattr(deadline, "FIRST_PAUSE_SECONDS", 0.02)
 
 
 @pytest.fixture(params=["directory", "moto", "rclone"])
-def store_pair(request: pytest.FixtureRequest, tmp_path: Path) -> StorePair:
+def store_pair(request, tmp_path):
     if request.param == "directory":
         return directory_pair(tmp_path / "bucket")
     return s3_pair(place_on(request.param, request))

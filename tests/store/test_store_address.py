@@ -27,7 +27,7 @@ addresses = st.builds(
 )
 
 
-def test_a_known_address() -> None:
+def test_a_known_address():
     address = BucketAddress("local-miner-1", "AKIAEXAMPLE", "s3cret/+=")
     text = "local-miner-1" + "~" * 19 + "AKIAEXAMPLE" + "~" * 21 + "s3cret/+=" + "~" * 55
     assert encode_address(address) == text
@@ -39,7 +39,7 @@ def test_a_known_address() -> None:
 
 @settings(max_examples=40)
 @given(addresses)
-def test_round_trip(address: BucketAddress) -> None:
+def test_round_trip(address):
     text = encode_address(address)
     assert len(text) == ADDRESS_CHARACTERS
     assert text.isascii()
@@ -48,7 +48,7 @@ def test_round_trip(address: BucketAddress) -> None:
 
 @settings(max_examples=60)
 @given(addresses, st.integers(0, ADDRESS_CHARACTERS - 1), st.sampled_from(PRINTABLE + PAD + " \n\0é"))
-def test_every_text_that_is_accepted_is_canonical(address: BucketAddress, index: int, character: str) -> None:
+def test_every_text_that_is_accepted_is_canonical(address, index, character):
     text = encode_address(address)
     text = text[:index] + character + text[index + 1 :]
     with suppress(PermanentError):
@@ -56,7 +56,7 @@ def test_every_text_that_is_accepted_is_canonical(address: BucketAddress, index:
 
 
 @given(st.text(max_size=140))
-def test_any_text_is_decoded_or_refused(text: str) -> None:
+def test_any_text_is_decoded_or_refused(text):
     with raising(PermanentError, Reason.COMMITMENT_MALFORMED):
         decode_address(text)
 
@@ -69,7 +69,7 @@ def test_any_text_is_decoded_or_refused(text: str) -> None:
         ("secret_access_key", ["", "s" * 65, "new\nline"]),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused_and_not_quoted(field: str, values: list[str]) -> None:
+def test_a_value_that_does_not_fit_is_refused_and_not_quoted(field, values):
     good = {"account_id": "account", "access_key_id": "key", "secret_access_key": "secret"}
     for value in values:
         with raising(PermanentError, Reason.COMMITMENT_MALFORMED, match=field) as caught:

@@ -8,31 +8,28 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from templar.errors import Reason
-from templar.store.base import ObjectStore
 from templar.traffic import TRAFFIC
-from tests.store.conftest import PART_BYTES, StorePair, place_on, s3_client, s3_pair
+from tests.store.conftest import PART_BYTES, place_on, s3_client, s3_pair
 from tests.support.errors import reason_of
 
 DATA = bytes(range(256)) * 40
 
 
-def keys_of(store: ObjectStore, prefix: str = "") -> list[str]:
+def keys_of(store, prefix=""):
     return [info.key for info in store.list(prefix)]
 
 
 class TestRoundTrip:
-    def test_what_the_owner_puts_a_reader_gets(self, store_pair: StorePair, tmp_path: Path) -> None:
+    def test_what_the_owner_puts_a_reader_gets(self, store_pair, tmp_path):
         reader = store_pair.reader
         for data in (b"", b"x", DATA):
             store_pair.writable.put("gradient-1-2-v1", data)
             assert reader.get("gradient-1-2-v1", max_bytes=len(data)) == data
             info = reader.head("gradient-1-2-v1")
-            assert info is not None
             assert (info.key, info.size) == ("gradient-1-2-v1", len(data))
             assert list(reader.list()) == [info]
             reader.get_file("gradient-1-2-v1", tmp_path / "copy", max_bytes=len(data))
@@ -40,7 +37,7 @@ class TestRoundTrip:
         store_pair.writable.close()  # and it can be used again
         assert store_pair.writable.get("gradient-1-2-v1", max_bytes=len(DATA)) == DATA
 
-    def test_bytes_are_counted_where_they_cross_a_network(self, store_pair: StorePair) -> None:
+    def test_bytes_are_counted_where_they_cross_a_network(self, store_pair):
         sent, fetched = TRAFFIC.sent_bytes, TRAFFIC.fetched_bytes
         store_pair.writable.put("gradient-1-2-v1", DATA)
         store_pair.reader.get("gradient-1-2-v1", max_bytes=len(DATA))
@@ -52,7 +49,7 @@ class TestRoundTrip:
             else TRAFFIC.fetched_bytes == fetched
         )
 
-    def test_a_file_in_parts(self, store_pair: StorePair, tmp_path: Path) -> None:
+    def test_a_file_in_parts(self, store_pair, tmp_path):
         data = DATA * (2 * PART_BYTES // len(DATA) + 1)
         (tmp_path / "source").write_bytes(data)
         store_pair.writable.put_file("folder/large", tmp_path / "source")
@@ -62,25 +59,21 @@ class TestRoundTrip:
 
 
 class TestStamp:
-    def test_it_is_the_servers_time_in_whole_seconds_and_a_put_renews_it(self, store_pair: StorePair) -> None:
+    def test_it_is_the_servers_time_in_whole_seconds_and_a_put_renews_it(self, store_pair):
         before = time.time()
         store_pair.writable.put("key", b"a longer value")
         after = time.time()
         first = store_pair.reader.head("key")
-        assert first is not None
         assert type(first.last_modified) is int
         # A kernel's file times lag by up to a tick, so the second before is right as well.
         assert math.floor(before) - 1 <= first.last_modified <= after
         store_pair.writable.put("key", b"new")
         second = store_pair.reader.head("key")
-        assert second is not None
         assert second.size == 3
         assert second.last_modified >= first.last_modified
         assert store_pair.reader.get("key", max_bytes=3) == b"new"
 
-    def test_parts_and_versions_show_where_the_server_tells(
-        self, request: pytest.FixtureRequest, tmp_path: Path
-    ) -> None:
+    def test_parts_and_versions_show_where_the_server_tells(self, request, tmp_path):
         place = place_on("moto", request)
         pair, admin = s3_pair(place), replace(place, key=place.missing_key)
         (tmp_path / "source").write_bytes(bytes(2 * PART_BYTES))
@@ -97,7 +90,7 @@ class TestStamp:
 
 
 class TestPutIfAbsent:
-    def test_a_taken_key_keeps_its_object(self, store_pair: StorePair) -> None:
+    def test_a_taken_key_keeps_its_object(self, store_pair):
         assert store_pair.writable.put_if_absent("lease", b"first")
         second = store_pair.writable.put_if_absent("lease", b"second")
         kept = store_pair.reader.get("lease", max_bytes=100)
@@ -106,10 +99,10 @@ class TestPutIfAbsent:
         else:
             assert (second, kept) == (True, b"second")
 
-    def test_of_eight_racers_one_wins(self, store_pair: StorePair) -> None:
+    def test_of_eight_racers_one_wins(self, store_pair):
         start = threading.Barrier(8)
 
-        def race(number: int) -> bool:
+        def race(number):
             start.wait()
             return store_pair.writable.put_if_absent("folder/lease", b"racer %d" % number)
 
@@ -124,7 +117,7 @@ class TestPutIfAbsent:
 
 
 class TestLimits:
-    def test_an_object_over_the_limit_is_refused(self, store_pair: StorePair, tmp_path: Path) -> None:
+    def test_an_object_over_the_limit_is_refused(self, store_pair, tmp_path):
         store_pair.writable.put("key", b"12345")
         assert reason_of(lambda: store_pair.reader.get("key", max_bytes=4)) is Reason.OBJECT_TOO_LARGE
         copy = tmp_path / "copy"
@@ -132,12 +125,12 @@ class TestLimits:
         assert not copy.exists()
         assert store_pair.reader.get("key", max_bytes=5) == b"12345"
 
-    def test_a_range_is_whole_truncated_or_a_mistake(self, store_pair: StorePair) -> None:
+    def test_a_range_is_whole_truncated_or_a_mistake(self, store_pair):
         data, reader = b"0123456789", store_pair.reader
         store_pair.writable.put("key", data)
         store_pair.writable.put("empty", b"")
 
-        def into_memory(key: str, start: int, length: int) -> bytes:
+        def into_memory(key, start, length):
             room = bytearray(length)
             reader.read_into(key, start, memoryview(room))
             return bytes(room)
@@ -156,7 +149,7 @@ class TestLimits:
 
 
 class TestAbsence:
-    def test_a_missing_object(self, store_pair: StorePair, tmp_path: Path) -> None:
+    def test_a_missing_object(self, store_pair, tmp_path):
         store_pair.writable.put("folder/other", b"1")
         for key in ("key", "folder", "folder/other/below"):
             assert store_pair.reader.head(key) is None
@@ -167,7 +160,7 @@ class TestAbsence:
         assert reason_of(lambda: reader.get_file("key", tmp_path / "copy", max_bytes=1)) is Reason.OBJECT_MISSING
         assert not list(tmp_path.glob("*.partial"))
 
-    def test_a_missing_bucket_is_no_missing_object(self, store_pair: StorePair, tmp_path: Path) -> None:
+    def test_a_missing_bucket_is_no_missing_object(self, store_pair, tmp_path):
         (tmp_path / "source").write_bytes(b"1")
         missing = store_pair.missing
         calls: list[Callable[[], object]] = [
@@ -184,7 +177,7 @@ class TestAbsence:
         ]
         assert [reason_of(call) for call in calls] == [Reason.BUCKET_MISSING] * len(calls)
 
-    def test_a_missing_local_file_is_not_the_stores_fault(self, store_pair: StorePair, tmp_path: Path) -> None:
+    def test_a_missing_local_file_is_not_the_stores_fault(self, store_pair, tmp_path):
         store_pair.writable.put("key", b"1")
         nowhere = tmp_path / "no" / "folder"
         assert reason_of(lambda: store_pair.writable.put_file("other", nowhere)) is Reason.LOCAL_FILE
@@ -195,7 +188,7 @@ class TestAbsence:
 class TestListing:
     KEYS = ("A", "a", "a-b", "a.b", "a0", "b/1", "b/10", "b/2", "b/c/d", "b0", "commit-1-2-v1", "é")
 
-    def test_keys_come_in_byte_order(self, store_pair: StorePair) -> None:
+    def test_keys_come_in_byte_order(self, store_pair):
         for key in reversed(self.KEYS):
             store_pair.writable.put(key, key.encode())
         expected = sorted(self.KEYS, key=lambda key: key.encode())
@@ -205,7 +198,7 @@ class TestListing:
         for prefix in [*prefixes, "x", "b/x/", "c/", "/", "/a", "../", "a/../"]:
             assert keys_of(store_pair.reader, prefix) == [key for key in expected if key.startswith(prefix)], prefix
 
-    def test_more_keys_than_a_page_are_listed_and_deleted(self, store_pair: StorePair) -> None:
+    def test_more_keys_than_a_page_are_listed_and_deleted(self, store_pair):
         keys = [f"commit-{number:04}" for number in range(1005)]
         if store_pair.seed is None:
             pytest.skip("moto stores a thousand objects in nine seconds; rclone has pages as well")
@@ -218,7 +211,7 @@ class TestListing:
 
 
 class TestDelete:
-    def test_keys_are_deleted_and_illegal_ones_reported(self, store_pair: StorePair) -> None:
+    def test_keys_are_deleted_and_illegal_ones_reported(self, store_pair):
         store_pair.writable.put("a/b/c", b"1")
         store_pair.writable.put("kept", b"1")
         report = store_pair.writable.delete(["a/b/c", "a/missing", "../kept", "missing", "a/b/c"])
@@ -230,7 +223,7 @@ class TestDelete:
 
 
 class TestRights:
-    def test_a_reader_changes_nothing(self, store_pair: StorePair, tmp_path: Path) -> None:
+    def test_a_reader_changes_nothing(self, store_pair, tmp_path):
         (tmp_path / "source").write_bytes(b"1")
         store_pair.writable.put("key", b"1")
         before = list(store_pair.reader.list())
@@ -245,7 +238,7 @@ class TestRights:
         assert list(store_pair.reader.list()) == before
         assert store_pair.reader.get("key", max_bytes=1) == b"1"
 
-    def test_a_wrong_secret_opens_nothing(self, store_pair: StorePair) -> None:
+    def test_a_wrong_secret_opens_nothing(self, store_pair):
         stranger = store_pair.wrong_secret
         if stranger is None:
             pytest.skip("a directory has no keys")
@@ -260,7 +253,7 @@ class TestRights:
         ]
         assert [reason_of(call) for call in calls] == [Reason.ACCESS_DENIED] * len(calls)
 
-    def test_a_key_cannot_lead_out_of_its_bucket(self, store_pair: StorePair, tmp_path: Path) -> None:
+    def test_a_key_cannot_lead_out_of_its_bucket(self, store_pair, tmp_path):
         (tmp_path / "source").write_bytes(b"1")
         writable, reader = store_pair.writable, store_pair.reader
         for key in ["", "/a", "a//b", "../a", "a/./b", "a\nb", "k" * 1025]:
@@ -280,13 +273,13 @@ class TestRights:
 class SlowBody(io.BytesIO):
     """A request body whose second half is sent only when the test says so; the first pass is boto3's for its hash."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data):
         super().__init__(data)
         self.half_sent = threading.Event()
         self.send_rest = threading.Event()
         self.passes = 0
 
-    def read(self, size: int | None = -1) -> bytes:
+    def read(self, size=-1):
         if self.tell() == 0:
             self.passes += 1
         block = super().read(size)
@@ -297,7 +290,7 @@ class SlowBody(io.BytesIO):
 
 
 class TestAtomicity:
-    def test_an_object_that_is_being_sent_is_not_there(self, store_pair: StorePair) -> None:
+    def test_an_object_that_is_being_sent_is_not_there(self, store_pair):
         if store_pair.client is None:
             pytest.skip("tested with a slow file in test_store_directory.py")
         body = SlowBody(DATA * 20)
@@ -312,14 +305,14 @@ class TestAtomicity:
             put.result()
         assert store_pair.reader.get("key", max_bytes=len(DATA) * 20) == DATA * 20
 
-    def test_a_reader_never_sees_a_mixture(self, store_pair: StorePair) -> None:
+    def test_a_reader_never_sees_a_mixture(self, store_pair):
         if not store_pair.replaces_atomically:
             pytest.skip("rclone sends the length of one version and bytes of the other")
         versions = [b"a" * 70_000, b"b" * 30_000]
         store_pair.writable.put("key", versions[0])
         done = threading.Event()
 
-        def read() -> set[bytes]:
+        def read():
             seen = set()
             while not done.is_set():
                 seen.add(store_pair.reader.get("key", max_bytes=70_000))

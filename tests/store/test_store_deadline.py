@@ -1,7 +1,6 @@
 """A deadline ends every wait of a store, from any thread, and leaves nothing behind."""
 
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from templar import interrupt
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.store.deadline import Deadline, check_deadline, current, retrying
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 from templar.traffic import TRAFFIC
 from tests.store.conftest import HEADERS, KEY, s3_store
 from tests.support.errors import error_of, stopped
-from tests.support.scripted_server import Reply, ScriptedServer, s3_error, scripted_server
+from tests.support.scripted_server import Reply, s3_error, scripted_server
 
 PATIENT = S3Settings(read_timeout_seconds=600.0, slowest_bytes_per_second=1.0, max_attempts=4)
 """Nothing but a deadline ends a call soon."""
@@ -38,26 +37,26 @@ STALLS = {
 class WatchedDeadline(Deadline):
     """Says when something sends a request, when it waits for the head of an answer, and when for its body."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds):
         super().__init__(seconds)
         self.waits = [threading.Event() for _ in range(3)]
 
     @contextmanager
-    def closing(self, close: Callable[[], object]) -> Iterator[None]:
+    def closing(self, close):
         with super().closing(close):
             next(wait for wait in self.waits if not wait.is_set()).set()
             yield
 
 
 @contextmanager
-def stalling(stall: str) -> Iterator[ScriptedServer]:
+def stalling(stall):
     """A server whose answers do not end."""
     answer, endless = STALLS[stall]
     with scripted_server(lambda _: Reply(raw=answer, stalls=True, endless=endless)) as server:
         yield server
 
 
-def fetch(server: ScriptedServer, deadline: Deadline, *, lists: bool = False) -> TemplarError:
+def fetch(server, deadline, *, lists=False):
     """The error of reading an object, or a listing, under a deadline."""
     store = s3_store("bucket", server.endpoint_url, KEY, PATIENT)
     with deadline.applied():
@@ -65,7 +64,7 @@ def fetch(server: ScriptedServer, deadline: Deadline, *, lists: bool = False) ->
 
 
 @pytest.mark.parametrize("stall", STALLS)
-def test_expiry_ends_the_wait_of_another_thread_and_its_connection(stall: str) -> None:
+def test_expiry_ends_the_wait_of_another_thread_and_its_connection(stall):
     with stalling(stall) as server, ThreadPoolExecutor(1) as pool:
         deadline = WatchedDeadline(600.0)
         waiting = pool.submit(fetch, server, deadline, lists="listing" in stall)
@@ -78,7 +77,7 @@ def test_expiry_ends_the_wait_of_another_thread_and_its_connection(stall: str) -
 
 
 @pytest.mark.parametrize("stall", ["nothing at all", "a body that drips", "a body that stops"])
-def test_a_wait_ends_by_itself_at_the_deadline(stall: str) -> None:
+def test_a_wait_ends_by_itself_at_the_deadline(stall):
     with stalling(stall) as server:
         error = fetch(server, Deadline(0.2))
         if server.requests:  # on a busy machine the time may be over before anything is asked
@@ -87,7 +86,7 @@ def test_a_wait_ends_by_itself_at_the_deadline(stall: str) -> None:
 
 
 class TestDeadline:
-    def test_under_it_a_request_is_made_once_and_after_it_none(self) -> None:
+    def test_under_it_a_request_is_made_once_and_after_it_none(self):
         replies = iter([Reply(200, b"1", HEADERS), s3_error(503, "SlowDown"), Reply(200, b"1", HEADERS)])
         with scripted_server(lambda _: next(replies)) as server:
             store = s3_store("bucket", server.endpoint_url, KEY, replace(PATIENT, pool_size=1))
@@ -105,7 +104,7 @@ class TestDeadline:
             assert len(server.requests) == 2
             assert store.get("key", max_bytes=1) == b"1"  # the connection is used again
 
-    def test_it_holds_for_the_thread_that_applies_it(self) -> None:
+    def test_it_holds_for_the_thread_that_applies_it(self):
         deadline = Deadline(0.0)
         assert current() is None
         check_deadline("key")
@@ -119,10 +118,10 @@ class TestDeadline:
         assert seen == [None]
         assert current() is None
 
-    def test_a_wait_after_the_deadline_ends_at_once(self) -> None:
+    def test_a_wait_after_the_deadline_ends_at_once(self):
         deadline, closed = Deadline(600.0), []
 
-        def close() -> None:
+        def close():
             closed.append(1)
             raise OSError("not connected")  # a connection that is closed already is no failure
 
@@ -134,7 +133,7 @@ class TestDeadline:
         deadline.expire()
         assert closed == [1]
 
-    def test_every_connection_of_a_client_can_be_ended(self) -> None:
+    def test_every_connection_of_a_client_can_be_ended(self):
         client = make_client(
             "s3", endpoint_url="http://127.0.0.1:1", access_key_id="id", secret_access_key="secret", settings=PATIENT
         )
@@ -145,11 +144,11 @@ class TestDeadline:
 
 
 class TestRetries:
-    def attempts(self, *errors: Exception) -> tuple[Callable[[], str], list[int]]:
+    def attempts(self, *errors):
         """Something that fails in these ways and then succeeds."""
         left, calls = list(errors), []
 
-        def attempt() -> str:
+        def attempt():
             calls.append(1)
             if left:
                 raise left.pop(0)
@@ -158,13 +157,13 @@ class TestRetries:
         return attempt, calls
 
     @pytest.fixture
-    def pauses(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    def pauses(self, monkeypatch):
         waited: list[float] = []
         monkeypatch.setattr(interrupt, "wait", waited.append)
         monkeypatch.setattr("templar.store.deadline.FIRST_PAUSE_SECONDS", 0.5)
         return waited
 
-    def test_pauses_grow_with_jitter(self, pauses: list[float]) -> None:
+    def test_pauses_grow_with_jitter(self, pauses):
         attempt, calls = self.attempts(*[BUSY] * 9)
         before = TRAFFIC.retries().get(("bucket", "store_busy"), 0)
         assert retrying(attempt, store="bucket", what="key", max_attempts=10) == "answer"
@@ -174,7 +173,7 @@ class TestRetries:
         assert all(half / 2 <= pause < 1.5 * half for pause, half in zip(pauses, steady, strict=True))
         assert len({round(pause / half, 6) for pause, half in zip(pauses, steady, strict=True)}) == 9
 
-    def test_permanent_failures_are_not_retried_and_the_last_failure_is_raised(self, pauses: list[float]) -> None:
+    def test_permanent_failures_are_not_retried_and_the_last_failure_is_raised(self, pauses):
         for error in (
             PermanentError(Reason.ACCESS_DENIED, "for a test"),
             TransientError(Reason.OBJECT_DIFFERS, "for a test"),
@@ -190,7 +189,7 @@ class TestRetries:
         assert error_of(lambda: retrying(attempt, store="bucket", what="key", max_attempts=3)) is last
         assert len(pauses) == 2
 
-    def test_a_stop_request_ends_a_pause(self) -> None:
+    def test_a_stop_request_ends_a_pause(self):
         attempt, calls = self.attempts(*[BUSY] * 9)
         interrupt.request_stop()
         with stopped():

@@ -3,7 +3,6 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,20 +16,20 @@ from tests.support.errors import reason_of
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     (tmp_path / "bucket").mkdir()
     return tmp_path / "bucket"
 
 
-def left_behind(root: Path) -> list[Path]:
+def left_behind(root):
     return list((root / INCOMING).iterdir())
 
 
 class TestStamps:
-    def test_stamps_are_cut_to_seconds(self, root: Path) -> None:
+    def test_stamps_are_cut_to_seconds(self, root):
         store = DirectoryStore(root)
         for time, stamp in [(0.0, 0), (1234.999999, 1234), (1_800_000_000.5, 1_800_000_000)]:
-            DirectoryStore(root, clock=lambda time=time: time).put("key", b"1")  # type: ignore[misc]
+            DirectoryStore(root, clock=lambda time=time: time).put("key", b"1")
             (info,) = store.list()
             assert info.last_modified == stamp
         os.utime(root / "key", ns=(0, 1_700_000_000_999_999_999))
@@ -38,7 +37,7 @@ class TestStamps:
         assert info.last_modified == 1_700_000_000
         assert store.head("key") == info
 
-    def test_a_slow_file_is_stamped_at_its_end_and_not_seen_before(self, root: Path, tmp_path: Path) -> None:
+    def test_a_slow_file_is_stamped_at_its_end_and_not_seen_before(self, root, tmp_path):
         now = 1000.0
         store = DirectoryStore(root, clock=lambda: now)
         os.mkfifo(tmp_path / "slow")
@@ -52,13 +51,12 @@ class TestStamps:
                 writer.write(b"second half")
             put.result()
         info = store.head("key")
-        assert info is not None
         assert info.last_modified == 2000
         assert store.get("key", max_bytes=100) == b"first half, second half"
 
 
 class TestPlaces:
-    def test_a_key_is_an_object_or_a_folder_and_no_longer_than_a_file_name(self, root: Path, tmp_path: Path) -> None:
+    def test_a_key_is_an_object_or_a_folder_and_no_longer_than_a_file_name(self, root, tmp_path):
         store = DirectoryStore(root)
         store.put("a/b", b"1")
         store.put("c", b"1")
@@ -78,7 +76,7 @@ class TestPlaces:
         store.delete(["a/b", "c"])
         assert [path.name for path in root.iterdir()] == [INCOMING]
 
-    def test_the_folder_of_unfinished_objects_is_out_of_reach(self, root: Path) -> None:
+    def test_the_folder_of_unfinished_objects_is_out_of_reach(self, root):
         store = DirectoryStore(root)
         store.put(f"{INCOMING}s/key", b"1")  # a name that only begins like it is free
         (root / INCOMING / "key").write_bytes(b"unfinished")
@@ -90,10 +88,10 @@ class TestPlaces:
         assert list(store.list(f"{INCOMING}/")) == []
         assert (root / INCOMING / "key").exists()
 
-    def test_a_folder_may_be_deleted_while_it_is_written_to(self, root: Path) -> None:
+    def test_a_folder_may_be_deleted_while_it_is_written_to(self, root):
         store = DirectoryStore(root)
 
-        def put(number: int) -> None:
+        def put(number):
             for turn in range(60):
                 store.put(f"a/b/{number}-{turn}", b"1")
                 store.delete([f"a/b/{number}-{turn}"])
@@ -105,8 +103,8 @@ class TestPlaces:
 
 
 class TestFailures:
-    def test_a_full_disk_may_pass(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def full(_file: int, _data: bytes) -> None:
+    def test_a_full_disk_may_pass(self, root, monkeypatch):
+        def full(_file, _data):
             raise OSError(28, "No space left on device")
 
         store = DirectoryStore(root)
@@ -115,7 +113,7 @@ class TestFailures:
             store.put("key", b"1")
         assert left_behind(root) == []
 
-    def test_a_bucket_that_is_deleted_is_missing_from_then_on(self, root: Path) -> None:
+    def test_a_bucket_that_is_deleted_is_missing_from_then_on(self, root):
         store = DirectoryStore(root)
         store.put("key", b"1")
         (root / "key").unlink()
@@ -126,9 +124,7 @@ class TestFailures:
         assert reason_of(lambda: store.head("key")) is Reason.BUCKET_MISSING
         assert not root.exists()
 
-    def test_what_a_dead_process_left_is_swept_by_the_first_write(
-        self, root: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_a_dead_process_left_is_swept_by_the_first_write(self, root, monkeypatch):
         (root / INCOMING).mkdir()
         (root / INCOMING / "left").write_bytes(b"1")
         os.utime(root / INCOMING / "left", (0, 0))  # the stamp of a simulation; it does not make the file old
@@ -139,7 +135,7 @@ class TestFailures:
         assert left_behind(root) == []
 
 
-def test_durable_reaches_the_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_reaches_the_disk(root, monkeypatch):
     calls: list[int] = []
     monkeypatch.setattr(os, "fsync", calls.append)
     DirectoryStore(root).put("key", b"1")
@@ -150,7 +146,7 @@ def test_durable_reaches_the_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -
 
 class TestKeys:
     @given(st.text(alphabet="ab/.\0\n é\ud800", max_size=12))
-    def test_a_legal_key_stays_below_its_root(self, key: str) -> None:
+    def test_a_legal_key_stays_below_its_root(self, key):
         if is_key(key):
             assert os.path.normpath(f"/root/{key}") == f"/root/{key}"
             assert key.encode()
@@ -158,6 +154,6 @@ class TestKeys:
         if not set(key) & set("\0\n\ud800") and all(segments):
             assert is_key(key) == (not {".", ".."} & set(segments))
 
-    def test_length_is_counted_in_bytes(self) -> None:
+    def test_length_is_counted_in_bytes(self):
         assert is_key("k" * MAX_KEY_BYTES)
         assert not is_key("é" * (MAX_KEY_BYTES // 2 + 1))

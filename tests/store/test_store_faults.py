@@ -2,9 +2,7 @@
 
 import gc
 import tracemalloc
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -16,7 +14,7 @@ from templar.store.s3 import S3Store, S3Uploads
 from templar.store.s3_protocol import S3Settings
 from tests.store.conftest import KEY, s3_store
 from tests.support.errors import error_of
-from tests.support.scripted_server import Reply, ScriptedServer, scripted_server
+from tests.support.scripted_server import Reply, scripted_server
 
 QUICK = S3Settings(
     connect_timeout_seconds=5.0,
@@ -32,12 +30,12 @@ LIMIT = 16 << 20
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ScriptedServer]:
+def server():
     with scripted_server(lambda _: Reply()) as server:
         yield server
 
 
-def calls_at(url: str, folder: Path, limits: S3Settings = QUICK) -> dict[str, Callable[[], object]]:
+def calls_at(url, folder, limits=QUICK):
     """Every operation of a store and of its uploads."""
     store, uploads = (s3_store("bucket", url, KEY, limits, kind) for kind in (S3Store, S3Uploads))
     small, large = folder / "small", folder / "large"
@@ -61,7 +59,7 @@ def calls_at(url: str, folder: Path, limits: S3Settings = QUICK) -> dict[str, Ca
     }
 
 
-def xml(tag: str, content: str) -> bytes:
+def xml(tag, content):
     return f"<{tag}>{content}</{tag}>".encode()
 
 
@@ -114,14 +112,14 @@ STALLED = (500, b"Content-Length: 40\r\n", b"<Error>", True)
 """An error whose body does not arrive."""
 
 
-def answer(status: int, headers: bytes, body: bytes) -> bytes:
+def answer(status, headers, body):
     return b"HTTP/1.1 %d Odd\r\n%b\r\n%b" % (status, headers, body)
 
 
 WHOLE = [answer(200, HEADERS[5], b"1234"), answer(503, b"Transfer-Encoding: chunked\r\n", b"7\r\n<Error>")]
 
 
-def check(server: ScriptedServer, folder: Path, reply: Reply, *, is_refusal: bool) -> None:
+def check(server, folder, reply, *, is_refusal):
     """Make every call and hold its outcome against the contract of `ObjectStore`."""
     server.script = lambda _: reply
     for name, call in calls_at(server.endpoint_url, folder).items():
@@ -144,9 +142,7 @@ def check(server: ScriptedServer, folder: Path, reply: Reply, *, is_refusal: boo
 @example((500, b"", BODIES[6], False))
 @example((400, b"", BODIES[8], False))
 @example((500, b"", BODIES[9], False))
-def test_no_exception_of_a_library_crosses_the_border(
-    server: ScriptedServer, tmp_path: Path, fault: tuple[int, bytes, bytes, bool]
-) -> None:
+def test_no_exception_of_a_library_crosses_the_border(server, tmp_path, fault):
     status, headers, body, stalls = fault
     # Below 500 the server may say something final: a refusal, an object that is too long, a range that it ignores.
     is_refusal = status < 500 or status == 999
@@ -159,15 +155,13 @@ def test_no_exception_of_a_library_crosses_the_border(
 @example(b"", (0, b""), False)
 @example(b"HTTP/1.1 100 Continue\r\n\r\n" * 3, (80, b""), False)
 @example(answer(200, b"Transfer-Encoding: chunked\r\n", b"-5\r\nabc\r\nzz\r\n"), (999, b""), True)
-def test_damage_to_an_answer_is_one_of_the_projects_errors(
-    server: ScriptedServer, tmp_path: Path, raw: bytes, damage: tuple[int, bytes], stalls: bool
-) -> None:
+def test_damage_to_an_answer_is_one_of_the_projects_errors(server, tmp_path, raw, damage, stalls):
     place, put = damage
     damaged = raw[:place] + put + raw[place + len(put) :]
     check(server, tmp_path, Reply(raw=damaged, stalls=stalls), is_refusal=True)
 
 
-def peak_of(call: Callable[[], object]) -> tuple[TemplarError, int]:
+def peak_of(call):
     """The error of a call, and how much memory it took."""
     gc.collect()
     tracemalloc.start()
@@ -195,9 +189,7 @@ PADDED = b"<Error><Code>AccessDenied</Code><Message>" + b" " * LONG
         ("delete", 200, b"<DeleteResult>" + b" " * LONG, Reason.STORE_BUSY),
     ],
 )
-def test_answers_and_errors_are_read_within_bounds(
-    tmp_path: Path, call: str, status: int, body: bytes, reason: Reason
-) -> None:
+def test_answers_and_errors_are_read_within_bounds(tmp_path, call, status, body, reason):
     reply = Reply(raw=answer(status, b"Content-Length: %d\r\n" % len(body), body))
     with scripted_server(lambda _: reply) as server:
         made = calls_at(server.endpoint_url, tmp_path, PATIENT)[call]
@@ -211,7 +203,7 @@ def test_answers_and_errors_are_read_within_bounds(
     assert peak < LIMIT
 
 
-def test_a_page_of_the_longest_keys_is_listed(tmp_path: Path) -> None:
+def test_a_page_of_the_longest_keys_is_listed(tmp_path):
     keys = [f"{number:04d}" + "k&" * 510 for number in range(1000)]
     entry = (
         "<Contents><Key>{}</Key><LastModified>2026-11-20T12:00:00.000Z</LastModified><ETag>&quot;{}&quot;</ETag>"

@@ -2,9 +2,8 @@
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from templar.store.s3 import S3Store
 from tests.store.conftest import KEY, PART_BYTES, SETTINGS, place_on, s3_store
 from tests.support.errors import raising
 from tests.support.faulty_endpoint import FaultyEndpoint, faulty_endpoint
-from tests.support.scripted_server import Reply, Request, scripted_server
+from tests.support.scripted_server import Reply, scripted_server
 
 DATA = b"a commitment, a manifest or a small payload"
 
@@ -29,14 +28,14 @@ class Way:
 
 
 @pytest.fixture(params=["moto", "rclone"])
-def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+def way(request):
     place = place_on(request.param, request)
     with faulty_endpoint(place.url) as proxy:
         store = s3_store(place.bucket, proxy.endpoint_url, place.key, replace(SETTINGS, max_attempts=3))
         yield Way(proxy, store, place.store(), place.kind == "moto")
 
 
-def test_a_damaged_object_is_sent_again_within_bounds(way: Way, tmp_path: Path) -> None:
+def test_a_damaged_object_is_sent_again_within_bounds(way, tmp_path):
     source = tmp_path / "source"
     source.write_bytes(DATA)
     puts: list[Callable[[str], object]] = [
@@ -60,12 +59,12 @@ class TestParts:
     SIZE = 2 * PART_BYTES + 12_345
 
     @pytest.fixture
-    def source(self, tmp_path: Path) -> Path:
+    def source(self, tmp_path):
         data = hashlib.shake_128(b"a large file").digest(self.SIZE)
         (tmp_path / "source").write_bytes(data)
         return tmp_path / "source"
 
-    def test_a_damaged_part_is_sent_again(self, way: Way, source: Path) -> None:
+    def test_a_damaged_part_is_sent_again(self, way, source):
         way.proxy.first(2, "damaged", path="partNumber=2")
         if way.survives_a_damaged_part:
             way.store.put_file("key", source)
@@ -79,7 +78,7 @@ class TestParts:
                 way.store.put_file("key", source)
         assert way.behind.get("key", max_bytes=self.SIZE) == source.read_bytes()
 
-    def test_a_part_that_is_always_damaged_ends_the_upload(self, way: Way, source: Path) -> None:
+    def test_a_part_that_is_always_damaged_ends_the_upload(self, way, source):
         way.proxy.always("damaged", path="partNumber=3")
         with raising(TransientError, Reason.STORE_BUSY):
             way.store.put_file("key", source)
@@ -89,13 +88,13 @@ class TestParts:
         assert "partNumber=" not in last.path  # the parts are given up
 
 
-def test_no_more_parts_are_under_way_than_the_settings_say(tmp_path: Path) -> None:
+def test_no_more_parts_are_under_way_than_the_settings_say(tmp_path):
     settings = replace(SETTINGS, multipart_threshold_bytes=8, part_bytes=4, concurrency=2)
     (tmp_path / "source").write_bytes(bytes(range(30)))
     pair, lock, parts = threading.Barrier(2, timeout=20), threading.Lock(), dict[str, bytes]()
     running, most = 0, 0
 
-    def script(request: Request) -> Reply:
+    def script(request):
         nonlocal running, most
         if "partNumber=" not in request.path:
             name = "InitiateMultipartUploadResult" if "uploads" in request.path else "CompleteMultipartUploadResult"
@@ -118,7 +117,7 @@ def test_no_more_parts_are_under_way_than_the_settings_say(tmp_path: Path) -> No
     assert most == 2
 
 
-def test_an_etag_that_is_no_digest_says_nothing() -> None:
+def test_an_etag_that_is_no_digest_says_nothing():
     etags = iter(['"not-a-digest"', '"0123456789abcdef0123456789abcdef-2"'])
     with scripted_server(lambda _: Reply(200, b"", {"ETag": next(etags)})) as server:
         for number in (1, 2):
@@ -126,13 +125,13 @@ def test_an_etag_that_is_no_digest_says_nothing() -> None:
             assert len(server.requests) == number
 
 
-def test_a_file_that_shrinks_while_it_is_sent_is_not_stored(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_while_it_is_sent_is_not_stored(tmp_path):
     source = tmp_path / "source"
     source.write_bytes(bytes(30))
     settings = replace(SETTINGS, multipart_threshold_bytes=8, part_bytes=4, concurrency=1)
     methods: list[str] = []
 
-    def script(request: Request) -> Reply:
+    def script(request):
         methods.append(request.method)
         if "partNumber=" in request.path:
             source.write_bytes(bytes(10))
@@ -144,7 +143,7 @@ def test_a_file_that_shrinks_while_it_is_sent_is_not_stored(tmp_path: Path) -> N
     assert methods[-1] == "DELETE"
 
 
-def test_a_denied_upload_is_not_repeated(way: Way, tmp_path: Path) -> None:
+def test_a_denied_upload_is_not_repeated(way, tmp_path):
     (tmp_path / "source").write_bytes(bytes(2 * PART_BYTES))
     way.proxy.always("403", path="partNumber=")
     with raising(PermanentError, Reason.ACCESS_DENIED):

@@ -6,9 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -19,8 +18,7 @@ from templar.store.s3_protocol import S3Settings
 from templar.store.s3_transfer import download
 from tests.store.conftest import PART_BYTES, SETTINGS, s3_store
 from tests.support.errors import raising
-from tests.support.faulty_endpoint import FaultyEndpoint, faulty_endpoint
-from tests.support.servers import RcloneEndpoints
+from tests.support.faulty_endpoint import faulty_endpoint
 
 SMALL = S3Settings(multipart_threshold_bytes=1, part_bytes=4, concurrency=2)
 DATA = bytes(range(30))
@@ -34,34 +32,34 @@ class Source:
     data: bytes = DATA
     fails: Callable[[int], None] = lambda start: None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.asked: list[int] = []
 
-    def read(self, start: int, buffer: memoryview) -> None:
+    def read(self, start, buffer):
         self.asked.append(start)
         self.fails(start)
         buffer[:] = self.data[start : start + len(buffer)]
 
-    def download(self, path: Path, version: str | None = "one", settings: S3Settings = SMALL) -> None:
+    def download(self, path, version="one", settings=SMALL):
         download(path, len(self.data), version=version, settings=settings, read=self.read)
 
 
-def failing_from(start: int, error: BaseException = GONE) -> Callable[[int], None]:
-    def fails(asked: int) -> None:
+def failing_from(start, error=GONE):
+    def fails(asked):
         if asked >= start:
             raise error
 
     return fails
 
 
-def partials(folder: Path) -> list[Path]:
+def partials(folder):
     return sorted(folder.glob(".*.partial"))
 
 
 class TestParts:
     ONE_BY_ONE = replace(SMALL, concurrency=1)
 
-    def test_only_what_is_missing_is_fetched_again(self, tmp_path: Path) -> None:
+    def test_only_what_is_missing_is_fetched_again(self, tmp_path):
         source = Source(fails=failing_from(12))
         with pytest.raises(TransientError):
             source.download(tmp_path / "copy", settings=self.ONE_BY_ONE)
@@ -73,7 +71,7 @@ class TestParts:
         assert (tmp_path / "copy").read_bytes() == DATA
         assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
-    def test_a_part_that_was_half_written_is_fetched_again(self, tmp_path: Path) -> None:
+    def test_a_part_that_was_half_written_is_fetched_again(self, tmp_path):
         with pytest.raises(TransientError):
             Source(fails=failing_from(8)).download(tmp_path / "copy", settings=self.ONE_BY_ONE)
         with partials(tmp_path)[0].open("r+b") as file:  # killed in the middle of the third part
@@ -83,7 +81,7 @@ class TestParts:
         assert sorted(rest.asked) == [8, 12, 16, 20, 24, 28]
         assert (tmp_path / "copy").read_bytes() == DATA
 
-    def test_another_version_and_other_parts_begin_afresh(self, tmp_path: Path) -> None:
+    def test_another_version_and_other_parts_begin_afresh(self, tmp_path):
         for version, part_bytes, starts in (("two", 4, [*range(0, 30, 4)]), ("one", 10, [0, 10, 20])):
             with pytest.raises(TransientError):
                 Source(fails=failing_from(8)).download(tmp_path / "copy")
@@ -95,7 +93,7 @@ class TestParts:
         with raising(PermanentError, Reason.LOCAL_FILE):
             Source().download(tmp_path / "no" / "copy")
 
-    def test_files_beside_each_other_keep_their_parts(self, tmp_path: Path) -> None:
+    def test_files_beside_each_other_keep_their_parts(self, tmp_path):
         for name in ("copy", "copy.2", "c[o]py"):
             with pytest.raises(TransientError):
                 Source(fails=failing_from(8)).download(tmp_path / name, settings=self.ONE_BY_ONE)
@@ -116,14 +114,14 @@ class TestParts:
             (KeyboardInterrupt(), True),
         ],
     )
-    def test_useful_parts_stay(self, tmp_path: Path, error: BaseException, stays: bool, version: str | None) -> None:
+    def test_useful_parts_stay(self, tmp_path, error, stays, version):
         (tmp_path / "copy").write_bytes(b"what was there")
         with pytest.raises(type(error)):
             Source(fails=failing_from(8, error)).download(tmp_path / "copy", version)
         assert (tmp_path / "copy").read_bytes() == b"what was there"
         assert bool(partials(tmp_path)) == (stays and version is not None)
 
-    def test_one_place_has_one_writer(self, tmp_path: Path) -> None:
+    def test_one_place_has_one_writer(self, tmp_path):
         with pytest.raises(TransientError):
             Source(fails=failing_from(8)).download(tmp_path / "copy")
         before = partials(tmp_path)
@@ -134,11 +132,11 @@ class TestParts:
             assert partials(tmp_path) == before  # nobody takes it away from its writer
         assert (tmp_path / "copy").read_bytes() == DATA
 
-    def test_memory_holds_no_more_parts_than_are_under_way(self, tmp_path: Path) -> None:
+    def test_memory_holds_no_more_parts_than_are_under_way(self, tmp_path):
         lock, held, most = threading.Lock(), 0, 0
         pair = threading.Barrier(2, timeout=20)
 
-        def count(start: int) -> None:
+        def count(start):
             nonlocal held, most
             with lock:
                 held += 1
@@ -158,31 +156,30 @@ class TestEndpoint:
     SIZE = 4 * PART_BYTES + 12_345
 
     @pytest.fixture
-    def data(self) -> bytes:
+    def data(self):
         return hashlib.shake_128(b"a large file").digest(self.SIZE)
 
     @pytest.fixture
-    def proxy(self, rclone: RcloneEndpoints, data: bytes) -> Iterator[FaultyEndpoint]:
+    def proxy(self, rclone, data):
         (rclone.root / "large").mkdir(exist_ok=True)
         (rclone.root / "large" / "key").write_bytes(data)
         with faulty_endpoint(rclone.writable.endpoint_url) as proxy:
             yield proxy
 
-    def ranges(self, proxy: FaultyEndpoint) -> int:
+    def ranges(self, proxy):
         return sum(request.path.endswith("/key") for request in proxy.requests)
 
-    def test_a_kill(self, rclone: RcloneEndpoints, proxy: FaultyEndpoint, data: bytes, tmp_path: Path) -> None:
+    def test_a_kill(self, rclone, proxy, data, tmp_path):
         reached = threading.Event()
 
-        def rule(path: str) -> str | None:
+        def rule(path):
             if len(proxy.requests) > 3:  # HEAD and two parts went well
                 reached.set()
                 return "slow"
             return None
 
-        proxy.rule = rule  # type: ignore[assignment]
+        proxy.rule = rule
         process = subprocess.Popen([sys.executable, "-c", DOWNLOAD, proxy.endpoint_url, str(tmp_path)], stdin=-1)
-        assert process.stdin is not None
         process.stdin.write(f"{rclone.write_key.access_key_id}\n{rclone.write_key.secret_access_key}\n".encode())
         process.stdin.close()
         reached.wait()

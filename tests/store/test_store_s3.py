@@ -5,15 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 import pytest
 from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, DEFAULT_S3_CONFIG_VARS
 
 import templar.store.s3_client
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from templar.store.base import ObjectStore
-from templar.store.s3 import S3Store
 from templar.store.s3_client import Renewable, our_errors
 from templar.store.s3_protocol import (
     ListingLimit,
@@ -27,8 +24,8 @@ from templar.store.s3_protocol import (
 )
 from tests.store.conftest import HEADERS, KEY, place_on, s3_store
 from tests.support.errors import error_of, reason_of
-from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, scripted_server
-from tests.support.servers import MotoEndpoint, random_key
+from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
+from tests.support.servers import random_key
 
 QUICK = S3Settings(
     connect_timeout_seconds=5.0,
@@ -47,17 +44,17 @@ Script = Callable[[Request], Reply]
 UNREACHABLE = (TransientError, Reason.STORE_UNREACHABLE)
 
 
-def outcome_of(call: Callable[[], object]) -> tuple[type[TemplarError], Reason]:
+def outcome_of(call):
     """The family and the reason of the error that a call raises."""
     error = error_of(call)
     return type(error), error.reason
 
 
-def store_at(server: ScriptedServer, settings: S3Settings = QUICK) -> S3Store:
+def store_at(server, settings=QUICK):
     return s3_store("the-bucket", server.endpoint_url, KEY, settings)
 
 
-def every_call(store: ObjectStore, folder: Path) -> list[Callable[[], object]]:
+def every_call(store, folder):
     source = folder / "source"
     source.write_bytes(b"1")
     return [
@@ -84,16 +81,14 @@ class TestTrouble:
             (404, "NoSuchBucket", 11, PermanentError, Reason.BUCKET_MISSING),
         ],
     )
-    def test_an_answer_has_its_reason(
-        self, *, tmp_path: Path, status: int, code: str, num_requests: int, family: type[TemplarError], reason: Reason
-    ) -> None:
+    def test_an_answer_has_its_reason(self, *, tmp_path, status, code, num_requests, family, reason):
         with scripted_server(lambda _: s3_error(status, code)) as server:
             calls = every_call(store_at(server, replace(QUICK, max_attempts=2)), tmp_path)
             assert {outcome_of(call) for call in calls} == {(family, reason)}
             assert len(server.requests) == num_requests  # a GET explains the 404 of a HEAD
         assert not list(tmp_path.glob("*.partial"))
 
-    def test_a_denial_names_bucket_and_key_id_and_keeps_the_rest(self) -> None:
+    def test_a_denial_names_bucket_and_key_id_and_keeps_the_rest(self):
         message = f"{KEY.access_key_id} {KEY.secret_access_key}"
         with scripted_server(lambda _: s3_error(403, "SignatureDoesNotMatch", message)) as server:
             denial = error_of(lambda: store_at(server).get("the-key", max_bytes=1))
@@ -102,12 +97,12 @@ class TestTrouble:
         assert "ABCDE" not in str(denial)
         assert KEY.secret_access_key not in str(denial)
 
-    def test_nobody_listens(self, tmp_path: Path) -> None:
+    def test_nobody_listens(self, tmp_path):
         with scripted_server(lambda _: Reply()) as server:
             store = store_at(server)
         assert {outcome_of(call) for call in every_call(store, tmp_path)} == {UNREACHABLE}
 
-    def test_the_machines_aws_settings_do_not_count(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_the_machines_aws_settings_do_not_count(self, monkeypatch, tmp_path):
         (tmp_path / "config").write_text("[default\nregion = eu\n")
         for file in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
             monkeypatch.setenv(file, str(tmp_path / "config"))
@@ -127,9 +122,7 @@ class TestTrouble:
         assert "/auto/s3/" in request.headers["Authorization"]
         assert "another's" not in str(request.headers)
 
-    def test_a_store_on_loopback_is_behind_no_proxy_and_another_one_behind_a_sound_one(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_store_on_loopback_is_behind_no_proxy_and_another_one_behind_a_sound_one(self, monkeypatch):
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
         with scripted_server(lambda _: Reply(headers=HEADERS)) as server:
             store_at(server).put("key", b"1")
@@ -156,7 +149,7 @@ class TestTrouble:
             ("400 InvalidRequest, 501 NotImplemented, 499 Other", PermanentError, Reason.STORE_REFUSED),
         ],
     )
-    def test_a_code_has_its_reason(self, answers: str, family: type[TemplarError], reason: Reason) -> None:
+    def test_a_code_has_its_reason(self, answers, family, reason):
         for status, code in (answer.split() for answer in answers.split(", ")):
             error = refusal(int(status), code, operation="PutObject", where="here", access_key_id="ABCDE")
             assert (type(error), error.reason) == (family, reason)
@@ -173,30 +166,29 @@ class TestAbsence:
         ],
         ids=["bucket", "denied", "unexplained", "no time"],
     )
-    def test_a_head_that_settles_nothing_is_an_error(self, head: Reply, get: Reply, reason: Reason) -> None:
+    def test_a_head_that_settles_nothing_is_an_error(self, head, get, reason):
         with scripted_server(lambda request: head if request.method == "HEAD" else get) as server:
             assert reason_of(lambda: store_at(server).head("key")) is reason
 
-    def test_an_object_that_appears_meanwhile_is_there(self) -> None:
+    def test_an_object_that_appears_meanwhile_is_there(self):
         heads = iter([Reply(404), Reply(200, b"", HEADERS, declared_length=5)])
 
-        def script(request: Request) -> Reply:
+        def script(request):
             return next(heads) if request.method == "HEAD" else Reply(200, b"12345", HEADERS)
 
         with scripted_server(script) as server:
             info = store_at(server).head("key")
-        assert info is not None
         assert info.size == 5
 
 
 class Bucket:
     """A server with objects; `refusal` is its answer to a condition, however the key is."""
 
-    def __init__(self, refusal: Reply) -> None:
+    def __init__(self, refusal):
         self.objects: dict[str, bytes] = {}
         self._refusal = refusal
 
-    def __call__(self, request: Request) -> Reply:
+    def __call__(self, request):
         if "If-None-Match" in request.headers:
             return self._refusal
         if request.method == "PUT":
@@ -222,7 +214,7 @@ class TestConditions:
             s3_error(417, "ExpectationFailed"),
         ],
     )
-    def test_the_key_is_read_and_then_the_object_stored(self, refused: Reply) -> None:
+    def test_the_key_is_read_and_then_the_object_stored(self, refused):
         bucket = Bucket(refused)
         with scripted_server(bucket) as server:
             store = store_at(server)
@@ -233,19 +225,19 @@ class TestConditions:
             assert len(conditional) == (2 if refused.status == 412 else 1)
             assert len(server.requests) <= 7
 
-    def test_other_refusals_are_what_they_are(self) -> None:
+    def test_other_refusals_are_what_they_are(self):
         with scripted_server(Bucket(s3_error(503, "SlowDown"))) as server:
             busy = outcome_of(lambda: store_at(server).put_if_absent("key", b"1"))
             assert (busy, len(server.requests)) == ((TransientError, Reason.STORE_BUSY), 1)
 
 
 class TestBodies:
-    def test_a_body_over_the_limit_is_not_read(self) -> None:
+    def test_a_body_over_the_limit_is_not_read(self):
         # The server has a terabyte to send and sends nothing: a reader that waited for it would time out.
         with scripted_server(lambda _: Reply(200, b"", HEADERS, declared_length=1 << 40)) as server:
             assert reason_of(lambda: store_at(server).get("key", max_bytes=1 << 30)) is Reason.OBJECT_TOO_LARGE
 
-    def test_a_broken_body_is_asked_for_again_within_bounds(self) -> None:
+    def test_a_broken_body_is_asked_for_again_within_bounds(self):
         broken, whole = Reply(200, b"123", HEADERS, declared_length=5), Reply(200, b"12345", HEADERS)
         replies = iter([broken, whole, broken, broken])
         with scripted_server(lambda _: next(replies)) as server:
@@ -257,23 +249,23 @@ class TestBodies:
         assert (isinstance(error, TransientError), error.reason) == (True, Reason.STORE_UNREACHABLE)
         assert "3 of 5 bytes" in str(error)
 
-    def test_a_connection_is_used_again_and_gzip_is_not_unpacked(self) -> None:
+    def test_a_connection_is_used_again_and_gzip_is_not_unpacked(self):
         ports = set()
         with scripted_server(lambda _: Reply(200, b"no gzip", {**HEADERS, "Content-Encoding": "gzip"})) as server:
             accept = server.get_request
 
-            def get_request() -> tuple[object, object]:
+            def get_request():
                 connection, address = accept()
                 ports.add(address)
                 return connection, address
 
-            server.get_request = get_request  # type: ignore[method-assign, assignment]
+            server.get_request = get_request
             store = store_at(server)
             for _ in range(3):
                 assert store.get("key", max_bytes=100) == b"no gzip"
         assert len(ports) == 1
 
-    def test_a_body_that_drips_is_given_up(self) -> None:
+    def test_a_body_that_drips_is_given_up(self):
         # Each byte comes long before the read timeout; all of them would take minutes.
         with scripted_server(lambda _: Reply(200, b"x" * 100_000, HEADERS, drips=True)) as server:
             store = store_at(server, replace(QUICK, read_timeout_seconds=1.0, slowest_bytes_per_second=1e6))
@@ -281,7 +273,7 @@ class TestBodies:
         assert (isinstance(slow, TransientError), slow.reason) == (True, Reason.STORE_UNREACHABLE)
         assert "slower than" in str(slow)
 
-    def test_a_server_that_ignores_ranges_is_refused(self) -> None:
+    def test_a_server_that_ignores_ranges_is_refused(self):
         with scripted_server(lambda _: Reply(200, b"0123456789", HEADERS)) as server:
             store = store_at(server)
             assert reason_of(lambda: store.get_range("key", 0, 4)) is Reason.STORE_REFUSED
@@ -289,10 +281,10 @@ class TestBodies:
             assert store.get_range("key", 0, 10) == b"0123456789"
 
 
-def ranged(data: bytes, etag: Callable[[], str]) -> Script:
+def ranged(data, etag):
     """A script that serves one object, with ranges."""
 
-    def script(request: Request) -> Reply:
+    def script(request):
         headers = {**HEADERS, "ETag": etag()}
         if "Range" not in request.headers:
             return Reply(200, data, headers)
@@ -306,7 +298,7 @@ def ranged(data: bytes, etag: Callable[[], str]) -> Script:
 class TestFiles:
     DATA = bytes(range(30))
 
-    def test_a_small_file_is_one_request_and_a_large_one_is_read_in_parts_of_one_version(self, tmp_path: Path) -> None:
+    def test_a_small_file_is_one_request_and_a_large_one_is_read_in_parts_of_one_version(self, tmp_path):
         for data, methods in ((b"1234567", ["HEAD", "GET"]), (self.DATA, ["HEAD", *["GET"] * 8])):
             with scripted_server(ranged(data, lambda: '"one"')) as server:
                 store_at(server).get_file("key", tmp_path / "copy", max_bytes=len(data))
@@ -315,11 +307,11 @@ class TestFiles:
             assert (tmp_path / "copy").read_bytes() == data
 
     @pytest.mark.parametrize("honours_if_match", [False, True])
-    def test_two_versions_are_never_mixed(self, tmp_path: Path, honours_if_match: bool) -> None:
+    def test_two_versions_are_never_mixed(self, tmp_path, honours_if_match):
         versions = iter(['"one"', '"one"', *['"two"'] * 20])
         serve = ranged(self.DATA, lambda: next(versions))
 
-        def script(request: Request) -> Reply:
+        def script(request):
             reply = serve(request)
             is_other = request.method == "GET" and reply.headers["ETag"] != request.headers["If-Match"]
             return s3_error(412, "PreconditionFailed") if is_other and honours_if_match else reply
@@ -331,10 +323,10 @@ class TestFiles:
         assert [path.name for path in tmp_path.iterdir()] == ["copy"]
         assert (tmp_path / "copy").read_bytes() == b"what was there"
 
-    def test_a_lost_part_leaves_nothing(self, tmp_path: Path) -> None:
+    def test_a_lost_part_leaves_nothing(self, tmp_path):
         serve = ranged(self.DATA, lambda: '"one"')
 
-        def script(request: Request) -> Reply:
+        def script(request):
             reply = serve(request)
             lost = request.headers.get("Range", "").startswith("bytes=20-")
             return replace(reply, body=b"", declared_length=4) if lost else reply
@@ -346,7 +338,7 @@ class TestFiles:
 
 
 class TestLists:
-    def test_a_key_without_the_prefix_is_not_taken(self) -> None:
+    def test_a_key_without_the_prefix_is_not_taken(self):
         entry = "<Contents><Key>{}</Key><Size>1</Size><LastModified>2026-11-20T12:00:00.999Z</LastModified></Contents>"
         body = LISTING.format(entry.format("commit-1") + entry.format("checkpoint-1"))
         with scripted_server(lambda _: Reply(200, body.encode())) as server:
@@ -354,11 +346,11 @@ class TestLists:
         assert [(info.key, info.last_modified) for info in infos] == [("commit-1", 1795176000)]
 
     @pytest.mark.parametrize("per_page", [0, 3])
-    def test_a_listing_without_end_is_given_up(self, per_page: int) -> None:
+    def test_a_listing_without_end_is_given_up(self, per_page):
         entry = "<Contents><Key>{}</Key><Size>1</Size><LastModified>2026-11-20T12:00:00Z</LastModified></Contents>"
         page = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>{}</NextContinuationToken>{}"
 
-        def endless(request: Request) -> Reply:
+        def endless(request):
             number = len(server.requests)
             entries = "".join(entry.format(f"{number:06}-{each}") for each in range(per_page))
             return Reply(200, (page.format(number, entries) + "</ListBucketResult>").encode())
@@ -369,7 +361,7 @@ class TestLists:
         assert (type(refused), refused.reason) == (PermanentError, Reason.STORE_REFUSED)
         assert "bucket the-bucket: *: the listing has no end" in refused.message
 
-    def test_a_listing_may_be_long_and_not_slow(self) -> None:
+    def test_a_listing_may_be_long_and_not_slow(self):
         for pages, entries, seconds, is_fine in ((99, 0, 3, True), (2000, 1000, 20, True), (40, 9, 20, False)):
             limit = ListingLimit("here")
             add = [lambda: limit.add(entries, seconds)] * pages  # noqa: B023 - called here
@@ -378,7 +370,7 @@ class TestLists:
             else:
                 assert reason_of(lambda: [each() for each in add]) is Reason.STORE_REFUSED  # noqa: B023
 
-    def test_each_undeleted_key_is_reported_and_a_key_that_may_delete_nothing_is_denied(self) -> None:
+    def test_each_undeleted_key_is_reported_and_a_key_that_may_delete_nothing_is_denied(self):
         left = "<Error><Key>{}</Key><Code>{}</Code></Error>"
         body = left.format("a", "AccessDenied") + left.format("b", "InternalError") + left.format("c", "NoSuchKey")
         bodies = iter([body, left.format("a", "AccessDenied")])
@@ -388,7 +380,7 @@ class TestLists:
         assert report.deleted == ("c", "d")
         assert report.failed == (("a", "AccessDenied"), ("b", "InternalError"))
 
-    def test_keys_are_deleted_a_thousand_at_a_time(self) -> None:
+    def test_keys_are_deleted_a_thousand_at_a_time(self):
         with scripted_server(lambda _: Reply(200, b"<DeleteResult></DeleteResult>")) as server:
             report = store_at(server).delete(f"key-{number}" for number in range(2001))
             assert [request.body.count(b"<Key>") for request in server.requests] == [1000, 1000, 1]
@@ -396,9 +388,7 @@ class TestLists:
 
 
 class TestRecovery:
-    def test_a_server_that_hangs_is_given_up_and_taken_up_again(
-        self, moto: MotoEndpoint, request: pytest.FixtureRequest, tmp_path: Path
-    ) -> None:
+    def test_a_server_that_hangs_is_given_up_and_taken_up_again(self, moto, request, tmp_path):
         place = place_on("moto", request)
         hasty = place.store(replace(QUICK, read_timeout_seconds=0.15))
         insistent = place.store(replace(QUICK, read_timeout_seconds=1.0, max_attempts=2))
@@ -412,7 +402,7 @@ class TestRecovery:
 
 
 class TestSecrets:
-    def test_a_secret_is_nowhere_to_be_read(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_secret_is_nowhere_to_be_read(self, tmp_path, caplog):
         caplog.set_level(logging.DEBUG)
         replies = [
             Reply(200, b"1", HEADERS),
@@ -446,14 +436,12 @@ class TestSecrets:
         ({"VersionId": "7e4f9cabb0a1"}, "https://r2.cloudflarestorage.com.test", False),
     ],
 )
-def test_an_object_says_whether_its_time_may_be_older_than_its_bytes(
-    shown: dict[str, str], endpoint: str, *, proven: bool
-) -> None:
+def test_an_object_says_whether_its_time_may_be_older_than_its_bytes(shown, endpoint, *, proven):
     answer = {"LastModified": datetime(2026, 1, 1, tzinfo=UTC), **shown}
     assert object_info("key", 1, answer, endpoint_url=endpoint).is_time_unproven is not proven
 
 
-def test_endpoints_and_settings_are_checked() -> None:
+def test_endpoints_and_settings_are_checked():
     assert r2_endpoint("0a" * 16) == f"https://{'0a' * 16}.r2.cloudflarestorage.com"
     for account in ("", "evil.example/", "a@b", "UPPER", "a" * 33, "two\nlines"):
         with pytest.raises(ValueError, match="account id"):
@@ -463,17 +451,17 @@ def test_endpoints_and_settings_are_checked() -> None:
             s3_store("bucket", endpoint, KEY)
     for name, value in (("max_attempts", 0), ("read_timeout_seconds", -1), ("slowest_bytes_per_second", float("nan"))):
         with pytest.raises(ValueError, match=name):
-            S3Settings(**{name: value})  # type: ignore[arg-type]
+            S3Settings(**{name: value})
 
 
 class Client:
     closed = 0
 
-    def close(self) -> None:
+    def close(self):
         self.closed += 1
 
 
-def test_only_the_thread_that_complains_first_renews_a_client() -> None:
+def test_only_the_thread_that_complains_first_renews_a_client():
     renewable = Renewable(Client)
     renewable.renew()
     old = renewable.get()
@@ -489,15 +477,15 @@ def test_only_the_thread_that_complains_first_renews_a_client() -> None:
     assert renewable.get() is not new
 
 
-def test_an_answer_that_makes_no_sense_is_asked_for_again() -> None:
+def test_an_answer_that_makes_no_sense_is_asked_for_again():
     listing = {"Prefix": ""}
     lost = {"IsTruncated": True, "NextContinuationToken": "here"}
 
-    def fail(error: Exception) -> None:
+    def fail(error):
         with our_errors("bucket", access_key_id="abcdef"):
             raise error
 
-    def delete() -> None:
+    def delete():
         with our_errors("bucket", access_key_id="abcdef"):
             undeleted({"Errors": [{"Code": "InternalError"}]}, ["key"], where="bucket", access_key_id="abcdef")
 
@@ -516,7 +504,7 @@ def test_an_answer_that_makes_no_sense_is_asked_for_again() -> None:
     assert page(lost, "bucket", listing) == ((), {"ContinuationToken": "here"})
 
 
-def test_an_address_that_is_none_will_not_pass_by_itself() -> None:
+def test_an_address_that_is_none_will_not_pass_by_itself():
     for url in ("http://host:notaport", "http://ho st", "https://-"):
         head = s3_store("bucket", url, random_key()).head
         assert outcome_of(partial(head, "key")) == (PermanentError, Reason.STORE_REFUSED)

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,7 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.store.base import ObjectStore, Uploads
 from templar.store.directory import INCOMING, DirectoryStore, DirectoryUploads
 from templar.store.s3 import S3Uploads
-from tests.store.conftest import Place, place_on, s3_client, s3_store
+from tests.store.conftest import place_on, s3_client, s3_store
 from tests.support.errors import raising
 
 PART = b"x" * 1000
@@ -30,10 +28,10 @@ class Bucket:
     begin: Callable[[str], None]
 
 
-def s3_bucket(place: Place) -> Bucket:
+def s3_bucket(place):
     client = s3_client(place)
 
-    def begin(name: str) -> None:
+    def begin(name):
         upload = client.create_multipart_upload(Bucket=place.bucket, Key=name)["UploadId"]
         client.upload_part(Bucket=place.bucket, Key=name, UploadId=upload, PartNumber=1, Body=PART)
 
@@ -42,7 +40,7 @@ def s3_bucket(place: Place) -> Bucket:
 
 
 @pytest.fixture(params=["directory", "moto", "rclone"])
-def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
+def bucket(request, tmp_path):
     if request.param != "directory":
         return s3_bucket(place_on(request.param, request))
     store = DirectoryStore(tmp_path)
@@ -52,7 +50,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path) -> Bucket:
     )
 
 
-def test_unfinished_uploads_are_listed_and_aborted(bucket: Bucket) -> None:
+def test_unfinished_uploads_are_listed_and_aborted(bucket):
     bucket.uploads.store_in_parts("in-parts", PART)
     assert bucket.store.get("in-parts", max_bytes=1000) == PART
     assert list(bucket.uploads.list()) == []
@@ -68,7 +66,7 @@ def test_unfinished_uploads_are_listed_and_aborted(bucket: Bucket) -> None:
     assert bucket.store.get("in-parts", max_bytes=1000) == PART
 
 
-def test_a_directory_counts_from_the_change_of_a_file_not_from_its_stamp(tmp_path: Path) -> None:
+def test_a_directory_counts_from_the_change_of_a_file_not_from_its_stamp(tmp_path):
     (tmp_path / INCOMING).mkdir()
     path = tmp_path / INCOMING / "old-looking"
     path.write_bytes(PART)
@@ -86,14 +84,14 @@ class Recorded:
         class NoSuchUpload(Exception):  # noqa: N818
             """As boto3 makes it."""
 
-    def __init__(self, uploads: dict[str, Any], parts: dict[str, Any] | None) -> None:
+    def __init__(self, uploads, parts):
         self.answers = {"list_multipart_uploads": uploads, "list_parts": parts}
 
-    def get_paginator(self, operation: str) -> Any:
+    def get_paginator(self, operation):
         answer = self.answers[operation]
 
         class Pages:
-            def paginate(self, **_: object) -> list[Any]:
+            def paginate(self, **_):
                 if answer is None:
                     raise Recorded.exceptions.NoSuchUpload
                 return [answer]
@@ -101,7 +99,7 @@ class Recorded:
         return Pages()
 
 
-def listed(begun: str, part: str | None, *, date: str | None = "Sun, 22 Nov 2026 12:00:00 GMT") -> Any:
+def listed(begun, part, *, date="Sun, 22 Nov 2026 12:00:00 GMT"):
     """What is listed of one upload with these times."""
     entry = {"Key": "k", "UploadId": "u", "Initiated": datetime.fromisoformat(begun)}
     headers = {} if date is None else {"date": date}
@@ -122,14 +120,14 @@ def listed(begun: str, part: str | None, *, date: str | None = "Sun, 22 Nov 2026
         ("2026-11-20T12:00:00+00:00", "", []),  # completed meanwhile
     ],
 )
-def test_the_last_part_is_the_last_sign_of_life(begun: str, part: str | None, found: list[tuple[int, int]]) -> None:
+def test_the_last_part_is_the_last_sign_of_life(begun, part, found):
     assert [(upload.idle_seconds, upload.num_bytes) for upload in listed(begun, part)] == found
     with pytest.raises(TransientError, match="has no Date"):
         listed(begun, part, date=None)
 
 
 class TestRefusals:
-    def test_a_read_key_is_denied(self, request: pytest.FixtureRequest) -> None:
+    def test_a_read_key_is_denied(self, request):
         place = place_on("moto", request)
         uploads = s3_store(place.bucket, place.url, place.read_key, kind=S3Uploads)
         for attempt in (lambda: list(uploads.list()), lambda: uploads.store_in_parts("key", PART)):
@@ -137,7 +135,7 @@ class TestRefusals:
                 attempt()
             assert place.read_key.secret_access_key not in str(caught.value)
 
-    def test_parts_that_cannot_be_completed_leave_no_upload(self, request: pytest.FixtureRequest) -> None:
+    def test_parts_that_cannot_be_completed_leave_no_upload(self, request):
         place = place_on("rclone", request)
         uploads = s3_store(place.bucket, place.read_url, place.read_key, kind=S3Uploads)
         with pytest.raises(TransientError):
