@@ -4,10 +4,8 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 
 from flows.naming import window_run_name
-from tasks.alerts import alerting
-from tasks.sinks.attached import tracing_window
-from tasks.window import NeuronTasks, ended, not_run, open_window
-from templar.window import Action, aggregate
+from tasks.window import take_window
+from templar.window import aggregate
 
 
 @flow(name="aggregator-window", flow_run_name=window_run_name, retries=0)
@@ -18,8 +16,4 @@ async def aggregator_window(window: int | None = None, neuron: str = "default") 
         window: The window; by default the next one that this neuron has not finished.
         neuron: Name of the neuron's block.
     """
-    with alerting(neuron), tracing_window(neuron):
-        opening = open_window(neuron, window)
-        if opening.action is not Action.RUN:
-            return not_run(neuron, opening)
-        return ended(neuron, aggregate(NeuronTasks(neuron), opening.window))
+    return take_window(neuron, window, aggregate)

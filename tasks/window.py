@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
 
-from tasks.alerts import send_of_opening, send_of_result, send_of_weights
+from tasks.alerts import alerting, send_of_opening, send_of_result, send_of_weights
 from tasks.artifacts import (
     endpoint_rows,
     finding_rows,
@@ -30,7 +30,7 @@ from tasks.artifacts import (
 from tasks.glance import show_neuron
 from tasks.host import current, hosted, release_on_lost_lease
 from tasks.policy import CHAIN, LOCAL, SETTLE, STORE, WEIGHTS
-from tasks.sinks.attached import publish
+from tasks.sinks.attached import publish, tracing_window
 from tasks.sinks.trace import conclude, name_window, traced
 from templar import window as story
 from templar.agreement.conflicts import AuditReport
@@ -63,29 +63,6 @@ def open_window(neuron: str, window: int | None) -> Opening:
         opening = traced("open_window", lambda: story.open_window(hosted(neuron, Node), window))()
     name_window(opening.window)
     return opening
-
-
-def not_run(neuron: str, opening: Opening) -> State[None]:
-    """The final state of a run whose window is not run, `Skipped` or `CatchingUp`, with the reason."""
-    send_of_opening(neuron, opening)
-    is_behind = opening.action is Action.CATCHING_UP
-    if is_behind and (node := current(neuron)) is not None:
-        _pass_on(neuron, node, condition_of(node, opening.window))
-    name = "CatchingUp" if is_behind else "Skipped"
-    conclude(name, opening.reason)
-    return Completed(name=name, message=f"window {opening.window} [{opening.reason}] {opening.detail}")
-
-
-def ended(neuron: str, result: WindowResult) -> State[None]:
-    """The final state of a run that took all steps: failed, under a name of its own, if the node missed what it owed.
-
-    The runs list shows it in the colour of a failure, with its message.
-    """
-    send_of_result(neuron, result)
-    conclude(result.missed or "Completed", result.reason)
-    if result.missed is None:
-        return Completed(message=result.message)
-    return Failed(name=result.missed.value, message=result.message)
 
 
 @task(task_run_name="update peers {window}", **CHAIN)
@@ -293,3 +270,38 @@ class NeuronTasks:
     rate = _step(rate)
     publish_evidence = _step(publish_evidence)
     set_weights = _step(set_weights)
+
+
+# A whole window.
+
+
+def take_window(neuron: str, window: int | None, steps: Callable[[NeuronTasks, int], WindowResult]) -> State[None]:
+    """Open a window of a neuron, take its steps and tell how it ended; the final state of its run."""
+    with alerting(neuron), tracing_window(neuron):
+        opening = open_window(neuron, window)
+        if opening.action is not Action.RUN:
+            return _not_run(neuron, opening)
+        return _ended(neuron, steps(NeuronTasks(neuron), opening.window))
+
+
+def _not_run(neuron: str, opening: Opening) -> State[None]:
+    """The final state of a run whose window is not run, `Skipped` or `CatchingUp`, with the reason."""
+    send_of_opening(neuron, opening)
+    is_behind = opening.action is Action.CATCHING_UP
+    if is_behind and (node := current(neuron)) is not None:
+        _pass_on(neuron, node, condition_of(node, opening.window))
+    name = "CatchingUp" if is_behind else "Skipped"
+    conclude(name, opening.reason)
+    return Completed(name=name, message=f"window {opening.window} [{opening.reason}] {opening.detail}")
+
+
+def _ended(neuron: str, result: WindowResult) -> State[None]:
+    """The final state of a run that took all steps: failed, under a name of its own, if the node missed what it owed.
+
+    The runs list shows it in the colour of a failure, with its message.
+    """
+    send_of_result(neuron, result)
+    conclude(result.missed or "Completed", result.reason)
+    if result.missed is None:
+        return Completed(message=result.message)
+    return Failed(name=result.missed.value, message=result.message)
