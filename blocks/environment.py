@@ -126,10 +126,7 @@ class EnvironmentReader:
     def build(self, block_type: type[B], variables: Mapping[str, str], **fields: Any) -> B:
         """Make a block or settings of what was read; fields that it refuses are noted, and it is made unchecked.
 
-        Args:
-            block_type: Its class.
-            variables: Field -> the variable that it was read from; the other fields were checked before.
-            fields: Its fields.
+        `variables` has, by field, the variable that it was read from; the other fields were checked before.
         """
         try:
             return block_type(**fields)

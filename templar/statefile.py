@@ -39,13 +39,9 @@ def copy_state_file(source: Path, target: Path) -> None:
 class StateFile:
     """One connection to the file, shared by the threads of a process.
 
-    Args:
-        path: The file; made when needed, with its folder.
-        schema: Statements that make the tables of a new file.
-        version: Version of the schema; a file with a larger one is refused.
-        migrations: Version -> function that turns a file of that version into the next; it runs in a transaction.
-        remedy: Advice about an unusable file, for the message.
-        durable: Wait for the disk at every change; otherwise changes survive a crash of the process only.
+    A file with a larger version than that of the schema is refused; `migrations` turn a file of a version into the
+    next, in a transaction. The remedy is advice about an unusable file, for the message. Unless `durable`, changes
+    survive a crash of the process only.
 
     Raises:
         TransientError: `local_file`; the file cannot be used now.

@@ -42,13 +42,7 @@ STARTED_NS = time.time_ns()
 
 
 class OtelMetrics(HttpTarget):
-    """Posts the figures of windows to `/v1/metrics`.
-
-    Args:
-        url: Of the receiver, without `/v1/metrics`.
-        headers: Of every request.
-        who: The neuron.
-    """
+    """Posts the figures of windows to `/v1/metrics`."""
 
     name = "otel_metrics"
 
@@ -71,7 +65,7 @@ class OtelMetrics(HttpTarget):
 
 
 class OtelTraces(HttpTarget):
-    """Posts the traces of windows to `/v1/traces`; arguments as for `OtelMetrics`."""
+    """Posts the traces of windows to `/v1/traces`."""
 
     name = "otel_traces"
 

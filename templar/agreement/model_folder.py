@@ -40,13 +40,8 @@ def write_model(
 ) -> None:
     """Write a model into a folder, which is made when needed; files of these names are replaced.
 
-    Args:
-        folder: The folder.
-        params: Float32 parameters by name; one is copied at a time.
-        model: Their architecture.
-        tokenizer: The network's tokenizer. Its end token ends a text that the model generates.
-        card: The model card; none is written if it is not given.
-        file_bytes: Most bytes of parameters in one file; more make several files and an index.
+    The parameters, float32, are copied one at a time. The tokenizer's end token ends a text that the model generates.
+    No card is written if none is given. More than `file_bytes` of parameters make several files and an index.
 
     Raises:
         TransientError: `local_file`; the disk is full.

@@ -49,11 +49,8 @@ class OwnBucket:
 class Buckets:
     """The buckets of a subnet as one neuron sees them. Safe under threads.
 
-    Args:
-        chain: Has the commitments.
-        open_reader: Opens a bucket for reading.
-        own: This neuron's bucket; None for a node that only reads, such as an auditor.
-        hotkey: This neuron's address.
+    The chain has the commitments. `own` is None for a node that only reads, such as an auditor; `hotkey` is the
+    neuron's address.
     """
 
     def __init__(

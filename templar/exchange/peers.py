@@ -79,9 +79,7 @@ def merge_lists(lists: Sequence[tuple[float, Sequence[int]]], places: int) -> tu
     A miner's place is the best one that lists with at least half of their stake give it or better. A list that is not
     full leaves out whom it does not name; a full one places them behind its end.
 
-    Args:
-        lists: Stake of the author, and uids from the best on, by rank.
-        places: Length of a full list.
+    Each list has the stake of its author, and uids from the best on, by rank.
     """
     half = fsum(stake for stake, _ in lists) / 2
     tables = [(stake, {uid: place for place, uid in enumerate(uids)}) for stake, uids in lists]

@@ -41,11 +41,8 @@ _counter = itertools.count()
 class DirectoryStore:
     """One bucket in a directory, which must exist. Safe under threads and between processes.
 
-    Args:
-        root: The bucket's directory; its name is the bucket's name.
-        clock: Time in seconds for the stamps of new objects; the machine's clock by default.
-        writable: False for a handle that may only read.
-        durable: Flush each object to the disk before a call returns.
+    The directory's name is the bucket's. The clock gives the stamps of new objects, the machine's by default. `durable`
+    flushes each object to the disk before a call returns.
     """
 
     def __init__(
