@@ -30,6 +30,7 @@ from templar.agreement.ballot_rules import (
     newest_open,
 )
 from templar.exchange.objects import MAX_WORDS
+from tests.support.ballots_model import next_word
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
 VALUES = (A, B, C)
@@ -163,18 +164,10 @@ class Assembly:
             if not late and is_chosen(words, self.stakes, ballot, value):
                 self.sign(uid, Said(ballot, "lock", uid, value, ballot))
             return
-        ballot = newest_open(words, self.stakes)
-        said = {word.step for word in own if word.ballot == ballot}
-        if "lock" in said or any(word.ballot > ballot for word in own):
-            return
-        if "vote" not in said:
-            free = A if in_time else self.draw.choice([None, *VALUES])
-            self.sign(uid, Said(ballot, "vote", uid, bound_to(words, self.stakes, ballot) or free))
-        elif (value := chosen(words, self.stakes, ballot)) is not None:
-            self.sign(uid, Said(ballot, "lock", uid, value, ballot))
-        elif have_voted(words, self.stakes, ballot):
-            locked_in, value = highest_lock(own, uid)
-            self.sign(uid, Said(ballot, "lock", uid, value, locked_in))
+        free = A if in_time else self.draw.choice([None, *VALUES])
+        word = next_word(words, own, self.stakes, uid, wanted=lambda ballot: free, gives_up=have_voted)
+        if word is not None:
+            self.sign(uid, word)
 
     def lie(self):
         """Words of the liars around the ballots that honest validators are in, most of them useful to somebody."""

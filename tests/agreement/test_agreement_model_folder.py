@@ -74,8 +74,15 @@ def test_transformers_gives_the_same_logits(tmp_path, tokenizer, changes, file_b
         assert torch.equal(theirs(input_ids=tokens).logits, logits(own, tokens))
 
 
-def test_the_tokenizer_is_the_networks_and_nothing_is_added(tmp_path, tokenizer):
+def test_other_programs_find_the_networks_tokenizer_and_what_they_look_for(tmp_path, tokenizer):
     write_model(tmp_path, scattered(MODEL), MODEL, tokenizer)
+    config, generation = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("config", "generation_config")
+    )
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["rope_theta"], config["torch_dtype"], config["model_type"]) == (10000.0, "float32", "llama")
+    assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_id
+    assert "transformers_version" not in config
     _, theirs = loaded(tmp_path)
     assert theirs(TEXT)["input_ids"] == tokenizer.encode_batch([TEXT])[0].tolist()
     assert theirs.decode(theirs(TEXT)["input_ids"]) == TEXT
@@ -110,17 +117,6 @@ def test_the_same_model_gives_the_same_bytes_and_leaves_no_file_of_another(tmp_p
     write_model(tmp_path / "again", params, MODEL, tokenizer, card="# Model\n", file_bytes=SMALL)
     write_model(tmp_path / "again", params, MODEL, tokenizer, card="# Model\n")
     assert contents(tmp_path / "once") == contents(tmp_path / "again")
-
-
-def test_files_that_other_programs_read_name_what_they_look_for(tmp_path, tokenizer):
-    write_model(tmp_path, scattered(MODEL), MODEL, tokenizer)
-    config, generation = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("config", "generation_config")
-    )
-    assert config["architectures"] == ["LlamaForCausalLM"]
-    assert (config["rope_theta"], config["torch_dtype"], config["model_type"]) == (10000.0, "float32", "llama")
-    assert config["eos_token_id"] == generation["eos_token_id"] == tokenizer.eos_id
-    assert "transformers_version" not in config
 
 
 @pytest.mark.parametrize("damage", ["missing file", "doubled tensor", "not safetensors", "another model"])

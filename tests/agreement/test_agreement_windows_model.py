@@ -10,6 +10,7 @@ holds for any number of windows, with any number of faults. Random runs in which
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -17,15 +18,11 @@ import pytest
 from templar.agreement.ballot_rules import (
     Said,
     Stakes,
-    bound_to,
     cannot_be_chosen,
-    chosen,
     decided,
-    highest_lock,
-    newest_open,
 )
 from templar.exchange.objects import NULL_WINDOW
-from tests.support.ballots_model import HALF, TWO_THIRDS, Model, Rules
+from tests.support.ballots_model import HALF, TWO_THIRDS, Model, Rules, next_word
 
 UNEQUAL = (40.0, 29.0, 18.0, 13.0)
 LIAR = (45.0, 45.0, 10.0)
@@ -135,30 +132,16 @@ class Validator:
         words = self.read[len(self.applied)]
         if (deciding := decided(words, self.power)) is not None:
             self.applied += (deciding[1],)
-        elif (word := self._next(words, roster, waits)) is not None:
-            words.add(word)
+        else:
+            own = [word for word in words if word.uid == self.uid]
+            how = {"wanted": partial(self._wanted, roster)} | ({"gives_up": cannot_be_chosen} if waits else {})
+            words |= {next_word(words, own, self.power, self.uid, **how)} - {None}
         if not crashes:  # between storing a word and showing it
             self.shown = defaultdict(set, {window: set(found) for window, found in self.read.items()})
 
-    def _next(self, words, roster, waits):
-        ballot = newest_open(words, self.power)
-        own = {(word.ballot, word.step) for word in words if word.uid == self.uid}
-        if (ballot, "lock") in own or any(each > ballot for each, _ in own):
-            return None
-        if (ballot, "vote") not in own:
-            return Said(ballot, "vote", self.uid, self._wanted(words, ballot, roster))
-        value = chosen(words, self.power, ballot)
-        if value is not None:
-            return Said(ballot, "lock", self.uid, value, ballot)
-        if waits and not cannot_be_chosen(words, self.power, ballot):
-            return None
-        locked_in, value = highest_lock(words, self.uid)
-        return Said(ballot, "lock", self.uid, value, locked_in)
-
-    def _wanted(self, words, ballot, roster):
-        bound = bound_to(words, self.power, ballot)
-        if bound is not None or ballot >= ROSTER_RANKS:
-            return bound or NULL_WINDOW
+    def _wanted(self, roster, ballot):
+        if ballot >= ROSTER_RANKS:
+            return NULL_WINDOW
         return f"{''.join(self.applied[-1:])}[{ballot}{roster}]" if roster else None
 
 

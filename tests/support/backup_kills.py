@@ -4,8 +4,8 @@ The network runs in this process, which then forks: each fork does the work from
 the next process of a neuron would. It prints what each of them left, as JSON.
 """
 
+import itertools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +16,7 @@ import torch
 
 from templar.exchange.encryption import Binding, decrypt
 from templar.neuron.backup import list_backups, restore_home, store_backup
-from tests.support.kill_points import ROOT, kill_before
+from tests.support.kill_points import ROOT, is_done
 from tests.support.network import Network, tiny
 
 NAME = "honest-3"
@@ -26,22 +26,14 @@ def run(folder):
     """What the kills leave, by work: for each kill, and at the end for the work that was not killed."""
     command = [sys.executable, "-m", "tests.support.backup_kills", str(folder)]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _killed(folder, work, look):
-    left = []
-    for step in range(1000):
-        if (child := os.fork()) == 0:
-            kill_before(step, folder)
-            work()
-            os._exit(0)
-        status = os.waitpid(child, 0)[1]
+    left, step = [], itertools.count()
+    while not is_done(next(step), folder, work):
         left.append(look())
-        if status == 0:
-            return left
-    raise AssertionError("the work never came to its end")
+    return [*left, look()]
 
 
 def main():

@@ -24,6 +24,31 @@ UNSAID = "unsaid"
 HALF, TWO_THIRDS = 1 / 2, 2 / 3
 
 
+def next_word(words, own, power, uid, *, wanted, gives_up=lambda *_: True):
+    """The next word of an honest validator; None if it has nothing to say.
+
+    Args:
+        words: What it has read.
+        own: Those that it signed.
+        power: The stakes.
+        uid: Its uid.
+        wanted: Gives what it votes for where no lock binds it, from the ballot.
+        gives_up: Whether it locks without a choice, from the words, the stakes and the ballot.
+    """
+    ballot = ballot_rules.newest_open(words, power)
+    said = {word.step for word in own if word.ballot == ballot}
+    if "lock" in said or any(word.ballot > ballot for word in own):
+        return None
+    if "vote" not in said:
+        return Said(ballot, "vote", uid, ballot_rules.bound_to(words, power, ballot) or wanted(ballot))
+    if (value := ballot_rules.chosen(words, power, ballot)) is not None:
+        return Said(ballot, "lock", uid, value, ballot)
+    if not gives_up(words, power, ballot):
+        return None
+    locked_in, value = ballot_rules.highest_lock(own, uid)
+    return Said(ballot, "lock", uid, value, locked_in)
+
+
 @dataclass(frozen=True)
 class Rules:
     """The rules of production; a test replaces one of them."""

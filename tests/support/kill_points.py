@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -36,17 +37,21 @@ def kill_before(number, folder):
     sys.addaudithook(hook)
 
 
+def is_done(number, folder, work):
+    """Do some work in a fork that dies before its n-th operation on a file; whether there was none such."""
+    if (child := os.fork()) == 0:
+        kill_before(number, folder)
+        work()
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
 def _kill_at_every_step(folder, prepare, work):
     prepare(folder / "prepared")
     for step in itertools.count():
         copy = folder / str(step)
         shutil.copytree(folder / "prepared", copy)
-        child = os.fork()
-        if child == 0:
-            kill_before(step, copy)
-            work(copy)
-            os._exit(0)
-        if os.waitpid(child, 0)[1] == 0:
+        if is_done(step, copy, partial(work, copy)):
             return
 
 
@@ -58,6 +63,7 @@ def main():
         "replace": (snapshots.prepare, snapshots.work_again),
         "checkpoint": (checkpoint_kills.prepare, checkpoint_kills.work),
         "go_live": (snapshots.prepare_staged, snapshots.go_live),
+        "progress": (partial(snapshots.save_progress, steps=1), snapshots.save_progress),
     }
     for name in sys.argv[2:] or works:
         _kill_at_every_step(Path(sys.argv[1]) / name, *works[name])

@@ -7,10 +7,10 @@ from templar.exchange.signed import Network
 from templar.gradient.compress import FeedbackState
 from templar.gradient.layout import Layout
 from templar.hparams import load_hparams
-from templar.neuron.private_state import PrivateFolder, PrivateState
+from templar.neuron.private_state import PrivateFolder, PrivateState, ProgressFile
 from templar.neuron.snapshot import Snapshots
 from templar.training.model import parameter_shapes
-from templar.training.train import OptimizerState
+from templar.training.train import OptimizerState, StepState
 
 HPARAMS = load_hparams("simulation")
 NETWORK = Network(1, "a" * 64)
@@ -95,3 +95,16 @@ def go_live(folder):
     _, file = snapshots(folder).load(mark(3), HPARAMS.model)
     assert file is not None
     return private_folder(folder).take(file, 3, DIGEST)
+
+
+def progress_file(folder):
+    """The progress of a training, which is written after every step."""
+    path = folder / "progress-1.safetensors"
+    return ProgressFile(path, {"window": "1"}, SHAPES, has_moments=True, seconds=0, durable=True)
+
+
+def save_progress(folder, steps=2):
+    """So many steps are done."""
+    folder.mkdir(exist_ok=True, parents=True)
+    optimizer = OptimizerState(steps, parameters(steps), parameters(steps))
+    progress_file(folder).save(StepState((float(steps),) * steps, parameters(steps), optimizer))
