@@ -132,10 +132,8 @@ def test_at_no_call_does_a_fault_show_half_a_checkpoint_and_the_next_call_comple
 @pytest.mark.parametrize(
     "case",
     [
-        ("500", "?uploads"),
         ("500", "partNumber=2"),
         ("damaged", "partNumber=1"),
-        ("500", f"{WEIGHTS}?uploadId="),
         ("killed", f"{WEIGHTS}?uploadId="),
         ("damaged", "model-1.safetensors"),
         ("damaged", "manifest.json"),
