@@ -88,9 +88,6 @@ def agreed(uid, value, ballot=0):
     return [Said(ballot, "vote", uid, value), Said(ballot, "lock", uid, value, ballot)]
 
 
-# Whose words decide.
-
-
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([A, B, NULL_WINDOW, None])), min_size=1, max_size=6))
 @settings(max_examples=20)
 def test_only_more_than_half_of_all_announced_stake_decides(tmp_path_factory, validators):
@@ -163,9 +160,6 @@ def test_an_illegal_object_says_nothing_and_hides_nobody(tmp_path, changes):
     assert (ballots.value, ballots.answered) == (A, {1, 2, 3})
 
 
-# Double words.
-
-
 def test_double_words_count_and_convict_their_author(tmp_path):
     scene = Scene(tmp_path, 45.0, 45.0, 10.0)
     liar = [scene.sign(word) for value in (A, B) for word in agreed(3, value)]
@@ -197,9 +191,6 @@ def test_a_lock_that_forgets_a_higher_one_counts_and_convicts():
     assert convicting(words) == ((words[1], words[3]),)
     stakes = Stakes({1: 60.0, 2: 40.0}, 0.5)
     assert newest_open(words, stakes) == newest_open({*words} - {words[1]}, stakes) == 2
-
-
-# How much is read and kept.
 
 
 def test_a_flood_of_words_is_bounded(tmp_path):
@@ -324,9 +315,6 @@ def test_an_object_is_read_again_until_its_stamp_cannot_be_anothers(tmp_path, ah
     for _ in range(3):
         ballots.look()
     assert scene.store(0).count("get") == reads + 1, "then it is settled"
-
-
-# The roster that was decided.
 
 
 def roster_of(scene, index, previous=None):

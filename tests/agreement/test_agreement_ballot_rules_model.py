@@ -59,9 +59,6 @@ def test_what_stands_for_those_who_read_everything_stays(share):
     assert not Model(LIAR, share, num_liars=1).overturns()
 
 
-# Each rule, broken on purpose.
-
-
 class Heard(Stakes):
     """Silence shrinks the stake that a quorum is measured by."""
 

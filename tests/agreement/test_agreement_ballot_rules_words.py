@@ -125,9 +125,6 @@ def test_a_value_that_honest_validators_want_is_not_pushed_out_of_a_flood():
     assert chosen(needed_words(words, stakes), stakes, 0) == A
 
 
-# Honest validators among liars.
-
-
 class Assembly:
     """Honest validators that hold what production keeps; liars sign anything and show it to some."""
 

@@ -90,9 +90,6 @@ def scene(tmp_path):
     return Scene(tmp_path)
 
 
-# Publishing.
-
-
 def test_a_checkpoint_is_read_back_byte_by_byte(scene):
     manifest = scene.publish()
     assert scene.written() == [*(key(name) for name in sorted(FILES)), key(MANIFEST_FILE)], "the manifest comes last"
@@ -135,9 +132,6 @@ def test_another_checkpoint_of_the_window_is_refused_and_a_manifest_in_the_folde
         scene.publish()
 
 
-# Finding.
-
-
 def test_complete_checkpoints_are_listed_newest_first(scene):
     for window in (9, 100, 11):
         scene.publish(StateMark(window, 7, ROOT, "ab" * 32, null=False))
@@ -150,9 +144,6 @@ def test_complete_checkpoints_are_listed_newest_first(scene):
     ):
         scene.bucket.put(nobodys, b"nothing", at=0)
     assert list_checkpoints(scene.store, 5) == [100, 11, 9]
-
-
-# Fetching.
 
 
 @pytest.mark.parametrize(
@@ -252,9 +243,6 @@ def test_an_illegal_manifest_is_rejected(scene, changes, reason):
     scene.forge(scene.publish(), **changes)
     scene.refused(reason)
     assert scene.asked() == []
-
-
-# Refusing.
 
 
 REFUSED = PermanentError(Reason.ROOT_DIFFERS, "for a test")

@@ -63,9 +63,6 @@ def writes(store):
     return [key for operation, key in store.calls if operation.startswith("put")]
 
 
-# The round trip.
-
-
 def test_a_network_is_found_with_all_that_nodes_must_have_in_common(scene):
     """The digest of the start window, which is written last, is the network's; the parameters are the published."""
     birth = scene.publish()
@@ -116,9 +113,6 @@ def test_a_second_network_is_refused_before_anything_of_it_is_stored_and_a_miner
     assert writes(scene.subnet.store(miner)) == []
 
 
-# Finding the network.
-
-
 def test_the_validator_with_the_most_stake_is_followed_and_a_pinned_genesis_is_found_at_any_rank(scene):
     second = scene.publish(1)
     assert scene.find() == second
@@ -162,9 +156,6 @@ def test_a_bucket_that_refuses_is_passed_over_and_named_and_one_that_fails_just_
     assert scene.find() == first
     scene.store().before = failing(BUSY)
     assert scene.find(pinned=second.start.digest) == second
-
-
-# The parameters.
 
 
 def test_forged_parameters_are_found(scene):

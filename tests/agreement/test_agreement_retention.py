@@ -73,8 +73,6 @@ def test_young_checkpoints_and_the_first_in_every_so_many_windows_stay():
     assert expired([*left, *complete(150), *complete(151)], now=200, storage=storage) == complete(88)
 
 
-# For any bucket.
-
 windows = st.one_of(st.integers(0, NOW + 5), st.integers(OLDEST - 2, OLDEST + 2))
 uids = st.sampled_from([1, 11])
 keys = st.one_of(

@@ -77,9 +77,6 @@ def scene(tmp_path):
     return Scene(tmp_path)
 
 
-# Publishing.
-
-
 def test_a_roster_lists_the_submissions_and_is_published_in_its_slot(scene):
     """The aggregate comes first, and both are on the disk before anything leaves."""
     seen, names = [], [f"aggregate-{WINDOW}.bin", f"roster-{WINDOW}.json"]
@@ -161,9 +158,6 @@ def test_durable_files_reach_the_disk(scene, monkeypatch):
     monkeypatch.setattr("os.fsync", synced.append)
     scene.draft(spool=scene.folder / "durable", durable=True)
     assert len(synced) == 4  # two files, and each time their folder
-
-
-# Fetching.
 
 
 def test_missing_payloads_come_from_the_aggregate_by_range(scene):

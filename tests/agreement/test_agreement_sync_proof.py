@@ -96,9 +96,6 @@ def test_one_bit_of_a_small_model_is_enough(name, element, bit):
     assert proof(params) != before
 
 
-# Publishing and reading.
-
-
 @pytest.fixture
 def subnet(tmp_path):
     return Subnet(tmp_path, num_miners=2)
@@ -141,8 +138,6 @@ def test_a_failing_store_is_not_a_missing_proof(subnet, kind):
         publish_debug(subnet.exchange(author), parameters(), window=WINDOW, role="miner")
 
 
-# Debug values.
-
 ALICE = member(5)
 
 
@@ -179,9 +174,6 @@ def test_debug_values_are_published_once_and_stay(subnet, role, start):
     key = window_key(Kind.DEBUG, WINDOW, author.uid)
     found = unseal(subnet.store(author).inner.get(key, max_bytes=Debug.max_bytes), Debug).body
     assert (found.start, found.indices, found.values) == (start, (start, start + 2), debug_values(parameters(), start))
-
-
-# In a network.
 
 
 def test_every_node_publishes_debug_values_beside_its_proof(network):

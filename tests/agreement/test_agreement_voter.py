@@ -296,9 +296,6 @@ def test_a_bucket_that_fails_for_all_hides_no_words_and_stops_nobody(scene, faul
     assert {publisher_of(each) for each in scene.found.values()} == {1}
 
 
-# The own slot.
-
-
 @pytest.mark.parametrize("error", [PermanentError(Reason.NO_TIME_LEFT, "for a test"), BUSY])
 def test_a_publisher_that_cannot_publish_leaves_it_to_the_next_rank(scene, error):
     tries = Counter()
@@ -318,9 +315,6 @@ def test_a_stop_is_passed_on(scene):
 
     with pytest.raises(StoppedError):
         scene.settle(scene.validator(0), publish)
-
-
-# All orders and interruptions.
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -364,9 +364,6 @@ def test_absurd_facts_are_a_difference(network, auditor):
     assert f"miners[uid {SECOND}].facts.overlap.share" in {each.where for each in audit.differences}
 
 
-# The object itself.
-
-
 def of_another_window(network):
     return network.objects(OWN)[evidence_key(WINDOW - 1)][1]
 

@@ -72,9 +72,6 @@ def test_reasons_that_blame_a_miner_are_not_momentary():
     assert MOMENTARY.isdisjoint(slashing._BLAMED | INVALID)
 
 
-# Objects that changed since.
-
-
 def stored_again(uid, *kinds, of=None):
     """Objects of a miner are stored once more, now; with the content of another's if one is named."""
 
@@ -236,9 +233,6 @@ def test_a_claim_of_absence_that_the_objects_contradict_is_one_difference(networ
     assert found.suspects == (2,)
 
 
-# Stores that fail now.
-
-
 @pytest.mark.parametrize("lies", [False, True])
 def test_a_store_that_fails_now_is_no_verdict_but_known_differences_stand(closed, lies):
     if lies:
@@ -277,9 +271,6 @@ def test_asked_miners_of_the_reserve_are_told_from_unasked_ones(building):
     for window in ALL:
         roster, evidence = parts(network, window, auditor)
         assert (roster.verified, evidence.verified, evidence.notes) == (True, True, ())
-
-
-# Bans, of hotkeys and buckets.
 
 
 BANNED = (5, 6)
@@ -322,9 +313,6 @@ def test_bans_are_audited_with_the_buckets_of_their_time(banning):
     assert (evidence.verified, evidence.notes) == (True, ())
 
 
-# Publishers.
-
-
 @pytest.mark.parametrize(
     ("kind", "differs", "reason"),
     [
@@ -353,9 +341,6 @@ def test_an_empty_roster_leaves_all_miners_out(network, monkeypatch):
     assert (roster.uid, roster.title) == (None, "roster of the null window")
     assert [each.suspects for each in roster.differences] == [(1, FIRST), (1, SECOND)]
     assert evidence.verified
-
-
-# Several validators, and the auditor's own state.
 
 
 def test_each_validator_is_audited_and_anothers_evidence_is_none_of_ones_own(build):

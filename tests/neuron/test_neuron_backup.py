@@ -164,9 +164,6 @@ def test_a_miner_that_comes_back_through_a_checkpoint_keeps_its_optimizer(build)
     assert miner.private.feedback.num_calls == 1
 
 
-# When one is made.
-
-
 def test_a_backup_is_made_when_it_is_due_and_two_are_kept(build):
     network = build(tiny(storage={"private_backup_windows": 2}))
     config = network.config(NAME)
@@ -238,9 +235,6 @@ def test_neither_backup_nor_restore_holds_the_whole(network, monkeypatch):
     assert peak_of(lambda: restore_home(elsewhere(network))) < large // 2
 
 
-# What is refused.
-
-
 def test_a_backup_that_was_damaged_is_passed_over_for_the_one_before(build):
     network = build(tiny(storage={"private_backup_windows": 1}))
     for window in (1, 2):
@@ -299,9 +293,6 @@ def test_a_machine_that_still_runs_keeps_the_neuron_until_it_is_stopped_or_expir
     refused(elsewhere(network), Reason.ALREADY_RUNNING, "if that machine is gone, start again in")
     network.clock.sleep_until(network.clock.now() + Terms.of(network.hparams.windows).expires_after + 1)
     assert restore_home(elsewhere(network)).window == 1
-
-
-# Killed, or failing, on the way.
 
 
 @pytest.fixture(scope="module")

@@ -49,9 +49,6 @@ def caught_up(node, target, seconds=0.0):
     return catch_up(node, target, deadline=now(node) + seconds) == target
 
 
-# Replay.
-
-
 def test_what_one_bucket_lost_is_read_from_another(network):
     """Window 1 has a payload in the aggregate only; window 2 has payloads with the miners only, and a copied roster."""
     miner = away(network, range(1, 4))
@@ -103,9 +100,6 @@ def test_a_damaged_aggregate_is_not_applied(network):
     with raising(TransientError, Reason.AGGREGATE_MISSING, "[wrong_hash]"):
         catch_up(miner, 2, deadline=now(miner))
     assert miner.state.window == 0
-
-
-# Windows that were not decided in time.
 
 
 @pytest.mark.parametrize("asleep", [1, 5])
@@ -216,9 +210,6 @@ def test_nothing_expires_while_a_network_stands_still(build):
     assert (miner.state.window, miner.state.outer_steps) == (7, 2)
     network.run([9, 10])
     assert len(network.roots(10)) == 1
-
-
-# Checkpoints.
 
 
 def publish(network, node):
@@ -372,9 +363,6 @@ def test_the_first_roster_after_a_checkpoint_names_the_decision_before(build):
     own = fetch_roster(validator.exchange, validator.exchange.identity(5), 5)
     assert own.body.previous == decided.body.digest
     assert {node.state.window for node in network.miners} == {5}
-
-
-# The minority.
 
 
 def follows_the_others(network, node, window):

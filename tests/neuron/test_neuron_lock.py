@@ -64,9 +64,6 @@ def test_a_second_process_is_refused_with_the_first_ones_pid_until_that_is_kille
     NeuronLock(tmp_path).release()
 
 
-# Who a folder is.
-
-
 def test_a_folder_is_the_same_holder_from_one_process_to_the_next_and_its_copy_another(tmp_path, monkeypatch):
     home = tmp_path / "home"
     known = holder_of(home)
@@ -102,9 +99,6 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     write_file(path, lambda part: part.write_bytes(b"second"), durable=False)
     assert path.read_bytes() == b"second"
     assert [each.name for each in path.parent.iterdir()] == ["payload.bin"]
-
-
-# The same hotkey on two machines.
 
 
 def elsewhere(network, node, kind=None):

@@ -73,9 +73,6 @@ def undisturbed(request, build_shared):
     return build_shared(tiny(storage={"snapshot_frequency": request.param}), windows=[1, 2, 3])
 
 
-# What the steps say and leave.
-
-
 def test_a_window_leaves_a_commitment_before_the_close_and_a_reveal_after_it(undisturbed):
     network, miner = undisturbed, undisturbed.miners[0]
     times = miner.exchange.times(1)
@@ -106,9 +103,6 @@ def test_training_changes_neither_the_agreed_nor_the_private_state_and_is_logged
     assert miner.private is private
     (line,) = (message for message in caplog.messages if "trained" in message)
     assert re.fullmatch(rf"window 1: trained {steps} steps, loss \d\.\d+ to \d\.\d+, \d+ tokens per second", line)
-
-
-# Restarts.
 
 
 def test_a_miner_trains_in_an_order_that_nobody_else_knows(network):
@@ -158,9 +152,6 @@ def test_restarts_between_two_windows_keep_all_states(undisturbed, build):
         for name in list(network.nodes):
             network.restart(name)
     assert network.roots(3) == undisturbed.roots(3)
-
-
-# Private state.
 
 
 def test_staged_state_goes_live_only_with_the_own_payload_in_the_roster(network):
@@ -356,9 +347,6 @@ def test_the_demo_recipe_writes_no_optimizer_state(build):
     assert network.restart(miner).private.feedback.num_calls == 2
 
 
-# When there is nothing to publish.
-
-
 def applies_without_a_payload(network, trouble, before=frozenset()):
     """Let a miner meet trouble before it takes a window's steps: it publishes nothing more and applies the roster."""
     miner, other = network.miners
@@ -505,8 +493,6 @@ def test_nothing_is_published_after_its_deadline(network):
     assert kinds(network, early) == {"commit"}
 
 
-# Reveals on a chain whose head is not final.
-
 SLOTS = {"blocks_per_window": 30, "block_seconds": 4.0, "commit_guard_seconds": 2, "time_window_delta_seconds": 12}
 FINALITY_LAG = 5
 
@@ -594,9 +580,6 @@ def test_a_miner_without_a_slot_waits_and_applies(build):
             assert has_slot or record.slashes == ()
     assert waited == 2 * 2
     assert len(network.roots(4)) == 1
-
-
-# Failures that are not the miner's own.
 
 
 def test_a_miner_whose_hotkey_is_not_registered_does_not_start(network):

@@ -57,9 +57,6 @@ def refused(config, reason, *words, family=PermanentError):
             kind(config)
 
 
-# Starting.
-
-
 def test_a_network_of_other_numbers_is_refused_but_local_numbers_may_differ(network):
     config = network.kill(network.miners[0]).config
     other = replace(config, hparams=tiny(training={"inner_steps": 3}))
@@ -118,9 +115,6 @@ def test_a_folder_has_one_node_at_a_time_and_none_with_another_dataset_or_a_dama
     upload_dataset(folder, dataset, DATASET_PREFIX)
     words = "point the dataset bucket and prefix at the network's dataset"
     refused(node.config, Reason.DATASET_MALFORMED, words)
-
-
-# Restoring.
 
 
 def newest_snapshot(node):
@@ -243,9 +237,6 @@ def test_what_the_disk_lacks_is_left_to_catch_up_and_no_window_is_skipped(betwee
         assert network.restart(name).state.mark == mark
 
 
-# Windows as plain calls.
-
-
 def test_an_outage_of_the_first_rank_costs_its_windows_and_no_more(network):
     """Nothing can be said of the first rank's roster, so nobody calls the window null."""
     nodes = [network.miners[0], network.validator]
@@ -295,9 +286,6 @@ def test_files_that_no_later_window_needs_go_and_snapshots_are_made_as_often_as_
     assert network.restart(validator).state.window == 6
 
 
-# Others.
-
-
 def test_an_observer_replays_and_measures_the_agreed_state(network):
     network.run([1, 2, 3])
     observer = network.observer()
@@ -329,9 +317,6 @@ def test_nodes_agree_on_every_miners_data(network):
     units = {unit for uid in uids for unit in left.assignment(1, uid).units}
     assert len(units) == len(uids) * network.hparams.data.pages_per_window
     assert left.dataset.num_pages(0) >= slots * network.hparams.data.pages_per_window
-
-
-# Where its time goes.
 
 
 class Stopwatch:

@@ -87,9 +87,6 @@ def test_a_missing_or_damaged_file_and_one_without_its_counters_are_refused(tmp_
         PrivateState.load(path)
 
 
-# The folder of live states.
-
-
 def test_a_staged_state_goes_live_by_a_new_name_and_only_once(tmp_path):
     staged, folder = private_file(tmp_path, 3), private_folder(tmp_path)
     inode = staged.stat().st_ino

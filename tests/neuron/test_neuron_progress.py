@@ -166,9 +166,6 @@ def test_files_of_old_windows_are_pruned_and_one_of_a_compressed_window_goes(net
     assert not path.exists()
 
 
-# The file alone.
-
-
 SHAPES = {"b": (3,), "a": (2, 2)}
 KEY = {"window": "1", "settings": "f" * 64}
 

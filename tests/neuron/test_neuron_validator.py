@@ -160,9 +160,6 @@ def test_a_validator_that_lost_its_disk_goes_on_from_what_it_published(network):
     assert {record.facts.hotkey: record.before for record in third.miners} == second.standing.cards
 
 
-# What it concludes.
-
-
 @pytest.mark.parametrize("window", [1, 3])
 def test_scores_ratings_and_weights_follow_from_the_published_facts(undisturbed, window):
     """From the evidence of two windows anybody recomputes scores, ratings and weights exactly."""
@@ -249,9 +246,6 @@ def test_a_new_hotkey_on_an_old_uid_starts_afresh(network):
     assert record.facts.hotkey == network.member("newcomer").hotkey.address
     assert record.before == ScoreCard()
     assert cards_of(network)[leaver.hotkey.address] == past
-
-
-# Peer lists.
 
 
 def test_peer_lists_name_the_miners_that_revealed_lately(undisturbed):

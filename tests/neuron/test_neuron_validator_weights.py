@@ -159,8 +159,6 @@ def lost(chain, weights):
     raise passing(Reason.CHAIN_FATE_UNKNOWN)
 
 
-# When they are due.
-
 OUTCOMES = ["set", "refused", "nobody", "skipped", "cut off"]
 
 
@@ -193,9 +191,6 @@ def test_no_positive_score_is_not_a_refusal(local):
     assert chain.sent == []
     assert scene.weigh(WINDOW + 1) is None
     assert scene.weigh(WINDOW + 2, wanted={1: 0.0}).reason is Reason.WEIGHTS_MALFORMED
-
-
-# What is set, and read back.
 
 
 @pytest.mark.parametrize("kind", ["local", "real"])
@@ -241,9 +236,6 @@ def test_weights_shown_one_read_later_are_not_sent_twice(local, monkeypatch, lim
     monkeypatch.setattr(chain, "weights", lambda: stale.pop() if stale else real())
     report = scene.weigh()
     assert (report.reason, report.tries, len(chain.sent)) == (None, 1, 1)
-
-
-# Refusals that pass by themselves.
 
 
 @pytest.mark.parametrize("reason", [Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED, Reason.CHAIN_FATE_UNKNOWN])
@@ -321,9 +313,6 @@ def test_a_limit_that_outlasts_the_window_is_not_waited_for(real, clock, hidden)
     assert hidden or real.shows(WANTED)
 
 
-# Refusals that do not.
-
-
 @pytest.mark.parametrize(
     ("name", "reason"), [("NotEnoughStakeToSetWeights", Reason.NOT_ENOUGH_STAKE), ("Payment", Reason.CANNOT_PAY_FEES)]
 )
@@ -360,9 +349,6 @@ def test_an_unexpected_exception_and_a_stop_are_raised_and_a_later_call_goes_on(
         interrupt.clear_stop()
     assert scene.journal.result(WINDOW, STEP) is None
     assert scene.weigh().reason is None
-
-
-# Weights that the chain hides.
 
 
 @pytest.fixture
@@ -450,9 +436,6 @@ def test_commit_reveal_may_be_switched_while_weights_are_set(real, before):
     assert real.shows(WANTED if before else {})
 
 
-# Epochs.
-
-
 EVERY = {every: tiny(weights={"windows_per_weights": every}) for every in (1, 2, 3, 4)}
 
 
@@ -491,8 +474,6 @@ def test_weights_wait_for_the_last_due_window_of_a_long_epoch_and_a_refusal_is_t
     assert [WINDOW + window for window in sent] == [12], "windows 8 and 16 begin an epoch"
     assert len(chain.sent) == 3
 
-
-# Processes that die.
 
 DEATHS = ["before it begins", "before it sends", "while nobody hears the answer", "before it is entered"]
 
@@ -538,9 +519,6 @@ def test_the_next_window_sets_weights_that_a_dead_process_did_not(local):
     scene.restart()
     assert scene.weigh_later().reason is None
     assert scene.shows(OTHER)
-
-
-# In a network.
 
 
 def weights_of(evidence):
