@@ -3,21 +3,20 @@
 import os
 import secrets
 import signal
-import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
+from deployments.processes import start_child, wait_until_ready
 from deployments.s3_endpoint import LISTENING, AccessKey, EndpointAdmin
 from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
 from tests.support.commands import installed
 
-STOP_SECONDS = 10
+START_SECONDS, STOP_SECONDS = 180.0, 30.0
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -25,30 +24,19 @@ class Server:
     """A server process that has said where it listens: its endpoint follows the announcement on one of its lines."""
 
     def __init__(self, command: Sequence[str], announcement: str, environment: dict[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.output: list[str] = []
-        self.endpoint_url = self._wait_until_it_listens(self.process.stdout, announcement)
-        # A full pipe would block the server.
-        self._reader = threading.Thread(target=self.output.extend, args=(self.process.stdout,), daemon=True)
-        self._reader.start()
+        self._folder = tempfile.TemporaryDirectory(prefix="templar-server-")
+        log, env = Path(self._folder.name) / "log", {**os.environ, **(environment or {})}
+        self._child = start_child("the server", command, log=log, env=env, cwd=REPOSITORY)
 
-    def _wait_until_it_listens(self, lines: TextIO, announcement: str) -> str:
-        for line in lines:
-            self.output.append(line)
-            _, found, endpoint = line.partition(announcement)
-            if found:
-                return endpoint.strip().strip("[]/")
-        self.process.wait(STOP_SECONDS)
-        raise RuntimeError(f"the server ended instead of listening: {''.join(self.output)}")
+        def announced() -> str:
+            return "".join(self.output).partition(announcement)[2]
+
+        wait_until_ready(self._child, lambda: "\n" in announced(), timeout_seconds=START_SECONDS)
+        self.endpoint_url = announced().splitlines()[0].strip().strip("[]/")
+
+    @property
+    def output(self) -> list[str]:
+        return self._child.log.read_text().splitlines(keepends=True)
 
     @property
     def port(self) -> int:
@@ -57,30 +45,17 @@ class Server:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """The process stands still: connections are accepted by the kernel, and nothing answers."""
-        self.process.send_signal(signal.SIGSTOP)
+        self._child.handle.send_signal(signal.SIGSTOP)
         try:
             yield
         finally:
-            self.process.send_signal(signal.SIGCONT)
+            self._child.handle.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        self.process.kill()
-        self._end()
+        self._child.stop(grace_seconds=0.0)
 
     def stop(self) -> int:
-        self.process.terminate()
-        return self._end()
-
-    def _end(self) -> int:
-        try:
-            status = self.process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            status = self.process.wait()
-        self._reader.join(STOP_SECONDS)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        return status
+        return self._child.stop(grace_seconds=STOP_SECONDS)
 
 
 @dataclass(frozen=True)
