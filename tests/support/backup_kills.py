@@ -4,19 +4,19 @@ The network runs in this process, which then forks: each fork does the work from
 the next process of a neuron would. It prints what each of them left, as JSON.
 """
 
-import itertools
 import json
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 
 import torch
 
 from templar.exchange.encryption import Binding, decrypt
 from templar.neuron.backup import list_backups, restore_home, store_backup
-from tests.support.kill_points import ROOT, is_done
+from tests.support.kill_points import ROOT, killed_at_every_step
 from tests.support.network import Network, tiny
 
 NAME = "honest-3"
@@ -29,14 +29,7 @@ def run(folder):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _killed(folder, work, look):
-    left, step = [], itertools.count()
-    while not is_done(next(step), folder, work):
-        left.append(look())
-    return [*left, look()]
-
-
-def main():
+def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     network = Network(folder, tiny(storage={"private_backup_windows": 1}))
@@ -54,7 +47,7 @@ def main():
                 whole = sum(map(len, decrypt(source, info.size, signer=member.hotkey, binding=binding)))
         return {"windows": [window for window, _ in found], "whole": whole > 0}
 
-    made = _killed(folder, lambda: store_backup(config), backups)
+    made = [backups() for _ in killed_at_every_step(repeat(folder), lambda _: store_backup(config))]
     network.nodes.pop(NAME).stop()
     shutil.rmtree(config.home)
     new = replace(config, home=config.home.parent / "new" / NAME)
@@ -65,7 +58,7 @@ def main():
         shutil.rmtree(new.home, ignore_errors=True)
         return {"home": sorted(files)}
 
-    restored = _killed(folder, lambda: restore_home(new), home)
+    restored = [home() for _ in killed_at_every_step(repeat(folder), lambda _: restore_home(new))]
     print(json.dumps({"backup": made, "restore": restored}))
 
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -37,21 +38,19 @@ def kill_before(number, folder):
     sys.addaudithook(hook)
 
 
-def is_done(number, folder, work):
-    """Do some work in a fork that dies before its n-th operation on a file; whether there was none such."""
-    if (child := os.fork()) == 0:
-        kill_before(number, folder)
-        work()
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
+def killed_at_every_step(folders: Iterable[Path], work: Callable[[Path], object]) -> Iterator[Path]:
+    """Do work in each folder, killed before its n-th operation there; yields the folder after the kill.
 
-
-def _kill_at_every_step(folder, prepare, work):
-    prepare(folder / "prepared")
-    for step in itertools.count():
-        copy = folder / str(step)
-        shutil.copytree(folder / "prepared", copy)
-        if is_done(step, copy, partial(work, copy)):
+    The last folder is that of the work that came to its end.
+    """
+    for step, folder in enumerate(folders):
+        if (child := os.fork()) == 0:
+            kill_before(step, folder)
+            work(folder)
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        yield folder
+        if status == 0:
             return
 
 
@@ -66,7 +65,11 @@ def main():
         "progress": (partial(snapshots.save_progress, steps=1), snapshots.save_progress),
     }
     for name in sys.argv[2:] or works:
-        _kill_at_every_step(Path(sys.argv[1]) / name, *works[name])
+        (prepare, work), folder = works[name], Path(sys.argv[1]) / name
+        prepare(folder / "prepared")
+        copies = (shutil.copytree(folder / "prepared", folder / str(step)) for step in itertools.count())
+        for _ in killed_at_every_step(copies, work):
+            pass
 
 
 if __name__ == "__main__":
