@@ -28,8 +28,6 @@ LONG = 3600.0
 
 
 class Webhook(ScriptedServer):
-    """Keeps what is posted to it."""
-
     @property
     def messages(self) -> list[dict[str, str]]:
         return [json.loads(request.body) for request in self.requests]
@@ -165,7 +163,6 @@ def test_deploying_again_changes_nothing_but_what_differs(
 
 
 def stamps(server: RunningPrefectServer, neuron: str) -> dict[str, str]:
-    """When each automation was changed last."""
     answer = httpx.post(f"{server.server.api_url}/automations/filter", json={})
     return {each["name"]: each["updated"] for each in answer.json() if f"neuron:{neuron}" in each["tags"]}
 

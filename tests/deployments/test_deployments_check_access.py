@@ -1,19 +1,20 @@
 """`templar access`, and the check that comes before a registration."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from pydantic import SecretStr
 
-from blocks import BucketCredentials, Neuron, NeuronBucket, StorageEndpoint
 from deployments import check_access
-from deployments.register import require_reachable
+from deployments.local.wallets import create_wallet
+from deployments.register import checked_neuron
 from deployments.s3_endpoint import AccessKey, BucketKeys, create_bucket_with_keys
+from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 from tests.support.commands import Call, write_env
-from tests.support.errors import raising
+from tests.support.errors import error_of
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import MotoEndpoint, store_at
 
@@ -22,7 +23,9 @@ ACCOUNT = uuid4().hex
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
-    return PreparedNetwork(tmp_path_factory.mktemp("access"))
+    network = PreparedNetwork(tmp_path_factory.mktemp("access"))
+    create_wallet(network.plan.wallets, "local", "stranger")
+    return network
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +35,11 @@ def keys(moto: MotoEndpoint) -> BucketKeys:
 
 @pytest.fixture
 def call(tmp_path: Path, run_main: Any) -> Call:
-    """Calls the command with these variables."""
     return lambda variables: run_main(check_access.main, "--env-file", write_env(tmp_path / ".env", variables))
 
 
 def environment(network: PreparedNetwork, moto: MotoEndpoint, read: AccessKey, write: AccessKey) -> dict[str, str]:
-    """A miner's environment whose buckets are on the endpoint; the dataset is in its own."""
-    values = network.environment("lazy") | {
-        "TEMPLAR_STORAGE": moto.admin.endpoint_url,
-        "R2_GRADIENTS_ACCOUNT_ID": ACCOUNT,
-        "R2_GRADIENTS_BUCKET_NAME": ACCOUNT,
-        "R2_DATASET_ACCOUNT_ID": ACCOUNT,
-        "R2_DATASET_BUCKET_NAME": ACCOUNT,
-    }
-    for name, key in (("GRADIENTS_READ", read), ("GRADIENTS_WRITE", write), ("DATASET_READ", read)):
-        values[f"R2_{name}_ACCESS_KEY_ID"] = key.access_key_id
-        values[f"R2_{name}_SECRET_ACCESS_KEY"] = key.secret_access_key
-    return values
+    return network.environment_on(moto.admin.endpoint_url, ACCOUNT, read, write)
 
 
 def objects(moto: MotoEndpoint, keys: BucketKeys) -> list[str]:
@@ -72,29 +63,63 @@ def test_a_read_key_that_writes_is_told_and_no_secret_with_it(
     assert objects(moto, keys) == []
 
 
-def with_keys(network: PreparedNetwork, moto: MotoEndpoint, read: AccessKey, write: AccessKey) -> Neuron:
-    """The network's lazy miner, with a bucket on the endpoint."""
-
-    def block(key: AccessKey) -> BucketCredentials:
-        return BucketCredentials(access_key_id=key.access_key_id, secret_access_key=SecretStr(key.secret_access_key))
-
-    endpoint = StorageEndpoint(url=moto.admin.endpoint_url)
-    bucket = NeuronBucket(endpoint=endpoint, account_id=ACCOUNT, read=block(read), write=block(write))
-    return network.block("lazy").model_copy(update={"bucket": bucket})
+# The check that comes before a registration.
 
 
-class TestBeforeRegistration:
-    def test_the_right_keys_pass(self, network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys) -> None:
-        require_reachable(with_keys(network, moto, keys.read, keys.write))
-        assert objects(moto, keys) == []
+def poor(_: Ledger) -> None:
+    raise PermanentError(Reason.CANNOT_PAY_FEES, "the coldkey has nothing")
 
-    @pytest.mark.parametrize(
-        ("both", "reason"), [("write", Reason.READ_KEY_WRITES), ("read", Reason.WRITE_KEY_REFUSED)]
-    )
-    def test_wrong_keys_are_refused_before_one_is_published(
-        self, network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys, both: str, reason: Reason
-    ) -> None:
-        with raising(PermanentError, reason, "R2_GRADIENTS_READ_*, R2_GRADIENTS_WRITE_*: bucket ") as caught:
-            require_reachable(with_keys(network, moto, getattr(keys, both), getattr(keys, both)))
-        assert keys.write.secret_access_key not in str(caught.value)
-        assert objects(moto, keys) == []
+
+ELSEWHERE = "0123456789abcdef" * 2
+OTHER_BUCKET = {"R2_GRADIENTS_ACCOUNT_ID": ELSEWHERE, "R2_GRADIENTS_BUCKET_NAME": ELSEWHERE}
+OTHER_DATASET = {"R2_DATASET_ACCOUNT_ID": "elsewhere", "R2_DATASET_BUCKET_NAME": "elsewhere"}
+WALLETS = "hotkeys/none: no such hotkey; the wallet holds aggregator, burn, lazy, stranger, validator"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"WALLET_HOTKEY": "none"}, WALLETS),
+        ({"WALLET_HOTKEY": "stranger"}, "[not_registered] WALLET_HOTKEY: "),
+        ({"NETWORK": "ledger:/none.sqlite"}, "NETWORK, NETUID: /none.sqlite: "),
+        ({"TEMPLAR_HOME": "/proc/1/none"}, "[local_file] TEMPLAR_HOME: "),
+        (OTHER_BUCKET, "[bucket_missing] R2_GRADIENTS_READ_*: "),
+        (OTHER_DATASET, "[bucket_missing] R2_DATASET_*: "),
+        ({"DATASET_BINS_PATH": "elsewhere"}, "[dataset_missing] DATASET_BINS_PATH: "),
+        ({"TEMPLAR_STORAGE": "http://127.0.0.1:1"}, "[store_unreachable] R2_GRADIENTS_READ_*: "),
+        ({"TEMPLAR_SINK_GRAFITE": "x"}, "[bad_environment] TEMPLAR_SINK_GRAFITE is no sink's"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(
+    network: PreparedNetwork, changes: dict[str, str], message: str
+) -> None:
+    assert message in str(error_of(lambda: checked_neuron(network.environment("lazy") | changes)))
+
+
+def test_a_coldkey_that_cannot_pay_is_named(network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "require_fees", poor)
+    found = error_of(lambda: checked_neuron(network.environment("lazy")))
+    assert str(found) == "[cannot_pay_fees] WALLET_NAME: the coldkey has nothing"
+
+
+BOTH = "R2_GRADIENTS_READ_*, R2_GRADIENTS_WRITE_*"
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        (("write", "write"), f"[read_key_writes] {BOTH}: bucket "),
+        (("read", "read"), f"[write_key_refused] {BOTH}: bucket "),
+        (("wrong", "write"), f"[access_denied] R2_GRADIENTS_READ_*: bucket {ACCOUNT}: "),
+        (("read", "wrong"), f"[access_denied] R2_GRADIENTS_WRITE_*: bucket {ACCOUNT}: "),
+        (("read", "write"), "[dataset_missing] DATASET_BINS_PATH: "),  # the keys are right, and there is no text
+    ],
+)
+def test_wrong_keys_are_refused_before_one_is_published(
+    network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys, pair: tuple[str, str], message: str
+) -> None:
+    known = {"read": keys.read, "write": keys.write, "wrong": replace(keys.write, secret_access_key="f" * 64)}
+    found = str(error_of(lambda: checked_neuron(environment(network, moto, *(known[each] for each in pair)))))
+    assert found.startswith(message)
+    assert keys.write.secret_access_key not in found
+    assert objects(moto, keys) == []

@@ -232,17 +232,8 @@ def test_another_role_and_another_bucket_on_chain(examine: Examine, network: Pre
     assert found["role"][0] == found["read access on chain"][0] == "doubtful"
 
 
-def test_a_read_key_that_writes(examine: Examine, moto: MotoEndpoint) -> None:
+def test_a_read_key_that_writes(examine: Examine, network: PreparedNetwork, moto: MotoEndpoint) -> None:
     keys = create_bucket_with_keys(moto.admin, bucket := uuid4().hex)
-    values: dict[str, Any] = {
-        "TEMPLAR_STORAGE": moto.admin.endpoint_url,
-        "R2_GRADIENTS_ACCOUNT_ID": bucket,
-        "R2_GRADIENTS_BUCKET_NAME": bucket,
-        "R2_DATASET_ACCOUNT_ID": bucket,
-        "R2_DATASET_BUCKET_NAME": bucket,
-    }
-    for name in ("GRADIENTS_READ", "GRADIENTS_WRITE", "DATASET_READ"):
-        values[f"R2_{name}_ACCESS_KEY_ID"] = keys.write.access_key_id
-        values[f"R2_{name}_SECRET_ACCESS_KEY"] = keys.write.secret_access_key
+    values = network.environment_on(moto.admin.endpoint_url, bucket, keys.write, keys.write)
     verdict, text = examine(**values)["bucket keys"]
     assert (verdict, "read_key_writes" in text) == ("bad", True)

@@ -47,7 +47,6 @@ def require_command(words: list[str]) -> None:
 
 
 def require_clean(*command: str) -> None:
-    """Check that a linter has nothing to say."""
     found = run(*command)
     assert found.returncode == 0, found.stdout + found.stderr
 
@@ -186,7 +185,6 @@ WITH_PODS = [manifest for manifest in MANIFESTS if "template" in manifest["spec"
 
 
 def container_of(name: str) -> dict[str, Any]:
-    """The only container of the pod of this name."""
     (pod,) = [each["spec"]["template"]["spec"] for each in WITH_PODS if each["metadata"]["name"] == name]
     found: dict[str, Any]
     (found,) = pod["containers"]

@@ -21,20 +21,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blocks.storage import BucketCredentials, StorageEndpoint
-from deployments.local import bringup, command, pace
+from deployments.local import bringup, command, pace, prepare
 from deployments.local.acting import acting_command
 from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import SECONDS, measure_pace, rounded_pace, slowed_windows, write_slowed
 from deployments.local.plan import DATASET_PREFIX, LocalPlan
-from deployments.local.prepare import (
-    DATASET_ACCOUNT,
-    Keys,
-    announce_bucket,
-    keep_buckets,
-    prepare_folder,
-    require_own_folder,
-    write_environments,
-)
 from deployments.local.summary import summarise
 from deployments.local.view import LocalView
 from deployments.neuron.folder import Address
@@ -68,8 +59,8 @@ class TestFolder:
     def test_an_own_folder_is_made_anew_for_this_user_alone(self, tmp_path: Path) -> None:
         plan = LocalPlan(tmp_path / "network")
         for _ in range(2):
-            require_own_folder(plan)
-            prepare_folder(plan)
+            prepare.require_own_folder(plan)
+            prepare.prepare_folder(plan)
             assert [path.name for path in plan.folder.iterdir()] == [plan.marker.name]
             (plan.folder / "old").touch()
         assert stat.S_IMODE(plan.folder.stat().st_mode) == 0o700
@@ -78,9 +69,9 @@ class TestFolder:
         (tmp_path / "thesis.tex").touch()
         for folder in (tmp_path, tmp_path / "thesis.tex"):
             with raising(PermanentError, Reason.BAD_ENVIRONMENT, match="would be emptied"):
-                require_own_folder(LocalPlan(folder))
+                prepare.require_own_folder(LocalPlan(folder))
         (tmp_path / "empty").mkdir()
-        require_own_folder(LocalPlan(tmp_path / "empty"))
+        prepare.require_own_folder(LocalPlan(tmp_path / "empty"))
 
 
 class TestPace:
@@ -117,13 +108,6 @@ class TestPace:
         assert command.paced(plan, None).pace == 5
         assert command.paced(plan, 36.0).pace == 36 / load_hparams("local").windows.seconds
 
-    def test_windows_that_are_too_short_are_refused_before_anything_is_touched(self, tmp_path: Path) -> None:
-        folder = tmp_path / "network"
-        network = LocalNetwork(LocalPlan(folder, prefect_port=free_port(), directory_store=True, pace=0.2), print)
-        with raising(PermanentError, Reason.BAD_HPARAMS, match="must leave at least half"):
-            network.up()
-        assert not folder.exists()
-
 
 class TestActing:
     def test_only_the_worker_of_a_bad_actor_is_started_as_one(self) -> None:
@@ -154,8 +138,8 @@ class TestEnvironments:
     def test_a_neuron_may_have_settings_of_its_own(self, network: PreparedNetwork, tmp_path: Path) -> None:
         settings = {"default": {"TEMPLAR_RANKS": "2", "TEMPLAR_THREADS": "4"}}
         plan = replace(network.plan, folder=tmp_path, settings=settings)
-        accounts = [DATASET_ACCOUNT, *(neuron.account_id for neuron in plan.running)]
-        write_environments(plan, dict.fromkeys(accounts, Keys("read", "r", "write", "w")))
+        accounts = [prepare.DATASET_ACCOUNT, *(neuron.account_id for neuron in plan.running)]
+        prepare.write_environments(plan, dict.fromkeys(accounts, prepare.Keys("read", "r", "write", "w")))
         for neuron in plan.running:
             values = dotenv_values(plan.env_file(neuron))
             changes = settings.get(neuron.name, {"TEMPLAR_THREADS": "1"})
@@ -169,7 +153,7 @@ class TestEnvironments:
 
     def test_buckets_are_committed_before_the_first_window(self, network: PreparedNetwork) -> None:
         block = network.block("lazy")
-        announce_bucket(block)
+        prepare.announce_bucket(block)
         (shown,) = (info for info in self.registered(network) if info.hotkey == block.wallet.open().address)
         assert shown.commitment is not None
         assert decode_address(shown.commitment) == block.bucket.open().address
@@ -215,7 +199,7 @@ class TestKeeping:
                 ),
             }
         )
-        keep_buckets(plan, [block.model_copy(update={"bucket": bucket})])
+        prepare.keep_buckets(plan, [block.model_copy(update={"bucket": bucket})])
         kept = DirectoryStore(plan.buckets / block.bucket.account_id)
         assert {info.key: kept.get(info.key, max_bytes=9) for info in kept.list()} == objects
         times = {info.key: info.last_modified for info in writer.list()}
@@ -223,7 +207,7 @@ class TestKeeping:
         values = dotenv_values(plan.network_env)
         assert values["TEMPLAR_STORAGE"] == plan.buckets.as_uri()
         assert stat.S_IMODE(plan.network_env.stat().st_mode) == 0o600
-        assert list(DirectoryStore(plan.buckets / DATASET_ACCOUNT).list(f"{DATASET_PREFIX}/"))
+        assert list(DirectoryStore(plan.buckets / prepare.DATASET_ACCOUNT).list(f"{DATASET_PREFIX}/"))
 
     def test_a_model_that_cannot_be_kept_is_no_failure(
         self, network: PreparedNetwork, capsys: pytest.CaptureFixture[str]
@@ -354,20 +338,19 @@ class TestRefusals:
         assert err.count("\n") == 1
         assert not folder.exists()
 
-    def test_one_port_for_two_servers(self, local: Local, folder: Path, options: Any) -> None:
-        port = free_port()
-        asked = local("up", *options, "--prefect-port", port, "--storage-port", port)
-        assert asked == (1, f"[port_taken] port {port} is asked for twice: set another --storage-port\n")
-        assert not folder.exists()
-
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
             (("--preset", "none"), "[bad_hparams] "),
             (("--actor", "lazy", "--actor", "saint"), "[bad_environment] --actor saint: there is no such actor; "),
+            (
+                ("--prefect-port", "7", "--storage-port", "7"),
+                "[port_taken] port 7 is asked for twice: set another --st",
+            ),
+            (("--window-seconds", "5"), "[bad_hparams] "),
         ],
     )
-    def test_an_unknown_name(
+    def test_a_wrong_option(
         self, local: Local, folder: Path, options: Any, wrong: tuple[str, ...], message: str
     ) -> None:
         status, err = local("up", *options, *wrong)
@@ -388,7 +371,7 @@ class TestRefusals:
     def running(self, folder: Path) -> Iterator[Child]:
         """A process that the folder's record says is a network's."""
         plan = LocalPlan(folder)
-        prepare_folder(plan)
+        prepare.prepare_folder(plan)
         child = start_child("worker", [sys.executable, "-c", "import signal; signal.pause()"], log=folder / "log")
         ProcessRecord(plan.processes).add(child)
         yield child

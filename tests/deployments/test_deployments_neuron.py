@@ -33,8 +33,6 @@ SERVICES = {"the Prefect server", "worker", "housekeeping worker", "window clock
 
 
 class Started:
-    """A neuron that runs under a name of its own."""
-
     def __init__(self, folder: Path) -> None:
         self.name = f"test-{uuid4().hex[:8]}"
         self.folder = NeuronFolder(self.name)

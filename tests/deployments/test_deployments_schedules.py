@@ -66,7 +66,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
 
 
 def by_flow(client: SyncPrefectClient, neuron: str) -> dict[str, DeploymentResponse]:
-    """A neuron's deployments by the names of their flows."""
     flows = {flow.id: flow.name for flow in client.read_flows()}
     return {flows[each.flow_id]: each for each in deployments_of(client, neuron)}
 

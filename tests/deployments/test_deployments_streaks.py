@@ -106,15 +106,12 @@ def client(prefect_api: RunningPrefectServer) -> Iterator[SyncPrefectClient]:
 
 
 class Windows:
-    """The window runs of one neuron on a real server."""
-
     def __init__(self, client: SyncPrefectClient) -> None:
         self.neuron = f"streaky-{uuid4().hex[:8]}"
         self._client, self._window = client, 0
         self._flow = flow(name="miner-window")(lambda: None)
 
     def end(self, *states: State[None]) -> None:
-        """A window after the other ends in these states."""
         for state in states:
             self._window += 1
             name, tags = f"{self.neuron} window {self._window}", [f"neuron:{self.neuron}"]

@@ -59,7 +59,6 @@ def test_every_entrypoint_is_a_module_path() -> None:
 
 @pytest.fixture(scope="module")
 def deployed(prefect_server: RunningPrefectServer) -> Iterator[dict[str, DeploymentResponse]]:
-    """Those of a miner and a validator, on one server."""
     with prefect_server.client() as client:
         ensure_pool(client, WARM, "resident")
         ensure_pool(client, HOUSE, "process")

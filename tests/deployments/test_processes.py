@@ -161,19 +161,6 @@ class TestRecord:
         assert again.entries() == ()
         assert again.stop_all() == ()
 
-    def test_it_works_from_another_process(self, start: Starter, tmp_path: Path) -> None:
-        record = ProcessRecord(tmp_path / "processes.json")
-        child = start(STUBBORN)
-        record.add(child)
-        code = (
-            "import sys; from pathlib import Path; from deployments.processes import ProcessRecord;"
-            "print(ProcessRecord(Path(sys.argv[1])).stop_all(grace_seconds=0.1))"
-        )
-        command = [sys.executable, "-c", code, str(tmp_path / "processes.json")]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert answer.stdout.strip() == str((child.name,))
-        assert child.handle.wait() == -signal.SIGKILL
-
     @pytest.mark.parametrize("text", ["", "{}", '[{"name": "x", "pid": "all"}]'])
     def test_a_broken_record_is_refused(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "processes.json"

@@ -65,8 +65,6 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Forked:
-    """A process that was forked from this one; its answer lies in a JSON file."""
-
     pid: int
     answer: Path
 

@@ -21,6 +21,7 @@ from deployments.local.prepare import (
     write_environments,
 )
 from deployments.prefect_server import PROJECT_ROOT
+from deployments.s3_endpoint import AccessKey
 from templar.chain.ledger import Ledger
 from templar.data.shards.shard_writer import build_shards
 from templar.datasets.page_writer import build_dataset
@@ -109,6 +110,16 @@ class PreparedNetwork:
     def environment(self, name: str) -> dict[str, str]:
         values = dotenv_values(self.plan.folder / "env" / f"{name}.env")
         return {variable: value for variable, value in values.items() if value is not None}
+
+    def environment_on(self, url: str, account: str, read: AccessKey, write: AccessKey) -> dict[str, str]:
+        """That of the lazy miner, whose buckets are one on an endpoint; the dataset is in its own."""
+        values = self.environment("lazy") | {"TEMPLAR_STORAGE": url}
+        for name in ("GRADIENTS", "DATASET"):
+            values |= dict.fromkeys((f"R2_{name}_ACCOUNT_ID", f"R2_{name}_BUCKET_NAME"), account)
+        for name, key in (("GRADIENTS_READ", read), ("GRADIENTS_WRITE", write), ("DATASET_READ", read)):
+            values[f"R2_{name}_ACCESS_KEY_ID"] = key.access_key_id
+            values[f"R2_{name}_SECRET_ACCESS_KEY"] = key.secret_access_key
+        return values
 
     def block(self, name: str) -> Neuron:
         return neuron_from_environment(self.environment(name))

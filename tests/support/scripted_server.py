@@ -115,7 +115,6 @@ S = TypeVar("S", bound=ScriptedServer)
 
 @contextmanager
 def serving(server: S) -> Iterator[S]:
-    """Serve from a thread of this process as long as the context lasts."""
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

@@ -78,8 +78,6 @@ def test_figures_arrive_with_names_kinds_and_labels(sinks: NeuronSinks, receiver
 
 
 def run_window(window: int, *, fails: bool) -> None:
-    """A window of three steps, the last of which may fail."""
-
     def gather() -> None:
         if fails:
             raise TransientError(Reason.STORE_BUSY, "busy")

@@ -25,7 +25,6 @@ WINDOW = 7
 
 @pytest.fixture(autouse=True)
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The keys of the tables that are shown."""
     keys: list[str] = []
     monkeypatch.setattr(tasks.window, "table", lambda key, rows, description: keys.append(key))
     return keys
