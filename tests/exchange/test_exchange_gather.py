@@ -127,8 +127,12 @@ class Scene:
         return [self.members[uid].neuron for uid in uids]
 
 
-def summary(report):
-    return [(outcome.uid, outcome.tier, outcome.reason) for outcome in report.outcomes]
+def reasons(report):
+    """Tier -> uid -> the reason of its outcome, None if it counts."""
+    found = {}
+    for outcome in report.outcomes:
+        found.setdefault(outcome.tier, {})[outcome.uid] = outcome.reason
+    return found
 
 
 def accepted(report):
@@ -142,7 +146,9 @@ def scene(tmp_path):
 
 def test_the_report_is_in_uid_order(scene):
     report = scene.gather([5, 2, 9, 3])
-    assert summary(report) == [(uid, GATHER, None) for uid in (2, 3, 5, 9)]
+    assert [(each.uid, each.tier, each.reason) for each in report.outcomes] == [
+        (uid, GATHER, None) for uid in (2, 3, 5, 9)
+    ]
     assert report.window == WINDOW
     assert [each.manifest.payload_sha256 for each in report.submissions] == [
         sha256_hex(scene.payloads[uid]) for uid in (2, 3, 5, 9)
@@ -187,9 +193,11 @@ def test_the_report_counts_bytes_and_reasons(scene):
 def test_the_reserve_fills_the_places_of_failed_peers_in_order(scene, spoilt, reserve, others, unasked):
     scene.spoil(*spoilt)
     report = scene.gather([2, 3], reserve, others)
-    tiers = dict.fromkeys((2, 3), GATHER) | dict.fromkeys(reserve, RESERVE) | dict.fromkeys(others, OTHER)
-    expected = [(uid, tier, WRONG_HASH if uid in spoilt else None) for uid, tier in sorted(tiers.items())]
-    assert summary(report) == [outcome for outcome in expected if outcome[0] not in unasked]
+    tiers = {GATHER: (2, 3), RESERVE: reserve, OTHER: others}
+    asked = {tier: [uid for uid in uids if uid not in unasked] for tier, uids in tiers.items()}
+    assert reasons(report) == {
+        tier: {uid: WRONG_HASH if uid in spoilt else None for uid in uids} for tier, uids in asked.items() if uids
+    }
     assert not any(map(scene.asked, unasked))
 
 
@@ -242,7 +250,7 @@ def test_a_failing_store_is_asked_again_until_it_answers(scene):
     for uid in (3, 5):
         scene.fail(uid, until=scene.times.settles + 1.5)
     report = scene.gather([2, 3, 4], reserve=[5, 6], retry_seconds=12.0)
-    assert summary(report) == [(2, GATHER, None), (3, GATHER, None), (4, GATHER, WRONG_HASH), (5, RESERVE, None)]
+    assert reasons(report) == {GATHER: {2: None, 3: None, 4: WRONG_HASH}, RESERVE: {5: None}}
     assert scene.times.settles + 1.5 <= scene.subnet.clock.now() <= scene.times.settles + 8
     assert not scene.asked(6)
 
@@ -250,7 +258,7 @@ def test_a_failing_store_is_asked_again_until_it_answers(scene):
 def test_a_failing_store_is_given_up_at_the_deadline_and_its_place_filled(scene):
     scene.fail(3)
     report = scene.gather([2, 3], reserve=[4])
-    assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.STORE_BUSY), (4, RESERVE, None)]
+    assert reasons(report) == {GATHER: {2: None, 3: Reason.STORE_BUSY}, RESERVE: {4: None}}
     assert scene.times.settles <= scene.subnet.clock.now() <= scene.times.settles + 2
     assert len(scene.buckets[3].store.calls) < 20
 
@@ -260,14 +268,14 @@ def test_a_failing_store_does_not_hold_up_the_second_look_at_others(scene):
     scene.withdraw(4, *REVEALED)
     looked = scene.watch(4)
     report = scene.gather([3, 4])
-    assert summary(report) == [(3, GATHER, Reason.STORE_BUSY), (4, GATHER, Reason.MANIFEST_MISSING)]
+    assert reasons(report) == {GATHER: {3: Reason.STORE_BUSY, 4: Reason.MANIFEST_MISSING}}
     assert max(looked) == scene.times.settles
 
 
 def test_a_late_gather_still_looks_once(scene):
     scene.subnet.clock.sleep_until(scene.times.settles + 100)
     scene.fail(3)
-    assert summary(scene.gather([2, 3])) == [(2, GATHER, None), (3, GATHER, Reason.STORE_BUSY)]
+    assert reasons(scene.gather([2, 3])) == {GATHER: {2: None, 3: Reason.STORE_BUSY}}
     assert scene.subnet.clock.now() == scene.times.settles + 100
 
 
@@ -284,21 +292,13 @@ def test_an_exploding_store_does_not_touch_the_others(scene, error, reason, conc
     for uid in (3, 5):
         scene.fail(uid, error)
     report = scene.gather([2, 3, 4], reserve=[5, 6], others=[7], concurrency=concurrency)
-    assert summary(report) == [
-        (2, GATHER, None),
-        (3, GATHER, reason),
-        (4, GATHER, None),
-        (5, RESERVE, reason),
-        (6, RESERVE, None),
-        (7, OTHER, None),
-    ]
-    failed = report.outcome(3)
-    assert failed.detail.isprintable()
+    assert reasons(report) == {GATHER: {2: None, 3: reason, 4: None}, RESERVE: {5: reason, 6: None}, OTHER: {7: None}}
+    assert report.outcome(3).detail.isprintable()
 
 
 def test_an_unassigned_peer_does_not_count(scene):
     report = scene.gather([2, 3], assignment=lambda uid: ASSIGNMENT if uid == 2 else None)
-    assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.WRONG_ASSIGNMENT)]
+    assert reasons(report) == {GATHER: {2: None, 3: Reason.WRONG_ASSIGNMENT}}
 
 
 def test_a_long_message_of_a_store_is_cut(scene):
@@ -356,36 +356,28 @@ class TestSlowPeers:
         for uid in uids:
             scene.views[uid] = scene.buckets[uid].store
 
-    def test_a_slow_peer_is_cancelled_and_the_reserve_has_its_place(self, scene):
+    @pytest.mark.parametrize(
+        ("peers", "reserve", "others", "expected"),
+        [
+            ([2, 3, 4], [5, 6], [], {GATHER: {2: None, 3: Reason.TOO_SLOW, 4: None}, RESERVE: {5: None}}),
+            ([2, 3], [], [4], {GATHER: {2: None, 3: Reason.TOO_SLOW}, OTHER: {4: None}}),
+            # A slow one of the reserve leaves time for the next.
+            (
+                [7, 4],
+                [3, 5],
+                [],
+                {GATHER: {4: None, 7: Reason.COMMIT_MISSING}, RESERVE: {3: Reason.TOO_SLOW, 5: None}},
+            ),
+        ],
+    )
+    def test_a_slow_peer_is_cancelled_and_the_reserve_has_its_place(self, scene, peers, reserve, others, expected):
+        scene.withdraw(7, Kind.COMMIT)
         with self.slow(scene, 3):
-            report = scene.gather([2, 3, 4], reserve=[5, 6], clock=SystemClock(), concurrency=8)
-        assert summary(report) == [
-            (2, GATHER, None),
-            (3, GATHER, Reason.TOO_SLOW),
-            (4, GATHER, None),
-            (5, RESERVE, None),
-        ]
-        slow = report.outcome(3)
-        assert slow.detail
-        again = scene.gather([2, 3, 4], clock=SystemClock(), concurrency=8)
-        assert accepted(again) == [2, 3, 4]
-
-    def test_without_a_reserve_a_slow_peer_has_all_of_the_time(self, scene):
-        with self.slow(scene, 3):
-            report = scene.gather([2, 3], others=[4], clock=SystemClock(), concurrency=8)
-        assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.TOO_SLOW), (4, OTHER, None)]
-        assert report.seconds >= 1.5
-
-    def test_a_slow_reserve_leaves_time_for_the_next(self, scene):
-        scene.withdraw(2, Kind.COMMIT)
-        with self.slow(scene, 3):
-            report = scene.gather([2, 4], reserve=[3, 5], clock=SystemClock(), concurrency=8)
-        assert summary(report) == [
-            (2, GATHER, Reason.COMMIT_MISSING),
-            (3, RESERVE, Reason.TOO_SLOW),
-            (4, GATHER, None),
-            (5, RESERVE, None),
-        ]
+            report = scene.gather(peers, reserve, others, clock=SystemClock(), concurrency=8)
+        assert reasons(report) == expected
+        assert report.outcome(3).detail
+        assert reserve or report.seconds >= 1.5, "without a reserve it has all of the time"
+        assert accepted(scene.gather([2, 3, 4], clock=SystemClock(), concurrency=8)) == [2, 3, 4]
 
     def test_a_peer_that_was_never_tried_has_an_outcome(self, scene, monkeypatch):
         monkeypatch.setattr(gather_module, "THREADS_PER_PLACE", 1)
@@ -412,7 +404,7 @@ class TestRequests:
 
         store.before = hook
         report = scene.gather([2, 3, 4], concurrency=concurrency, retry_seconds=LONG)
-        assert summary(report) == [(2, GATHER, None), (3, GATHER, Reason.STORE_BUSY), (4, GATHER, None)]
+        assert reasons(report) == {GATHER: {2: None, 3: Reason.STORE_BUSY, 4: None}}
         assert HEALTHY_REQUESTS <= len(store.calls) <= 2 * HEALTHY_REQUESTS
         assert all(len(scene.buckets[uid].store.calls) == HEALTHY_REQUESTS for uid in (2, 4))
 
