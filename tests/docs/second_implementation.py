@@ -633,28 +633,10 @@ class Judge:
 
     @staticmethod
     def fresh() -> dict[str, Any]:
-        card = {
-            "uid": None,
-            "registered_at": None,
-            "mu": 25.0,
-            "sigma": 25 / 3,
-            "binary_average": 0.0,
-            "sync": 0.0,
-            "final": 0.0,
-        }
-        card |= {"advantage": 0.0, "own_excess": 0.0}
-        return card | {
-            "last_reveal": None,
-            "idle": 0,
-            "measured": 0,
-            "applied": 0,
-            "last_exact": None,
-            "curvature": None,
-            "predicted_gain": 0.0,
-            "fruitless": 0.0,
-            "exclusions": 0,
-            "excluded_until": None,
-        }
+        averages = ("binary_average", "advantage", "own_excess", "sync", "final", "predicted_gain", "fruitless")
+        unknown = ("uid", "registered_at", "last_reveal", "last_exact", "curvature", "excluded_until")
+        card: dict[str, Any] = {"mu": 25.0, "sigma": 25 / 3, **dict.fromkeys(averages, 0.0)}
+        return card | dict.fromkeys(unknown) | dict.fromkeys(("idle", "measured", "applied", "exclusions"), 0)
 
     @staticmethod
     def settled(value: float) -> float:

@@ -144,7 +144,7 @@ def payload(found: Any) -> Any:
             for each in found["tensors"]
         ],
         "payloads": payloads,
-        "rejected": [each | {"reason": _reason(damaged(each, payloads))} for each in found["rejected"]],
+        "rejected": [each | {"reason": refusal(damaged(each, payloads))} for each in found["rejected"]],
         "value_code": {"significands": significands, "max_step": Spec.MAX_STEP, "means": means},
         "coding": [_coding(each) for each in found["coding"]],
         "rice": [_rice(each) for each in found["rice"]],
@@ -186,7 +186,8 @@ def damaged(case: dict[str, Any], payloads: dict[str, Any]) -> bytes:
     return data + (struct.pack("<I", zlib.crc32(data)) if case["checksum_made_right"] else b"")
 
 
-def _reason(data: bytes) -> str | None:
+def refusal(data: bytes) -> str | None:
+    """The reason for which the second implementation refuses a payload."""
     try:
         Spec.read_payload(data, layouts()["plain"])
     except RefusedError as error:
