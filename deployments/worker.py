@@ -48,7 +48,7 @@ from deployments.work_pool import (
     sole_worker_of,
 )
 from templar.errors import PermanentError, Reason
-from templar.interrupt import StoppedError, clear_stop, request_stop
+from templar.interrupt import StoppedError, clear_stop, ends_soon, request_stop
 
 CANCELLATION_POLL_SECONDS = 2.0
 """The pause after which a worker checks whether its run was cancelled."""
@@ -252,17 +252,19 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
     async def _drain(self, scope: anyio.CancelScope) -> None:
         """Let the current run finish; after its grace, or at a second signal, interrupt it; if it hangs, end anyway."""
         self._logger.info("Asked to stop: no new runs, and the current one has its grace.")
-        if not await self._idle_within(self._configuration.grace_seconds):
+        if not await self._idle_within(self._configuration.grace_seconds, unless=ends_soon):
             await self._interrupt()
             if not await self._idle_within(self._configuration.stop_seconds):
                 await self._abandon()
         scope.cancel()
 
-    async def _idle_within(self, seconds: float) -> bool:
-        """Whether the current run ends within a time, and before the next signal."""
+    async def _idle_within(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Whether the current run ends within a time, before the next signal, and before something else holds."""
         num_signals = self._num_stop_signals
         with anyio.move_on_after(seconds):
             while self._limiter and self._limiter.borrowed_tokens and self._num_stop_signals == num_signals:
+                if unless():
+                    break
                 await anyio.sleep(_IDLE_POLL_SECONDS)
         return not (self._limiter and self._limiter.borrowed_tokens)
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from templar.errors import Reason
 
 _stop = threading.Event()
+_no_future = threading.Event()
 _waited = threading.local()
 
 
@@ -45,6 +46,16 @@ def wait(seconds: float) -> None:
     with waiting():
         if _stop.wait(max(0.0, seconds)):
             check_stop()
+
+
+def end_soon() -> None:
+    """Ask the host to stop the running window without a grace, and to end: only another process can go on with it."""
+    _no_future.set()
+
+
+def ends_soon() -> bool:
+    """Whether this process is of no use any more."""
+    return _no_future.is_set()
 
 
 @contextmanager

@@ -108,14 +108,13 @@ class StoredTensors(Mapping[str, Tensor]):
     Args:
         path: The file, which nobody changes.
         prefix: The prefix.
-        keeps: What keeps the file there, such as a temporary folder; it lives as long as this does.
 
     Raises:
         PermanentError: `bad_state_file`; the file is not safetensors, is cut off, or not all of it is float32. Reading
             a tensor raises the same.
     """
 
-    def __init__(self, path: Path, prefix: str = "", *, keeps: object = None) -> None:
+    def __init__(self, path: Path, prefix: str = "") -> None:
         # 1. The library checks that header, offsets and length fit together.
         with reading_header(path, Reason.BAD_STATE_FILE, MAX_HEADER_BYTES) as start:
             with safe_open(path, framework="pt") as file:
@@ -127,7 +126,7 @@ class StoredTensors(Mapping[str, Tensor]):
         header.pop(_METADATA, None)
         if wrong := [name for name, entry in header.items() if entry["dtype"] != _FLOAT32]:
             raise PermanentError(Reason.BAD_STATE_FILE, f"{path}: tensor {one_line(wrong[0])!r} is not float32")
-        self.path, self.prefix, self._keeps = path, prefix, keeps
+        self.path, self.prefix = path, prefix
         self.shapes: dict[str, tuple[int, ...]] = {}
         """Shape by name, known without reading any tensor."""
         self._offsets: dict[str, int] = {}

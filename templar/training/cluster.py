@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from threading import Event
 
@@ -32,7 +33,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings, Training
-from templar.interrupt import StoppedError, check_stop
+from templar.interrupt import StoppedError, check_stop, end_soon
 from templar.store.files import replacing
 from templar.tensorfile import Zeros
 from templar.training.device import bad_environment, choose_device, given_threads
@@ -129,27 +130,21 @@ class Member:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def lead(
-        self,
-        job: Job,
-        params: Mapping[str, Tensor],
-        sequences: Tensor,
-        optimizer: OptimizerState,
-        keep_going: Callable[[], bool],
-    ) -> TrainResult:
-        """Let all ranks do a job, as rank 0."""
+    def give(self, job: Job) -> None:
+        """Let the other ranks begin a job, as rank 0."""
         self.store.set(f"job/{self._number}", _JOB.dump_json(job).decode())
         self._number += 1
-        return self._work(job, params, sequences.to(torch.int32).contiguous(), optimizer, keep_going)
 
     def follow(self, stopping: Event) -> int:
         """Do each job that rank 0 sets, as another rank; the exit code of this process."""
+        for slow in ("torch.distributed.fsdp", "transformers.models.llama.modeling_llama"):  # nobody waits for it later
+            import_module(slow)
         self.store.set(f"ready/{self.rank}", "")
         while (job := self._next_job(stopping)) is not None:
             zeros = Zeros(parameter_shapes(job.setup.model))  # of these only names and shapes count
             optimizer = OptimizerState(job.optimizer_steps, zeros, zeros)
             try:
-                self._work(job, zeros, torch.empty(job.shape, dtype=torch.int32), optimizer, lambda: True)
+                self.work(job, zeros, torch.empty(job.shape, dtype=torch.int32), optimizer, lambda: True)
             except StoppedError as stop:
                 log.info("%s", stop)
             except Exception as error:  # rank 0 says why
@@ -171,6 +166,7 @@ class Member:
 
     def end_group(self) -> None:
         """End the other ranks of this host; torch's launcher then ends this process, with SIGTERM."""
+        end_soon()
         others = [each for each in psutil.Process(os.getppid()).children() if each.pid != os.getpid()]
         for each in others:
             with suppress(psutil.Error):
@@ -190,7 +186,7 @@ class Member:
         self._number += 1
         return _JOB.validate_json(self.store.get(key))
 
-    def _work(
+    def work(
         self,
         job: Job,
         params: Mapping[str, Tensor],
@@ -198,6 +194,7 @@ class Member:
         optimizer: OptimizerState,
         keep_going: Callable[[], bool],
     ) -> TrainResult:
+        """Train with all other ranks, which call the same; the tensors that count are those of rank 0."""
         # 1. What rank 0 has.
         trainer = self._built(job.setup)
         settings = trainer.settings.model_copy(update={"micro_batch": job.micro_batch})
@@ -221,10 +218,8 @@ class Member:
         # 3. Nobody is done before all are; the figures have the memory of the largest rank.
         peak = torch.tensor(trainer.device.peak_bytes())
         distributed.all_reduce(peak, op=distributed.ReduceOp.MAX)
-        if failure is not None:
-            raise failure
         if result is None or result.figures is None:
-            raise TypeError("training has figures")
+            raise failure or TypeError("training has figures")
         return replace(result, figures=replace(result.figures, peak_bytes=int(peak)))
 
     def _built(self, setup: Setup) -> Trainer:
@@ -391,14 +386,20 @@ class ClusterTrainer:
         )
         self._member.wait_for_others(keep_going)
         try:
-            result = self._member.lead(job, params, sequences, optimizer, keep_going)
+            self._member.give(job)
+            result = self._member.work(job, params, sequences.to(torch.int32).contiguous(), optimizer, keep_going)
         except Exception as error:
             if isinstance(error, PermanentError) and error.reason in IN_STEP:
                 raise
             failed = self._failure(error, training, length)
             self._member.end_group()
             raise GroupEndedError(failed.reason, failed.message) from error
-        return self._described(result, is_sharded=setup.sharded)
+        if result.figures is None:
+            raise TypeError("training has figures")
+        where = "" if self._hosts == 1 else f" on {self._hosts} hosts"
+        ranks = f"{self._member.size} ranks{where}, {'sharded' if setup.sharded else 'replicated'}"
+        why = "; ".join(part for part in (self.device.why, ranks) if part)
+        return replace(result, figures=replace(result.figures, choice=why))
 
     def _setup_for(self, length: int) -> Setup:
         """What the ranks build: decided once, while they have no model yet."""
@@ -406,14 +407,6 @@ class ClusterTrainer:
             is_sharded = self.micro_batches.sharded(length)
             self._setup = Setup(self.model, self._rank_settings, is_sharded, PATIENCE_SECONDS)
         return self._setup
-
-    def _described(self, result: TrainResult, *, is_sharded: bool) -> TrainResult:
-        if result.figures is None:
-            raise TypeError("training has figures")
-        where = "" if self._hosts == 1 else f" on {self._hosts} hosts"
-        ranks = f"{self._member.size} ranks{where}, {'sharded' if is_sharded else 'replicated'}"
-        why = "; ".join(part for part in (self.device.why, ranks) if part)
-        return replace(result, figures=replace(result.figures, choice=why))
 
     def _failure(self, error: Exception, training: Training, length: int) -> Failed:
         """The reason for which the group ends: the first that is not just the end of another rank."""

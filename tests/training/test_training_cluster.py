@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -16,9 +17,10 @@ import pytest
 import torch
 
 from templar.errors import PermanentError, Reason
-from templar.hparams import TrainerSettings
+from templar.hparams import Model, TrainerSettings, load_hparams
 from templar.neuron.miner import NOTHING_TO_PUBLISH
 from templar.training.cluster import MICRO_BATCH_FILE, ClusterTrainer, interface_to, open_trainer, rank_count
+from templar.training.memory import estimated_bytes
 from templar.training.torchrun import command_of_other_hosts, launch
 from templar.training.train import Trainer
 from tests.support.errors import raising
@@ -229,16 +231,10 @@ def test_a_rendezvous_that_is_not_this_hosts_own(tmp_path: Path, rendezvous: str
     assert interface_to("127.0.0.1:29500", is_own=True) == "lo"
 
 
-class _Member:
-    """A place in a group that nobody uses."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-
-def alone(chosen: TrainerSettings, folder: Path) -> ClusterTrainer:
+def alone(chosen: TrainerSettings, folder: Path, model: Model = MODEL) -> ClusterTrainer:
     """A trainer whose group does nothing."""
-    return ClusterTrainer(MODEL, chosen, _Member(rank_count(chosen)), folder)  # type: ignore[arg-type]
+    member: Any = SimpleNamespace(size=rank_count(chosen) * chosen.hosts)
+    return ClusterTrainer(model, chosen, member, folder)
 
 
 @pytest.mark.parametrize(
@@ -251,13 +247,42 @@ def alone(chosen: TrainerSettings, folder: Path) -> ClusterTrainer:
     ],
 )
 def test_a_batch_that_the_ranks_do_not_divide(tmp_path: Path, ranks: int, micro_batch: int | str, remedy: str) -> None:
-    with pytest.raises(PermanentError, match=remedy) as caught:
-        alone(settings(ranks, micro_batch=micro_batch), tmp_path).check(TRAINING, length=HPARAMS.data.sequence_length)
-    assert caught.value.reason is Reason.BAD_ENVIRONMENT
+    trainer = alone(settings(ranks, micro_batch=micro_batch), tmp_path)
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT, match=remedy):
+        trainer.check(TRAINING, length=HPARAMS.data.sequence_length)
 
 
 def test_auto_shards_a_model_that_does_not_fit_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = alone(settings(sharding="auto"), tmp_path)
-    assert not trainer.micro_batches.sharded(HPARAMS.data.sequence_length)
-    monkeypatch.setattr("templar.training.device.psutil.virtual_memory", lambda: type("", (), {"available": 1000}))
-    assert trainer.micro_batches.sharded(HPARAMS.data.sequence_length)
+    trainer, length = alone(settings(sharding="auto"), tmp_path), HPARAMS.data.sequence_length
+    assert not trainer.micro_batches.sharded(length)
+    monkeypatch.setattr("templar.training.device.psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+    assert trainer.micro_batches.sharded(length)
+
+
+@pytest.mark.parametrize(("ranks", "shards"), [(1, 2), (2, 2), (8, 8)])
+def test_a_sharded_model_is_divided_among_the_ranks_of_a_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, shards: int
+) -> None:
+    small = TRAINING.model_copy(update={"batch_size": 16, "micro_batch_size": 1})
+    model, length = load_hparams("1B").model, HPARAMS.data.sequence_length
+    chosen = settings(ranks, "auto", hosts=2, rendezvous="10.0.0.1:29500")
+    trainer = alone(chosen, tmp_path, model)
+    one, part = (
+        estimated_bytes(model, chosen, trainer.device, micro_batch=1, length=length, shards=each)
+        for each in (1, shards)
+    )
+    free = (one + part) // 2 * ranks
+    monkeypatch.setattr("templar.training.device.psutil.virtual_memory", lambda: SimpleNamespace(available=free))
+    assert trainer.micro_batches.sharded(length)
+    trainer.micro_batches.check(small, length)
+    free = (part - 1) * ranks
+    with raising(PermanentError, Reason.OUT_OF_MEMORY):
+        trainer.micro_batches.check(small, length)
+
+
+def test_settings_name_the_rendezvous_and_the_hosts_together() -> None:
+    for wrong in ({"hosts": 2}, {"rendezvous": "10.0.0.1:29500"}):
+        with pytest.raises(ValueError, match="hosts above 1 and rendezvous belong together"):
+            settings(**wrong)
+    with pytest.raises(ValueError, match="repeatable training takes one rank"):
+        TrainerSettings(hosts=2, rendezvous="10.0.0.1:29500")

@@ -1,7 +1,7 @@
 """Makes ranks slow, and rank 1 run out of memory: Python imports this file where PYTHONPATH has its folder.
 
 Each forward pass of a rank takes 0.05 s more and appends a byte to `forward-{rank}.marks` in the temporary folder. Rank
-1 runs out of memory while the file `out_of_memory` lies there. Ranks wait half a minute for each other.
+1 runs out of memory while the file `out_of_memory` lies there. Ranks wait a minute for each other.
 """
 
 import os
@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PAUSE_SECONDS, PATIENCE_SECONDS = 0.05, 30.0
+PAUSE_SECONDS, PATIENCE_SECONDS = 0.05, 60.0
 
 number = os.environ.get("RANK")
 if number == "0" or "templar.training.cluster" in sys.orig_argv:
