@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from templar.canonical import sha256_hex
 from templar.errors import Reason
 from templar.exchange.signed import seal, unseal
@@ -90,10 +88,3 @@ def test_a_full_subnet_fits() -> None:
     data = seal(body, SIGNER).encode()
     assert len(data) <= Evidence.max_bytes
     assert unseal(data, Evidence).body == body
-
-
-@pytest.mark.parametrize(("num_revealed", "expected"), [(1, False), (2, False), (3, True)])
-def test_a_window_is_well_read_with_payloads_of_more_than_half(num_revealed: int, expected: bool) -> None:
-    miners = [revealed(uid) for uid in range(2, 2 + num_revealed)]
-    miners += [absent(uid) for uid in range(2 + num_revealed, 6)]
-    assert window_of(*miners).is_well_read is expected

@@ -157,16 +157,6 @@ def test_losses_before_and_after_are_those_of_two_models(
     assert found[4].own_after != found[4].own_before
 
 
-def test_a_payload_too_large_is_clipped_as_it_would_be_applied(
-    params: dict[str, Tensor], payloads: dict[int, Payload]
-) -> None:
-    clipped, plain = (
-        evaluator(params, payloads, targets=targets).estimate([])[30].random_gain
-        for targets in (None, target_norms([payloads[30]], LAYOUT))
-    )
-    assert abs(plain) > 10 * abs(clipped) > 0
-
-
 # First-order gains.
 
 

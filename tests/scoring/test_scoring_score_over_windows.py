@@ -13,10 +13,9 @@ from templar.hparams import HParams, load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Evidence, MinerFacts
 from templar.scoring.score import Typical, baseline_score, own_data_factor, presumed_unassigned
-from templar.scoring.standing import MU, SIGMA, Rating, ScoreCard
+from templar.scoring.standing import MU, Rating, ScoreCard
 from tests.support.facts import (
     AUTHOR,
-    absent,
     cards_of,
     estimate,
     events_of,
@@ -130,17 +129,6 @@ def test_ratings_do_not_drift_while_miners_come_and_go() -> None:
         mean = [card.mu for card in cards_of(found[at]).values()]
         assert min(mean) > MU
         assert 40 < median(mean) < 110
-
-
-def test_the_baselines_mean_stays_and_its_uncertainty_falls() -> None:
-    found = windows_of(20, lambda _, dice: at_work(dice, *HONEST))
-    assert {each.baseline.mu for each in found} == {MU}
-    sigmas = [SIGMA, *(each.baseline.sigma for each in found)]
-    assert all(later < before for before, later in pairwise(sigmas))
-    again = Evidence.model_validate_json(found[-1].canonical())
-    assert again.standing.baseline == found[-1].baseline == Rating(MU, sigmas[-1])
-    unscored = conclude(window_of(absent(2), window=21), found[-1].standing, LOCAL, AUTHOR)
-    assert unscored.baseline == unscored.standing.baseline == found[-1].baseline
 
 
 @settings(max_examples=30)

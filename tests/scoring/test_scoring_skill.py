@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scoring_cases import alike, cards, plain, settings_of
 
-from templar.hparams import HParams, Scoring, load_hparams
+from templar.hparams import HParams, load_hparams
 from templar.scoring.score import (
     MAX_BEHIND,
     Typical,
@@ -20,10 +20,7 @@ from tests.docs.second_implementation import Judge
 
 VALUE = load_hparams("local")
 RANKED = load_hparams("local", overrides={"weights": {"rule": "ramp"}})
-LOCAL: Scoring = VALUE.scoring
-FULL = LOCAL.median_skill
 GOOD = Rating(60.0, 5.0)
-"""Its ordinal is far above `FULL`."""
 
 
 def rated(rating: Rating, advantage: float, **changes: float) -> ScoreCard:
@@ -51,17 +48,6 @@ def test_the_second_implementation_finds_the_same_final_scores(
     found = {place: final_score(card, Rating(sigma=sigma), typical, hparams) for place, card in enumerate(scored)}
     table = {place: plain(card) for place, card in enumerate(scored)}
     assert alike(found, Judge.finals(table, sigma, typical.advantage, typical.own_excess, settings_of(hparams)))
-
-
-@given(rating=st.builds(Rating, mu=st.floats(-50, 160), sigma=st.floats(0.1, 9)), share=st.floats(0.01, 9))
-def test_by_value_skill_is_a_power_of_the_advantage_whatever_the_rating(rating: Rating, share: float) -> None:
-    """Twice the value on one uid is worth four times as much with an exponent of two."""
-    weights = VALUE.weights.model_copy(update={"value_exponent": 2.0})
-    hparams = VALUE.model_copy(update={"weights": weights})
-    typical, excess = Typical(0.01, 0.02), 0.02 * share
-    found = skill(rated(rating, 0.01 * share, own_excess=excess), Rating(), typical, hparams)
-    assert found == pytest.approx(FULL * share**2)
-    assert skill(rated(rating, -0.01, own_excess=excess), Rating(), typical, hparams) <= 0
 
 
 @given(

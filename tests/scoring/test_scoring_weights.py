@@ -1,6 +1,5 @@
 import itertools
 import math
-from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -50,21 +49,6 @@ def test_the_ramp_of_the_gather_tier_and_the_geometric_tail_of_the_reserve() -> 
     assert (full[0], *full[19:22]) == pytest.approx((0.0322591, 0.0161295, 0.0080648, 0.0040324), abs=5e-8)
     assert full[29] == pytest.approx(0.00001575, abs=5e-9)
     assert full[30:] == [0.0] * 10, "after both tiers"
-
-
-@settings(max_examples=60)
-@given(
-    scores=st.lists(st.sampled_from([-1.0, 0.0, 0.25, 0.5, 1.0]) | st.floats(-50, 50), max_size=40),
-    order=st.randoms(use_true_random=False),
-    rule=st.sampled_from([V0.weights, V2.weights]),
-)
-def test_weights_belong_to_scores_not_to_uids_bit_for_bit(scores: list[float], order: Random, rule: Weights) -> None:
-    uids = list(range(100, 100 + len(scores)))
-    renamed = dict(zip(uids, order.sample(uids, len(uids)), strict=True))
-    weights = compute_weights(dict(zip(uids, scores, strict=True)), rule, V2.peers)
-    pairs = [(renamed[uid], score) for uid, score in zip(uids, scores, strict=True)]
-    other = compute_weights(dict(order.sample(pairs, len(pairs))), rule, V2.peers)
-    assert {renamed.get(uid, uid): weight for uid, weight in weights.items()} == other
 
 
 @settings(max_examples=100)
