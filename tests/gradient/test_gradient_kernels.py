@@ -116,14 +116,6 @@ def test_compression_during_the_warm_up_of_demo() -> None:
     both_implementations(Layout.of(SHAPES, settings_of(use_dct=True), "demo"), seed=5, calls=8)
 
 
-def test_compression_of_a_few_small_values_beside_zeros() -> None:
-    """All steps are at the foot of the range."""
-    layout = layout_of({"p": (64, 64)}, settings_of(16, 8))
-    update = {"p": torch.zeros(64, 64)}
-    update["p"][::16, ::16] = 1e-5
-    assert_same_compression(layout, update)
-
-
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 def test_compression_of_updates_of_other_types_transposed_and_in_a_graph(kind: torch.dtype) -> None:
     layout = layout_of({"p": (192, 128)}, settings_of(64, 64))

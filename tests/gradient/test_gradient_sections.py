@@ -31,16 +31,7 @@ from templar.gradient.layout import Layout, TensorLayout
 from tests.docs.second_implementation import Spec
 
 SOME = tensor_of(3, 8, 3)  # b = 1
-WHOLE = tensor_of(3, 3, 3)
 PLANES = ("000", "000", "111")  # one chunk with the indices 0, 1, 2
-
-
-def read(data: NDArray[np.uint8], tensor: TensorLayout) -> Coefficients:
-    section = read_section(data, tensor)
-    assert section.data.tobytes() == data.tobytes()
-    coefficients = unpack(section)
-    assert pack(coefficients, tensor) == section
-    return coefficients
 
 
 def rejected(data: NDArray[np.uint8], tensor: TensorLayout, reason: Reason, message: str) -> None:
@@ -73,27 +64,6 @@ def test_large_chunks_come_back(chunks: int, length: int, k: int) -> None:
         section = pack(coefficients, tensor)
         assert unpack(section) == coefficients
         assert read_section(section.data, tensor) == section
-
-
-def test_a_section_by_hand() -> None:
-    """Three chunks, the second silent; gaps 0 1 4 and 2 0 0 with b = 1."""
-    data = section_bytes(300, [255, 0, 1], "011100", "010000", "110010111")
-    coefficients = read(data, SOME)
-    assert coefficients.indices.tolist() == [[0, 2, 7], [0, 1, 2], [2, 3, 4]]
-    assert coefficients.negative.tolist() == [[False, True, True], [False] * 3, [True, False, False]]
-    assert coefficients.steps.tolist() == [300, 0, 300 - 254]
-
-
-def test_silent_chunks_and_whole_ones_have_no_index() -> None:
-    data = section_bytes(9, [0, 255, 254], "011100")
-    assert read(data, WHOLE).indices.tolist() == [[0, 1, 2]] * 3
-    assert read(data, WHOLE).steps.tolist() == [0, 9, 8]
-    for tensor in (SOME, WHOLE):
-        data = section_bytes(0, [0] * 3)
-        coefficients = read(data, tensor)
-        assert len(data) == tensor.min_section_bytes
-        assert not coefficients.steps.any()
-        assert coefficients.indices.tolist() == [[0, 1, 2]] * 3
 
 
 # What is refused; more damages are tried against the second implementation in `test_gradient_fuzz`.
