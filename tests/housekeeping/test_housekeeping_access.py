@@ -101,29 +101,30 @@ def test_a_bucket_that_keeps_versions_is_found_out(policies: Policies) -> None:
     }
 
 
+def without(action: str) -> tuple[str, ...]:
+    return tuple(each for each in WRITE if each != action)
+
+
 @pytest.mark.parametrize(
-    ("action", "rights"), [("s3:PutObject", {Right.PUT, Right.PARTS}), ("s3:DeleteObject", {Right.DELETE})]
+    ("read", "write", "reason", "rights"),
+    [
+        ((*READ, "s3:PutObject"), WRITE, Reason.READ_KEY_WRITES, {Right.PUT, Right.PARTS}),
+        ((*READ, "s3:DeleteObject"), WRITE, Reason.READ_KEY_WRITES, {Right.DELETE}),
+        (("s3:GetObject",), WRITE, Reason.BUCKET_UNREADABLE, {Right.LIST}),
+        (("s3:ListBucket",), WRITE, Reason.BUCKET_UNREADABLE, {Right.GET}),
+        (READ, without("s3:GetObject"), Reason.WRITE_KEY_REFUSED, {Right.GET}),
+        (READ, without("s3:ListBucket"), Reason.WRITE_KEY_REFUSED, {Right.LIST}),
+        (READ, without("s3:PutObject"), Reason.WRITE_KEY_REFUSED, {Right.PUT, Right.PARTS}),
+    ],
 )
-def test_a_read_key_that_writes_is_found_out(policies: Policies, action: str, rights: set[Right]) -> None:
-    report = policies.check(policies.key(*READ, action), policies.key(*WRITE))
-    assert reasons(report) == {"read_key_writes"}
-    assert {row.right for row in report.rows if row.problem} == rights
-    assert "[read_key_writes] " in report.summary
-    assert policies.objects() == [], "what the read key wrote is removed by the write key"
-
-
-@pytest.mark.parametrize(("right", "missing"), [("s3:GetObject", Right.LIST), ("s3:ListBucket", Right.GET)])
-def test_a_read_key_that_lacks_a_right_is_found_out(policies: Policies, right: str, missing: Right) -> None:
-    report = policies.check(policies.key(right), policies.key(*WRITE))
-    assert reasons(report) == {"bucket_unreadable"}
-    assert missing in {row.right for row in report.rows if row.problem}
-
-
-@pytest.mark.parametrize("missing", ["s3:GetObject", "s3:ListBucket", "s3:PutObject"])
-def test_a_write_key_that_lacks_a_right_is_found_out(policies: Policies, missing: str) -> None:
-    report = policies.check(policies.key(*READ), policies.key(*(action for action in WRITE if action != missing)))
-    assert reasons(report) == {"write_key_refused"}
-    assert policies.objects() == []
+def test_a_key_with_a_right_too_much_or_too_few_is_found_out(
+    policies: Policies, read: tuple[str, ...], write: tuple[str, ...], reason: Reason, rights: set[Right]
+) -> None:
+    report = policies.check(policies.key(*read), policies.key(*write))
+    assert reasons(report) == {reason}
+    assert rights <= {row.right for row in report.rows if row.problem}
+    assert f"[{reason}] " in report.summary
+    assert policies.objects() == [], "what a read key wrote is removed by the write key"
 
 
 def test_a_write_key_that_may_not_delete_leaves_what_it_wrote_and_says_so(policies: Policies) -> None:
