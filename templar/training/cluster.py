@@ -51,7 +51,8 @@ IN_STEP = frozenset({Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO
 MICRO_BATCH_FILE = "micro_batch.json"
 """In the neuron's folder: the size that is left after out-of-memory, where the operator has not set one."""
 _POLL_SECONDS = 0.05
-_MESSAGE_CHARACTERS = 2000
+_CHARACTERS = 200
+"""Of an error of torch, the first so many are told."""
 
 
 @dataclass(frozen=True)
@@ -457,10 +458,10 @@ class ClusterTrainer:
 def failure_of(error: BaseException) -> Failed:
     """The reason of an error, and what says most of it."""
     cause = error.__cause__ if isinstance(error, PermanentError) and error.reason is Reason.TRAINER_FAILED else None
-    said = f"{type(cause).__name__}: {cause}" if cause is not None else f"{type(error).__name__}: {error}"
-    if isinstance(error, PermanentError):
-        return Failed(error.reason, (said if cause is not None else error.message)[:_MESSAGE_CHARACTERS])
-    return Failed(Reason.TRAINER_FAILED, said[:_MESSAGE_CHARACTERS])
+    if isinstance(error, PermanentError) and cause is None:
+        return Failed(error.reason, error.message)
+    first_line = str(cause or error).strip().partition("\n")[0][:_CHARACTERS]
+    return Failed(Reason.TRAINER_FAILED, f"{type(cause or error).__name__}: {first_line}")
 
 
 def main() -> int:

@@ -228,9 +228,10 @@ def test_sigterm_finishes_the_run_and_takes_no_other(operator: Operator) -> None
 
 
 @pytest.mark.slow
-def test_a_run_is_interrupted_after_its_grace_and_taken_up_again(operator: Operator) -> None:
+@pytest.mark.parametrize(("grace", "ends"), [(0.3, False), (600.0, True)])
+def test_a_run_is_interrupted_after_its_grace_and_taken_up_again(operator: Operator, grace: float, ends: bool) -> None:
     worker = operator.worker("interrupted")
-    run = operator.run("resume_after", "interrupted", variables={"grace_seconds": 0.3})
+    run = operator.run("resume_after", "interrupted", ends=ends, variables={"grace_seconds": grace})
     operator.await_note("working")
     worker.handle.terminate()
     assert worker.handle.wait() == 0

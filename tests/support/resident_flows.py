@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prefect import flow, task
 
-from templar.interrupt import check_stop, wait
+from templar.interrupt import check_stop, end_soon, wait
 from tests.support import resident_state
 
 LOGGER = logging.getLogger("templar.resident_test")
@@ -64,11 +64,13 @@ async def work_for(folder: str, seconds: float, busy: bool = False) -> None:
 
 
 @flow(name="resume")
-async def resume_after(folder: str) -> None:
-    """Work for ever, unless it is taken up a second time."""
+async def resume_after(folder: str, ends: bool = False) -> None:
+    """Work for ever, unless it is taken up a second time; the process may say that it is of no use any more."""
     if (Path(folder) / "notes").exists():
         note(folder, "resumed")
         return
+    if ends:
+        end_soon()
     work(folder, 600.0, busy=False)
 
 

@@ -28,7 +28,7 @@ from tests.support.ranked_training import HPARAMS, MODEL, TRAINING, settings, wa
 
 FAULTY = Path(__file__).parents[1] / "support" / "faulty_rank"
 SECRET = "hush"
-pytestmark = pytest.mark.timeout(300)  # a group imports torch in four processes, on a machine that does other things
+pytestmark = pytest.mark.timeout(600)  # a group imports torch in four processes, on a machine that does other things
 
 
 class Group:
@@ -139,7 +139,7 @@ def run_out_of_memory(_: list[psutil.Process], temporary: Path) -> None:
     ],
 )
 def test_a_fault_ends_the_group_with_its_reason(
-    begun: Callable[..., Group], fault: Callable[[list[psutil.Process], Path], None], reason: Reason
+    begun: Callable[..., Group], tmp_path: Path, fault: Callable[[list[psutil.Process], Path], None], reason: Reason
 ) -> None:
     group = begun(settings(2, micro_batch="auto"), "endless", faulty=True)
     group.wait_for(group.file.with_suffix(".begun"))
@@ -165,10 +165,10 @@ def test_a_fault_ends_the_group_with_its_reason(
         assert not note.exists()
         return
     assert "micro-batches of 4: nothing is published in this window, and the next one takes 2" in message
-    for micro_batch, expected in (("auto", "2"), ("preset", "2"), ("auto", "4")):
-        again = begun(settings(2, micro_batch=micro_batch), "once")
-        assert again.launcher.wait() == 0
-        assert group.file.read_text() == expected
+    assert begun(settings(2, micro_batch="auto"), "once").launcher.wait() == 0
+    assert group.file.read_text() == "2"
+    assert note.exists()
+    alone(settings(2), tmp_path)
     assert not note.exists()
 
 
