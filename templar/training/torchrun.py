@@ -77,7 +77,7 @@ def command_of_other_hosts(settings: TrainerSettings) -> str:
     """What each of the other hosts runs in a shell, with its number, from 1 on, for NUMBER."""
     words = [sys.executable, "-m", "torch.distributed.run", *_between_hosts(settings, "NUMBER")]
     logs = '"${TMPDIR:-/tmp}/templar-ranks"'  # torch would leave another folder at each start
-    return f"while sleep 1; do {shlex.join(words)} --log-dir {logs} -m {rank.MODULE}; rm -r {logs}; done"
+    return f"while sleep 1; do {shlex.join(words)} --log-dir {logs} -m {rank.MODULE}; rm -rf {logs}; done"
 
 
 def _between_hosts(settings: TrainerSettings, number: str) -> list[str]:
