@@ -2,15 +2,17 @@
 
     templar dataset build --source books --source wiki=wiki.parquet --layout shards --out dataset
     templar dataset build --source books --layout pages --out dataset --env-file .env --to-account ACCOUNT
-    templar dataset build --source edu=hf:ORG/NAME --tokenizer gpt2 --layout shards --out dataset
+    templar dataset build --source edu=hf:ORG/NAME --tokenizer gpt2 --layout shards --dask tcp://HOST:8786 --out dataset
 
 Text files, Parquet, Arrow (`datasets.save_to_disk`) and JSON lines are read, and splits of Hugging Face datasets are
-streamed; see docs/dataset.md.
+streamed; see docs/dataset.md. With `--dask`, the workers of a Dask cluster share the work.
 The keys of the bucket come from the environment alone: R2_DATASET_WRITE_ACCESS_KEY_ID and
 R2_DATASET_WRITE_SECRET_ACCESS_KEY. After a failure, run it again.
 """
 
 import argparse
+import asyncio
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -23,14 +25,15 @@ from rich.table import Table
 from rich.text import Text
 
 from deployments.register import read_environment
-from tasks.datasets import upload_target
+from deployments.work_pool import require_server
+from flows.build_dataset import build_dataset
+from tasks.datasets import DASK_ADDRESS, upload_target
 from templar.arguments import account_id, folder_path, whole_number
-from templar.datasets.build_dataset import BuiltDataset, build
+from templar.datasets.build_dataset import BuiltDataset, build, built_at
 from templar.datasets.card import CARD_FILE
 from templar.datasets.documents import TEXT_SUFFIXES, source_from_text
 from templar.datasets.page_writer import upload_dataset
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
-from templar.store.base import ObjectStore
 
 RESUMABLE = True
 
@@ -54,31 +57,15 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
     Raises:
         TemplarError: See `build` and `upload_dataset`; `bad_environment` before anything is touched.
     """
-    target = target_of(arguments)
-    with step_bars(_STEPS) as on_progress:
-        built = build(request, workers=arguments.workers, on_progress=on_progress)
-    show_and_upload(built, target, console)
-
-
-def target_of(arguments: argparse.Namespace) -> tuple[ObjectStore, str] | None:
-    """The store to upload to and the folder in it, if one is named; errors as in `upload_target`."""
-    if arguments.to_account is None:
-        return None
-    environment = read_environment(arguments.env_file)
-    return upload_target(environment, arguments.to_account, arguments.to_bucket, arguments.to_prefix)
-
-
-@contextmanager
-def step_bars(steps: Mapping[str, str]) -> Iterator[Callable[[str, float], None]]:
-    """Bars for some steps, name -> text; yields what moves a step's bar to a percentage."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bars = {step: progress.add_task(text, total=100) for step, text in steps.items()}
-        yield lambda step, percentage: progress.update(bars[step], completed=percentage)
-
-
-def show_and_upload(built: BuiltDataset, target: tuple[ObjectStore, str] | None, console: Console) -> None:
-    """Print a dataset's card, and upload it if there is a target; errors as in `upload_dataset`."""
+    target = None
+    if arguments.to_account is not None:
+        environment = read_environment(arguments.env_file)
+        target = upload_target(environment, arguments.to_account, arguments.to_bucket, arguments.to_prefix)
+    if arguments.dask is None:
+        with step_bars(_STEPS) as on_progress:
+            built = build(request, workers=arguments.workers, on_progress=on_progress)
+    else:
+        built = _build_on_dask(request, arguments)
     show(built, console)
     if target is not None:
         store, prefix = target
@@ -90,6 +77,35 @@ def show_and_upload(built: BuiltDataset, target: tuple[ObjectStore, str] | None,
             f"{uploaded.num_already_there} were there already"
         )
         console.print(Text(text), soft_wrap=True)
+
+
+def _build_on_dask(request: BuildRequest, arguments: argparse.Namespace) -> BuiltDataset:
+    """Run the flow, which Prefect's server and its log show.
+
+    Raises:
+        TemplarError: See `build` and `unit_tasks`; `bad_environment` if PREFECT_API_URL names no server.
+    """
+    require_server()
+    flow = build_dataset(
+        arguments.source,
+        str(request.root),
+        settings=request.settings,
+        column=arguments.column,
+        suffixes=tuple(arguments.suffix or TEXT_SUFFIXES),
+        workers=arguments.workers,
+        dask=arguments.dask,
+    )
+    asyncio.run(flow)
+    return built_at(request.root)
+
+
+@contextmanager
+def step_bars(steps: Mapping[str, str]) -> Iterator[Callable[[str, float], None]]:
+    """Bars for some steps, name -> text; yields what moves a step's bar to a percentage."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bars = {step: progress.add_task(text, total=100) for step, text in steps.items()}
+        yield lambda step, percentage: progress.update(bars[step], completed=percentage)
 
 
 def show(built: BuiltDataset, console: Console) -> None:
@@ -139,29 +155,27 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
         option = f"--{name.replace('_', '-')}"
         shown = f"{text} ({defaults[name] or 'by size'})"
         parser.add_argument(option, type=whole_number(1), default=defaults[name], metavar="N", help=shown)
-    add_upload_options(parser)
-    arguments = parse(parser, words)
+    parser.add_argument("--workers", type=whole_number(1), metavar="N", help="threads; one per processor by default")
+    parser.add_argument(
+        "--dask", type=_dask_address, metavar="ADDRESS", help="a scheduler, tcp://HOST:PORT, whose workers do the work"
+    )
+    parser.add_argument("--to-account", type=account_id, metavar="ID", help="upload: account that owns the bucket")
+    parser.add_argument("--to-bucket", metavar="NAME", help="upload: the bucket; the account's name by default")
+    parser.add_argument("--to-prefix", metavar="PATH", help="upload: folder; DATASET_BINS_PATH by default")
+    parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
+    arguments = parser.parse_args(words)
+    if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
+        parser.error("--to-bucket and --to-prefix go with --to-account")
     try:
         return _request(arguments), arguments
     except ValueError as error:
         parser.error(str(error))
 
 
-def add_upload_options(parser: argparse.ArgumentParser) -> None:
-    """Add the number of threads, and the options of the upload."""
-    parser.add_argument("--workers", type=whole_number(1), metavar="N", help="threads; one per processor by default")
-    parser.add_argument("--to-account", type=account_id, metavar="ID", help="upload: account that owns the bucket")
-    parser.add_argument("--to-bucket", metavar="NAME", help="upload: the bucket; the account's name by default")
-    parser.add_argument("--to-prefix", metavar="PATH", help="upload: folder; DATASET_BINS_PATH by default")
-    parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
-
-
-def parse(parser: argparse.ArgumentParser, words: Sequence[str] | None) -> argparse.Namespace:
-    """Parse a command line that has the options of the upload."""
-    arguments = parser.parse_args(words)
-    if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
-        parser.error("--to-bucket and --to-prefix go with --to-account")
-    return arguments
+def _dask_address(text: str) -> str:
+    if not re.fullmatch(DASK_ADDRESS, text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no address of a scheduler: write tcp://HOST:PORT")
+    return text
 
 
 def _request(arguments: argparse.Namespace) -> BuildRequest:

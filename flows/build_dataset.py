@@ -10,7 +10,18 @@ from prefect.states import Completed
 from prefect.utilities.annotations import quote
 from pydantic import AfterValidator, Field
 
-from tasks.datasets import assemble_dataset, find_dataset, make_parts, read_sources, upload_dataset, upload_target
+from tasks.datasets import (
+    DASK_ADDRESS,
+    assemble_dataset,
+    find_dataset,
+    list_inputs,
+    make_parts,
+    plan_dataset,
+    read_sources,
+    unit_tasks,
+    upload_dataset,
+    upload_target,
+)
 from templar.datasets.documents import TEXT_SUFFIXES, source_from_text
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.store.address import is_account_id
@@ -31,6 +42,7 @@ async def build_dataset(
     column: str = "text",
     suffixes: tuple[str, ...] = TEXT_SUFFIXES,
     workers: Annotated[int, Field(ge=1)] | None = None,
+    dask: Annotated[str, Field(pattern=f"^{DASK_ADDRESS}$")] | None = None,
     upload_account: Annotated[str, AfterValidator(_account)] | None = None,
     upload_bucket: str | None = None,
     upload_prefix: str | None = None,
@@ -44,6 +56,8 @@ async def build_dataset(
         column: The column, or the key of a line, that holds the text.
         suffixes: Ends of the names of text files.
         workers: Threads; one per processor by default.
+        dask: Address of a Dask scheduler, such as `tcp://host:8786`, whose workers do the work on the units of the
+            input; they see the same folders and the same Prefect server.
         upload_account: Account that owns the bucket to upload to; no upload by default. The keys are the worker's
             R2_DATASET_WRITE_*. Nothing is written over another dataset.
         upload_bucket: The bucket; the account's name by default.
@@ -55,9 +69,13 @@ async def build_dataset(
     request = BuildRequest(read, Path(out).expanduser().resolve(), settings)
     built = find_dataset(request, workers)
     if built is None:
-        plan: Any = quote(read_sources(request, workers))  # Prefect would walk through every file of it
-        make_parts(plan, workers)
-        built = assemble_dataset(plan, workers)
+        groups = list_inputs(request)
+        with unit_tasks(dask, workers) as each:
+            units: Any = quote(read_sources(request, groups, each))  # Prefect would walk through every file of it
+            plan: Any = plan_dataset(request, units, workers)
+            make_parts(plan, each)
+        quoted: Any = quote(plan)
+        built = assemble_dataset(quoted, workers)
     message = f"{settings.layout} dataset {built.card.digest[:12]}: {built.num_bytes} bytes in {built.root}"
     if upload_account is not None:
         uploaded = upload_dataset(built.root, upload_account, upload_bucket, upload_prefix)

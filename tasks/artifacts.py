@@ -85,14 +85,16 @@ def progress(key: str, description: str) -> Callable[[float], None]:
     artifact: Any = None
     shown = 0
     with _optional(key):
-        artifact = create_progress_artifact(progress=0.0, key=key, description=description)
+        create: Any = create_progress_artifact  # `_sync`, also in an async flow, is not in the type
+        artifact = create(progress=0.0, key=key, description=description, _sync=True)
 
     def show(percentage: float) -> None:
         nonlocal shown
         if artifact is not None and int(percentage) != shown:
             shown = int(percentage)
             with _optional(key):
-                update_progress_artifact(artifact, percentage)
+                update: Any = update_progress_artifact
+                update(artifact, percentage, _sync=True)
 
     return show
 

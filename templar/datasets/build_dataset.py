@@ -1,12 +1,13 @@
 """Build a dataset of either layout from files on the disk, in parallel and with bounded memory.
 
-    plan = prepare(request)     # hash and read every input file once, hold documents out, train the tokenizer
-    make_parts(plan)            # every input file by itself: tokens, or Parquet files
-    built = assemble(plan)      # the dataset's folder
+    units = read_units(request, find_groups(request.sources))    # hash every input file, or read it once
+    plan = plan_units(request, units)                            # hold documents out, train the tokenizer
+    make_parts(plan)                                             # every unit by itself: tokens, or Parquet files
+    built = assemble(plan)                                       # the dataset's folder
 
-Finished work lies in `{root}.work` until the dataset is complete, so a build that was killed resumes. The bytes depend
-on the input and the settings alone, not on the number of threads or of kills. An input file that changes in between is
-read again.
+Units are worked on in threads, or where `each` says: on other machines that see the same folders. Finished work lies in
+`{root}.work` until the dataset is complete, so a build that was killed resumes. The bytes depend on the input and the
+settings alone, not on the number of workers or of kills. An input file that changes in between is read again.
 """
 
 import fcntl
@@ -14,17 +15,22 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TextIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from templar.data.shards.shard_writer import require_absent
 from templar.data.tokenizer import EMBEDDED, load_tokenizer
 from templar.datasets.card import CARD_FILE, Card, files_of, read_card, write_card
+from templar.datasets.documents import InputFile
 from templar.datasets.page_writer import assemble_pages, make_page_part
 from templar.datasets.plan import BuildRequest, DatasetLayout, Plan, plan_build
 from templar.datasets.token_parts import assemble_shards, drop_other_merges, make_token_part
-from templar.datasets.units import Unit, find_groups, identify, in_threads
+from templar.datasets.units import UNFINISHED, Each, Unit, find_groups, identify, in_threads, take_census
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, sync
 
@@ -65,8 +71,10 @@ def build(
     found = find_built(request, workers=workers)
     if found is not None:
         return found
-    plan = prepare(request, workers=workers, on_progress=lambda done: on_progress("read", done))
-    make_parts(plan, workers=workers, on_progress=lambda done: on_progress("parts", done))
+    each = partial(in_threads, workers=workers)
+    units = read_units(request, find_groups(request.sources), each, on_progress=lambda done: on_progress("read", done))
+    plan = plan_units(request, units, workers=workers)
+    make_parts(plan, each, on_progress=lambda done: on_progress("parts", done))
     return assemble(plan, workers=workers, on_progress=lambda done: on_progress("assemble", done))
 
 
@@ -83,25 +91,15 @@ def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDat
     settings = request.settings
     if not (request.root / CARD_FILE).exists():
         return None
-    units = in_threads(identify, find_groups(request.sources), workers)
+    found = built_at(request.root)
+    card = found.card
+    units = in_threads(identify, find_groups(request.sources), workers=workers)
     own = None if settings.tokenizer == EMBEDDED else load_tokenizer(settings.tokenizer).digest
-    return built_before(request, units, own)
-
-
-def built_before(request: BuildRequest, units: Sequence[Unit], tokenizer_digest: str | None) -> BuiltDataset | None:
-    """The dataset in the folder, if its card has these settings, units and tokenizer (None: an embedded one).
-
-    Raises:
-        TransientError, PermanentError: As in `read_card`.
-    """
-    if not (request.root / CARD_FILE).exists():
-        return None
-    card = read_card(request.root)
     same = (
-        card.settings == request.settings.described()
+        card.settings == settings.described()
         and [source.name for source in card.sources] == sorted({unit.source for unit in units})
         and [file for source in card.sources for file in source.files] == list(files_of(units))
-        and tokenizer_digest == (None if card.tokenizer["embedded"] else card.tokenizer["digest"])
+        and own == (None if card.tokenizer["embedded"] else card.tokenizer["digest"])
     )
     if not same:
         return None
@@ -109,30 +107,61 @@ def built_before(request: BuildRequest, units: Sequence[Unit], tokenizer_digest:
     if request.work.exists():
         with alone(request.work):
             remove_work(request.work)
-    return BuiltDataset(request.root, card, _num_bytes(request.root))
+    return found
 
 
-def prepare(request: BuildRequest, *, workers: int | None = None, on_progress: Progress = _silent) -> Plan:
-    """Read the input and plan the build; errors as in `build`."""
+def built_at(root: Path) -> BuiltDataset:
+    """The complete dataset in a folder; errors as in `read_card`."""
+    return BuiltDataset(root, read_card(root), _num_bytes(root))
+
+
+def read_units(
+    request: BuildRequest,
+    groups: Sequence[tuple[InputFile, ...]],
+    each: Each = in_threads,
+    *,
+    on_progress: Progress = _silent,
+) -> tuple[Unit, ...]:
+    """Hash the input, and take its census where text has to be known before it is written; errors as in `build`."""
     require_absent(request.root)
+    needs_census = request.settings.tokenizer == EMBEDDED or request.settings.layout is DatasetLayout.PAGES
+    work = partial(_read_unit, request.work, needs_census)
     with alone(request.work):
-        return plan_build(request, workers, on_progress)
+        return tuple(each(work, groups, on_progress, size=lambda files: sum(file.size for file in files)))
 
 
-def make_parts(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> None:
+def _read_unit(folder: Path, needs_census: bool, files: tuple[InputFile, ...]) -> Unit:
+    unit = identify(files)
+    if needs_census:
+        take_census(unit, folder)
+    return unit
+
+
+def plan_units(request: BuildRequest, units: tuple[Unit, ...], *, workers: int | None = None) -> Plan:
+    """Choose the tokenizer for an input that was read; errors as in `build`."""
+    with alone(request.work):
+        return plan_build(request, units, workers)
+
+
+def make_parts(plan: Plan, each: Each = in_threads, *, on_progress: Progress = _silent) -> None:
     """Make every part that is not there yet; errors as in `build`."""
-    tokenizer = plan.tokenizer()
-    shards = plan.request.settings.layout is DatasetLayout.SHARDS
-    masks = {} if shards else dict(zip(plan.units, plan.held_out(), strict=True))
-
-    def work(unit: Unit) -> None:
-        if shards:
-            make_token_part(plan, unit, tokenizer)
-        else:
-            make_page_part(plan, unit, masks[unit], tokenizer)
-
+    masks: Sequence[NDArray[np.bool_] | None] = [None] * len(plan.units)
+    if plan.request.settings.layout is DatasetLayout.PAGES:
+        masks = plan.held_out()
+    things = list(zip(plan.units, masks, strict=True))
     with alone(plan.request.work):
-        in_threads(work, plan.units, workers, on_progress, size=lambda unit: unit.num_bytes)
+        for unfinished in (plan.request.work / "parts").glob(f"{UNFINISHED}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        # A worker needs the request and the tokenizer, and not what the other units are.
+        each(partial(_make_part, replace(plan, units=())), things, on_progress, size=lambda thing: thing[0].num_bytes)
+
+
+def _make_part(plan: Plan, thing: tuple[Unit, NDArray[np.bool_] | None]) -> None:
+    unit, held_out = thing
+    if held_out is None:
+        make_token_part(plan, unit)
+    else:
+        make_page_part(plan, unit, held_out)
 
 
 def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> BuiltDataset:
@@ -144,13 +173,11 @@ def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = 
         partial = work / plan.partial_name
         partial.mkdir(exist_ok=True)
         assembled = assemble_shards if plan.request.settings.layout is DatasetLayout.SHARDS else assemble_pages
-        card = assembled(plan, partial, workers, on_progress)
-        write_card(card, partial)
-        num_bytes = _num_bytes(partial)
+        write_card(assembled(plan, partial, workers, on_progress), partial)
         partial.rename(root)
         sync(root.parent)
         remove_work(work)
-    return BuiltDataset(root, card, num_bytes)
+    return built_at(root)
 
 
 def _num_bytes(root: Path) -> int:

@@ -104,7 +104,7 @@ def source_from_text(text: str, *, column: str = "text", suffixes: Sequence[str]
         split = parse_hub_split(path if equals else text)
         root = Path(split.path)
         return TextSource(name if equals else root.resolve().name, root, column, tuple(suffixes), split)
-    root = Path(path if equals else text).expanduser()
+    root = Path(path if equals else text).expanduser().absolute()  # workers may have another current folder
     own = root.resolve().name if root.is_dir() else _without_end(root.name)
     return TextSource(name if equals else own, root, column, tuple(suffixes))
 

@@ -186,7 +186,7 @@ class _Shards:
         def work(index: int) -> dict[str, ShardEntry]:
             return self._cut(index, number) if index == last else {TRAIN_SPLIT: self._link(index)}
 
-        found = in_threads(work, range(len(self._paths)), workers, on_progress)
+        found = in_threads(work, range(len(self._paths)), on_progress, workers=workers)
         entries = {split: tuple(each[split] for each in found if split in each) for split in SPLITS}
         describe_shards(self._partial, entries=entries, layout=self._layout, tokenizer=self._tokenizer)
         return "shards", len(self._paths), 1 + sum(not self._is_linked(index) for index in range(last))
@@ -302,7 +302,7 @@ def _import_pages(
     # 1. Read every file.
     listed = [(config, *file) for config, files in configs.items() for file in files]
     read = in_threads(
-        lambda file: _read_file(*file[1:], tokenizer), listed, workers, lambda done: on_progress(done / 2)
+        lambda file: _read_file(*file[1:], tokenizer), listed, lambda done: on_progress(done / 2), workers=workers
     )
     # 2. Place those with rows, the last one of each config in the split to hold out.
     places: list[tuple[str, str, int, Path, int]] = []
@@ -342,7 +342,7 @@ def _import_pages(
         )
         return sizes_key(config, split), shard, target.samefile(path)
 
-    found = in_threads(work, places, workers, lambda done: on_progress(50 + done / 2))
+    found = in_threads(work, places, lambda done: on_progress(50 + done / 2), workers=workers)
     sizes: dict[str, SplitSizes] = {}
     for (config, split, *_), (key, _, _) in zip(places, found, strict=True):
         shards = [shard for other, shard, _ in found if other == key]

@@ -40,10 +40,10 @@ from templar.data.pages.metadata import (
 from templar.data.pages.parquet import TEXT_COLUMN
 from templar.data.shards.manifest import INDEX_FILE
 from templar.data.shards.shard_writer import require_absent
-from templar.data.tokenizer import TOKENIZER_FILE, Tokenizer, save_tokenizer, train_embedded_tokenizer
+from templar.data.tokenizer import TOKENIZER_FILE, save_tokenizer, train_embedded_tokenizer
 from templar.datasets.card import Card, Counts, make_card
 from templar.datasets.plan import Plan, part_key
-from templar.datasets.units import Unit, checked_texts, in_threads
+from templar.datasets.units import Unit, checked_texts, in_threads, written_once
 from templar.datasets.verify import PIECE_BYTES, WORKERS, hashes
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectInfo, ObjectStore
@@ -220,8 +220,8 @@ def upload_dataset(
 
     files = list(own.list())
     data = [file for file in files if file.key not in described]
-    in_threads(compare, [file for file in data if file.key in there], WORKERS)
-    in_threads(send, data, WORKERS, on_progress, size=lambda file: file.size)
+    in_threads(compare, [file for file in data if file.key in there], workers=WORKERS)
+    in_threads(send, data, on_progress, workers=WORKERS, size=lambda file: file.size)
     for file in sorted((file for file in files if file.key in described), key=lambda file: described.index(file.key)):
         send(file)
     return Uploaded(len(files), sum(file.key in there for file in files), sum(file.size for file in files))
@@ -258,25 +258,22 @@ def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
     return described
 
 
-def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_], tokenizer: Tokenizer) -> None:
+def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
     """Write the rows of a unit, unless that was done before: `parts/{key}/{split}/*.parquet`, and then their list.
 
-    `held_out` has shape (n,) and says which of its n documents are held out. The tokenizer counts what it will drop.
+    `held_out` has shape (n,) and says which of its n documents are held out.
 
     Raises:
         TransientError, PermanentError: As in `checked_texts`; `local_file`.
     """
-    folder = _part_folder(plan, unit, held_out)
-    if _contents(folder) is not None:
-        return
-    with local_file(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        contents = {
-            split: _write_split(plan, unit, folder / split, held_out != (split == TRAIN_SPLIT), tokenizer)
-            for split in SPLITS
-        }
-    with replacing(folder / _CONTENTS, durable=True) as file:
-        file.write(canonical_json(contents))
+    final = _part_folder(plan, unit, held_out)
+    if _contents(final) is None:
+        with written_once(final, lambda: _contents(final) is not None) as folder:
+            contents = {
+                split: _write_split(plan, unit, folder / split, held_out != (split == TRAIN_SPLIT)) for split in SPLITS
+            }
+            with replacing(folder / _CONTENTS, durable=True) as file:
+                file.write(canonical_json(contents))
 
 
 def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: Callable[[float], None]) -> Card:
@@ -327,12 +324,11 @@ def _contents(folder: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and content.keys() == {*SPLITS} else None
 
 
-def _write_split(
-    plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_], tokenizer: Tokenizer
-) -> dict[str, Any]:
+def _write_split(plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_]) -> dict[str, Any]:
     """Write the files of one split; their entry in the list."""
-    settings = plan.request.settings
-    folder.mkdir(parents=True)
+    settings, tokenizer = plan.request.settings, plan.tokenizer()  # which counts what it will drop
+    with local_file(folder):
+        folder.mkdir()
     texts = (text for text, take in zip(checked_texts(unit, plan.census(unit)), chosen, strict=True) if take)
     files: list[dict[str, Any]] = []
     dropped = 0

@@ -1,9 +1,10 @@
 """The request to build a dataset, its settings, and the plan that follows from the input files."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,8 @@ from templar.datasets.units import (
     Census,
     Unit,
     checked_texts,
-    find_groups,
-    identify,
     in_threads,
     read_census,
-    take_census,
 )
 from templar.store.files import local_file
 
@@ -97,38 +95,18 @@ class BuildSettings:
 
 
 @dataclass(frozen=True)
-class Share:
-    """The part of the input that one of `count` machines works on: every `count`-th unit, from number `index` on."""
-
-    index: int
-    count: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.index < self.count:
-            raise ValueError(f"share {self.index + 1}/{self.count}: write I/N, with I from 1 to N")
-
-
-@dataclass(frozen=True)
 class BuildRequest:
-    """A dataset to build, or a machine's share of one; every source needs two documents at least.
+    """A dataset to build; every source needs two documents at least.
 
     Raises:
-        ValueError: There is no source, two have one name, or one contains the folder to build or lies in it; or a share
-            is asked for of a layout or a tokenizer that need all of the text.
+        ValueError: There is no source, two have one name, or one contains the folder to build or lies in it.
     """
 
     sources: tuple[TextSource, ...]
     root: Path
     settings: BuildSettings
-    share: Share | None = None
 
     def __post_init__(self) -> None:
-        if self.share is not None and self.settings.layout is not DatasetLayout.SHARDS:
-            raise ValueError("a share is one of layout shards: pages hold documents out before a row is written")
-        if self.share is not None and self.settings.tokenizer == EMBEDDED:
-            raise ValueError(
-                "a share needs a tokenizer that all machines have: build a small dataset first and name its folder"
-            )
         names = [source.name for source in self.sources]
         if not names:
             raise ValueError("sources is empty: name one at least")
@@ -162,24 +140,19 @@ class Plan:
     units: tuple[Unit, ...]  # in the order of sources and files
     tokenizer_digest: str  # the tokenizer lies in the folder of unfinished work
     digest: str  # a hash of all that the bytes of the dataset follow from
-    folders: Mapping[str, Path] = field(default_factory=dict)  # of work on units that other machines did, by key
 
     @property
     def partial_name(self) -> str:
         """Name of the folder of the unfinished dataset, in that of unfinished work."""
         return f"dataset-{self.digest[:16]}"
 
-    def folder(self, unit: Unit) -> Path:
-        """The folder where the results of a unit lie."""
-        return self.folders.get(unit.key, self.request.work)
-
     def tokenizer(self) -> Tokenizer:
         """The tokenizer."""
-        return load_tokenizer(str(_tokenizer_folder(self.request.work, self.tokenizer_digest)))
+        return _load(str(_tokenizer_folder(self.request.work, self.tokenizer_digest)))
 
     def census(self, unit: Unit) -> Census:
         """The documents of a unit."""
-        return read_census(unit, self.folder(unit))
+        return read_census(unit, self.request.work)
 
     def held_out(self) -> list[NDArray[np.bool_]]:
         """For each unit, which of its documents are held out; errors as in `held_out_masks`."""
@@ -187,34 +160,12 @@ class Plan:
         return _held_out(self.units, censuses, self.request.settings.held_out_fraction)
 
 
-def plan_build(request: BuildRequest, workers: int | None, on_progress: Callable[[float], None]) -> Plan:
-    """Hash the input, and choose the tokenizer; errors as in `build`.
-
-    Where the tokenizer is given and no text has to be held out before it is written, that is all. Otherwise the input
-    is read once for the census.
-    """
-    settings, share = request.settings, request.share
-    needs_census = settings.tokenizer == EMBEDDED or settings.layout is DatasetLayout.PAGES
-    groups = find_groups(request.sources)
-    if share is not None:
-        groups = groups[share.index :: share.count]
-
-    def read(files: Any) -> Unit:
-        unit = identify(files)
-        if needs_census:
-            take_census(unit, request.work)
-        return unit
-
-    units = tuple(in_threads(read, groups, workers, on_progress, size=lambda files: sum(file.size for file in files)))
+def plan_build(request: BuildRequest, units: tuple[Unit, ...], workers: int | None) -> Plan:
+    """Choose the tokenizer, of which a copy goes to the folder of unfinished work; errors as in `build`."""
     tokenizer = _choose_tokenizer(units, request, workers)
-    return make_plan(request, units, tokenizer, {})
-
-
-def make_plan(request: BuildRequest, units: Sequence[Unit], tokenizer: Tokenizer, folders: Mapping[str, Path]) -> Plan:
-    """The plan of a request whose input is known; a copy of the tokenizer goes to the folder of unfinished work."""
     _save(tokenizer, _tokenizer_folder(request.work, tokenizer.digest))
     digest = part_key(request.settings.described(), tokenizer.digest, [unit.key for unit in units])
-    return Plan(request, tuple(units), tokenizer.digest, digest, folders)
+    return Plan(request, units, tokenizer.digest, digest)
 
 
 def _held_out(units: Sequence[Unit], censuses: Sequence[Census], fraction: float) -> list[NDArray[np.bool_]]:
@@ -265,7 +216,7 @@ def _sample(units: tuple[Unit, ...], request: BuildRequest, workers: int | None)
         texts = checked_texts(units[index], censuses[index])
         return [text for text, take in zip(texts, chosen, strict=True) if take]
 
-    return [text for texts in in_threads(chosen_texts, range(len(units)), workers) for text in texts]
+    return [text for texts in in_threads(chosen_texts, range(len(units)), workers=workers) for text in texts]
 
 
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
@@ -276,6 +227,11 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
     with local_file(folder):
         save_tokenizer(tokenizer, partial)
         partial.rename(folder)
+
+
+@lru_cache(maxsize=1)
+def _load(folder: str) -> Tokenizer:
+    return load_tokenizer(folder)
 
 
 def _tokenizer_folder(work: Path, digest: str) -> Path:

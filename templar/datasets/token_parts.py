@@ -35,10 +35,10 @@ from templar.data.shards.shard_writer import (
     require_index_fits,
     stored_type,
 )
-from templar.data.tokenizer import Tokenizer, encode_all, token_type
+from templar.data.tokenizer import encode_all, token_type
 from templar.datasets.card import Card, Counts, make_card
 from templar.datasets.plan import Plan, part_key
-from templar.datasets.units import CensusTaker, Unit, check_ended, in_threads, load_array
+from templar.datasets.units import CensusTaker, Unit, check_ended, in_threads, load_array, written_once
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, read_exactly, replacing, sync
 
@@ -53,25 +53,27 @@ _DOCUMENTS_FILE = "documents.npy"
 
 def part_folder(plan: Plan, unit: Unit) -> Path:
     """The folder of a unit's tokens."""
-    return plan.folder(unit) / "parts" / part_key("tokens", unit.key, plan.tokenizer_digest)
+    return plan.request.work / "parts" / part_key("tokens", unit.key, plan.tokenizer_digest)
 
 
 def _run_file(folder: Path, run: int) -> Path:
     return folder / f"{run:06d}.tokens"
 
 
-def make_token_part(plan: Plan, unit: Unit, tokenizer: Tokenizer) -> None:
+def make_token_part(plan: Plan, unit: Unit) -> None:
     """Tokenise a unit and take its census, unless that was done before.
 
     Raises:
         TransientError, PermanentError: As in `CensusTaker`; `local_file`.
     """
-    folder = part_folder(plan, unit)
-    if _is_whole(plan, unit, folder):
-        return
-    with local_file(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+    final = part_folder(plan, unit)
+    if not _is_whole(plan, unit, final):
+        with written_once(final, lambda: _is_whole(plan, unit, final)) as folder:
+            _write_part(plan, unit, folder)
+
+
+def _write_part(plan: Plan, unit: Unit, folder: Path) -> None:
+    tokenizer = plan.tokenizer()
     stored = stored_type(token_type(tokenizer))
     taker = CensusTaker(unit)
     lengths, runs, dropped = array("q"), array("q"), array("q")
@@ -100,7 +102,7 @@ def make_token_part(plan: Plan, unit: Unit, tokenizer: Tokenizer) -> None:
             waiting, num_waiting = [], 0
     if waiting:
         end_run()
-    taker.store(plan.folder(unit))
+    taker.store(plan.request.work)
     with replacing(folder / _DOCUMENTS_FILE, durable=True) as file:
         np.save(file, np.array([lengths, runs, dropped], dtype="<i8").reshape(3, -1))
 
@@ -211,7 +213,7 @@ def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress:
         split, index = shard
         return finished_shard(partial, split, index) or describe_shard(partial, split, index, layout, check=check_ended)
 
-    found = in_threads(work, shards, workers, lambda done: on_progress(50 + done / 2))
+    found = in_threads(work, shards, lambda done: on_progress(50 + done / 2), workers=workers)
     entries = {
         split: tuple(entry for (name, _), entry in zip(shards, found, strict=True) if name == split) for split in SPLITS
     }
@@ -282,9 +284,8 @@ def _merge(
         with replacing(_journal(plan), durable=True) as file:
             file.write(canonical_json({"order_key": int(documents.order_keys[first])}))
         for path, num_bytes in cuts:
-            if path.is_relative_to(plan.request.work):  # parts of other machines are left alone
-                with local_file(path):
-                    os.truncate(path, num_bytes)
+            with local_file(path):
+                os.truncate(path, num_bytes)
         stop = first
         on_progress(100 * (1 - stop / len(ends)))
 

@@ -6,14 +6,17 @@ resumes, and no name or time decides whether a result may be used again.
 
 import hashlib
 import os
+import secrets
+import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +27,7 @@ from templar.data.tokenizer import order_key
 from templar.datasets.documents import InputFile, TextSource, find_inputs, read_texts
 from templar.errors import PermanentError, Reason
 from templar.interrupt import StoppedError, check_stop
-from templar.store.files import local_file, replacing
+from templar.store.files import local_file, replacing, sync
 
 MOST_TEXT_BYTES = 2**25
 
@@ -32,6 +35,8 @@ MOST_TEXT_FILES = 4096
 """Text files are put together up to these limits: a part for each of them would be mostly overhead."""
 
 MOST_WORKERS = 16
+UNFINISHED = "."
+"""Beginning of the names of folders of results that are being written, or were when a process died."""
 _FORMAT = 1
 _HASHED_BYTES = 2**22
 _parsing = Lock()
@@ -224,6 +229,27 @@ def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any
     return array
 
 
+@contextmanager
+def written_once(folder: Path, is_whole: Callable[[], bool]) -> Iterator[Path]:
+    """A new folder that becomes `folder` when the block succeeds, unless another process made that one meanwhile.
+
+    Raises:
+        TransientError, PermanentError: As in `local_file`.
+    """
+    unfinished = folder.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
+    with local_file(folder):
+        unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        if not is_whole():
+            with local_file(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                unfinished.rename(folder)
+                sync(folder.parent)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
 def checked_texts(unit: Unit, census: Census) -> Iterator[str]:
     """The texts of a unit, compared with the census.
 
@@ -245,26 +271,46 @@ def _changed(files: Sequence[InputFile]) -> PermanentError:
     return PermanentError(Reason.OBJECT_DIFFERS, f"{names} changed while the dataset was built; build it again")
 
 
+class Each(Protocol):
+    """Calls a function on each of some things in parallel: `in_threads`, or tasks on several machines."""
+
+    def __call__(
+        self,
+        work: Callable[[T], R],
+        things: Iterable[T],
+        on_progress: Callable[[float], None] = ...,
+        *,
+        size: Callable[[T], int] = ...,
+    ) -> list[R]:
+        """Return the results in the order of the things; `on_progress` gets the part that is done, 0 to 100."""
+        ...
+
+
+def most_threads(workers: int | None) -> int:
+    """The number of threads: `MOST_WORKERS` at most, and one per processor that this process may use by default."""
+    return workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+
+
 def in_threads(
     work: Callable[[T], R],
     things: Iterable[T],
-    workers: int | None,
     on_progress: Callable[[float], None] = lambda percentage: None,
     *,
+    workers: int | None = None,
     size: Callable[[T], int] = lambda thing: 1,
 ) -> list[R]:
     """Call `work` on each of some things in parallel; the results in their order.
 
     After an error, an interrupt or a stop, no further call begins, and running ones end where they call `check_ended`.
 
-    There are `MOST_WORKERS` threads at most, and one per processor that this process may use by default. Threads
-    suffice: tokenising, hashing and Parquet do their work without Python's lock. This thread calls `on_progress` with
-    the part that is done, 0 to 100, by the sizes of the things; all are alike unless `size` tells them apart.
+    Threads (see `most_threads`) suffice: tokenising, hashing and Parquet do their work without Python's lock. This
+    thread calls `on_progress` with the part that is done, 0 to 100, by the sizes of the things; all are alike unless
+    `size` tells them apart.
 
     Raises:
         StoppedError: The host asked the process to stop.
     """
-    number = workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+    number = most_threads(workers)
     results: dict[int, R] = {}
     waiting = list(enumerate(things))[::-1]
     sizes = {index: size(thing) for index, thing in waiting}

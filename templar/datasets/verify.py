@@ -69,13 +69,13 @@ def verify_dataset(
     store: ObjectStore,
     prefix: str,
     *,
-    workers: int | None = None,
+    workers: int = WORKERS,
     on_checked: Callable[[CheckedObject], None] = lambda checked: None,
     on_progress: Callable[[float], None] = lambda percentage: None,
 ) -> list[CheckedObject]:
     """Read every object of the dataset in the folder `prefix` of a store; what each is like, by path.
 
-    `workers` objects are read at the same time, 4 by default. Threads call `on_checked` when an object is done; this
+    `workers` objects are read at the same time. Threads call `on_checked` when an object is done; this
     one calls `on_progress` with the part that is done, 0 to 100.
 
     Raises:
@@ -85,21 +85,20 @@ def verify_dataset(
         StoppedError: The host asked the process to stop.
     """
     reader = _Reader(store, folder_prefix(prefix), on_checked)
-    number = workers or WORKERS
     if store.head(reader.prefix + METADATA_FILE) is None and store.head(reader.prefix + INDEX_FILE) is not None:
         index = parse_index(reader.described_by(INDEX_FILE, MAX_INDEX_BYTES), reader.prefix + INDEX_FILE)
         shards = [(split, number) for split, entries in index.splits.items() for number in range(len(entries))]
         found = in_threads(
             lambda shard: reader.shard(index, *shard),
             shards,
-            number,
             on_progress,
+            workers=workers,
             size=lambda shard: index.splits[shard[0]][shard[1]].num_bytes,
         )
         found.append(reader.beside(index.digest, index.tokenizer))
     else:
         pages, digest = reader.pages()
-        found = in_threads(reader.page, pages, number, on_progress, size=lambda page: page.size_bytes or 1)
+        found = in_threads(reader.page, pages, on_progress, workers=workers, size=lambda page: page.size_bytes or 1)
         found.append(reader.beside(digest, None))
     return sorted((each for group in found for each in group), key=lambda each: each.path)
 

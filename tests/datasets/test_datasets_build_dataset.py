@@ -26,11 +26,11 @@ from templar.data.shards import shard_writer
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
 from templar.datasets import token_parts, units
-from templar.datasets.build_dataset import LOCK_FILE, assemble, build, make_parts, prepare
+from templar.datasets.build_dataset import LOCK_FILE, alone, assemble, build, make_parts, plan_units, read_units
 from templar.datasets.card import read_card
 from templar.datasets.documents import TextSource
 from templar.datasets.page_writer import upload_dataset
-from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout, Plan
 from templar.datasets.units import find_groups, in_threads
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.datasets import contents, numbered_documents
@@ -82,6 +82,11 @@ def source_folder(tmp_path: Path) -> Path:
 def request(folder: Path, root: Path, layout: DatasetLayout, **changes: Any) -> BuildRequest:
     sources = tuple(TextSource(name, folder / name) for name in ("texts", "rows"))
     return BuildRequest(sources, root, BuildSettings(layout, **SMALL | changes))
+
+
+def prepare(wanted: BuildRequest) -> Plan:
+    """All of a build that comes before the parts."""
+    return plan_units(wanted, read_units(wanted, find_groups(wanted.sources)))
 
 
 @pytest.fixture
@@ -315,9 +320,10 @@ class TestRefused:
             taken.append(file)
             lock(file, how)
 
+        wanted.work.mkdir()
         monkeypatch.setattr(fcntl, "flock", late)
-        prepare(wanted)
-        assert len(taken) == 2
+        with alone(wanted.work):
+            assert len(taken) == 2
 
     @pytest.mark.parametrize("name", ["rows", "link/built"])
     def test_a_folder_in_a_source(self, source_folder: Path, name: str) -> None:
@@ -421,5 +427,5 @@ def test_an_error_ends_running_calls() -> None:
             raise
 
     with pytest.raises(KeyError):
-        in_threads(work, range(2), 2)
+        in_threads(work, range(2), workers=2)
     assert ended

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments import build_dataset as command
 from templar.datasets.plan import DatasetLayout
@@ -83,12 +84,21 @@ class TestMistakes:
             (["--source", "x", "--vocab-size", "5"], "vocab_size"),
             (["--source", "x", "--to-bucket", "b"], "go with --to-account"),
             (["--source", "x", "--to-account", "../x"], "lower-case letters"),
+            (["--source", "x", "--dask", "host"], "write tcp://HOST:PORT"),
+            (["--source", "x", "--share", "1/2"], "unrecognized arguments: --share 1/2"),
         ],
     )
     def test_the_command_line(self, call: Call, arguments: list[str], words: str) -> None:
         status, _, err = call(*arguments, "--layout", "shards", "--out", "/none/out")
         assert status == 2
         assert words in err
+
+    def test_dask_needs_a_prefect_server(self, call: Call, books: Path, tmp_path: Path) -> None:
+        with temporary_settings({PREFECT_API_URL: None}):
+            arguments = ("--source", books, "--layout", "pages", "--out", tmp_path / "out", "--dask", "tcp://host:1")
+            status, _, err = call(*arguments)
+        assert status == 1
+        assert err.startswith("[bad_environment] PREFECT_API_URL is not set")
 
     def test_there_is_no_source(self, call: Call, tmp_path: Path) -> None:
         status, _, err = call("--source", tmp_path / "none", "--layout", "pages", "--out", tmp_path / "out")

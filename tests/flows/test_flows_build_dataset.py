@@ -20,7 +20,8 @@ from tests.support.prefect_server import RunningPrefectServer
 
 SETTINGS = {"held_out_fraction": 0.2, "vocab_size": 300, "sequence_length": 16, "row_chars": 100}
 WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
-STEPS = ["assemble dataset", "find dataset", "make parts", "read sources"]
+STEPS = ["assemble dataset", "build unit 0: make part", "build unit 0: read unit", "find dataset", "list inputs"]
+STEPS += ["plan dataset"]
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,7 @@ def test_from_files_to_a_folder(books: Path, tmp_path: Path, prefect_server: Run
     assert str(state.message) == (
         f"shards dataset {built.card.digest[:12]}: {built.num_bytes} bytes in {out.resolve()}"
     )
-    assert names_of(prefect_server, state, 4) == STEPS
+    assert names_of(prefect_server, state, 6) == STEPS
     again = run([books], out)
     assert again.message == state.message
     assert names_of(prefect_server, again, 1) == ["find dataset"]
@@ -104,11 +105,12 @@ def test_a_source_that_is_not_there_is_not_tried_again(tmp_path: Path, prefect_s
     assert state.is_failed()
     assert "[dataset_missing]" in str(state.message)
     with prefect_server.client() as client:
-        assert [each.run_count for each in task_runs(client, state, at_least=2) if each.name == "read sources"] == [1]
+        assert [each.run_count for each in task_runs(client, state, at_least=2) if each.name == "list inputs"] == [1]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"), [({"workers": 0}, "workers"), ({"upload_account": "../x"}, "lower-case letters")]
+    ("wrong", "words"),
+    [({"workers": 0}, "workers"), ({"upload_account": "../x"}, "lower-case letters"), ({"dask": "host"}, "dask")],
 )
 def test_wrong_parameters(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(ParameterTypeError, match=words):

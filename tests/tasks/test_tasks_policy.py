@@ -33,7 +33,7 @@ def test_a_task_is_retried_by_a_policy(name: str) -> None:
     assert settings == DEFAULTS if name in UNRETRIED else settings in POLICIES
 
 
-@pytest.mark.parametrize("name", ["read_sources", "make_parts", "assemble_dataset"])
+@pytest.mark.parametrize("name", ["plan_dataset", "build_unit", "assemble_dataset"])
 def test_a_plan_of_many_files_is_not_hashed(name: str) -> None:
     assert ALL[name].cache_policy is NO_CACHE
 
