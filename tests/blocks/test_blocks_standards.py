@@ -61,6 +61,12 @@ def neuron() -> Neuron:
     )
 
 
+def load(name: str) -> Neuron:
+    loaded = Neuron.load(name)
+    assert isinstance(loaded, Neuron)
+    return loaded
+
+
 def everything(block: Neuron) -> Any:
     """All that a neuron is made of, secrets in clear, without the marks of blocks that were loaded."""
 
@@ -77,7 +83,6 @@ def test_no_secret_is_shown() -> None:
 
 
 def documents_called(client: SyncPrefectClient, kind: str, name: str) -> list[dict[str, Any]]:
-    """The documents of a block type with a name."""
     documents: list[dict[str, Any]] = client.request("POST", "/block_documents/filter", json={}).json()
     return [each for each in documents if (each["block_type"]["slug"], each["name"]) == (kind, name)]
 
@@ -93,8 +98,7 @@ class TestOnTheServer:
 
     def test_a_neuron_is_loaded_as_it_was_saved(self) -> None:
         neuron().save("round-trip", overwrite=True)
-        loaded = Neuron.load("round-trip")
-        assert isinstance(loaded, Neuron)
+        loaded = load("round-trip")
         assert everything(loaded) == everything(neuron())
         assert json.dumps(everything(loaded)).count("hush-") == 4
 
@@ -121,23 +125,19 @@ class TestOnTheServer:
             changed = {"block_schema_id": document["block_schema_id"], "data": document["data"] | references}
             changed["data"]["home"] = "/srv/moved"
             client.request("PATCH", f"/block_documents/{document['id']}", json=changed | {"merge_existing_data": False})
-        loaded = Neuron.load("whole")
-        assert isinstance(loaded, Neuron)
-        assert everything(loaded) == everything(neuron().model_copy(update={"home": "/srv/moved"}))
+        assert everything(load("whole")) == everything(neuron().model_copy(update={"home": "/srv/moved"}))
 
     def test_a_loaded_neuron_can_be_saved_again_and_under_another_name(self) -> None:
         neuron().save_with_parts("first")
-        loaded = Neuron.load("first")
-        assert isinstance(loaded, Neuron)
+        loaded = load("first")
         other = loaded.model_copy(update={"subnet": loaded.subnet.model_copy(update={"netuid": 77})})
         for _ in range(2):
             other.save_with_parts("second")
-        again = Neuron.load("first")
-        assert isinstance(again, Neuron)
+        again = load("first")
         assert everything(again) == everything(neuron())
-        assert Neuron.load("second").subnet.netuid == 77  # type: ignore[union-attr]
+        assert load("second").subnet.netuid == 77
         again.save("first", overwrite=True)
-        assert everything(Neuron.load("first")) == everything(neuron())  # type: ignore[arg-type]
+        assert everything(load("first")) == everything(neuron())
 
     def test_the_server_shows_no_secret_unless_it_is_asked_for_one(self, prefect_server: RunningPrefectServer) -> None:
         block = neuron()

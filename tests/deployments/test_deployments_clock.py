@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,6 @@ class Rig:
         )
 
     def runs(self, client: SyncPrefectClient, window: int) -> list[FlowRun]:
-        """The runs of a window."""
         keys = [deployment.key(self.netuid, self.genesis, window) for deployment in self.deployments]
         return client.read_flow_runs(
             flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys)), limit=200
@@ -130,16 +129,13 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Rig:
 
 
 def runs_of_both(client: SyncPrefectClient) -> list[FlowRun]:
-    """All runs of the two neurons."""
     theirs = DeploymentFilter(name=DeploymentFilterName(any_=[MINER, OTHER]))
     return client.read_flow_runs(deployment_filter=theirs, limit=200)
 
 
-def follow(clock: WindowClock, until: Callable[[], bool]) -> None:
-    """Let a clock run until something holds."""
-
+def follow(clock: Coroutine[Any, Any, None], until: Callable[[], bool]) -> None:
     async def run() -> None:
-        task = asyncio.create_task(clock.run())
+        task = asyncio.create_task(clock)
         await asyncio.to_thread(wait_until, lambda: until() or task.done(), "the clock is there")
         if task.done():
             raise AssertionError("the clock ended by itself") from task.exception()
@@ -171,7 +167,7 @@ def test_every_deployment_is_started_once_per_window_and_windows_are_announced(
     def settled() -> bool:
         return len(rig.runs(client, FIRST + 2)) == 2 and ("settled", FIRST + 1) in rig.events(client)
 
-    follow(rig.clock(rig.chain(FIRST - 2)), settled)
+    follow(rig.clock(rig.chain(FIRST - 2)).run(), settled)
     for window in range(FIRST, FIRST + 3):
         runs = {run.name: run for run in rig.runs(client, window)}
         assert runs.keys() == {f"{MINER} window {window}", f"{OTHER} window {window}"}
@@ -188,16 +184,16 @@ def test_every_deployment_is_started_once_per_window_and_windows_are_announced(
 
 
 def test_a_clock_that_is_restarted_resumes_and_starts_nothing_twice(rig: Rig, client: SyncPrefectClient) -> None:
-    follow(rig.clock(rig.chain(FIRST)), lambda: len(rig.runs(client, FIRST + 1)) == 2)
+    follow(rig.clock(rig.chain(FIRST)).run(), lambda: len(rig.runs(client, FIRST + 1)) == 2)
     before = {run.id for window in (FIRST, FIRST + 1) for run in rig.runs(client, window)}
-    follow(rig.clock(rig.chain(FIRST + 1.5)), lambda: len(rig.runs(client, FIRST + 4)) == 2)
+    follow(rig.clock(rig.chain(FIRST + 1.5)).run(), lambda: len(rig.runs(client, FIRST + 4)) == 2)
     assert {run.id for window in (FIRST, FIRST + 1) for run in rig.runs(client, window)} == before
     keys = [run.idempotency_key for run in rig.all_runs(client)]
     assert len(keys) == len(set(keys))
 
 
 def test_a_clock_that_comes_late_starts_at_the_current_window(rig: Rig, client: SyncPrefectClient) -> None:
-    follow(rig.clock(rig.chain(FIRST + 5.5)), lambda: len(rig.runs(client, FIRST + 6)) == 2)
+    follow(rig.clock(rig.chain(FIRST + 5.5)).run(), lambda: len(rig.runs(client, FIRST + 6)) == 2)
     assert min(run.parameters["window"] for run in rig.all_runs(client)) == FIRST + 5
 
 
@@ -229,7 +225,7 @@ def test_an_outage_of_the_server_is_waited_out(
         return len(tries) > 2 and len(rig.runs(client, FIRST + 1)) == 2
 
     with caplog.at_level(logging.WARNING, logger=clock_module.__name__):
-        follow(rig.clock(rig.chain(FIRST)), back_and_started)
+        follow(rig.clock(rig.chain(FIRST)).run(), back_and_started)
     assert f"window {FIRST}: miner-window/{MINER} could not be started yet" in tries[0]
     keys = [run.idempotency_key for run in rig.all_runs(client)]
     assert len(keys) == len(set(keys))
@@ -261,7 +257,7 @@ def test_neither_an_unreachable_chain_nor_a_missing_deployment_stops_the_others(
     gone = WindowDeployment("miner-window/clock-gone", "clock-gone", "miner", "key-of-nobody")
     rig.deployments = [gone, *rig.deployments]
     with caplog.at_level(logging.WARNING, logger=clock_module.__name__):
-        follow(rig.clock(rig.chain(FIRST, FlakyLedger)), lambda: len(rig.runs(client, FIRST + 1)) == 2)
+        follow(rig.clock(rig.chain(FIRST, FlakyLedger)).run(), lambda: len(rig.runs(client, FIRST + 1)) == 2)
     assert "the chain cannot be reached: [chain_unreachable]" in caplog.text
     assert f"window {FIRST}: miner-window/clock-gone cannot be started" in caplog.text
 
@@ -284,13 +280,7 @@ class TestServing:
         def started() -> list[FlowRun]:
             return [run for run in runs_of_both(client) if str(run.idempotency_key).startswith("1/")]
 
-        async def serve() -> None:
-            task = asyncio.create_task(clock_module.serve())
-            await asyncio.to_thread(wait_until, lambda: len(started()) >= 2 or task.done(), "two runs are there")
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-        asyncio.run(serve())
+        follow(clock_module.serve(), lambda: len(started()) >= 2)
         runs = started()
         assert {run.parameters["neuron"] for run in runs} == {MINER, OTHER}
         assert all(run.parameters["window"] >= network.first_window for run in runs)

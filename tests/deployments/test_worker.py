@@ -1,7 +1,7 @@
 """The resident worker against a real server, in processes of its own."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -10,7 +10,6 @@ import pytest
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
-from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect.states import Cancelling, Failed, Pending, Running, Scheduled
@@ -165,20 +164,29 @@ class TestRuns:
             asyncio.run(claim("cold"))
 
 
+def in_a_worker(operator: Operator, use: Callable[[ResidentWorker], Awaitable[None]]) -> None:
+    """Do something with a worker of this process."""
+
+    async def run() -> None:
+        async with ResidentWorker("unserved", limit=7) as worker:
+            await use(worker)
+
+    with temporary_settings({PREFECT_API_URL: operator.server.server.api_url, PREFECT_HOME: operator.folder}):
+        asyncio.run(run())
+
+
 def test_a_run_that_cannot_be_started_gives_its_place_back(operator: Operator) -> None:
     operator.client.create_work_pool(WorkPoolCreate(name="unserved", type="resident"))
     run = operator.client.read_flow_run(operator.run("visit_async", "unserved", name="never"))
     stray = run.model_copy(update={"deployment_id": uuid4()})
-    with temporary_settings({PREFECT_API_URL: operator.server.server.api_url, PREFECT_HOME: operator.folder}):
-        asyncio.run(_place_is_free_after(stray))
 
-
-async def _place_is_free_after(run: FlowRun) -> None:
-    async with ResidentWorker("unserved", limit=7) as worker:
+    async def submit(worker: ResidentWorker) -> None:
         assert worker.limiter.total_tokens == 1
-        worker.limiter.acquire_on_behalf_of_nowait(run.id)
-        await worker._submit_run(run)
+        worker.limiter.acquire_on_behalf_of_nowait(stray.id)
+        await worker._submit_run(stray)
         assert worker.limiter.available_tokens == 1
+
+    in_a_worker(operator, submit)
 
 
 @pytest.mark.parametrize(("name", "after"), [("NothingPublished", "NothingPublished"), ("Failed", "AwaitingRetry")])
@@ -186,32 +194,24 @@ def test_a_window_that_missed_what_it_owed_is_not_taken_up_again(operator: Opera
     """Its flow returned the failure, so it took all steps; one that was interrupted goes on at the next start."""
     operator.client.create_work_pool(WorkPoolCreate(name=f"settled-{after.lower()}", type="resident"))
     run = operator.run("visit_async", f"settled-{after.lower()}", name="never", state=Failed(name=name))
-    with temporary_settings({PREFECT_API_URL: operator.server.server.api_url, PREFECT_HOME: operator.folder}):
-        asyncio.run(_settle_after_a_stop(run))
-    assert operator.state(run).name == after
 
-
-async def _settle_after_a_stop(run: UUID) -> None:
-    async with ResidentWorker("unserved") as worker:
+    async def settle_after_a_stop(worker: ResidentWorker) -> None:
         worker._interrupted = True
         await worker._settle(run, None)
+
+    in_a_worker(operator, settle_after_a_stop)
+    assert operator.state(run).name == after
 
 
 def test_a_run_whose_report_is_lost_is_taken_up_again_and_at_last_given_up(operator: Operator) -> None:
     operator.client.create_work_pool(WorkPoolCreate(name="unheard", type="resident"))
     run, after = operator.run("visit_async", "unheard", name="never"), []
-    with temporary_settings({PREFECT_API_URL: operator.server.server.api_url, PREFECT_HOME: operator.folder}):
-        for _ in range(MOST_ATTEMPTS):
-            operator.client.set_flow_run_state(run, Running())
-            asyncio.run(_settle_without_a_report(run))
-            after.append(operator.state(run).name)
+    for _ in range(MOST_ATTEMPTS):
+        operator.client.set_flow_run_state(run, Running())
+        in_a_worker(operator, lambda worker: worker._settle(run, "no answer"))
+        after.append(operator.state(run).name)
     assert after == [*["AwaitingRetry"] * (MOST_ATTEMPTS - 1), "Crashed"]
     assert operator.state(run).message == "[report_lost] The run ended without a report: no answer."
-
-
-async def _settle_without_a_report(run: UUID) -> None:
-    async with ResidentWorker("unserved") as worker:
-        await worker._settle(run, "no answer")
 
 
 def test_sigterm_finishes_the_run_and_takes_no_other(operator: Operator) -> None:

@@ -18,8 +18,6 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
-    ArtifactFilter,
-    ArtifactFilterFlowRunId,
     FlowRunFilter,
     FlowRunFilterId,
     FlowRunFilterName,
@@ -39,7 +37,7 @@ from templar.errors import PermanentError, RejectedError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.timeline import window_of
 from tests.support.operator import POLL_SECONDS, wait_until
-from tests.support.prefect_server import PromptTransport
+from tests.support.prefect_server import PromptTransport, artifacts_of, history_of
 from tests.support.prepared import PRESET, write_hparams
 
 PATIENCE_SECONDS = 240.0
@@ -312,16 +310,14 @@ class LiveNetwork:
             os.kill(pid, signal.SIGCONT)
 
     def history(self, run: FlowRun) -> list[str]:
-        states = sorted(self.client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
-        return [str(state.name) for state in states]
+        return history_of(self.client, run.id)
 
     def task_runs(self, run: FlowRun) -> list[TaskRun]:
         this = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
         return self.client.read_task_runs(flow_run_filter=this)
 
     def artifacts(self, run: FlowRun) -> list[Artifact]:
-        of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))
-        return self.client.read_artifacts(artifact_filter=of_run)
+        return artifacts_of(self.client, run.id)
 
 
 def is_free(port: int) -> bool:

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from deployments.prefect_server import PROJECT_ROOT
 from deployments.processes import Child, start_child, wait_until_ready
 from deployments.register import ensure_pool
-from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prefect_server import RunningPrefectServer, history_of
 
 FLOWS = "tests.support.resident_flows"
 PATIENCE_SECONDS = 180.0
@@ -104,16 +104,11 @@ class Operator:
         return self.reach(run, lambda state: state.is_final())
 
     def reach(self, run: UUID, holds: Callable[[State[Any]], bool]) -> State[Any]:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not holds(state := self.state(run)):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"run {run} is still {state!r}")
-            time.sleep(0.05)
-        return state
+        wait_until(lambda: holds(self.state(run)), f"run {run} reaches another state than {self.state(run)!r}")
+        return self.state(run)
 
     def history(self, run: UUID) -> list[str]:
-        states = sorted(self.client.read_flow_run_states(run), key=lambda state: state.timestamp)
-        return [str(state.name) for state in states]
+        return history_of(self.client, run)
 
     def forget_notes(self) -> None:
         (self.folder / "notes").unlink(missing_ok=True)

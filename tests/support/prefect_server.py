@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import UUID
 
 import httpx
 from prefect.blocks.core import Block
@@ -57,6 +58,18 @@ class PromptTransport(httpx.HTTPTransport):
         return response
 
 
+def artifacts_of(client: SyncPrefectClient, run: UUID) -> list[Artifact]:
+    """The artifacts of a flow run."""
+    this = ArtifactFilterFlowRunId(any_=[run])
+    return client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=this))
+
+
+def history_of(client: SyncPrefectClient, run: UUID) -> list[str]:
+    """The names of all states that a flow run was in, in order."""
+    states = sorted(client.read_flow_run_states(run), key=lambda state: state.timestamp)
+    return [str(state.name) for state in states]
+
+
 class RunningPrefectServer:
     """A server that can go away and come back on the same port and database.
 
@@ -89,10 +102,7 @@ class RunningPrefectServer:
         run_id = state.state_details.flow_run_id
         assert run_id is not None
         with self.client() as client:
-            found = client.read_artifacts(
-                artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
-            )
-        return {str(artifact.key): artifact for artifact in found}
+            return {str(artifact.key): artifact for artifact in artifacts_of(client, run_id)}
 
     def configured(self) -> AbstractContextManager[None]:
         """Let this process, and what runs in it, talk to this server."""
