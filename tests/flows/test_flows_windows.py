@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterKey
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import State
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,7 +20,7 @@ from templar.neuron.node import Node
 from templar.reports.metrics import FILE_NAME
 from tests.support.flow_network import run_beside_publishers, run_id, run_window, run_windows, task_runs
 from tests.support.network import Network, tiny
-from tests.support.prefect_server import RunningPrefectServer
+from tests.support.prefect_server import RunningPrefectServer, artifacts_of
 
 WINDOWS = range(1, 4)
 ROLES = ("miner", "validator", "aggregator")
@@ -32,8 +32,6 @@ def new_network(folder: Any, **kinds: type[Node]) -> Network:
 
 @dataclass
 class FlowRuns:
-    """A network whose windows were flow runs."""
-
     network: Network
     states: dict[str, list[State[Any]]]  # name of the node -> final state of each window
     server: RunningPrefectServer
@@ -136,8 +134,7 @@ class TestThreeWindows:
         name = runs.name(role)
         with runs.server.client() as client:
             for window, state in zip(WINDOWS, runs.states[name], strict=True):
-                of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id(state)]))
-                found = client.read_artifacts(artifact_filter=of_run)
+                found = artifacts_of(client, run_id(state))
                 assert sorted(str(artifact.key) for artifact in found) == [f"{key}-{name}" for key in keys]
                 for artifact in found:
                     assert str(artifact.description).startswith(f"Window {window}: ")
@@ -280,8 +277,7 @@ class TestAlone:
         assert (missed.is_failed(), missed.name) == (True, "NothingPublished")
         assert ": own roster not published [roster_missing], roster (3, 4), root" in str(missed.message)
         with prefect_server.client() as client:
-            this = ArtifactFilterFlowRunId(any_=[run_id(states[others[0]][0])])
-            found = client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=this))
+            found = artifacts_of(client, run_id(states[others[0]][0]))
         (table,) = (artifact for artifact in found if artifact.key == f"findings-{others[0]}")
         row = {"reason": "roster_missing", "suspects": "uid 1"}
         detail = "no roster that counts: nothing was stored in its slot"
@@ -290,7 +286,6 @@ class TestAlone:
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, node: Node, method: str, error: Exception, *, times: int) -> None:
-    """Let a node's method fail some times before it does what it should."""
     real, failures = getattr(node, method), [error] * times
 
     def flaky(*arguments: Any, **keywords: Any) -> Any:

@@ -11,19 +11,7 @@ import pytest
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from tasks.artifacts import (
-    cleanup_rows,
-    endpoint_rows,
-    gather_rows,
-    page,
-    picture,
-    progress,
-    score_rows,
-    score_summary,
-    table,
-    time_rows,
-    training_rows,
-)
+from tasks import artifacts
 from templar.data.replicas import EndpointReport
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
@@ -60,17 +48,17 @@ def concluded(*miners: MinerFacts, standing: Standing | None = None, **changes: 
 
 
 def row_of(evidence: Evidence, uid: int) -> dict[str, Any]:
-    return next(row for row in score_rows(evidence) if row["uid"] == uid)
+    return next(row for row in artifacts.score_rows(evidence) if row["uid"] == uid)
 
 
 def test_who_has_most_comes_first_and_every_row_has_every_column() -> None:
     evidence = concluded(
         revealed(3, 0.1), revealed(4, 0.2), absent(5), standing=standing_of([veteran(3), veteran(4, final=30.0)])
     )
-    rows = score_rows(evidence)
+    rows = artifacts.score_rows(evidence)
     assert [row["uid"] for row in rows] == [4, 3, 5]
     assert all(list(row) == list(rows[0]) for row in rows)
-    assert score_summary(evidence) == (
+    assert artifacts.score_summary(evidence) == (
         "Window 100: loss 4.0000; 2 of 3 miners measured, 2 earn, 1 punished. "
         f"The baseline is rated 25.00 ± {evidence.baseline_sigma:.2f}, "
         f"the typical advantage is {evidence.typical_advantage:.6f}, "
@@ -81,7 +69,7 @@ def test_who_has_most_comes_first_and_every_row_has_every_column() -> None:
 def test_training_shows_device_speed_and_where_the_time_went() -> None:
     phases = {"forward": 1.0, "backward": 2.0, "step": 0.5, "other": 0.5}
     figures = TrainFigures("NVIDIA H100", "bfloat16", "the first", 8, 4096, 4.5, phases, 3 << 20, True, 0.4, 989e12)
-    (row,) = training_rows(TrainReport(7, None, 5.0, 4.0, 2, 16, figures))
+    (row,) = artifacts.training_rows(TrainReport(7, None, 5.0, 4.0, 2, 16, figures))
     assert row == {
         "device": "NVIDIA H100",
         "precision": "bfloat16",
@@ -99,16 +87,16 @@ def test_training_shows_device_speed_and_where_the_time_went() -> None:
         "peak MiB": 3.0,
     }
     on_a_cpu = replace(figures, mfu=None, assumed_peak=None)
-    assert training_rows(TrainReport(7, None, figures=on_a_cpu))[0]["MFU"] == ""
-    assert training_rows(TrainReport(7, Reason.NO_TIME_LEFT)) == [{"reason": "no_time_left"}]
+    assert artifacts.training_rows(TrainReport(7, None, figures=on_a_cpu))[0]["MFU"] == ""
+    assert artifacts.training_rows(TrainReport(7, Reason.NO_TIME_LEFT)) == [{"reason": "no_time_left"}]
 
 
 def test_shares_of_a_window() -> None:
     seconds = {"waiting": 45.0, "exchanging": 9.0, "training": 36.0, "other": 0.0}
-    assert time_rows(seconds) == [
+    assert artifacts.time_rows(seconds) == [
         {"seconds": 90.0, "waiting": "50.0%", "exchanging": "10.0%", "training": "40.0%", "other": "0.0%"}
     ]
-    assert time_rows({}) == [{"seconds": 0}]
+    assert artifacts.time_rows({}) == [{"seconds": 0}]
 
 
 def test_a_miner_that_was_measured() -> None:
@@ -152,7 +140,7 @@ def test_a_loss_that_rises_has_its_sign_and_several_penalties_stand_in_one_cell(
 def test_a_miner_without_a_payload_says_why() -> None:
     without = (absent(3, Reason.PAYLOAD_MISSING), absent(4, Reason.MALFORMED), absent(5, None, assigned=False))
     evidence = concluded(*without, *(revealed(uid, 0.1) for uid in range(6, 16)))
-    rows = {row["uid"]: row for row in score_rows(evidence)}
+    rows = {row["uid"]: row for row in artifacts.score_rows(evidence)}
     empty = ("score", "own loss", "random loss", "measured exactly")
     assert all(rows[uid][column] == "" for uid in (3, 4, 5) for column in empty)
     assert (rows[3]["slashes"], rows[3]["no payload"]) == ("missing (payload_missing)", "payload_missing")
@@ -165,7 +153,7 @@ def test_a_miner_without_a_payload_says_why() -> None:
 def test_a_banned_miner_says_until_when() -> None:
     banned = standing_of([veteran(3)], bans={hotkey(3): WINDOW + 5, bucket(4): WINDOW + 7})
     evidence = concluded(absent(3, Reason.BANNED), absent(4, Reason.BANNED), standing=banned)
-    rows = {row["uid"]: row for row in score_rows(evidence)}
+    rows = {row["uid"]: row for row in artifacts.score_rows(evidence)}
     assert rows[3]["no payload"] == f"banned, banned until window {WINDOW + 5}"
     assert rows[4]["no payload"] == f"banned, banned until window {WINDOW + 7}"
     assert rows[3]["slashes"] == "banned (banned)"
@@ -175,12 +163,12 @@ def test_a_banned_miner_says_until_when() -> None:
 def test_what_is_burned_earns_nobody() -> None:
     """The uid that burns has a weight and is no miner."""
     evidence = concluded(absent(3), loss=None)
-    assert score_summary(evidence) == (
+    assert artifacts.score_summary(evidence) == (
         "Window 100: nothing was measured; 0 of 1 miners measured, 0 earn, 1 punished. "
         "The baseline is rated 25.00 ± 8.33, the typical advantage is 0.000000, the typical own excess 0.000000."
     )
     assert [(record.uid, record.weight) for record in evidence.weights] == [(0, 1.0)]
-    assert [row["uid"] for row in score_rows(evidence)] == [3]
+    assert [row["uid"] for row in artifacts.score_rows(evidence)] == [3]
 
 
 def test_every_gathered_peer_has_a_row() -> None:
@@ -192,8 +180,8 @@ def test_every_gathered_peer_has_a_row() -> None:
         PeerOutcome(4, Tier.RESERVE, None, Reason.PAYLOAD_MISSING, "no payload", 1.0, num_bytes=655),
     )
     columns = ("uid", "tier", "accepted", "reason", "bytes", "seconds", "steps", "tokens")
-    assert [tuple(row) for row in gather_rows(GatherReport(WINDOW, outcomes))] == [columns, columns]
-    assert [tuple(row.values()) for row in gather_rows(GatherReport(WINDOW, outcomes))] == [
+    assert [tuple(row) for row in artifacts.gather_rows(GatherReport(WINDOW, outcomes))] == [columns, columns]
+    assert [tuple(row.values()) for row in artifacts.gather_rows(GatherReport(WINDOW, outcomes))] == [
         (3, "gather", True, "", 2345, 0.123, 30, 61_440),
         (4, "reserve", False, "payload_missing", 655, 1.0, "", ""),
     ]
@@ -202,7 +190,7 @@ def test_every_gathered_peer_has_a_row() -> None:
 def test_every_endpoint_of_the_dataset_has_a_numbered_row() -> None:
     well = EndpointReport("same", 4, 1234, 0.12345, 0, None, resting=False)
     failed = EndpointReport("same", 5, 1234, 0.12345, 2, Reason.ACCESS_DENIED, resting=True)
-    rows = endpoint_rows(PageReport(WINDOW, (1, 2), 8, "ef" * 32, (well, failed)))
+    rows = artifacts.endpoint_rows(PageReport(WINDOW, (1, 2), 8, "ef" * 32, (well, failed)))
     assert [tuple(row.values()) for row in rows] == [
         (1, "same", 4, 1234, 0.123, 0, "", False),
         (2, "same", 5, 1234, 0.123, 2, "access_denied", True),
@@ -212,8 +200,8 @@ def test_every_endpoint_of_the_dataset_has_a_numbered_row() -> None:
 def test_objects_that_could_not_be_deleted_follow_the_counts() -> None:
     counts = CleanupRow("gradient", found=3, num_bytes=900, deleted=2, failed=1)
     kind = {"kind": "gradient", "found": 3, "kept": 0, "num_bytes": 900, "deleted": 2, "failed": 1}
-    assert cleanup_rows(CleanupReport(WINDOW, (counts,), ())) == [kind]
-    assert cleanup_rows(CleanupReport(WINDOW, (counts,), (("key", "access_denied"),))) == [
+    assert artifacts.cleanup_rows(CleanupReport(WINDOW, (counts,), ())) == [kind]
+    assert artifacts.cleanup_rows(CleanupReport(WINDOW, (counts,), (("key", "access_denied"),))) == [
         {**kind, "left": "", "answer": ""},
         {**dict.fromkeys(kind, ""), "kind": "not deleted", "left": "key", "answer": "access_denied"},
     ]
@@ -221,7 +209,7 @@ def test_objects_that_could_not_be_deleted_follow_the_counts() -> None:
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
 def test_an_empty_table_says_so(prefect_api: RunningPrefectServer) -> None:
-    table("empty", [], "Window 7")
+    artifacts.table("empty", [], "Window 7")
     with prefect_api.client() as client:
         artifact = client.request("GET", "/artifacts/empty/latest").json()
     assert (json.loads(artifact["data"]), artifact["description"]) == ([{"": "nothing"}], "Window 7")
@@ -231,10 +219,10 @@ def test_an_empty_table_says_so(prefect_api: RunningPrefectServer) -> None:
 def test_without_a_server_the_step_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     nobody = {PREFECT_API_URL: "http://127.0.0.1:1/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     with temporary_settings(nobody), caplog.at_level(logging.WARNING, "templar"):
-        table("gather-default", [], "nothing")
-        progress("shards-default", "nothing")(50.0)
-        picture("leaderboard-plot-default", b"<svg/>", "nothing")
-        assert page("glance-default", [b"<svg/>"], "nothing") is None
+        artifacts.table("gather-default", [], "nothing")
+        artifacts.progress("shards-default", "nothing")(50.0)
+        artifacts.picture("leaderboard-plot-default", b"<svg/>", "nothing")
+        assert artifacts.page("glance-default", [b"<svg/>"], "nothing") is None
     assert [record.message.partition(" is not shown")[0] for record in caplog.records] == [
         "the artifact gather-default",
         "the artifact shards-default",
@@ -246,7 +234,7 @@ def test_without_a_server_the_step_goes_on(caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
 def test_a_picture_is_markdown_that_holds_it(prefect_api: RunningPrefectServer) -> None:
     drawing = b'<svg xmlns="http://www.w3.org/2000/svg"><text>\xe2\x96\x88)</text></svg>'
-    picture("drawn", drawing, "windows [1 to 3]")
+    artifacts.picture("drawn", drawing, "windows [1 to 3]")
     with prefect_api.client() as client:
         artifact = client.request("GET", "/artifacts/drawn/latest").json()
     assert (artifact["type"], artifact["description"]) == ("markdown", "windows [1 to 3]")
@@ -256,10 +244,14 @@ def test_a_picture_is_markdown_that_holds_it(prefect_api: RunningPrefectServer) 
 
 
 def test_a_page_keeps_its_id_when_its_content_is_replaced(prefect_api: RunningPrefectServer) -> None:
-    first = page("paged", [], "nothing yet")
+    first = artifacts.page("paged", [], "nothing yet")
     rows = [{"figure": "loss", "value": "a|b"}, {"figure": "step", "value": 3}]
-    assert page("paged", [b"<svg/>", b"<svg />"], "window 7", [rows, []]) == first != page("paged-too", [], "another")
-    assert page("paged", [], "nothing yet", replace=False) == first
+    assert (
+        artifacts.page("paged", [b"<svg/>", b"<svg />"], "window 7", [rows, []])
+        == first
+        != artifacts.page("paged-too", [], "another")
+    )
+    assert artifacts.page("paged", [], "nothing yet", replace=False) == first
     with prefect_api.client() as client:
         history = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["paged"])))
         latest = client.request("GET", "/artifacts/paged/latest").json()
