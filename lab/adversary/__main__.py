@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, get_args
+from typing import get_args
 
 import psutil
 from rich.console import Console
@@ -27,9 +27,10 @@ from deployments.command import exit_status
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.gauntlet import Overrides, run_gauntlet
 from lab.adversary.judge import Verdict
+from lab.gauntlet.casting import Order
+from lab.gauntlet.endpoints import EndpointName
 from lab.gauntlet.network import run_network
-from lab.gauntlet.order import SUBSET, EndpointName, Judgement, Order
-from lab.gauntlet.subset import AVAILABLE
+from lab.gauntlet.subset import AVAILABLE, LISTED, SUBSET
 from templar import interrupt
 from templar.arguments import whole_number
 from templar.hparams import HParams, load_hparams
@@ -49,17 +50,18 @@ def main() -> int:
     handler.setLevel(logging.WARNING if arguments.verbose else logging.CRITICAL)
     logging.basicConfig(format="%(message)s", handlers=[handler])
     try:
-        found: Sequence[Any] = _on_endpoint(arguments) if arguments.where == "s3" else _simulated(arguments)
+        found = _on_endpoint(arguments) if arguments.where == "s3" else _simulated(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    _print_table(found)
     passed = all(each.passed for each in found)
     print(json.dumps({"passed": passed, "seed": arguments.seed, "verdicts": [asdict(each) for each in found]}))
     return 0 if passed else 1
 
 
 def _simulated(arguments: argparse.Namespace) -> Sequence[Verdict]:
-    verdicts = run_gauntlet(
+    return run_gauntlet(
         arguments.scenario or list(SCENARIOS),
         partial(_hparams, arguments.preset),
         miners=arguments.miners or MINERS,
@@ -68,28 +70,20 @@ def _simulated(arguments: argparse.Namespace) -> Sequence[Verdict]:
         windows=arguments.windows,
         on_verdict=_say,
     )
-    _print_table(verdicts)
-    return verdicts
 
 
-def _on_endpoint(arguments: argparse.Namespace) -> Sequence[Judgement]:
+def _on_endpoint(arguments: argparse.Namespace) -> Sequence[Verdict]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     choice = arguments.miners, arguments.attackers, arguments.windows, arguments.seed, arguments.endpoint
     order, say = Order(tuple(arguments.scenario), *choice), partial(print, file=sys.stderr, flush=True)
     try:
         with tempfile.TemporaryDirectory(prefix="templar-gauntlet-") as folder:
-            judgements = run_network(order, Path(folder), lambda text, share: say(f"{share:4.0%} {text}"))
+            return run_network(order, Path(folder), lambda text, share: say(f"{share:4.0%} {text}"))
     finally:
         for child in psutil.Process().children():  # a server that was just starting when a signal came
             with suppress(psutil.NoSuchProcess):
                 child.terminate()
-    rows = [judgement.row() for judgement in judgements]
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*row.values())
-    _console().print(table)
-    return judgements
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> None:
@@ -145,9 +139,9 @@ def _print_table(verdicts: Sequence[Verdict]) -> None:
         measured = ", ".join(f"{name} {value:.3f}" for name, value in verdict.measured.items())
         table.add_row(
             verdict.scenario,
-            ", ".join(str(row) for row in SCENARIOS[verdict.scenario].rows),
+            ", ".join(str(row) for row in LISTED[verdict.scenario].rows),
             verdict.expect,
-            "the aggregator" if SCENARIOS[verdict.scenario].publisher else f"{verdict.attackers} of {verdict.miners}",
+            "the aggregator" if LISTED[verdict.scenario].publisher else f"{verdict.attackers} of {verdict.miners}",
             said + (f"\n{measured}" if measured else ""),
             str(verdict.lost),
             "yes" if verdict.roots_agree else "NO",

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lab.adversary.judge import Cast, Scenario
+from lab.gauntlet.endpoints import EndpointName
 from lab.gauntlet.gate import Ask, Treatment
-from lab.gauntlet.order import Order
 from lab.gauntlet.stage import S3Stage
 from lab.gauntlet.subset import BUCKET_RULES, ONE_HOTKEY
 from lab.simulate.world import START_WINDOW, Member, Weather, World
@@ -31,6 +31,18 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "peers": {"gather_peer_count": 64, "reserve_peer_count": 0},
 }
 """A small model, and the shortest windows in which two processors can run every node and the endpoint."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The choice of what to run."""
+
+    scenarios: tuple[str, ...] = ()  # names; by default the subset
+    miners: int | None = None  # attackers included; by default three honest ones beside the attackers
+    attackers: int = 1  # of each scenario
+    windows: int | None = None  # at least; by default as many as the scenarios need
+    seed: int = 1  # keys, blocks and assignments follow from it
+    endpoint: EndpointName = "moto"
 
 
 @dataclass(frozen=True)
@@ -135,7 +147,7 @@ class Casting:
     def cast(self, scenario: Scenario) -> Cast:
         """The members of the network as the judge of one scenario sees them."""
         miners = {
-            member.uid: (shown(member), self.by_account.get(account))
+            member.uid: (member.name, self.by_account.get(account))
             for account, member in self.members.items()
             if member.role not in NO_MINERS
         }
@@ -143,15 +155,10 @@ class Casting:
             attackers={uid: name for uid, (name, part) in miners.items() if part is scenario},
             honest={uid: name for uid, (name, part) in miners.items() if part is None},
             sound=[uid for uid, (_, part) in miners.items() if part is None or not part.is_hostile],
-            healthy=[shown(member) for account, member in self.members.items() if account not in self.by_account],
+            healthy=[member.name for account, member in self.members.items() if account not in self.by_account],
             affected=[name for name, part in miners.values() if part is scenario and not scenario.is_hostile],
             num_miners=len(miners),
         )
-
-
-def shown(member: Member) -> str:
-    """A member's name for runs and artifacts: their keys have no underscores."""
-    return member.name.replace("_", "-")
 
 
 def overrides(scenarios: Sequence[Scenario]) -> dict[str, dict[str, Any]]:

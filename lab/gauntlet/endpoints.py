@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from deployments.processes import Child, ProcessIdentity, wait_until_ready
 from deployments.s3_endpoint import LISTENING, AccessKey, BucketKeys, EndpointAdmin, create_bucket_with_keys
-from lab.gauntlet.order import EndpointName
 from templar.errors import PermanentError, Reason
 
+EndpointName = Literal["moto", "rclone"]
 READY_SECONDS = 60.0
 RCLONE_LISTENING = "Starting s3 server on "
 

@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from lab.adversary.judge import COUNTED, Cast, Expect, History, Scenario, Verdict, judge
 from lab.adversary.observe import Watch, history_of
 from lab.gauntlet.asking import Questions, ask_all
-from lab.gauntlet.casting import NO_MINERS, Casting, shown
+from lab.gauntlet.casting import NO_MINERS, Casting
 from lab.gauntlet.gate import Ask, Log
-from lab.gauntlet.order import Judgement
 from lab.gauntlet.second import Start
-from lab.gauntlet.subset import LISTED, ONE_HOTKEY, RETRY_STORM, telling_reasons
+from lab.gauntlet.subset import ONE_HOTKEY, RETRY_STORM, telling_reasons
 from lab.simulate.world import START_WINDOW, World
 from templar.gradient.layout import Layout
 from templar.hparams import HParams
@@ -41,13 +40,13 @@ class Judging:
 
     def ask_why(self, nodes: Mapping[str, Node]) -> Questions:
         """Ask `templar why` about each miner in each window, as an honest one would, while the nodes still run."""
-        asking = nodes[shown(self.casting.first_honest)]
+        asking = nodes[self.casting.first_honest.name]
         validator = next(node for node in nodes.values() if isinstance(node, Validator))
         miners = sorted(member.uid for member in self.casting.members.values() if member.role not in NO_MINERS)
         return ask_all(asking.config, validator, miners, range(START_WINDOW, self.last + 1))
 
-    def judgements(self, nodes: Mapping[str, Node], questions: Questions) -> tuple[Judgement, ...]:
-        """One judgement for each scenario, in their order, while the nodes still run.
+    def verdicts(self, nodes: Mapping[str, Node], questions: Questions) -> tuple[Verdict, ...]:
+        """One verdict on each scenario, in their order, while the nodes still run.
 
         Args:
             nodes: The nodes, by name.
@@ -59,7 +58,7 @@ class Judging:
         windows, genesis = range(START_WINDOW, self.last + 1), genesis_parameters(self.world.hparams.model)
         witness = next(node for name, node in nodes.items() if name.startswith("aggregator"))
         history = history_of(self.watch, nodes, witness, windows, folder=self.world.root, genesis=genesis)
-        judgements = []
+        verdicts = []
         for scenario in self.casting.parts.scenarios:
             cast = self.casting.cast(scenario)
             verdict = judge_scenario(scenario, cast, history, self.world.hparams, witness.layout)
@@ -70,9 +69,8 @@ class Judging:
             if scenario.name == RETRY_STORM:
                 verdict = self._with_storm(scenario, verdict, witness)
             wrong = questions.problems([*cast.attackers, *cast.honest])
-            verdict = replace(verdict, problems=(*verdict.problems, *wrong))
-            judgements.append(Judgement.of(verdict, LISTED[scenario.name], tuple(sorted(cast.attackers))))
-        return tuple(judgements)
+            verdicts.append(replace(verdict, problems=(*verdict.problems, *wrong)))
+        return tuple(verdicts)
 
     def _with_storm(self, scenario: Scenario, verdict: Verdict, witness: Node) -> Verdict:
         accounts = self.casting.by_account

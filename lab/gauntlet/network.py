@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from lab.adversary.judge import Verdict
 from lab.adversary.observe import Watch
-from lab.gauntlet.casting import PRESET, Casting, Parts, overrides, shown
+from lab.gauntlet.casting import PRESET, Casting, Order, Parts, overrides
 from lab.gauntlet.endpoints import endpoint
 from lab.gauntlet.gate import Gates, Log
 from lab.gauntlet.judging import Judging
-from lab.gauntlet.order import Judgement, Order
 from lab.gauntlet.second import SecondProcess, Start, try_to_start
 from lab.gauntlet.stage import S3Stage
 from lab.gauntlet.subset import ONE_HOTKEY, chosen
@@ -61,7 +61,7 @@ class LiveNetwork:
     second: Start | None = None
     _num_windows_done: int = 0
 
-    def run(self) -> tuple[Judgement, ...]:
+    def run(self) -> tuple[Verdict, ...]:
         """Start every node, run its windows, judge, and stop every node.
 
         Raises:
@@ -76,16 +76,16 @@ class LiveNetwork:
                 lives.append(self._run_second)
             self.stage.run(lives)
             judging = Judging(self.casting, self.world, self.watch, self.log, self.second, self.last)
-            alive = {shown(each): nodes[shown(each)] for each in members if shown(each) in nodes}
+            alive = {each.name: nodes[each.name] for each in members if each.name in nodes}
             questions = judging.ask_why(alive)
             self.say(questions.summary, 1.0)
-            return judging.judgements(alive, questions)
+            return judging.verdicts(alive, questions)
 
     def _live(self, member: Member, nodes: dict[str, Node], stack: ExitStack) -> None:
         """Run one node from its start to the last window; its failure does not stop the others."""
-        name, hostile = shown(member), self.casting.is_hostile(member)
+        name, hostile = member.name, self.casting.is_hostile(member)
         try:
-            node = nodes[name] = self.world.node(member, name=name)
+            node = nodes[name] = self.world.node(member)
             stack.callback(node.stop)
             if member.account_id in self.casting.by_account:
                 node.gatherer = Blind(node.gatherer.buckets, node.gatherer.cache, node.gatherer.clock)
@@ -142,10 +142,10 @@ class LiveNetwork:
                 write_key=(write_key.access_key_id, write_key.secret_access_key),
             )
         )
-        self.say(f"a second process of {shown(victim)}: {self.second.message}", self._share)
+        self.say(f"a second process of {victim.name}: {self.second.message}", self._share)
 
 
-def run_network(order: Order, folder: Path, say: Say) -> tuple[Judgement, ...]:
+def run_network(order: Order, folder: Path, say: Say) -> tuple[Verdict, ...]:
     """Bring an endpoint and a network up, run it, and always take everything down.
 
     Args:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.judge import Expect, Scenario
 from lab.gauntlet.gate import Ask, Drip, Refusal, Treatment
-from lab.gauntlet.order import SUBSET
 from lab.simulate.world import Member
 from templar.errors import PermanentError, Reason
 
@@ -18,6 +17,22 @@ GONE = Refusal(404, "NoSuchBucket")
 BUSY = Refusal(429, "TooManyRequests")
 BROKEN = Refusal(503, "ServiceUnavailable")
 SLOW_LORIS = Drip(1024)
+
+SUBSET = (
+    "pickle",
+    "index_twice",
+    "huge",
+    "copying",
+    "late",
+    "late_swapping",
+    "old_client",
+    "replaying",
+    "withheld",
+    "dripping",
+    "retry_storm",
+    "one_hotkey",
+)
+"""The scenarios by default: one for each kind of attack, all of them in one network."""
 
 BucketRule = Callable[[Ask, Member | None], Treatment | None]
 """A bucket's answer to a reader; None for that of its endpoint. The reader is None if it is no member."""

@@ -8,7 +8,7 @@ lets simulated time pass; a stage on a real endpoint and in real time fulfils th
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -260,10 +260,9 @@ class World:
         self._build_dataset()
         self.birth = self._publish_genesis()
 
-    def node(self, member: Member, *, name: str | None = None) -> Node:
-        """The node of a member, started, under another name if one is given; the burn uid has none."""
-        config = self.config(member)
-        return self._kinds[member.role](config if name is None else replace(config, name=name))
+    def node(self, member: Member) -> Node:
+        """The node of a member, started; the burn uid has none."""
+        return self._kinds[member.role](self.config(member))
 
     def observer(self) -> Node:
         """A node without a hotkey, started: it replays what the others agreed on."""

@@ -19,13 +19,12 @@ from deployments.processes import ProcessIdentity
 from deployments.s3_endpoint import AccessKey
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.judge import Cast, Expect, History, Verdict
-from lab.gauntlet.casting import OVERRIDES, PRESET, Parts, overrides
+from lab.gauntlet.casting import OVERRIDES, PRESET, Order, Parts, overrides
 from lab.gauntlet.endpoints import Endpoint, endpoint
 from lab.gauntlet.gate import Ask, Drip, Gates, Log, Refusal, Treatment
 from lab.gauntlet.judging import Judging, Storm, judge_scenario, measure_storm, with_silence
-from lab.gauntlet.order import SUBSET, Judgement, Order
 from lab.gauntlet.second import Start
-from lab.gauntlet.subset import AVAILABLE, BUCKET_RULES, LATE_OR_ABSENT, chosen, telling_reasons
+from lab.gauntlet.subset import AVAILABLE, BUCKET_RULES, LATE_OR_ABSENT, SUBSET, chosen, telling_reasons
 from templar.errors import PermanentError, Reason, TransientError
 from templar.gradient.layout import Layout
 from templar.hparams import load_hparams
@@ -186,11 +185,6 @@ class TestParts:
     def test_without_an_honest_miner_there_is_no_network(self, miners: int) -> None:
         with raising(PermanentError, Reason.BAD_PARAMETERS, match=f"miners: {miners} are too few for 2 attackers"):
             Parts.of(chosen(["late", "pickle"]), Order(miners=miners))
-
-    def test_a_judgement_is_a_row(self) -> None:
-        judgement = Judgement("late", (19,), "a title", (4,), "reject", {"reveal_late": 3}, {"x": 1.0}, 0, ("one",))
-        assert judgement.row()["observed"] == "reveal_late 3, x 1"
-        assert judgement.row()["verdict"] == "failed: one"
 
 
 class TestStorm:
