@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -76,6 +77,9 @@ def unit_tasks(dask: str | None, workers: int | None) -> Iterator[Each]:
         raise PermanentError(Reason.BAD_ENVIRONMENT, "Dask needs an extra: pip install 'templar[dask]'") from error
     try:
         with DaskTaskRunner(address=dask) as cluster:
+            # Tasks that arrive while the scheduler imports this module for the first of them would break the imports.
+            cluster.client.run_on_scheduler(import_module, __name__)
+            cluster.client.run(import_module, __name__)
             yield partial(_in_tasks, cluster)
     except Exception as error:
         if not isinstance(error, OSError) and not type(error).__module__.startswith("distributed."):
