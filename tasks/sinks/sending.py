@@ -150,8 +150,8 @@ class Sender(Generic[T]):
             try:
                 self.target.send(batch)
             except UnacceptableError as error:
-                self.dropped += len(batch)
                 self._warn("refuses items, which are dropped", error)
+                self.dropped += len(batch)
                 return
             except Exception as error:  # noqa: BLE001 - nothing that a sink does may reach a window
                 self._warn("takes nothing; no window waits for it", error)
