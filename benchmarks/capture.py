@@ -55,8 +55,7 @@ from templar.store.files import memory_folder
 from templar.training.train import TrainResult
 
 ATTACKED = START_WINDOW + 7
-AFTER = 13
-"""Windows after the attack."""
+AFTER = 13  # windows after the attack
 MINERS, VALIDATORS = 6, 3
 STAKES, QUICK_STAKES = (0.1, 0.3, 0.49), (0.49,)
 SHARES, QUICK_SHARES = (0.0, 0.5, 1.0), (1.0,)

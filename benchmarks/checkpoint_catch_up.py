@@ -18,8 +18,7 @@ from templar.neuron.catchup import catch_up, decided_settlement
 from templar.shared_results import sharing
 
 MINERS = 2
-STEPS, MISSED = 3, 5
-"""Windows that are applied one by one, and windows that the node catches up with after them."""
+STEPS, MISSED = 3, 5  # windows that are applied one by one, and windows that the node catches up with after them
 
 
 def catch_up_x(quick: bool) -> float:

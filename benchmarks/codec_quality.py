@@ -26,8 +26,7 @@ from templar.training.model import build_model
 
 NUM_WORKERS = 4
 WINDOWS_PER_EVALUATION = 5
-LARGEST_RATIO = 1.005
-"""The bar: held-out loss with our code over that with the reference's."""
+LARGEST_RATIO = 1.005  # the bar: held-out loss with our code over that with the reference's
 
 
 @dataclass(frozen=True)

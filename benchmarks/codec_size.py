@@ -34,10 +34,8 @@ from templar.gradient.compress import FeedbackState, compress_with
 from templar.gradient.layout import Layout
 from templar.gradient.similarity import similarity
 
-BITS_AT_64, BITS_AT_32 = 8.9, 9.9
-"""Bits per coefficient that a payload may take at most."""
-ERROR_SHARE = 0.5
-"""The error of our value code may be at most this part of the reference's."""
+BITS_AT_64, BITS_AT_32 = 8.9, 9.9  # bits per coefficient that a payload may take at most
+ERROR_SHARE = 0.5  # the error of our value code may be at most this part of the reference's
 CHUNK = 4096
 OURS, OTHERS = "sign and scale per chunk", "templar 2.1.3: 4 levels"
 VALUE_BITS: Mapping[str, str] = {

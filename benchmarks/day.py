@@ -45,8 +45,7 @@ from templar.errors import Reason, TransientError
 HOURS = 24
 HOUR_SECONDS = 180.0
 QUICK_HOUR_SECONDS, QUICK_SECONDS = 10.0, 13.0
-SAMPLES = 96
-"""Looks at the buckets in a day."""
+SAMPLES = 96  # looks at the buckets in a day
 PLANNING_SECONDS, PATIENCE_SECONDS = 60.0, 120.0
 """Runs count that are due so long after the beginning, when all is planned, and so long before the end."""
 QUICK_PLANNING_SECONDS, QUICK_PATIENCE_SECONDS = 1.0, 9.0

@@ -56,8 +56,7 @@ from templar.store.s3_protocol import S3Settings
 from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
 
-PRESET = "1B"
-"""Payloads of this model may have 5 MB."""
+PRESET = "1B"  # payloads of this model may have 5 MB
 WINDOW, NETUID, CONCURRENCY = 3, 1, 8
 NETWORK = Network(NETUID, "ab" * 32)
 ASSIGNMENT = "cd" * 32

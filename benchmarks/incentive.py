@@ -54,12 +54,9 @@ from templar.hparams import HParams, load_hparams
 
 MINERS, WINDOWS, SEED = 20, 60, 7
 QUICK_MINERS, QUICK_WINDOWS = 4, 6
-PROGRESS_WINDOWS = 10
-"""Windows between two lines on stderr."""
-COMPUTE_PAY = 1.1
-"""Limit of the pay of a unit of compute, in that of the mean honest miner."""
-LOSS_TOLERANCE = 0.02
-"""Limit of the relative rise of the final loss through cheats, as the mean over the seeds."""
+PROGRESS_WINDOWS = 10  # windows between two lines on stderr
+COMPUTE_PAY = 1.1  # limit of the pay of a unit of compute, in that of the mean honest miner
+LOSS_TOLERANCE = 0.02  # limit of the relative rise of the final loss through cheats, as the mean over the seeds
 
 
 class Bar(StrEnum):
@@ -79,15 +76,13 @@ BARS: Mapping[str, Bar] = {
 COMPUTE: Mapping[str, float] = {"fifth": 1 / 5, "split": 1 / 3, "pooled": 1 / 3, "pool": 3.0, "scaled": 1.0}
 """Compute of one uid of a kind, in that of an honest miner. The uids of `sybil` train together what one miner does."""
 SHADOWS = frozenset({"shadow", "noisy_shadow"})
-PAY_OVER_VALUE = (0.75, 1.25)
-"""Limits of the quotient of honest miners' share of pay and their share of value."""
+PAY_OVER_VALUE = (0.75, 1.25)  # limits of the quotient of honest miners' share of pay and their share of value
 PLACE_KINDS = ("sign_flip", "lazy", "near_zero")
 PLACE_WINDOWS, STEADY_WINDOWS = 24, 100
 TARGET_LOSS = 4.0
 PLACE_RATIO = 1.1
 """Limit of the windows to the target loss with cheats, in those of the honest miners alone; mean of the seeds."""
-VICTIM_TOLERANCE = 0.1
-"""Limit of the relative fall of the pay of a shadow's victim, the miner of the lowest uid."""
+VICTIM_TOLERANCE = 0.1  # limit of the relative fall of the pay of a shadow's victim, the miner of the lowest uid
 
 
 @dataclass(frozen=True)

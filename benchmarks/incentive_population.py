@@ -72,8 +72,7 @@ KINDS = (
 """Cheats that make up a fifth of a population of their own."""
 FEW: Mapping[str, int] = {"split": 3, "pooled": 3, "pool": 1, "shadow": 1, "noisy_shadow": 1}
 """Cheats of a population of their own with so many uids."""
-VALUED_EVERY = 3
-"""Of the windows of the second half, each of this many has its payloads measured on held-out text."""
+VALUED_EVERY = 3  # of the windows of the second half, each of this many has its payloads measured on held-out text
 
 
 @dataclass(frozen=True)

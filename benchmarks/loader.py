@@ -34,8 +34,7 @@ from benchmarks.command import measured
 from benchmarks.loader_shard import BUCKET, SAMPLE_BYTES, SAMPLES_PER_PAGE, serving, write_dataset
 
 MIB = 2**20
-LIMIT = "238M"
-"""MiB per second of the endpoint for `s3_rate_fraction`, as rclone takes it: 2 Gbit/s."""
+LIMIT = "238M"  # MiB per second of the endpoint for `s3_rate_fraction`, as rclone takes it: 2 Gbit/s
 BARS = {
     "packing_x": 20.0,
     "shard_memcpy_fraction": 0.6,

@@ -17,8 +17,7 @@ from templar.data.shards.shard_dataset import Shard
 
 EOS = 0
 MEAN_TOKENS = 600
-READ_SAMPLES = 16_384
-"""Samples of a read, and of the copy that it is compared with: 64 MiB."""
+READ_SAMPLES = 16_384  # samples of a read, and of the copy that it is compared with: 64 MiB
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,8 @@ from templar.data.shards.manifest import ShardManifest
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 
-BATCH_SIZE = 16
-"""Sequences of the first batch: as in the preset `local`; micro-batches of the others have fewer."""
-PAUSE_SECONDS = 3.0
-"""Pause of the measured window, so that as much is read ahead as allowed."""
+BATCH_SIZE = 16  # sequences of the first batch: as in the preset `local`; micro-batches of the others have fewer
+PAUSE_SECONDS = 3.0  # pause of the measured window, so that as much is read ahead as allowed
 _BUFFER_BYTES = 1 << 18
 
 

@@ -51,8 +51,7 @@ T = TypeVar("T")
 SEED = 7
 MINERS = 1
 SNAPSHOT_FREQUENCY = 4
-FIRST_COUNTED = 2
-"""The first window whose writes count: the one before it also has the downloads of a first start."""
+FIRST_COUNTED = 2  # the first window whose writes count: the one before it also has the downloads of a first start
 WINDOWS = FIRST_COUNTED - 1 + SNAPSHOT_FREQUENCY
 BARS = {"miner_bytes_per_parameter": 30.0, "validator_bytes_per_parameter": 20.0, "written_bytes_per_parameter": 14.0}
 ROLES = {"miner": (Miner, "honest"), "validator": (Validator, "validator")}

@@ -52,8 +52,7 @@ from templar.window import drive_window
 NEURON = "lazy"
 POLL_SECONDS = 0.2
 RUN_PATIENCE_SECONDS = 120.0
-WARM_UP_WINDOWS = 2
-"""Not counted: the first window of a process also imports the model and starts the neuron."""
+WARM_UP_WINDOWS = 2  # not counted: the first window of a process also imports the model and starts the neuron
 
 
 @dataclass(frozen=True)

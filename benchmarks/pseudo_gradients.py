@@ -46,10 +46,8 @@ from templar.training.train import OptimizerState, Trainer
 
 NUM_HELD_OUT = 256
 HELD_OUT_BATCH = 64
-TEXT_BYTES = 8_000_000
-"""Enough for 60 windows of four workers before a page is read again."""
-REFERENCE = StatisticalQuantiser(num_bins=4, sigmas=6.0)
-"""The value code of templar 2.1.3, with its settings."""
+TEXT_BYTES = 8_000_000  # enough for 60 windows of four workers before a page is read again
+REFERENCE = StatisticalQuantiser(num_bins=4, sigmas=6.0)  # the value code of templar 2.1.3, with its settings
 
 
 def small_network(seed: int) -> HParams:
@@ -159,8 +157,7 @@ class NetworkView:
     payloads: tuple[Payload, ...] = ()  # as read, if the code is this network's
 
 
-Codec = Callable[[Learnt], NetworkView]
-"""From each worker's pseudo-gradient to the update that all of them apply."""
+Codec = Callable[[Learnt], NetworkView]  # from each worker's pseudo-gradient to the update that all of them apply
 
 
 def ours(learnt: Learnt) -> NetworkView:

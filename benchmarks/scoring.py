@@ -47,8 +47,7 @@ from templar.training.model import build_model, load_parameters, parameters_of
 from templar.training.schedule import outer_learning_rate
 from templar.training.train import OptimizerState, Trainer
 
-STEPS = (2, 4, 6, 8, 11, 15, 20, 26)
-"""Inner steps of the grades."""
+STEPS = (2, 4, 6, 8, 11, 15, 20, 26)  # inner steps of the grades
 EXACT_MINERS, EXACT_SEGMENTS, FACTOR, MICRO_BATCH = 8, 4, 0.2, 16
 TOKENS_TIMES = 10
 COST_BAR, RANK_BAR = 0.1, 0.9

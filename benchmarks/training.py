@@ -199,8 +199,7 @@ class Learning:
         ).figures
 
 
-_sides: list[Bare | Learning] = []
-"""The side of this process."""
+_sides: list[Bare | Learning] = []  # the side of this process
 
 
 def _open(side: type[Bare | Learning], row: Row) -> None:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from templar.data.shards.shard_dataset import ShardedDataset
     from templar.data.tokenizer import Tokenizer
 
-SHARDS_FOLDER = "shards"
-"""The folder of the dataset's shards in a neuron's folder."""
+SHARDS_FOLDER = "shards"  # the folder of the dataset's shards in a neuron's folder
 
 
 class Dataset(Block):

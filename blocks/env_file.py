@@ -16,8 +16,7 @@ from dotenv.variables import Literal, parse_variables
 from templar.errors import PermanentError, Reason
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=~-]*")
-"""Values that need no quotes, also in a shell."""
+_PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=~-]*")  # values that need no quotes, also in a shell
 _NEXT_LINE = re.compile(r"\n[^\S\n]*(?:export\s+)?[A-Z][A-Z0-9_]*=")
 """A variable within a value: the quotation mark before it was never closed."""
 _TYPOGRAPHIC = "“”„‟‘’‚‛«»"  # noqa: RUF001 - as a word processor writes quotation marks

@@ -23,12 +23,9 @@ from templar.errors import PermanentError, Reason
 Resource = dict[str, str | list[str]]
 
 VARIABLE = "TEMPLAR_ALERT_BLOCK"
-LATE_TIMES = 3
-"""Windows in a row that are late before somebody is told."""
-SILENT_WINDOWS = 3
-"""Windows without a run after which a neuron is silent."""
-SHORTEST_SILENCE = 10.0
-"""Seconds: Prefect waits no shorter for an event that does not come."""
+LATE_TIMES = 3  # windows in a row that are late before somebody is told
+SILENT_WINDOWS = 3  # windows without a run after which a neuron is silent
+SHORTEST_SILENCE = 10.0  # seconds: Prefect waits no shorter for an event that does not come
 WINDOW_FLOWS = ["miner-window", "validator-window", "aggregator-window"]
 CRASHED = "A flow run has crashed: its process was killed. `templar neuron start` starts it again; look at its logs."
 FAILED = "Scheduled work has failed: the message of its run in the UI has the reason. The next run tries again."

@@ -52,8 +52,7 @@ log = logging.getLogger(__name__)
 WINDOW_FLOWS = {"miner-window": "miner", "validator-window": "validator", "aggregator-window": "aggregator"}
 """Window flow -> the role that it is for."""
 RETRY_SECONDS = 2.0
-LOOK_SECONDS = 60.0
-"""Between two looks at schedules and at the server's log."""
+LOOK_SECONDS = 60.0  # between two looks at schedules and at the server's log
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from templar.hparams import Model
 from templar.tensorfile import MAX_HEADER_BYTES
 from templar.training.model import WEIGHTS_FILE, genesis_parameters, model_config, parameter_shapes, read_tensors
 
-STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-"""Types whose numbers float32 holds exactly."""
+STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)  # types whose numbers float32 holds exactly
 COMPUTES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "tie_word_embeddings", "hidden_act", "rms_norm_eps", "rope_parameters"),

@@ -42,21 +42,16 @@ from deployments.work_pool import default_worker_name, failures_logged, runs_und
 from templar.errors import PermanentError, Reason
 
 log = logging.getLogger(__name__)
-LOOK_SECONDS = 15.0
-"""Between two looks for runs without a process."""
-SETTLED = timedelta(seconds=20)
-"""Shorter ago than this a process may have ended whose worker is about to report it."""
-NICENESS = 10
-"""Priority of the scheduled flows' processes, as `nice` has it: windows go first."""
-LIMIT = 4
-"""Runs at a time: a process that trains nothing may still take half a gigabyte."""
+LOOK_SECONDS = 15.0  # between two looks for runs without a process
+SETTLED = timedelta(seconds=20)  # shorter ago than this a process may have ended whose worker is about to report it
+NICENESS = 10  # priority of the scheduled flows' processes, as `nice` has it: windows go first
+LIMIT = 4  # runs at a time: a process that trains nothing may still take half a gigabyte
 UNLABELLED = timedelta(minutes=5)
 """A run that was taken so long ago without its worker's label was taken by a worker that is gone."""
 SUPERSEDED = f"[{Reason.SUPERSEDED}] A later run of the same schedule was due as well, and is run."
 ALREADY_RUNNING = f"[{Reason.ALREADY_RUNNING}] A run of this deployment was under way."
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_RUN_ID = "PREFECT__FLOW_RUN_ID"
-"""Prefect's variable of a run's process."""
+_RUN_ID = "PREFECT__FLOW_RUN_ID"  # Prefect's variable of a run's process
 
 
 class HousekeepingWorker(ProcessWorker, ABC):

@@ -25,10 +25,8 @@ from templar.reports.leaderboard import Leaderboard, draw, leaderboard
 from templar.reports.training_curve import newest_evaluations
 from templar.store.files import replacing
 
-LEAST_WIDTH = 185
-"""Least characters of a line, also in narrower terminals: a table that is cut off is of no use."""
-HOTKEY_WIDTH = 12
-"""Characters of a hotkey in the terminal; a CSV file has all of them."""
+LEAST_WIDTH = 185  # least characters of a line, also in narrower terminals: a table that is cut off is of no use
+HOTKEY_WIDTH = 12  # characters of a hotkey in the terminal; a CSV file has all of them
 
 
 def show(published: Published, board: Leaderboard, console: Console) -> None:

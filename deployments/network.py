@@ -36,8 +36,7 @@ from templar.neuron.configuration import announce_role
 from templar.timeline import first_block, window_of
 from templar.training.device import num_parameters
 
-GENESIS_FOLDER = "genesis-published"
-"""In the neuron's folder: the checkpoint as it was published."""
+GENESIS_FOLDER = "genesis-published"  # in the neuron's folder: the checkpoint as it was published
 OPENS_IN_SECONDS = 600.0
 """The first window opens this long after the command at the earliest: others start their nodes meanwhile."""
 

@@ -27,20 +27,15 @@ from templar.store.s3_protocol import is_loopback
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 """The folder of pyproject.toml: Prefect reads its `[tool.prefect]` only when started in this folder."""
-SERVER_NAME = "the Prefect server"
-"""The name of the server's process in messages and records."""
-SERVER_LOG = "server.log"
-"""The server's log in its folder."""
-REPEATED = 3
-"""An error that stands so many times in the newest part of the log is no accident."""
-LOG_SPAN = timedelta(hours=1)
-"""That part."""
+SERVER_NAME = "the Prefect server"  # the name of the server's process in messages and records
+SERVER_LOG = "server.log"  # the server's log in its folder
+REPEATED = 3  # an error that stands so many times in the newest part of the log is no accident
+LOG_SPAN = timedelta(hours=1)  # that part
 LOG_TAIL_BYTES = 2**20
 DATABASE_URL = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 """The variable that names the server's database; without it, that is a SQLite file in the server's folder."""
 DATABASE_PATIENCE_SECONDS = 10.0
-LOG_DATE = "%Y-%m-%d %H:%M:%S"
-"""The beginning of log lines; Prefect's own format has no date."""
+LOG_DATE = "%Y-%m-%d %H:%M:%S"  # the beginning of log lines; Prefect's own format has no date
 _ERROR = re.compile(r"^([0-9-]{10} [0-9:]{8})\.\d+ \| (?:ERROR|CRITICAL)\s*\| (.+)$", re.MULTILINE)
 _CHANGING = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f-]{22,}|\d+(?:\.\d+)?")
 _POSTGRESQL, _SQLITE = "postgresql+asyncpg", "sqlite+aiosqlite"

@@ -34,8 +34,7 @@ from templar.store.s3_protocol import is_loopback
 
 _POLL_SECONDS = 0.05
 _TAIL_BYTES = 2_000
-LOG_BYTES = 2**24
-"""A log that is larger is put aside when its process is started."""
+LOG_BYTES = 2**24  # a log that is larger is put aside when its process is started
 
 
 def program(name: str) -> str:

@@ -30,8 +30,7 @@ from templar.store.s3_protocol import S3Settings
 
 HOST = "127.0.0.1"
 ADMIN_NAME = "admin"
-LISTENING = "listening on "
-"""Beginning of the line that is printed once the endpoint listens; its URL follows."""
+LISTENING = "listening on "  # beginning of the line that is printed once the endpoint listens; its URL follows
 _READ_ACTIONS = ("s3:GetObject", "s3:ListBucket")
 _WRITE_ACTIONS = (
     *_READ_ACTIONS,
@@ -41,8 +40,7 @@ _WRITE_ACTIONS = (
     "s3:ListMultipartUploadParts",
     "s3:ListBucketMultipartUploads",
 )
-Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-"""A WSGI application."""
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]  # a WSGI application
 _SIGNATURE = re.compile(
     r"AWS4-HMAC-SHA256 Credential=[^/\s]+/\d{8}/[\w-]+/(?:s3|iam)/aws4_request, ?"
     r"SignedHeaders=[\w;-]+, ?Signature=[0-9a-f]{64}"

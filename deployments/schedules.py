@@ -29,17 +29,14 @@ from prefect.schedules import Interval, Schedule
 
 from templar.hparams import HParams
 
-HOUSEKEEPING_POOL = "housekeeping"
-"""The process pool of the scheduled flows, shared by the neurons of a server."""
+HOUSEKEEPING_POOL = "housekeeping"  # the process pool of the scheduled flows, shared by the neurons of a server
 SLUG = re.compile(r"hourly|half-hourly|daily|every-10m|every-[0-9]+-windows")
 """The names of our schedules; an operator's own has another one, or none."""
 HOUR = timedelta(hours=1)
-EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
-"""A midnight from which all intervals are counted."""
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)  # a midnight from which all intervals are counted
 PLANNING = timedelta(minutes=2)
 """A deployment that was made shorter ago need not be planned yet: the server's scheduler looks once a minute."""
-LATEST = timedelta(minutes=5)
-"""The longest after its time that a planned run may begin."""
+LATEST = timedelta(minutes=5)  # the longest after its time that a planned run may begin
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,8 @@ from weakref import WeakKeyDictionary
 from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
-COLLECT_SECONDS = 5.0
-"""Between two collections of garbage."""
-TURN_SECONDS = 5.0
-"""The longest that a transaction waits for its turn; they take milliseconds."""
+COLLECT_SECONDS = 5.0  # between two collections of garbage
+TURN_SECONDS = 5.0  # the longest that a transaction waits for its turn; they take milliseconds
 
 
 def collect_garbage_aside() -> None:

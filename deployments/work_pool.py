@@ -36,10 +36,8 @@ from blocks.proxies import exempting_loopback
 from deployments.processes import sole_process, state_folder
 from templar.errors import PermanentError, Reason, one_line
 
-API_PATIENCE_SECONDS = 10.0
-"""Time limit of a call of the API, before it is repeated."""
-MOST_ATTEMPTS = 3
-"""Most attempts of a run that crashes its process."""
+API_PATIENCE_SECONDS = 10.0  # time limit of a call of the API, before it is repeated
+MOST_ATTEMPTS = 3  # most attempts of a run that crashes its process
 _UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 
 

@@ -22,14 +22,10 @@ from templar.window import Action, Opening, WindowResult
 
 log = logging.getLogger("templar.alerts")
 
-RESOURCE = "templar.neuron."
-"""Beginning of the id of the resource that a neuron's events are about."""
-EVENT = "templar.alert."
-"""Beginning of the events' names."""
-BEHIND_WINDOWS = 3
-"""A node whose state lacks so many windows or more is behind."""
-FREE_SHARE = 0.05
-"""A disk with less than this share free is nearly full."""
+RESOURCE = "templar.neuron."  # beginning of the id of the resource that a neuron's events are about
+EVENT = "templar.alert."  # beginning of the events' names
+BEHIND_WINDOWS = 3  # a node whose state lacks so many windows or more is behind
+FREE_SHARE = 0.05  # a disk with less than this share free is nearly full
 AGREED_BYTES, PRIVATE_BYTES, PROGRESS_BYTES = 4, 12, 12
 """Room that a window with a snapshot takes per parameter; a miner has private state, and perhaps a progress file."""
 

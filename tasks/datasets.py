@@ -26,8 +26,7 @@ from templar.datasets.units import Each, Unit, find_groups, most_threads
 from templar.errors import PermanentError, Reason, TransientError, one_line
 from templar.store.base import ObjectStore
 
-DASK_ADDRESS = r"(tcp|tls)://[^/\s]+:\d+"
-"""The form of a scheduler's address."""
+DASK_ADDRESS = r"(tcp|tls)://[^/\s]+:\d+"  # the form of a scheduler's address
 
 T = TypeVar("T")
 R = TypeVar("R")

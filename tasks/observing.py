@@ -17,8 +17,7 @@ from templar.hparams import DEFAULT_PRESET, HParams, TrainerSettings, load_hpara
 from templar.neuron.configuration import NeuronConfig
 from templar.neuron.node import Node
 
-FOLDER = "audit"
-"""In a neuron's folder: where the audit keeps its own state, apart from the neuron's."""
+FOLDER = "audit"  # in a neuron's folder: where the audit keeps its own state, apart from the neuron's
 
 
 @dataclass(frozen=True)

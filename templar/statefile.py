@@ -13,8 +13,7 @@ from typing import Any
 
 from templar.errors import PermanentError, Reason, TransientError
 
-BUSY_TIMEOUT_SECONDS = 30.0
-"""Longest wait for another program that reads the file, such as a backup."""
+BUSY_TIMEOUT_SECONDS = 30.0  # longest wait for another program that reads the file, such as a backup
 Migration = Callable[[sqlite3.Connection], None]
 
 

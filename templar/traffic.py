@@ -51,8 +51,7 @@ class Traffic:
             self._retries[store, str(reason)] += 1
 
 
-TRAFFIC = Traffic()
-"""Those of this process."""
+TRAFFIC = Traffic()  # those of this process
 _watcher: ContextVar[Callable[[int], None] | None] = ContextVar("templar.traffic", default=None)
 
 

@@ -14,8 +14,7 @@ from blocks.neuron import Neuron
 if TYPE_CHECKING:
     from templar.neuron.miner import Miner
 
-GROUP = "templar.actors"
-"""The entry points that offer actors: each a mapping from names to classes."""
+GROUP = "templar.actors"  # the entry points that offer actors: each a mapping from names to classes
 HONEST = "honest"
 
 

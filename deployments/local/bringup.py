@@ -55,19 +55,15 @@ from templar.hparams import HParams, load_hparams
 
 log = logging.getLogger(__name__)
 Say = Callable[[str], None]
-WORKER_GRACE_SECONDS = 1.0
-"""A worker of a network that is taken down does not wait for its window."""
+WORKER_GRACE_SECONDS = 1.0  # a worker of a network that is taken down does not wait for its window
 STOP_SECONDS = 15.0
-START_SECONDS = 60.0
-"""Longest wait for a server at pace 1."""
-EVENTS_RETENTION = "PT6H"
-"""Short windows make events fast: of five neurons, hundreds of megabytes an hour."""
+START_SECONDS = 60.0  # longest wait for a server at pace 1
+EVENTS_RETENTION = "PT6H"  # short windows make events fast: of five neurons, hundreds of megabytes an hour
 STORAGE = "S3 endpoint"
 CLOCK = "window clock"
 HOUSEKEEPING = "housekeeping worker"
 SERVERS = (SERVER_NAME, STORAGE)
-NEURONS_START_SECONDS = 20.0
-"""From genesis to the first window at pace 1: the workers load flows and neurons meanwhile."""
+NEURONS_START_SECONDS = 20.0  # from genesis to the first window at pace 1: the workers load flows and neurons meanwhile
 
 
 class LocalNetwork:

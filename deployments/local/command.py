@@ -39,8 +39,7 @@ from templar.errors import RejectedError, TemplarError, TransientError
 from templar.hparams import load_hparams
 
 POLL_SECONDS = 1.0
-PATIENCE_WINDOWS = 4
-"""Windows for which the view waits for one that does not come."""
+PATIENCE_WINDOWS = 4  # windows for which the view waits for one that does not come
 console = Console(stderr=False)
 
 

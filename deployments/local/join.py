@@ -15,8 +15,7 @@ from deployments.s3_endpoint import EndpointAdmin
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 
-STAKE = 100.0
-"""Of a validator or aggregator: too little to stop the network when it is stopped."""
+STAKE = 100.0  # of a validator or aggregator: too little to stop the network when it is stopped
 
 
 def join_local(folder: Path, role: str, hotkey: str) -> dict[str, str]:

@@ -13,8 +13,7 @@ NETUID = 1
 DATASET_PREFIX = "text"
 WALLET_NAME = "local"
 DEFAULT_NEURON = "default"
-LOCAL_FOLDER = Path(".templar") / "local"
-"""The folder of everything unless `--folder` says otherwise."""
+LOCAL_FOLDER = Path(".templar") / "local"  # the folder of everything unless `--folder` says otherwise
 NETWORK_ENV_FILE = "network.env"
 """In this folder: where the network is, for those who only read it. It outlives the network's servers."""
 AGGREGATOR_STAKE, VALIDATOR_STAKE = 1000.0, 400.0

@@ -46,8 +46,7 @@ class Keys:
     write_secret: str = field(repr=False)
 
 
-LOCAL_KEYS = Keys("local", "local", "local", "local")
-"""Of a bucket that is a folder."""
+LOCAL_KEYS = Keys("local", "local", "local", "local")  # of a bucket that is a folder
 
 
 def require_own_folder(plan: LocalPlan) -> None:

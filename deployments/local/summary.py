@@ -8,10 +8,8 @@ from typing import Any
 from deployments.local.view import LocalView
 from deployments.schedules import Ran
 
-LOSS_FALL = 0.25
-"""Held-out loss must fall by this fraction from genesis."""
-BELOW_UNIGRAM = 0.12
-"""And end below the held-out unigram entropy by this fraction."""
+LOSS_FALL = 0.25  # held-out loss must fall by this fraction from genesis
+BELOW_UNIGRAM = 0.12  # and end below the held-out unigram entropy by this fraction
 SETTLE_PATIENCE_SECONDS = 40.0
 
 

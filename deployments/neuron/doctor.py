@@ -55,11 +55,9 @@ from templar.training.model import parameter_shapes
 
 PINNED = ("prefect", "SQLAlchemy", "torch", "bittensor", "numpy", "transformers")
 """Packages whose version decides whether the neuron works as it was tested."""
-STALE_BLOCKS = 10
-"""A chain whose newest block is so many blocks old stands still, or this machine's clock is wrong."""
+STALE_BLOCKS = 10  # a chain whose newest block is so many blocks old stands still, or this machine's clock is wrong
 LONGEST_OFFSET_SECONDS = 1.0
-LARGEST_PROBE = 2**22
-"""Bytes of the object that measures the bandwidth, if a payload is not smaller."""
+LARGEST_PROBE = 2**22  # bytes of the object that measures the bandwidth, if a payload is not smaller
 NOTE = b"This object was written to look at the bucket. It may be deleted.\n"
 
 

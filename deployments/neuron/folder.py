@@ -47,8 +47,7 @@ class Address:
             return None
 
 
-HOME_LOCK = "start.lock"
-"""The file in TEMPLAR_HOME that is held by the process that supervises the neuron."""
+HOME_LOCK = "start.lock"  # the file in TEMPLAR_HOME that is held by the process that supervises the neuron
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from deployments.register import BITTENSOR_OPTIONS, neuron_name
 from templar.arguments import whole_number
 from templar.errors import PermanentError, Reason
 
-STOP_SECONDS = 120.0
-"""A worker's grace, what an interrupted window has to end, and the server's end."""
+STOP_SECONDS = 120.0  # a worker's grace, what an interrupted window has to end, and the server's end
 BYTES_PER_LINE = 400
 PASSWORD_BYTES = 24
 

@@ -33,10 +33,8 @@ from templar.hparams import TrainerSettings
 from templar.training.cluster import open_trainer, rank_count
 from templar.training.torchrun import launch
 
-FOLDER = "rehearsal"
-"""In a neuron's folder: what a rehearsal replays and stores."""
-SECONDS = 60.0
-"""Training of a rehearsal takes no longer, unless told otherwise."""
+FOLDER = "rehearsal"  # in a neuron's folder: what a rehearsal replays and stores
+SECONDS = 60.0  # training of a rehearsal takes no longer, unless told otherwise
 
 
 def run(block: Neuron, seconds: float) -> Rehearsal:

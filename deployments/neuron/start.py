@@ -42,8 +42,7 @@ from tasks.glance import neuron_key, open_page
 from templar.arguments import port
 from templar.errors import PermanentError, Reason
 
-WORKER_GRACE_SECONDS = 60.0
-"""The pool's grace for a window (30 s), what an interrupted one has to end (10 s), and room."""
+WORKER_GRACE_SECONDS = 60.0  # the pool's grace for a window (30 s), what an interrupted one has to end (10 s), and room
 
 
 def main(words: Sequence[str] | None = None) -> int:

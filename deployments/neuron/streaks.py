@@ -26,12 +26,9 @@ from templar.errors import Reason
 from templar.window import Missed
 
 log = logging.getLogger(__name__)
-FIRST_TOLD = 3
-"""Windows in a row."""
-SPARE = 5
-"""Runs that are read besides: some count for nothing."""
-MOST_READ = 200
-"""Most runs that a Prefect server lists in one answer."""
+FIRST_TOLD = 3  # windows in a row
+SPARE = 5  # runs that are read besides: some count for nothing
+MOST_READ = 200  # most runs that a Prefect server lists in one answer
 LOOK_SECONDS = 10.0
 _DONE = {Missed.NOTHING_PUBLISHED: "published nothing", Missed.NOTHING_SCORED: "scored nothing"}
 _CODE = re.compile(r"\[([a-z_]+)\]")

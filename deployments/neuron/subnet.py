@@ -17,8 +17,7 @@ from templar.hparams import HParams
 from templar.neuron.backup import list_backups
 from templar.store.base import ObjectStore
 
-TRIED_RUNTIMES = (435,)
-"""Versions of the chain's runtime that this release's tests have the shapes and rules of."""
+TRIED_RUNTIMES = (435,)  # versions of the chain's runtime that this release's tests have the shapes and rules of
 YUMA = "Yuma"
 
 

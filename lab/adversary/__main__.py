@@ -35,8 +35,7 @@ from templar import interrupt
 from templar.arguments import whole_number
 from templar.hparams import HParams, load_hparams
 
-MINERS = 11
-"""Miners of each simulated network by default, attackers included."""
+MINERS = 11  # miners of each simulated network by default, attackers included
 TABLE_WIDTH = 150
 
 

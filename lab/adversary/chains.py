@@ -30,15 +30,11 @@ class Arrival:
     time (negative: before it) until it was given up."""
 
 
-MISSED_SLOTS = (0,) * 85 + (1,) * 10 + (2,) * 4 + (3,)
-"""Slots without a block before a block; one of these is drawn."""
-LAGS = (2, 2, 2, 3, 3, 4, 6)
-"""Finality lags in blocks; one is drawn for each stretch of blocks."""
+MISSED_SLOTS = (0,) * 85 + (1,) * 10 + (2,) * 4 + (3,)  # slots without a block before a block; one of these is drawn
+LAGS = (2, 2, 2, 3, 3, 4, 6)  # finality lags in blocks; one is drawn for each stretch of blocks
 LONGEST_STRETCH = 40
-JITTER = 0.15
-"""A block comes up to this part of a slot after its slot begins."""
-FORKS = 0.4
-"""Share of the missed slots in which a block was shown that another one replaced later."""
+JITTER = 0.15  # a block comes up to this part of a slot after its slot begins
+FORKS = 0.4  # share of the missed slots in which a block was shown that another one replaced later
 DEEPEST_FORK = 3
 
 

@@ -33,8 +33,7 @@ from templar.training.train import TrainResult
 
 BLENDED_SHARE = 0.6
 SYBIL_SHARE = 0.95
-SCALE_STEPS = 2
-"""Twelfths of an octave by which a copy that is varied is scaled."""
+SCALE_STEPS = 2  # twelfths of an octave by which a copy that is varied is scaled
 WITHIN_NORM_DEVIATIONS = 1.5
 MAX_BYTES = 1 << 24
 

@@ -25,8 +25,7 @@ from templar.timeline import first_block
 from templar.training.model import genesis_parameters
 from templar.window import drive_window
 
-Overrides = Mapping[str, Mapping[str, object]]
-"""Changes to the hyper-parameters, by section."""
+Overrides = Mapping[str, Mapping[str, object]]  # changes to the hyper-parameters, by section
 _VALIDATING = ("aggregator", "validator")
 
 

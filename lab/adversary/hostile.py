@@ -27,8 +27,7 @@ from templar.gradient.layout import HEADER_BYTES, TOP_BYTES
 from templar.neuron.configuration import NeuronConfig
 from templar.neuron.miner import Miner
 
-TRAP = "somebody-ran-what-a-peer-published"
-"""The name of the trace."""
+TRAP = "somebody-ran-what-a-peer-published"  # the name of the trace
 BOMB_BYTES = 1 << 17
 HUGE_BYTES = 1 << 20
 FIVE_GIB = 5 << 30

@@ -23,10 +23,8 @@ from templar.neuron.aggregator import Aggregator
 from templar.neuron.node import Node
 from templar.store.base import ObjectStore
 
-COUNTED = "counted"
-"""Name of an observation without a reason: the payload counts."""
-ROUNDING = 1 + 1e-5
-"""Norms of float32 tensors are compared with exact ones."""
+COUNTED = "counted"  # name of an observation without a reason: the payload counts
+ROUNDING = 1 + 1e-5  # norms of float32 tensors are compared with exact ones
 
 
 class Expect(StrEnum):
@@ -42,8 +40,7 @@ class Expect(StrEnum):
 
 BucketFault = Callable[[ObjectStore, Clock, Member | None], ObjectStore]
 """From the bucket of an attacker, the time and the observer (None without a hotkey) to what the observer reads."""
-ChainFault = Callable[[Chain], Chain]
-"""From the chain of a member to what it sees of it."""
+ChainFault = Callable[[Chain], Chain]  # from the chain of a member to what it sees of it
 
 
 @dataclass(frozen=True)

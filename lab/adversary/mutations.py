@@ -17,8 +17,7 @@ from templar.gradient.codec.values import CODES, MAX_STEP
 from templar.gradient.codec.wire import decode
 from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, TOP_BYTES, Layout, TensorLayout
 
-PayloadMutation = Callable[[bytes, Layout], bytes]
-"""From an honest payload and its layout to hostile bytes."""
+PayloadMutation = Callable[[bytes, Layout], bytes]  # from an honest payload and its layout to hostile bytes
 VERSION_OFFSET, UID_OFFSET, WINDOW_OFFSET, DIGEST_OFFSET, HOTKEY_OFFSET = 4, 6, 8, 16, 48
 _NAN_BITS, _NEGATIVE_BITS = 0x7E00, 0xBC00
 """The bytes of a half-precision NaN, and of -1, where the largest step stands."""

@@ -34,8 +34,7 @@ from templar.timeline import window_of
 log = logging.getLogger(__name__)
 
 MAX_LINE = 2000
-MAX_METRICS_LINE = 1 << 16
-"""The line of metrics has figures of every miner: 33 kB for 256 of them."""
+MAX_METRICS_LINE = 1 << 16  # the line of metrics has figures of every miner: 33 kB for 256 of them
 
 
 @dataclass

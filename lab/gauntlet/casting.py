@@ -14,8 +14,7 @@ from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
 from templar.timeline import first_block
 
-HONEST = 3
-"""Honest miners by default: few, since all nodes share this machine."""
+HONEST = 3  # honest miners by default: few, since all nodes share this machine
 NO_MINERS = ("burn", "aggregator", "validator")
 PRESET = "simulation"
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {

@@ -46,8 +46,7 @@ class Drip:
 
 
 Treatment = Refusal | Drip
-Rule = Callable[[Ask], Treatment | None]
-"""The treatment of a request by a gate; None passes it on."""
+Rule = Callable[[Ask], Treatment | None]  # the treatment of a request by a gate; None passes it on
 
 
 @dataclass

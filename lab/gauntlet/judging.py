@@ -23,8 +23,7 @@ from templar.neuron.validator import Validator
 from templar.timeline import WindowTimes
 from templar.training.model import genesis_parameters
 
-MOST = 2.0
-"""Legal ratio of requests per second while a bucket fails to those in a window without a failure (row 33)."""
+MOST = 2.0  # legal ratio of requests per second while a bucket fails to those in a window without a failure (row 33)
 
 
 @dataclass(frozen=True)

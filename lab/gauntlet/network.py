@@ -26,15 +26,12 @@ from templar.neuron.node import Node
 from templar.store.s3_protocol import S3Settings
 from templar.window import Action, drive_window
 
-ATTEMPTS = 3
-"""The most times that a node begins a window: after a transient error it takes it up again."""
+ATTEMPTS = 3  # the most times that a node begins a window: after a transient error it takes it up again
 SETTINGS = S3Settings(read_timeout_seconds=2.0, max_attempts=2)
 """On this machine a silence of two seconds is a fault; the gather itself retries."""
-START_SECONDS = 45.0
-"""Time before the first window, for the dataset, the genesis and the start of every node."""
+START_SECONDS = 45.0  # time before the first window, for the dataset, the genesis and the start of every node
 
-Say = Callable[[str, float], None]
-"""Reports an event to the operator, with the share of the whole that is done."""
+Say = Callable[[str, float], None]  # reports an event to the operator, with the share of the whole that is done
 
 
 class Blind(Gatherer):

@@ -18,8 +18,7 @@ from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
 
 GATHER_CONCURRENCY = 8
-SOMEBODY = "somebody"
-"""The gate of readers that are no member: the preparation of the network, and its judge."""
+SOMEBODY = "somebody"  # the gate of readers that are no member: the preparation of the network, and its judge
 
 
 class S3Stage:

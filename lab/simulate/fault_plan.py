@@ -18,18 +18,13 @@ from lab.simulate.world import GENESIS_TIME, START_WINDOW
 from templar.canonical import keyed_seed
 from templar.chain.base import Chain
 
-EPOCH_WINDOWS = 5
-"""Stake moves once in so many windows."""
-CALM_WINDOWS = 4
-"""The last windows have no new fault, so that everybody can come back."""
-FAULTY_STAKE = 0.45
-"""The validators with faults hold at most this share of the stake."""
+EPOCH_WINDOWS = 5  # stake moves once in so many windows
+CALM_WINDOWS = 4  # the last windows have no new fault, so that everybody can come back
+FAULTY_STAKE = 0.45  # the validators with faults hold at most this share of the stake
 TRAINED_EVERY = 10
 """In one seed of so many miners train and validators measure; else miners publish noise and nobody earns anything."""
-POWER_EVERY = 3
-"""In one seed of so many the power fails once."""
-PRUNED_AFTER = 256
-"""Blocks whose state an endpoint keeps, as Substrate does by default."""
+POWER_EVERY = 3  # in one seed of so many the power fails once
+PRUNED_AFTER = 256  # blocks whose state an endpoint keeps, as Substrate does by default
 
 
 class FaultKind(StrEnum):

@@ -51,10 +51,8 @@ from templar.timeline import first_block
 from templar.window import Action, drive_window
 
 VALIDATING = ("aggregator", "validator")
-PAUSES = (2, 5, 10, 20, 40)
-"""Seconds from one try of a window's steps to the next, as under Prefect."""
-EVAL_SEQUENCES = 16
-"""Sequences that a validator measures of the own data of a miner, and of others'."""
+PAUSES = (2, 5, 10, 20, 40)  # seconds from one try of a window's steps to the next, as under Prefect
+EVAL_SEQUENCES = 16  # sequences that a validator measures of the own data of a miner, and of others'
 
 
 class ViolationError(Exception):

@@ -42,8 +42,7 @@ from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.training.model import genesis_parameters
 
-GENESIS_TIME = 1_700_000_000.0
-"""Chain time of block 0 on simulated time; any fixed instant would do."""
+GENESIS_TIME = 1_700_000_000.0  # chain time of block 0 on simulated time; any fixed instant would do
 
 
 @dataclass(frozen=True)
@@ -173,8 +172,7 @@ class Weather:
     chain: Callable[[Member, Chain], Chain] = _same_chain
 
 
-CALM = Weather()
-"""Nothing is in the way."""
+CALM = Weather()  # nothing is in the way
 
 
 NETUID = 1
@@ -192,12 +190,10 @@ DATASET_PREFIX = "text"
 ROW_CHARS = 800
 
 
-LEAST_BYTES = 600_000
-"""Text that even the smallest network has."""
+LEAST_BYTES = 600_000  # text that even the smallest network has
 
 
-WINDOWS_PER_ROUND = 4
-"""The text lasts for this many windows before its pages come again in another order."""
+WINDOWS_PER_ROUND = 4  # the text lasts for this many windows before its pages come again in another order
 
 
 ROLES = {"aggregator": Aggregator, "validator": Validator}

@@ -27,8 +27,7 @@ from templar.errors import PermanentError, Reason, TemplarError
 from templar.reports.metrics import Metrics
 
 PREFIX = "TEMPLAR_SINK_"
-DOMAIN = "templar"
-"""The logger whose lines go to Loki."""
+DOMAIN = "templar"  # the logger whose lines go to Loki
 _HEADERS = re.compile(r"[!#$%&'*+.^`|~\w-]+=[^,\s]+(?:,[!#$%&'*+.^`|~\w-]+=[^,\s]+)*", re.ASCII)
 _PROJECT = re.compile(r"(?:[\w.-]+/)?[\w.-]+", re.ASCII)
 

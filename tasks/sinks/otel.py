@@ -37,8 +37,7 @@ from templar.reports.metrics import COUNTERS, HELP
 
 KIND = "application/x-protobuf"
 SCOPE = InstrumentationScope(name="templar", version=version("templar"))
-STARTED_NS = time.time_ns()
-"""When this process began to count; the counters' start."""
+STARTED_NS = time.time_ns()  # when this process began to count; the counters' start
 
 
 class OtelMetrics(HttpTarget):

@@ -16,16 +16,11 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 log = logging.getLogger("templar.sinks")
 
-CAPACITY = 10_000
-"""Items that wait for a sink at most; what comes then is dropped and counted."""
-BATCH = 500
-"""Items that are sent at once at most."""
-PAUSES = (1.0, 5.0, 15.0, 60.0)
-"""Seconds until a failed batch is sent again; the last one repeats."""
-POLL_SECONDS = 0.2
-"""The longest that the thread waits for an item before it looks whether it should end."""
-CLOSE_SECONDS = 2.0
-"""The longest that the end of a process waits for what is still in the queue."""
+CAPACITY = 10_000  # items that wait for a sink at most; what comes then is dropped and counted
+BATCH = 500  # items that are sent at once at most
+PAUSES = (1.0, 5.0, 15.0, 60.0)  # seconds until a failed batch is sent again; the last one repeats
+POLL_SECONDS = 0.2  # the longest that the thread waits for an item before it looks whether it should end
+CLOSE_SECONDS = 2.0  # the longest that the end of a process waits for what is still in the queue
 
 
 @dataclass(frozen=True)

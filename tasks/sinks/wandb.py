@@ -21,8 +21,7 @@ from tasks.sinks.wandb_run import FINISH_SECONDS
 
 ANSWER_SECONDS = 60.0
 """The longest that a batch may take; the first one includes the start of the client and of the run."""
-INIT_SECONDS = 30
-"""The longest that the client itself waits for W&B when a run starts."""
+INIT_SECONDS = 30  # the longest that the client itself waits for W&B when a run starts
 
 
 class WandbError(Exception):

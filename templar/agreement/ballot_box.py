@@ -27,14 +27,10 @@ from templar.timeline import closing_block, window_of
 
 log = logging.getLogger(__name__)
 
-READ_SECONDS = 5.0
-"""Time that one bucket has to answer; the others are read meanwhile."""
-WAIT_SECONDS = 1.0
-"""Longest wait for answers in one look; later ones are taken in the next."""
-MOST_PAUSES = 4
-"""A bucket that fails is asked again after a pause, twice as long each time, up to so many pauses."""
-STAMP_SECONDS = 2.0
-"""An object that shows the same size and stamp is read again until both have been there for so long."""
+READ_SECONDS = 5.0  # time that one bucket has to answer; the others are read meanwhile
+WAIT_SECONDS = 1.0  # longest wait for answers in one look; later ones are taken in the next
+MOST_PAUSES = 4  # a bucket that fails is asked again after a pause, twice as long each time, up to so many pauses
+STAMP_SECONDS = 2.0  # an object that shows the same size and stamp is read again until both have been there for so long
 WORDS_PER_AUTHOR = 28
 """Most words of one validator that are taken from one object; an honest reader keeps no more of any."""
 

@@ -21,8 +21,7 @@ from templar.exchange.objects import SignedWord, Step, Word
 
 WORDS_PER_PLACE = 4
 """Most words of one validator, ballot and step that are kept beyond what is needed: more say nothing."""
-CORE_WORDS = 8
-"""Most words of one validator that say all that matters, its own ones in its own bucket aside."""
+CORE_WORDS = 8  # most words of one validator that say all that matters, its own ones in its own bucket aside
 
 
 class Said(NamedTuple):

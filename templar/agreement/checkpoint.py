@@ -46,11 +46,9 @@ REFUSED, MOST_REFUSED = ".refused", 64
 """Suffix of the file beside a folder that has the refused checkpoints, and how many: the newest."""
 FILES_AT_ONCE = 3
 """Most files of a checkpoint that are moved at a time; each of them may take a store's memory for parts."""
-READ_BYTES = 16 << 20
-"""Memory that reading back a stored file takes."""
+READ_BYTES = 16 << 20  # memory that reading back a stored file takes
 LOGGED_PERCENT = 10
-ProvenState = tuple[str, int]
-"""State root, and number of outer steps."""
+ProvenState = tuple[str, int]  # state root, and number of outer steps
 Progress = Callable[[float], None]
 
 

@@ -31,8 +31,7 @@ from templar.exchange.signed import (
     unseal,
 )
 
-EXHIBIT_BYTES = 1 << 20
-"""Most bytes of exhibits in one report; further ones are left out."""
+EXHIBIT_BYTES = 1 << 20  # most bytes of exhibits in one report; further ones are left out
 MAX_FINDINGS = 512
 Place = Annotated[int, Field(ge=0, lt=MAX_FINDINGS)]
 

@@ -28,8 +28,7 @@ from templar.hparams import HParams, Model
 
 log = logging.getLogger(__name__)
 
-NO_GENESIS = "0" * 64
-"""The genesis field of the start window, which cannot hold its own digest."""
+NO_GENESIS = "0" * 64  # the genesis field of the start window, which cannot hold its own digest
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ INDEX_FILE = "model.safetensors.index.json"
 GENERATION_FILE = "generation_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 CARD_FILE = "README.md"
-FILE_BYTES = 4 << 30
-"""Most bytes of parameters in one file of weights, unless a single tensor has more."""
+FILE_BYTES = 4 << 30  # most bytes of parameters in one file of weights, unless a single tensor has more
 WEIGHTS_PATTERN = "model*.safetensors"
 ONE_UPLOAD = f"keep the files of one upload, or restore the {INDEX_FILE} that names them"
 

@@ -27,8 +27,7 @@ from templar.timeline import window_of
 
 log = logging.getLogger(__name__)
 
-DOWNLOAD = "download"
-"""In the folder of fetched models: the files of a publisher, until they are checked."""
+DOWNLOAD = "download"  # in the folder of fetched models: the files of a publisher, until they are checked
 
 
 @dataclass(frozen=True)

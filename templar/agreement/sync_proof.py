@@ -30,10 +30,8 @@ log = logging.getLogger(__name__)
 
 NUM_SLICES = 32
 SLICE_ELEMENTS = 64
-MINER_START = 10
-"""Index in the flattened parameter of the first debug element of miners."""
-START = 0
-"""The same of all other nodes."""
+MINER_START = 10  # index in the flattened parameter of the first debug element of miners
+START = 0  # the same of all other nodes
 
 
 def state_proof(params: Mapping[str, Tensor], *, window: int, block_hash: str, hotkey: str) -> str:

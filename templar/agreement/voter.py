@@ -38,10 +38,8 @@ log = logging.getLogger(__name__)
 
 PAUSES_PER_COPY = 4
 """Words of others that were read are stored in the own bucket at most once in so many pauses between two looks."""
-LOOK_SECONDS = 0.25
-"""Longest wait for the rosters that are being read, before the voter goes on with everything else."""
-LOCK_PAUSES = 2
-"""Pauses in which the locks of the ballot before are waited for, once a quorum of them is there."""
+LOOK_SECONDS = 0.25  # longest wait for the rosters that are being read, before the voter goes on with everything else
+LOCK_PAUSES = 2  # pauses in which the locks of the ballot before are waited for, once a quorum of them is there
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,11 @@ from templar.training.model import build_model
 
 log = logging.getLogger(__name__)
 
-UNSIGNED = "00" * 64
-"""Signature of a roster that is only compared, and never published."""
+UNSIGNED = "00" * 64  # signature of a roster that is only compared, and never published
 _ABSENT = frozenset({Reason.ROSTER_MISSING, Reason.ROSTER_EARLY, Reason.ROSTER_LATE, Reason.AGGREGATE_MISSING})
 """Faults of failing publishers: the next one has its turn, and nobody lied."""
-GATHER_SECONDS = 600.0
-"""Time limit for fetching from the miners of a window; nobody waits for an audit."""
-REPLAY_SECONDS = 60.0
-"""Time limit for a replayed window of which an object cannot be read at once."""
+GATHER_SECONDS = 600.0  # time limit for fetching from the miners of a window; nobody waits for an audit
+REPLAY_SECONDS = 60.0  # time limit for a replayed window of which an object cannot be read at once
 
 
 class Subject(StrEnum):

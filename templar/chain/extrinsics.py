@@ -14,10 +14,8 @@ from templar.chain.base import COMMITMENT_CHARACTERS, Metagraph, Role, SubnetRul
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 
 LARGEST_U16 = 65535
-ROUNDING = 1
-"""Two 16-bit weights that differ by at most this are the same weight, rounded by different chains."""
-ROLE_MARK = 84
-"""First placeholder of an axon record that announces a role; the second is the role's code."""
+ROUNDING = 1  # two 16-bit weights that differ by at most this are the same weight, rounded by different chains
+ROLE_MARK = 84  # first placeholder of an axon record that announces a role; the second is the role's code
 _ROLE_CODES = {Role.MINER: 1, Role.VALIDATOR: 2}
 _NO_ENDPOINT = {"version": 0, "ip": 0, "port": 1, "ip_type": 4, "protocol": 4}  # as the SDK's `reset_axon` writes it
 _FIELD = f"Raw{COMMITMENT_CHARACTERS}"
@@ -46,8 +44,7 @@ _NOT_NOW = {
     "InvalidRevealRound": "the round of its encryption has passed already: it is encrypted for a later one",
 }
 """Chain errors that pass, or that another try avoids, and what each means if the SDK's own words do not say it."""
-_NOT_NOW_CODES = {"subtoken_disabled", "too_early"}
-"""The same by the SDK's code."""
+_NOT_NOW_CODES = {"subtoken_disabled", "too_early"}  # the same by the SDK's code
 _FATE_UNKNOWN = {
     "AlreadyImported", "AncientBirthBlock", "Dropped", "ExhaustsResources", "FinalityTimeout", "Future", "Invalid",
     "Retracted", "Stale", "Usurped",

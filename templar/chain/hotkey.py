@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from templar.errors import PermanentError, Reason
 
 SEED_BYTES = 32
-KEY_BYTES = 32
-"""Length of a derived key."""
+KEY_BYTES = 32  # length of a derived key
 _IDENTITY = bytes(32)
 """The public key without a secret: the group's neutral element. Anybody can make a signature that fits it. The group of
 sr25519 has prime order, so it is the only such key, and no other encoding of it is valid."""

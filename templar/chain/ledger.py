@@ -29,8 +29,7 @@ from templar.errors import PermanentError, Reason, TransientError
 
 APPLICATION_ID = 0x74706C72
 SCHEMA_VERSION = 1
-BUSY_TIMEOUT_SECONDS = 30.0
-"""Longest wait of a process while others write."""
+BUSY_TIMEOUT_SECONDS = 30.0  # longest wait of a process while others write
 STATES_KEPT = 64
 METAGRAPHS_KEPT = 256
 

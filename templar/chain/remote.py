@@ -37,8 +37,7 @@ HEADERS_KEPT = 4096
 METAGRAPHS_KEPT = 16
 STANDSTILL_BLOCKS = 10
 """An endpoint is left if its newest block is older than the time of so many blocks, or stays the newest for as long."""
-OVERTIME_SECONDS = 10.0
-"""Time beyond its limits after which a call's event loop counts as stuck and is replaced."""
+OVERTIME_SECONDS = 10.0  # time beyond its limits after which a call's event loop counts as stuck and is replaced
 
 C = TypeVar("C")
 T = TypeVar("T")

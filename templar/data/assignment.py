@@ -25,8 +25,7 @@ from templar.errors import PermanentError, Reason, TransientError
 _UNITS_DOMAIN = "templar.assignment.units"
 _SLOTS_DOMAIN = "templar.assignment.slots"
 
-LEAD = 2
-"""Windows between the state that decides a window's shard and that window."""
+LEAD = 2  # windows between the state that decides a window's shard and that window
 
 
 @dataclass(frozen=True)

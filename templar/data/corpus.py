@@ -36,8 +36,7 @@ SKIPPED_FOLDERS = frozenset(
 
 SKIPPED_FILES = ("_sysconfigdata",)
 
-MIN_DOCUMENT_CHARS = 200
-"""Shorter documents are left out: a row of one line would make a page short."""
+MIN_DOCUMENT_CHARS = 200  # shorter documents are left out: a row of one line would make a page short
 
 MAX_DOCUMENT_FRACTION = 1 / 8
 """A document that takes a larger part of its source's share is left out, so that no single file stands out."""

@@ -26,8 +26,7 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import Data, Storage
 from templar.store.base import ObjectStore
 
-HELD_OUT_ROWS_PER_PAGE = 4
-"""Few rows per page, so that few sequences already represent many documents."""
+HELD_OUT_ROWS_PER_PAGE = 4  # few rows per page, so that few sequences already represent many documents
 
 
 @dataclass(frozen=True)

@@ -25,21 +25,18 @@ from templar.store.base import ObjectInfo, ObjectStore
 
 logger = logging.getLogger(__name__)
 
-REST_SECONDS = 5.0
-"""First rest: longer than all the pauses within one read, and short beside a window."""
+REST_SECONDS = 5.0  # first rest: longer than all the pauses within one read, and short beside a window
 
 LONGEST_REST_SECONDS = 300.0
 """A bucket that was deleted costs one failed read per rest, and one that came back is used again within one."""
 
-_MOST_DOUBLINGS = 10
-"""2**10 first rests are longer than the longest one; a limit keeps the power small."""
+_MOST_DOUBLINGS = 10  # 2**10 first rests are longer than the longest one; a limit keeps the power small
 
 ROUNDS = 3
 """Most rounds of one read. S3 stores ask `S3Settings.max_attempts` times in each, and tasks repeat the read: these
 rounds bridge outages that are shorter than the pause before a repeated task."""
 
-PAUSE_SECONDS = 0.5
-"""Before the second round, with jitter; it doubles for each further one."""
+PAUSE_SECONDS = 0.5  # before the second round, with jitter; it doubles for each further one
 
 RETRY_SECONDS = 20.0
 """No round begins later than this after the read did. Refusals come fast and are worth another round; endpoints that
@@ -55,8 +52,7 @@ _COPY_DIFFERS = frozenset(
 
 T = TypeVar("T")
 
-Check = Callable[[bytes], str | None]
-"""Returns what is wrong with some bytes; None if they are right."""
+Check = Callable[[bytes], str | None]  # returns what is wrong with some bytes; None if they are right
 
 
 @dataclass(frozen=True)

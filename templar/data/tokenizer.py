@@ -30,11 +30,9 @@ EOS_TOKEN = "<eos>"  # noqa: S105 - a token of text
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 MAX_TOKENIZER_BYTES, MAX_CONFIG_BYTES = 2**26, 2**22
-_VALUES = 8
-"""Most commas and opening brackets for each token of a vocabulary: an entry has one, and a merge four."""
+_VALUES = 8  # most commas and opening brackets for each token of a vocabulary: an entry has one, and a merge four
 
-BATCH_TOKENS = 2**20
-"""Approximate number of tokens that are packed and written at a time."""
+BATCH_TOKENS = 2**20  # approximate number of tokens that are packed and written at a time
 
 BATCH_CHARS = 2**20
 """Approximate number of characters that are tokenised at a time: the library keeps about 60 bytes for each."""

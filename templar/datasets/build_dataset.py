@@ -36,8 +36,7 @@ from templar.store.files import local_file, sync
 
 LOCK_FILE = ".lock"
 
-Progress = Callable[[float], None]
-"""Called with the part that is done, 0 to 100."""
+Progress = Callable[[float], None]  # called with the part that is done, 0 to 100
 
 
 @dataclass(frozen=True)

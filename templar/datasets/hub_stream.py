@@ -25,8 +25,7 @@ from templar.data.pages.parquet import TextColumnError, require_texts, texts_of
 from templar.errors import PermanentError, Reason, TransientError
 
 SCHEME = "hf:"
-BATCH_ROWS = 256
-"""Rows of a Parquet, Arrow or streamed file that are in memory as texts at a time."""
+BATCH_ROWS = 256  # rows of a Parquet, Arrow or streamed file that are in memory as texts at a time
 
 SMALL_READS = {"pre_buffer": False, "buffer_size": 2**20}
 """Options of Parquet files: read one column chunk piece by piece. A mapped file would count as memory."""

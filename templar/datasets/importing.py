@@ -67,8 +67,7 @@ _MAGIC = b"\x93NUMPY"
 _PROBE_BYTES = 2**20
 _IDS_HEADER_BYTES = 128
 
-Progress = Callable[[float], None]
-"""Called with the part that is done, 0 to 100."""
+Progress = Callable[[float], None]  # called with the part that is done, 0 to 100
 
 
 @dataclass(frozen=True)

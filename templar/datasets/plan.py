@@ -32,11 +32,9 @@ from templar.datasets.units import (
 )
 from templar.store.files import local_file
 
-LEAST_VOCAB_SIZE = 244
-"""The bytes of UTF-8 and the end token."""
+LEAST_VOCAB_SIZE = 244  # the bytes of UTF-8 and the end token
 
-FORMAT_VERSION = 2
-"""Version of the results of a build; those of another version are made again."""
+FORMAT_VERSION = 2  # version of the results of a build; those of another version are made again
 
 _EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")
 

@@ -42,11 +42,9 @@ from templar.datasets.units import CensusTaker, Unit, check_ended, in_threads, l
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, read_exactly, replacing, sync
 
-RUN_TOKENS = 2**24
-"""Approximate number of tokens in a run."""
+RUN_TOKENS = 2**24  # approximate number of tokens in a run
 
-PIECE_TOKENS = 2**24
-"""Approximate number of tokens that the merge places at a time."""
+PIECE_TOKENS = 2**24  # approximate number of tokens that the merge places at a time
 
 _DOCUMENTS_FILE = "documents.npy"
 

@@ -35,15 +35,13 @@ MOST_TEXT_FILES = 4096
 """Text files are put together up to these limits: a part for each of them would be mostly overhead."""
 
 MOST_WORKERS = 16
-UNFINISHED = "."
-"""Beginning of the names of folders of results that are being written, or were when a process died."""
+UNFINISHED = "."  # beginning of the names of folders of results that are being written, or were when a process died
 _FORMAT = 1
 _HASHED_BYTES = 2**22
 _parsing = Lock()
 _ended: ContextVar[Event | None] = ContextVar("ended", default=None)
 
-Stamp = tuple[int, int, int]
-"""Length, time of the last change in ns, and inode of a file."""
+Stamp = tuple[int, int, int]  # length, time of the last change in ns, and inode of a file
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -38,8 +38,7 @@ from templar.datasets.units import check_ended, in_threads
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectInfo, ObjectStore
 
-PIECE_BYTES = 2**23
-"""Most bytes of one request."""
+PIECE_BYTES = 2**23  # most bytes of one request
 
 MAX_CARD_BYTES = 2**30
 WORKERS = 4

@@ -24,8 +24,7 @@ log = logging.getLogger(__name__)
 
 ACTIVE_CHECK_SECONDS = 60.0
 """Maximum age of the commitments that `keep_announced` relies on (documented as `active_check_interval`)."""
-ANNOUNCE_TRIES = 3
-"""A commitment whose fate is unknown is made so often, if it is not on chain afterwards."""
+ANNOUNCE_TRIES = 3  # a commitment whose fate is unknown is made so often, if it is not on chain afterwards
 RECOMMIT_BLOCKS = 100
 """An overwritten commitment is made again at most once in so many blocks, the rate limit of chains."""
 ACCOUNTS_OPEN = 2

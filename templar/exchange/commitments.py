@@ -25,14 +25,11 @@ from templar.timeline import closing_block
 
 log = logging.getLogger(__name__)
 
-GUARDS = 3
-"""The first look is so many times `commit_guard_seconds` before the close: the guard alone may be a second."""
-LOOKS_PER_GUARD = 3
-"""A missing commitment is looked for again so often within `commit_guard_seconds`."""
+GUARDS = 3  # the first look is so many times `commit_guard_seconds` before the close: the guard alone may be a second
+LOOKS_PER_GUARD = 3  # a missing commitment is looked for again so often within `commit_guard_seconds`
 LEAST_READ_SECONDS = 1.0
 """Least time of one read; it has the time until the next look otherwise, so that no bucket can hold up another one."""
-READS_PER_PLACE = 4
-"""Reads at once, as a multiple of the peers that are fetched at once: commitments are small."""
+READS_PER_PLACE = 4  # reads at once, as a multiple of the peers that are fetched at once: commitments are small
 
 
 @dataclass(frozen=True)

@@ -25,26 +25,20 @@ from templar.store.deadline import Deadline, jittered
 
 log = logging.getLogger(__name__)
 
-MIN_SECONDS = 5.0
-"""Time that a gather has at least, even if it begins after its deadline."""
-MIN_FINAL_SECONDS = 1.0
-"""Time that a gather has at least after the settling second."""
+MIN_SECONDS = 5.0  # time that a gather has at least, even if it begins after its deadline
+MIN_FINAL_SECONDS = 1.0  # time that a gather has at least after the settling second
 
 HEALTHY_REQUESTS = 8
 """Requests to a healthy peer: HEAD, GET and HEAD of commitment and manifest, HEAD and GET of the payload."""
-FIRST_PAUSE_SECONDS = 0.25
-"""Pause before a failed store is asked again; each further pause is three times as long."""
-GRACE_SECONDS = 1.0
-"""Time in which the result of a cancelled attempt still counts."""
-POLL_SECONDS = 0.25
-"""Poll interval of the scheduler while attempts are running."""
+FIRST_PAUSE_SECONDS = 0.25  # pause before a failed store is asked again; each further pause is three times as long
+GRACE_SECONDS = 1.0  # time in which the result of a cancelled attempt still counts
+POLL_SECONDS = 0.25  # poll interval of the scheduler while attempts are running
 
 SLOW_SECONDS = 2.0
 """A slower attempt no longer occupies one of the `concurrency` places: it waits for its peer, not for this machine."""
 HEAD_START_SECONDS = 1.0
 """Time after which the next of several buckets is asked, although the one before has not answered."""
-THREADS_PER_PLACE = 4
-"""Threads in all, as a multiple of `concurrency`."""
+THREADS_PER_PLACE = 4  # threads in all, as a multiple of `concurrency`
 
 _NOT_YET = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING, Reason.REVEAL_EARLY})
 """Reasons that may pass until reveals are final; a miner reveals again if finality moves the close."""

@@ -30,8 +30,7 @@ from templar.store.base import ObjectInfo, ObjectStore
 
 log = logging.getLogger(__name__)
 
-NO_NETWORK = "0" * 64
-"""The genesis field of a lease, which is taken before the genesis hash is known."""
+NO_NETWORK = "0" * 64  # the genesis field of a lease, which is taken before the genesis hash is known
 LOOKS, PAUSE_SECONDS = 5, 2.0
 """Number of looks, and the pause between them, in which a newcomer waits for a later rival to give way."""
 

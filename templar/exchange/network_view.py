@@ -14,8 +14,7 @@ from templar.hparams import HParams
 from templar.timeline import WindowTimes, closing_block, first_block
 
 LONGEST_PAUSE_SECONDS = 1.0
-STAKE_UNIT = 2.0**-20
-"""Stake is drawn by in whole units of this size, for exact arithmetic."""
+STAKE_UNIT = 2.0**-20  # stake is drawn by in whole units of this size, for exact arithmetic
 
 
 def drawn_by_stake(validators: Sequence[NeuronInfo], seed: str, count: int) -> tuple[NeuronInfo, ...]:

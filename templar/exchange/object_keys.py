@@ -135,5 +135,4 @@ def lease_key(kind: Kind, role: str, holder: str) -> str:
     return str(ObjectKey(kind, role=role, holder=holder))
 
 
-START_WINDOW_KEY = str(ObjectKey(Kind.START_WINDOW))
-"""The key of the start window object."""
+START_WINDOW_KEY = str(ObjectKey(Kind.START_WINDOW))  # the key of the start window object

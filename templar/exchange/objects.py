@@ -21,8 +21,7 @@ MAX_FLOAT32 = 3.4028234663852886e38
 DebugName = Annotated[str, Field(pattern=DEBUG_NAME)]
 DebugValue = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan=False)]
 DebugValues = Annotated[tuple[DebugValue, DebugValue], Field(strict=False)]
-Figure = Annotated[int, Field(ge=0, le=2**40)]
-"""A number that its author states and nothing depends on."""
+Figure = Annotated[int, Field(ge=0, le=2**40)]  # a number that its author states and nothing depends on
 Epoch = Annotated[tuple[Count, Count], Field(strict=False)]
 Some = Annotated[int, Field(ge=1, le=2**53)]
 MAX_RESULTS = 256
@@ -125,8 +124,7 @@ class Roster(WindowBody):
 Choice = Annotated[str, Field(pattern=r"^(?:[0-9a-f]{64}|null)$")]
 Ballot = Annotated[int, Field(ge=0, lt=2**16)]
 Step = Literal["vote", "lock"]
-NULL_WINDOW = "null"
-"""The choice of a null window, beside the digests of rosters."""
+NULL_WINDOW = "null"  # the choice of a null window, beside the digests of rosters
 MAX_WORDS = 2048
 
 

@@ -16,8 +16,7 @@ from templar.gradient.codec.wire import Payload, decode
 from templar.gradient.layout import Layout
 from templar.store.files import local_file, replacing
 
-MEMORY_BYTES = 64 << 20
-"""Decoded payloads that one process keeps in memory; a larger payload is decoded at each use."""
+MEMORY_BYTES = 64 << 20  # decoded payloads that one process keeps in memory; a larger payload is decoded at each use
 
 
 class PayloadCache:

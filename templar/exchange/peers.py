@@ -27,10 +27,8 @@ from templar.timeline import first_block
 
 log = logging.getLogger(__name__)
 
-STALE_AFTER_UPDATES = 3
-"""After so many missed updates a validator's list is stale, and does not count."""
-READ_SECONDS = 5.0
-"""Time that a validator's bucket has to show its lists; the others are read meanwhile."""
+STALE_AFTER_UPDATES = 3  # after so many missed updates a validator's list is stale, and does not count
+READ_SECONDS = 5.0  # time that a validator's bucket has to show its lists; the others are read meanwhile
 
 
 @dataclass(frozen=True)

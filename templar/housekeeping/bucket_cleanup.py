@@ -24,16 +24,12 @@ from templar.store.base import ObjectInfo, ObjectStore, Upload, Uploads
 
 CLOCK_MARGIN_SECONDS = 900
 """An age in hours must be exceeded by this much, so that a clock that is wrong by minutes makes no object old."""
-BATCH = 1000
-"""Keys per deletion; the most that a store deletes in one request."""
-LISTED_FAILURES = 100
-"""Failures that a report names; all are counted."""
+BATCH = 1000  # keys per deletion; the most that a store deletes in one request
+LISTED_FAILURES = 100  # failures that a report names; all are counted
 AGGREGATES = frozenset({Kind.AGGREGATE.value, "gathers"})
-OTHER = "other"
-"""The kind of an object with an unknown key."""
+OTHER = "other"  # the kind of an object with an unknown key
 UPLOAD = "unfinished upload"
-PROBE_PREFIX = "access-check-"
-"""Prefix of the access check's probes; no key of the protocol has it."""
+PROBE_PREFIX = "access-check-"  # prefix of the access check's probes; no key of the protocol has it
 _PROBE = re.compile(rf"{PROBE_PREFIX}[0-9a-f]{{16}}(-[a-z]+)?|test_permissions_file")  # the latter is the reference's
 
 

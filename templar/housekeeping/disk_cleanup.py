@@ -29,12 +29,10 @@ FOREIGN_HOURS = 7 * 24
 """Snapshots of another network stay at least this long: an operator may have named the wrong network for a while."""
 READ_HOURS = 24
 """Least age of files that may be read for hours without a change, such as a checkpoint during its upload."""
-GONE = ".gone-"
-"""Prefix of files and folders that are being deleted."""
+GONE = ".gone-"  # prefix of files and folders that are being deleted
 DOWNLOADS = tuple(f"{name}{end}" for name in ("genesis", "checkpoint", "evaluating") for end in ("", ".part"))
 """Folders that are fetched again when they are needed."""
-PUBLISHING = ("publishing", "backup")
-"""A checkpoint while it is published, and a private backup while it is stored."""
+PUBLISHING = ("publishing", "backup")  # a checkpoint while it is published, and a private backup while it is stored
 STATE_FILES = (
     *("journal.sqlite", "journal.sqlite-wal", "scores.sqlite", "scores.sqlite-wal"),
     *("tokenizer.json", "tokenizer_config.json"),

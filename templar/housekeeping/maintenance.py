@@ -45,8 +45,7 @@ from templar.timeline import window_of
 
 log = logging.getLogger(__name__)
 
-FAR_OFF_WINDOWS = 5
-"""No object of a live network is this many windows further ahead than a new peer list."""
+FAR_OFF_WINDOWS = 5  # no object of a live network is this many windows further ahead than a new peer list
 
 
 @dataclass(frozen=True)

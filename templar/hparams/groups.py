@@ -203,8 +203,7 @@ class Gradient(SettingsGroup):
     """Transform each chunk with an orthonormal DCT-II before the selection."""
 
 
-MAX_PEERS = 256
-"""Most payloads of one window: the integers of the aggregation hold the sum of this many."""
+MAX_PEERS = 256  # most payloads of one window: the integers of the aggregation hold the sum of this many
 
 
 class Peers(SettingsGroup):
@@ -401,8 +400,7 @@ class Storage(SettingsGroup):
 # Not a section of hparams.json: what one operator chooses for one host.
 
 
-RENDEZVOUS = r"^([^:\s]+:[0-9]{1,5})?$"
-"""ADDRESS:PORT, or nothing."""
+RENDEZVOUS = r"^([^:\s]+:[0-9]{1,5})?$"  # ADDRESS:PORT, or nothing
 
 
 class TrainerSettings(SettingsGroup):

@@ -19,10 +19,8 @@ from templar.timeline import Interval, WindowTimes
 
 log = logging.getLogger(__name__)
 
-OBSERVED = "observed"
-"""The journal's step for the commitments that this node saw."""
-WORDS = "words"
-"""The journal's step for the words of a window's ballots that were signed and read."""
+OBSERVED = "observed"  # the journal's step for the commitments that this node saw
+WORDS = "words"  # the journal's step for the words of a window's ballots that were signed and read
 
 
 class RosterNode(Node):

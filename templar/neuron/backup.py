@@ -41,8 +41,7 @@ from templar.training.model import WEIGHTS_FILE
 
 log = logging.getLogger(__name__)
 
-FOLDER = "backup"
-"""In a neuron's folder: what a backup is made from, until it is stored."""
+FOLDER = "backup"  # in a neuron's folder: what a backup is made from, until it is stored
 JOURNAL_FILE, ORDER_FILE = "journal.sqlite", "order_secret"
 SNAPSHOT_FILES = (MARK_FILE, WEIGHTS_FILE, PRIVATE_FILE)
 NAMES = (*SNAPSHOT_FILES, JOURNAL_FILE, ORDER_FILE)

@@ -22,8 +22,7 @@ from templar.neuron.node import Node
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-RECHECKED_WINDOWS = 16
-"""Number of recent windows whose decisions are read once more."""
+RECHECKED_WINDOWS = 16  # number of recent windows whose decisions are read once more
 
 
 def catch_up(node: Node, target: int, *, deadline: float) -> int:

@@ -20,8 +20,7 @@ log = logging.getLogger(__name__)
 
 CHAIN_ROLES = {"miner": Role.MINER, "aggregator": Role.VALIDATOR, "validator": Role.VALIDATOR}
 """The role that a neuron of each kind announces on chain."""
-GENESIS_FILE = "network"
-"""In a neuron's folder: the genesis hash of the network that it joined."""
+GENESIS_FILE = "network"  # in a neuron's folder: the genesis hash of the network that it joined
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ from templar.training.schedule import outer_learning_rate
 
 log = logging.getLogger(__name__)
 
-MOST_RISE = 0.1
-"""Nats per token by which a roster's step may raise the loss of a validator's own batch."""
+MOST_RISE = 0.1  # nats per token by which a roster's step may raise the loss of a validator's own batch
 PROOF_ATTEMPTS = 2
 PROOF_PAUSE_SECONDS = 1.0
 MAX_UNMEASURED = 50

@@ -46,13 +46,11 @@ from templar.training.train import OptimizerState, StepState, TrainResult
 log = logging.getLogger(__name__)
 
 FEEDBACK, EXP_AVG, EXP_AVG_SQ = "feedback/", "exp_avg/", "exp_avg_sq/"
-NO_OPTIMIZER = OptimizerState(0, {}, {})
-"""The state of an inner optimizer that the recipe does not have."""
+NO_OPTIMIZER = OptimizerState(0, {}, {})  # the state of an inner optimizer that the recipe does not have
 _NAME = re.compile(r"([0-9]+)-[0-9a-f]{64}\.safetensors")
 _COUNTERS = "num_calls", "num_steps"
 _STATE = "state/"
-_BYTES_PER_SECOND = 1e9
-"""The assumed speed of a write, until one has shown it."""
+_BYTES_PER_SECOND = 1e9  # the assumed speed of a write, until one has shown it
 _LOSSES, _NUM_STEPS, _CHECKSUM = "losses", "num_steps", "crc32"
 
 

@@ -41,14 +41,10 @@ from templar.training.model import build_model
 
 log = logging.getLogger(__name__)
 
-PAUSES = (1, 2, 4)
-"""Blocks from one try to set weights to the next; after the last of them the window gives up."""
-ROOM = 4
-"""One part in this many of the running window is left to the steps that follow."""
-STEP = "weights"
-"""The journal's step for the weights' report."""
-BEGUN = "weights_begun"
-"""The journal's step for the newest block before the weights were sent for the first time."""
+PAUSES = (1, 2, 4)  # blocks from one try to set weights to the next; after the last of them the window gives up
+ROOM = 4  # one part in this many of the running window is left to the steps that follow
+STEP = "weights"  # the journal's step for the weights' report
+BEGUN = "weights_begun"  # the journal's step for the newest block before the weights were sent for the first time
 HIDDEN = "weights_hidden"
 """The journal's step for the same block if the chain took the weights and hides them; empty once it does not."""
 

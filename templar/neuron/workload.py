@@ -17,10 +17,8 @@ from templar.exchange.network_view import NetworkView
 from templar.neuron.configuration import NeuronConfig
 from templar.timeline import first_block
 
-CACHED_WINDOWS = 2
-"""Windows whose data is kept: the one that is trained and the one that is scored."""
-REMEMBERED_EPOCHS = 2
-"""Epochs before those of the state that a running node still knows."""
+CACHED_WINDOWS = 2  # windows whose data is kept: the one that is trained and the one that is scored
+REMEMBERED_EPOCHS = 2  # epochs before those of the state that a running node still knows
 
 
 @dataclass

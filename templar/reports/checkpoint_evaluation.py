@@ -35,21 +35,14 @@ from templar.training.model import build_model, load_parameters, parameters_of
 
 log = logging.getLogger(__name__)
 
-TEXTS = 256
-"""Held-out texts that a checkpoint is measured on, at most."""
-FOLDER = "evaluating"
-"""In the neuron's folder: the checkpoint that is measured."""
-MOST_READ = 500
-"""Evaluations of one publisher that are read: the newest."""
-TOLERANCE = 1e-3
-"""Two evaluations of one checkpoint agree if their figures are this close, relative to the larger one."""
+TEXTS = 256  # held-out texts that a checkpoint is measured on, at most
+FOLDER = "evaluating"  # in the neuron's folder: the checkpoint that is measured
+MOST_READ = 500  # evaluations of one publisher that are read: the newest
+TOLERANCE = 1e-3  # two evaluations of one checkpoint agree if their figures are this close, relative to the larger one
 _ADDRESS = re.compile(r"[/:]|\.(?!\d)|(?<!\d)\.")
-Results = tuple[tuple[str, str, float], ...]
-"""Task, metric and value, of lm-evaluation-harness."""
-RunTasks = Callable[[Path], Sequence[tuple[str, str, float]]]
-"""Runs tasks on a model's folder."""
-Place = tuple[str, int | None]
-"""Hotkey and window of an evaluation; None for a bucket as a whole."""
+Results = tuple[tuple[str, str, float], ...]  # task, metric and value, of lm-evaluation-harness
+RunTasks = Callable[[Path], Sequence[tuple[str, str, float]]]  # runs tasks on a model's folder
+Place = tuple[str, int | None]  # hotkey and window of an evaluation; None for a bucket as a whole
 
 
 @dataclass(frozen=True)

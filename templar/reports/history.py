@@ -22,8 +22,7 @@ from templar.timeline import window_of
 
 log = logging.getLogger(__name__)
 
-CONCURRENCY = 8
-"""Objects that are read at once."""
+CONCURRENCY = 8  # objects that are read at once
 
 
 @dataclass(frozen=True)

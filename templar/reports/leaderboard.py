@@ -16,16 +16,13 @@ from templar.reports.training_curve import LEFT, RIGHT, curve, height, svg, text
 from templar.scoring.evidence import Evidence, MinerRecord
 
 BARS = "▁▂▃▄▅▆▇█"
-SPARKLINE_WIDTH = 12
-"""Most characters of a sparkline; of more windows each character is the mean of several."""
-LINES = 10
-"""The best miners have lines and names, as many as there are colours; all others are within a grey band."""
+SPARKLINE_WIDTH = 12  # most characters of a sparkline; of more windows each character is the mean of several
+LINES = 10  # the best miners have lines and names, as many as there are colours; all others are within a grey band
 COLOURS = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
     *("#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf"),
 )
-CURVES_RIGHT = RIGHT - 84
-"""The end of the curves, and to the right of it their names."""
+CURVES_RIGHT = RIGHT - 84  # the end of the curves, and to the right of it their names
 _DTYPES = {
     "window": "int64",
     "uid": "int64",

@@ -32,12 +32,10 @@ from templar.store.files import replacing
 from templar.timeline import window_of
 from templar.traffic import TRAFFIC
 
-LOGGER = "templar.metrics"
-"""The logger of the JSON lines."""
+LOGGER = "templar.metrics"  # the logger of the JSON lines
 log = logging.getLogger(LOGGER)
 
-FILE_NAME = "metrics.prom"
-"""The file in the neuron's folder; it is replaced as a whole in every window."""
+FILE_NAME = "metrics.prom"  # the file in the neuron's folder; it is replaced as a whole in every window
 HELP = {
     "network/window": "The window.",
     "network/step": "Outer steps of the state after it.",

@@ -23,10 +23,8 @@ from templar.scoring.evidence import Evidence
 from templar.store.deadline import in_parallel
 from templar.training.device import num_parameters
 
-PICTURE_FILE = "held_out.svg"
-"""The held-out curve, beside the card."""
-MOST_ROWS = 20
-"""Rows of each table: more windows are thinned out, and of more contributors the largest are named."""
+PICTURE_FILE = "held_out.svg"  # the held-out curve, beside the card
+MOST_ROWS = 20  # rows of each table: more windows are thinned out, and of more contributors the largest are named
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from templar.errors import PermanentError, Reason
 from templar.training.loss import single_threaded
 from templar.training.model import logits
 
-BATCH = 16
-"""Windows of one length that are computed at once."""
+BATCH = 16  # windows of one length that are computed at once
 
 
 @dataclass(frozen=True)

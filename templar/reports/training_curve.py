@@ -25,14 +25,10 @@ from templar.reports.history import decided_entries, look_for_published
 from templar.reports.metrics import train_report
 from templar.scoring.evidence import Evidence
 
-LATE_WINDOWS = 3
-"""Evidence of the newest windows is asked for again so many times, because it is published late."""
-MOST_MINERS = 30
-"""Miners that a network's table has besides those of this host."""
-MOST_TASKS = 32
-"""Results of tasks of one checkpoint that are shown; its publisher may list hundreds."""
-NEWEST_EVALUATIONS = 10
-"""Measured checkpoints that a table lists."""
+LATE_WINDOWS = 3  # evidence of the newest windows is asked for again so many times, because it is published late
+MOST_MINERS = 30  # miners that a network's table has besides those of this host
+MOST_TASKS = 32  # results of tasks of one checkpoint that are shown; its publisher may list hundreds
+NEWEST_EVALUATIONS = 10  # measured checkpoints that a table lists
 WIDTH, HEIGHT, LEFT, RIGHT = 720, 320, 56, 704
 LOSS_TOP, LOSS_BOTTOM, BARS_TOP, BARS_BOTTOM = 36, 216, 246, 296
 HELD_OUT_HEIGHT, MIDDLE_LEFT, MIDDLE_RIGHT = 250, 330, 410

@@ -53,8 +53,7 @@ from templar.scoring.slashing import (
 )
 from templar.scoring.standing import DIGITS, ScoreCard, Standing
 
-MAX_WEIGHT_ERROR = 1e-4
-"""Weights add up to 1 but for their rounding."""
+MAX_WEIGHT_ERROR = 1e-4  # weights add up to 1 but for their rounding
 
 
 def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: Mapping[str, Any]) -> Evidence:

@@ -16,10 +16,8 @@ from pydantic import BaseModel
 
 from templar.scoring.evidence import Estimate, Evidence, Likeness, Measurement, SlashRecord, WindowFacts
 
-KEYS = ("uid", "hotkey", "subject")
-"""Fields that identify the items of an evidence's lists."""
-MAX_CHARACTERS = 80
-"""Length of a value that is shown."""
+KEYS = ("uid", "hotkey", "subject")  # fields that identify the items of an evidence's lists
+MAX_CHARACTERS = 80  # length of a value that is shown
 LOSS_TOLERANCE = 1e-3
 """Allowed distance of two losses that were measured on different devices or in different precisions, relative to the
 recomputed one (docs/validator.md says how it was found)."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from templar.canonical import keyed_seed
 
-SPARE = -1
-"""Stands for a uid where a segment has sequences that no miner was assigned."""
+SPARE = -1  # stands for a uid where a segment has sequences that no miner was assigned
 _OWN_DOMAIN = "templar.scoring.own"
 _ORDER_DOMAIN = "templar.scoring.order"
 _EXACT_DOMAIN = "templar.scoring.exact"

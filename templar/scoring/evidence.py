@@ -19,8 +19,7 @@ from templar.scoring.standing import Event, Finite, Rating, Record, ScoreCard, S
 Tier = Annotated[str, Field(pattern="^(gather|reserve|other)$")]
 BanSubject = Annotated[str, Field(pattern=r"^([0-9a-f]{64}|[1-9A-HJ-NP-Za-km-z]{46,50})$")]
 
-MAX_BANS = 4096
-"""Bans at a time; those that end first are forgotten first."""
+MAX_BANS = 4096  # bans at a time; those that end first are forgotten first
 MAX_DEPARTED = 512
 """Cards of hotkeys that are not registered any more; those that revealed least recently are forgotten first."""
 

@@ -27,10 +27,8 @@ from templar.store.base import ObjectStore
 from templar.timeline import window_of
 
 SCHEMA_VERSION = 2
-RECENT_WINDOWS = 3
-"""Evidence older than this many windows is not held against the weights on chain, which change."""
-DUE_WINDOWS = 3
-"""Number of windows with due weights in which the weights on chain may have been set."""
+RECENT_WINDOWS = 3  # evidence older than this many windows is not held against the weights on chain, which change
+DUE_WINDOWS = 3  # number of windows with due weights in which the weights on chain may have been set
 _SCHEMA = """
 CREATE TABLE windows (window INTEGER PRIMARY KEY, evidence BLOB NOT NULL) STRICT;
 CREATE TABLE beginning (hotkey TEXT PRIMARY KEY, card TEXT NOT NULL) STRICT;

@@ -25,17 +25,13 @@ from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.standing import MU, Rating, ScoreCard, rate, round_score
 
 WORST_SCORE = -1.0
-MIN_SKILL = 1.0
-"""Least skill of a miner with a positive advantage, however uncertain its rating is."""
-MAX_BEHIND = 5
-"""Sync is zero for a miner this many windows behind, and for one without a proof."""
+MIN_SKILL = 1.0  # least skill of a miner with a positive advantage, however uncertain its rating is
+MAX_BEHIND = 5  # sync is zero for a miner this many windows behind, and for one without a proof
 SYNC_EXPONENT = 2.5
 CLEAR_RATIO = 3.0
 """Median deviations by which the median advantage of a clear window is above 0: about two standard deviations."""
-MOST_DOUBLINGS = 10
-"""An exclusion lasts at most 2 to the power of this times as long as the first one."""
-_BASELINE = -1
-"""Stands for the baseline among uids."""
+MOST_DOUBLINGS = 10  # an exclusion lasts at most 2 to the power of this times as long as the first one
+_BASELINE = -1  # stands for the baseline among uids
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from templar.scoring.evidence import Likeness, Measurement, MinerFacts, WindowFa
 from templar.scoring.score import WindowScore, presumed_unassigned
 from templar.scoring.standing import MU, SIGMA, Event, ScoreCard, round_score
 
-MIN_FINAL = 1e-4
-"""Positive final scores below this become zero in a penalty."""
+MIN_FINAL = 1e-4  # positive final scores below this become zero in a penalty
 _BLAMED = CONCLUSIVE | {
     Reason.ACCESS_DENIED,
     Reason.BUCKET_MISSING,

@@ -16,12 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from templar.exchange.signed import Count, Uid
 
-MU = 25.0
-"""Mean of a fresh rating."""
-SIGMA = MU / 3
-"""Uncertainty of a fresh rating."""
-DIGITS = 10
-"""Decimal digits that scores are kept with: the last bits of a library's logarithm differ between machines."""
+MU = 25.0  # mean of a fresh rating
+SIGMA = MU / 3  # uncertainty of a fresh rating
+DIGITS = 10  # decimal digits that scores are kept with: the last bits of a library's logarithm differ between machines
 
 Finite = Annotated[float, Field(allow_inf_nan=False, strict=False)]
 
@@ -118,8 +115,7 @@ class ScoreCard(Record):
         return Rating(self.mu, self.sigma)
 
 
-FRESH = ScoreCard()
-"""The card of an unknown hotkey."""
+FRESH = ScoreCard()  # the card of an unknown hotkey
 
 
 class Seated(Protocol):

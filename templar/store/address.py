@@ -16,8 +16,7 @@ ACCOUNT_CHARACTERS = 32
 KEY_ID_CHARACTERS = 32
 SECRET_CHARACTERS = 64
 ADDRESS_CHARACTERS = ACCOUNT_CHARACTERS + KEY_ID_CHARACTERS + SECRET_CHARACTERS
-PAD = "~"
-"""Outside the alphabets of account ids, of bucket names and of keys (base64 in both its forms)."""
+PAD = "~"  # outside the alphabets of account ids, of bucket names and of keys (base64 in both its forms)
 # A bucket's name and, in production, a label of a host name: no character with a meaning in a URL is allowed.
 _ACCOUNT = re.compile(r"[a-z0-9][a-z0-9-]{1,30}[a-z0-9]")
 _PRINTABLE = re.compile(r"[!-}]+")

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from templar.errors import PermanentError, Reason
 
-MAX_KEY_BYTES = 1024
-"""Longest key in UTF-8; S3's own limit."""
+MAX_KEY_BYTES = 1024  # longest key in UTF-8; S3's own limit
 _SEGMENT = r"(?!\.{1,2}(?:/|\Z))[^/\x00-\x1f\x7f\ud800-\udfff]+"
 _KEY = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT})*")
 

@@ -23,8 +23,7 @@ from templar.canonical import keyed_seed
 from templar.errors import Reason, TransientError
 from templar.traffic import TRAFFIC
 
-LEAST_SECONDS = 0.001
-"""Smallest socket timeout: 0 would mean non-blocking."""
+LEAST_SECONDS = 0.001  # smallest socket timeout: 0 would mean non-blocking
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 20.0
 _RETRIED = frozenset({Reason.STORE_BUSY, Reason.STORE_UNREACHABLE})

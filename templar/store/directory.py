@@ -26,10 +26,8 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store import files
 from templar.store.base import DeleteReport, ObjectInfo, Upload, check_key, is_key
 
-INCOMING = ".incoming"
-"""Folder of objects that are being written; no key may lie in it."""
-STALE_SECONDS = 86_400
-"""A file that is in `INCOMING` for longer belongs to a process that died."""
+INCOMING = ".incoming"  # folder of objects that are being written; no key may lie in it
+STALE_SECONDS = 86_400  # a file that is in `INCOMING` for longer belongs to a process that died
 _NANOSECONDS = 10**9
 _PLACE_ATTEMPTS = 64
 _BAD_PLACE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG})

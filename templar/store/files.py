@@ -20,8 +20,7 @@ TRANSIENT_ERRNOS = frozenset(
 """Failures of the operating system that a retry may survive: a full disk, too many open files."""
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
-COPY_BYTES = 1 << 20
-"""Memory that copying a file takes."""
+COPY_BYTES = 1 << 20  # memory that copying a file takes
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - Linux's file system in memory
 
 

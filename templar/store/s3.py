@@ -26,8 +26,7 @@ from templar.store.files import local_file, replacing
 from templar.store.s3_client import Renewable, hang_up, make_client, our_errors
 from templar.store.s3_protocol import S3Settings
 
-DELETE_BATCH = 1000
-"""Most keys that S3 takes in one DeleteObjects request."""
+DELETE_BATCH = 1000  # most keys that S3 takes in one DeleteObjects request
 EARLIEST_BEGIN = datetime(2011, 1, 1, tzinfo=UTC)
 """An upload that claims to have begun earlier has no real start time: moto gives every upload the same one, in 2010."""
 

@@ -18,8 +18,7 @@ from templar.store.address import is_account_id
 from templar.store.base import ObjectInfo
 
 R2_HOST = ".r2.cloudflarestorage.com"
-_PARTS = re.compile(r"-\d+\"?\Z")
-"""End of the ETag of an object that was put together from parts."""
+_PARTS = re.compile(r"-\d+\"?\Z")  # end of the ETag of an object that was put together from parts
 _TRANSIENT_CODES = frozenset(
     {"BadDigest", "ConditionalRequestConflict", "IncompleteBody", "NoSuchUpload", "OperationAborted", "RequestTimeout"}
 )
@@ -29,8 +28,7 @@ MAX_LISTED = 10_000_000  # entries of a listing
 FREE_PAGES, FREE_SECONDS, LEAST_ENTRIES = 100, 300.0, 10
 """A listing may have so many pages, and take so long; each further page and second must bring so many entries."""
 Page = tuple[tuple[ObjectInfo, ...], dict[str, str] | None]
-FIRST_PAGE: dict[str, str] | None = {}
-"""The beginning of a listing, as part of its request."""
+FIRST_PAGE: dict[str, str] | None = {}  # the beginning of a listing, as part of its request
 _PROXIES = [form(f"{each}_PROXY") for each in ("HTTP", "HTTPS", "ALL") for form in (str.upper, str.lower)]
 
 

@@ -31,12 +31,10 @@ from templar.store.files import local_file, locked
 from templar.store.s3_protocol import S3Settings
 from templar.traffic import TRAFFIC, report_moved
 
-BLOCK_BYTES = 1 << 18
-"""Most bytes read from the connection at once; the speed is checked between two blocks."""
+BLOCK_BYTES = 1 << 18  # most bytes read from the connection at once; the speed is checked between two blocks
 READY = b"\1"
 T = TypeVar("T")
-Call = Callable[[Callable[[Any], Any]], Any]
-"""Makes a request with the client, and repeats it after transient failures."""
+Call = Callable[[Callable[[Any], Any]], Any]  # makes a request with the client, and repeats it after transient failures
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 

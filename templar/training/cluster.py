@@ -44,15 +44,13 @@ from templar.training.train import OptimizerState, Trainer, TrainProgress, Train
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 120.0
-"""The longest that a rank waits for the others in a collective."""
+PATIENCE_SECONDS = 120.0  # the longest that a rank waits for the others in a collective
 IN_STEP = frozenset({Reason.NON_FINITE_LOSS, Reason.NON_FINITE_UPDATE, Reason.NO_TIME_LEFT})
 """Failures that all ranks come to at the same step, and that the group survives."""
 MICRO_BATCH_FILE = "micro_batch.json"
 """In the neuron's folder: the size that is left after out-of-memory, where the operator has not set one."""
 _POLL_SECONDS = 0.05
-_CHARACTERS = 200
-"""Of an error of torch, the first so many are told."""
+_CHARACTERS = 200  # of an error of torch, the first so many are told
 
 
 @dataclass(frozen=True)
@@ -245,8 +243,7 @@ class Member:
         return self._trainer
 
 
-_here: list[Member] = []
-"""The place of this process, if it is rank 0 of a group."""
+_here: list[Member] = []  # the place of this process, if it is rank 0 of a group
 
 
 def enter(folder: Path | None) -> Member:

@@ -38,16 +38,12 @@ PEAK_FLOPS = {
     "RTX 4090": 165e12,
 }
 """Part of a CUDA device's name -> its peak of dense bfloat16 products, FLOP/s; the first that fits counts for MFU."""
-LOSS_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}
-"""Most bytes of a float32 tensor of (tokens, vocabulary)."""
-PIECE_ELEMENTS = 1 << 24
-"""Elements that are on the way between a GPU and the host at once."""
+LOSS_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}  # most bytes of a float32 tensor of (tokens, vocabulary)
+PIECE_ELEMENTS = 1 << 24  # elements that are on the way between a GPU and the host at once
 _PROBE_SIZE = 384
 _PROBE_REPEATS = 3
-_PROBE_GAIN = 1.1
-"""bfloat16 must be this many times as fast as float32 to be chosen: it has fewer digits."""
-_CGROUP = Path("/sys/fs/cgroup")
-"""The limits of this process's container, if it is in one."""
+_PROBE_GAIN = 1.1  # bfloat16 must be this many times as fast as float32 to be chosen: it has fewer digits
+_CGROUP = Path("/sys/fs/cgroup")  # the limits of this process's container, if it is in one
 
 
 @dataclass(frozen=True)
@@ -245,8 +241,7 @@ def _parts(source: Tensor, target: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [*zip(*(torch.split(each.reshape(-1), PIECE_ELEMENTS) for each in (source, target)), strict=True)]
 
 
-pinned = cache(Pinned)
-"""The pieces of a type, made once."""
+pinned = cache(Pinned)  # the pieces of a type, made once
 
 
 def to_host(tensor: Tensor) -> Tensor:

@@ -22,10 +22,8 @@ from templar.training.device import Device, pinned, to_host
 from templar.training.memory import shards_of
 from templar.training.model import LayerStep, empty_model, meta_model, named_parameters, parameter_shapes, use_rotary
 
-BUCKET_ELEMENTS = 1 << 24
-"""Gradients are added up over the ranks in pieces of so many elements."""
-_STOPPED = 2
-"""What rank 0 tells the others instead of yes or no."""
+BUCKET_ELEMENTS = 1 << 24  # gradients are added up over the ranks in pieces of so many elements
+_STOPPED = 2  # what rank 0 tells the others instead of yes or no
 
 
 class Alone:

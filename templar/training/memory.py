@@ -15,8 +15,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TRAINING_BYTES = 16
-"""Per parameter, on the device while it trains: float32 parameters, gradients and two moments."""
+TRAINING_BYTES = 16  # per parameter, on the device while it trains: float32 parameters, gradients and two moments
 EVALUATION_BYTES = {"cpu": 4, "cuda": 8}
 """Per parameter, while a device evaluates: gradients or changed parameters, and a GPU's copy of the parameters."""
 AUTO_CPU_TOKENS = 4096

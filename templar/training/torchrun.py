@@ -24,8 +24,7 @@ from templar.training import rank
 from templar.training.cluster import interface_to, rank_count
 from templar.training.device import given_threads
 
-SHUTDOWN_SECONDS = 50
-"""From SIGTERM to SIGKILL: a worker's grace and the end of an interrupted window take 40 s."""
+SHUTDOWN_SECONDS = 50  # from SIGTERM to SIGKILL: a worker's grace and the end of an interrupted window take 40 s
 
 
 def launch(settings: TrainerSettings, folder: Path, command: Sequence[str]) -> int:

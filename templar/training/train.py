@@ -25,8 +25,7 @@ from templar.training.schedule import inner_learning_rate
 
 LARGEST_UPDATE = 2.0**64
 """The largest magnitude of an update's element: the error feedback adds up unpublished ones and must stay finite."""
-MOST_AHEAD = 2
-"""Micro-batches that a GPU may be behind the program: a deadline is kept to within so many."""
+MOST_AHEAD = 2  # micro-batches that a GPU may be behind the program: a deadline is kept to within so many
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,9 @@ from templar.store.base import ObjectStore
 
 TEXT_COLUMN = "text"
 
-MAX_FOOTER_BYTES = 2**26
-"""Most bytes of footers that are cached, by their length in the files."""
+MAX_FOOTER_BYTES = 2**26  # most bytes of footers that are cached, by their length in the files
 
-MAX_CACHED_BYTES = 2**26
-"""Most bytes of decoded row groups that are cached; a larger group is cached alone."""
+MAX_CACHED_BYTES = 2**26  # most bytes of decoded row groups that are cached; a larger group is cached alone
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

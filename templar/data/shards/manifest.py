@@ -26,8 +26,7 @@ MAX_INDEX_BYTES = 2**24
 MAX_MANIFEST_BYTES = 2**25
 SMALLEST_BLOCK_BYTES = 2**16
 
-MOST_BLOCKS = 2**16
-"""Most blocks of a file by default: the manifest of a shard of any size has about 4 MiB at most."""
+MOST_BLOCKS = 2**16  # most blocks of a file by default: the manifest of a shard of any size has about 4 MiB at most
 
 _Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Split = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,31}$")]

@@ -36,11 +36,9 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
 
-FAULT_AROUND_BYTES = 1 << 16
-"""Bytes that the kernel maps around a page that is touched."""
+FAULT_AROUND_BYTES = 1 << 16  # bytes that the kernel maps around a page that is touched
 
-OPEN_SHARDS = 2
-"""Shards of one dataset that are open at a time: the current window's and the next one's."""
+OPEN_SHARDS = 2  # shards of one dataset that are open at a time: the current window's and the next one's
 
 
 class Shard:

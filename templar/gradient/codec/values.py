@@ -22,17 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 QUANTUM = 2.0**-44
-SIGNIFICANDS = (256, 271, 287, 304, 323, 342, 362, 384, 406, 431, 456, 483)
-"""`round(256 * 2^(j / 12))`."""
+SIGNIFICANDS = (256, 271, 287, 304, 323, 342, 362, 384, 406, 431, 456, 483)  # `round(256 * 2^(j / 12))`
 MAX_STEP = 552
-CODES = 255
-"""Steps that can be written in one tensor."""
+CODES = 255  # steps that can be written in one tensor
 STEP_QUANTA: NDArray[np.int64] = np.array(
     [0, *(SIGNIFICANDS[step % 12] << step // 12 for step in range(MAX_STEP))], np.int64
 )
 """Quanta by step, shape (553,)."""
-STEP_VALUES: NDArray[np.float32] = (STEP_QUANTA * QUANTUM).astype(np.float32)
-"""Magnitudes by step, exactly."""
+STEP_VALUES: NDArray[np.float32] = (STEP_QUANTA * QUANTUM).astype(np.float32)  # magnitudes by step, exactly
 BOUNDARIES: NDArray[np.float64] = (STEP_QUANTA[:-1] + STEP_QUANTA[1:]).astype(np.float64) * (QUANTUM / 2)
 """Shape (552,): a mean above `BOUNDARIES[t]` is written as a later step than t."""
 

@@ -35,8 +35,7 @@ from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout
 MAGIC = b"TPLP"
 VERSION = int(PROTOCOL_VERSION)
 MAX_HOTKEY_BYTES = 48
-RECIPES: tuple[Recipe, ...] = get_args(Recipe)
-"""A recipe's number in a header is its index here."""
+RECIPES: tuple[Recipe, ...] = get_args(Recipe)  # a recipe's number in a header is its index here
 _HEADER = struct.Struct(f"<4sBBHQ32s{MAX_HOTKEY_BYTES}s")
 _CHECKSUM = struct.Struct("<I")
 

@@ -19,8 +19,7 @@ from templar.gradient.kernels.bit_planes import SIGNS, bits_at, code_at, read_ch
 from templar.gradient.kernels.machine import count_ones, grid_of, in_ranges, inlined, kernel, origin, store
 from templar.gradient.layout import TensorLayout
 
-_SLAB_ELEMENTS = 1 << 22
-"""Elements that are transformed at a time."""
+_SLAB_ELEMENTS = 1 << 22  # elements that are transformed at a time
 _SLAB_WORDS = 512
 """Words of a payload's bitmap that are compared at a time: all of 30 payloads' fit a processor's second cache."""
 

@@ -56,12 +56,10 @@ if (_folder := cache_folder()) is not None:
 
 kernel = njit(nogil=True, cache=_folder is not None, error_model="numpy", boundscheck=False)
 """Compiled once per machine and version of the source; in each process if no folder can be written."""
-inlined = njit(nogil=True, error_model="numpy", boundscheck=False, forceinline=True)
-"""A part of a kernel."""
+inlined = njit(nogil=True, error_model="numpy", boundscheck=False, forceinline=True)  # a part of a kernel
 LEAST_VALUES = 1 << 16
 """A thread takes as many values or more. For fewer, waiting for the interpreter's lock takes longer than the work."""
-instruction: Any = intrinsic
-"""A function written in the compiler's intermediate language."""
+instruction: Any = intrinsic  # a function written in the compiler's intermediate language
 
 
 @instruction
