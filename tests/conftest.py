@@ -7,17 +7,14 @@ import gc
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.support.network import Network
-    from tests.support.prefect_server import RunningPrefectServer
-    from tests.support.servers import MotoEndpoint, RcloneEndpoints
+    pass
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as there is work for: torch's threads would only contend
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,13 +34,13 @@ SIGNS = {
 """Mark -> what is written in every module that has a test with it."""
 
 
-def has_sign(path: Path, signs: tuple[str, ...]) -> bool:
+def has_sign(path, signs):
     """Whether one of them is written in a module."""
     text = path.read_text(encoding="utf-8")
     return any(sign in text for sign in signs)
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """Do not even import a module without a test that has the marks asked for: most of a collection is imports."""
     asked_for = config.option.markexpr
     wanted = () if " or " in asked_for else SIGNS.keys() & asked_for.split(" and ")
@@ -52,7 +49,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection():
     """Modules and tests stay: no garbage collection looks through them, neither now nor later."""
     gc.disable()
     try:
@@ -62,7 +59,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Mark every test that wants a Prefect server, by its fixtures; what is long is slow as well.
 
     Processes begin with what may take longest.
@@ -82,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=time_limit, reverse=True)
 
 
-def time_limit(item: pytest.Item) -> float:
+def time_limit(item):
     """The seconds that a test asks for; 0 if it does not say."""
     limit = item.get_closest_marker("timeout")
     return 0 if limit is None else float(limit.args[0])
@@ -93,7 +90,7 @@ DRAWN = frozenset({"adversary", "benchmarks", "docs", "simulate"})
 
 
 @pytest.fixture(scope="module", autouse=True)
-def by_rank(request: pytest.FixtureRequest) -> Iterator[None]:
+def by_rank(request):
     """Elsewhere publishers follow the order of their stake, so that a test can say which rank somebody has."""
     module = sys.modules.get("templar.exchange.network_view")
     if module is None or request.path.parent.name in DRAWN:
@@ -105,7 +102,7 @@ def by_rank(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RunningPrefectServer"]:
+def prefect_server(tmp_path_factory):
     from tests.support.prefect_server import RunningPrefectServer
 
     with RunningPrefectServer(tmp_path_factory.mktemp("server")) as server:
@@ -113,7 +110,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Runnin
 
 
 @pytest.fixture(scope="session")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator["MotoEndpoint"]:
+def moto(tmp_path_factory):
     """The embedded S3 endpoint; a test makes buckets of its own there."""
     from tests.support.servers import moto_endpoint
 
@@ -122,7 +119,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator["MotoEndpoint"]:
 
 
 @pytest.fixture(scope="session")
-def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RcloneEndpoints"]:
+def rclone(tmp_path_factory):
     """`rclone serve s3`; a test makes folders of its own there."""
     from tests.support.servers import rclone_endpoints
 
@@ -131,14 +128,14 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RcloneEndpoint
 
 
 @pytest.fixture
-def prefect_api(prefect_server: "RunningPrefectServer") -> Iterator["RunningPrefectServer"]:
+def prefect_api(prefect_server):
     """The same server, as the one that this process talks to."""
     with prefect_server.configured():
         yield prefect_server
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder():
     """An empty folder, in memory where there is some, for tests that write many small files."""
     from templar.store.files import memory_folder
 
@@ -146,13 +143,13 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def building(new_folder: Callable[[], Path]) -> "Iterator[Callable[..., Network]]":
+def building(new_folder):
     """Builds networks from numbers, members and the windows that they run first, and stops them at the end."""
     from tests.support.network import Network
 
     networks: list[Network] = []
 
-    def start(*numbers: Any, windows: Sequence[int] = (), **members: Any) -> Network:
+    def start(*numbers, windows=(), **members):
         networks.append(Network(new_folder(), *numbers, **members))
         if windows:
             networks[-1].run(windows)
@@ -164,31 +161,31 @@ def building(new_folder: Callable[[], Path]) -> "Iterator[Callable[..., Network]
 
 
 @pytest.fixture
-def build(folder: Path) -> Iterator["Callable[..., Network]"]:
+def build(folder):
     """Builds a network in memory for one test."""
     yield from building(lambda: folder)
 
 
 @pytest.fixture(scope="module")
-def build_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Callable[..., Network]"]:
+def build_shared(tmp_path_factory):
     """Builds networks that the tests of a module share."""
     yield from building(lambda: tmp_path_factory.mktemp("network"))
 
 
 @pytest.fixture
-def network(build: "Callable[..., Network]") -> "Network":
+def network(build):
     """An aggregator, a validator and two miners, started; window 1 has not come yet."""
     return build()
 
 
 @pytest.fixture
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pauses(monkeypatch):
     """A read that every store fails is repeated at once; `test_data_replicas` tests the pauses."""
     monkeypatch.setattr("templar.data.replicas.PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="session")
-def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_root(tmp_path_factory):
     """The folder of `small_dataset`, which no test changes."""
     from tests.support.datasets import small_dataset
     from tests.support.memory_store import MemoryStore
@@ -197,7 +194,7 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def old(tmp_path_factory: pytest.TempPathFactory) -> "Network":
+def old(tmp_path_factory):
     """Six windows of a network that keeps three, and checkpoints of windows 2, 4 and 6."""
     from templar.housekeeping.maintenance import publish_newest_checkpoint
     from tests.support.network import Network, tiny

@@ -1,7 +1,5 @@
 """The benchmarks of the codec's size and speed run on small tensors, and their last lines hold the README's figures."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -20,7 +18,7 @@ TINY = large_model.MODEL.model_copy(
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(monkeypatch):
     monkeypatch.setattr(large_model, "MODEL", TINY)
     monkeypatch.setattr(codec_speed, "EDGE", 128)
     monkeypatch.setattr(codec_speed, "PEERS", 3)
@@ -29,7 +27,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_sizes_and_errors(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
+def test_sizes_and_errors(monkeypatch, measure):
     train_small = codec_size.train_small
     monkeypatch.setattr(codec_size, "train_small", lambda _windows, _last: train_small(2, 1))
     code, _, figures = measure(codec_size.main)
@@ -40,7 +38,7 @@ def test_sizes_and_errors(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None
     assert 64 / 4096 / 2 < figures["overlap_mean"] < figures["overlap_max"] < 1
 
 
-def test_speeds(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
+def test_speeds(monkeypatch, measure):
     threads = torch.get_num_threads()
     code, _, figures = measure(codec_speed.main)
     assert code == (0 if figures["holds"] else 1)
@@ -49,6 +47,6 @@ def test_speeds(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_the_least_bits_for_an_index() -> None:
+def test_the_least_bits_for_an_index():
     assert codec_size.index_floor(64) == pytest.approx(7.364, abs=5e-4)
     assert codec_size.index_floor(32) == pytest.approx(8.318, abs=5e-4)

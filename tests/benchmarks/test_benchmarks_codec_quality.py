@@ -1,13 +1,10 @@
 """The benchmark of the codec's quality runs, repeats itself, and its last line holds the figures of docs/codec.md."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from benchmarks import codec_quality, pseudo_gradients
 from benchmarks.codec_quality import OURS, REFERENCE
-from benchmarks.pseudo_gradients import Setup, Text, chosen_coefficients, embedded_text, ours, train
+from benchmarks.pseudo_gradients import Setup, chosen_coefficients, embedded_text, ours, train
 from templar.gradient.codec.values import SignAndScale
 from tests.support.threads import threads
 
@@ -15,7 +12,7 @@ NAMES = {"ours", "reference"}
 
 
 @pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(monkeypatch):
     monkeypatch.setattr(pseudo_gradients, "TEXT_BYTES", 600_000)
     monkeypatch.setattr(pseudo_gradients, "NUM_HELD_OUT", 32)
     monkeypatch.setattr(codec_quality, "NUM_WORKERS", 2)
@@ -23,14 +20,14 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def text(_small: None) -> Iterator[Text]:
+def text(_small):
     with embedded_text() as opened:
         yield opened
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_small")
-def test_it_compares_the_codes(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
+def test_it_compares_the_codes(monkeypatch, measure):
     run = codec_quality.run
     monkeypatch.setattr(codec_quality, "run", lambda _windows, _seeds, plot: run(2, 1, plot))
     code, _, figures = measure(codec_quality.main)
@@ -46,7 +43,7 @@ def test_it_compares_the_codes(monkeypatch: pytest.MonkeyPatch, measure: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [OURS, REFERENCE], ids=["ours", "reference"])
-def test_the_number_of_threads_changes_no_figure(text: Text, kind: codec_quality.Kind) -> None:
+def test_the_number_of_threads_changes_no_figure(text, kind):
     setup = Setup.of(text, seed=1, workers=2, windows=1)
     curves = []
     for number in (1, 2):
@@ -56,7 +53,7 @@ def test_the_number_of_threads_changes_no_figure(text: Text, kind: codec_quality
 
 
 @pytest.mark.slow
-def test_workers_share_no_data_and_publish_what_was_chosen(text: Text) -> None:
+def test_workers_share_no_data_and_publish_what_was_chosen(text):
     setup = Setup.of(text, seed=0, workers=2, windows=2)
     shares = [share for window in setup.sequences for share in window]
     rows = [{tuple(row) for row in share.tolist()} for share in (*shares, setup.held_out)]

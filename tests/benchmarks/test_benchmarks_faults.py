@@ -9,9 +9,7 @@ from benchmarks import faults
 
 
 @pytest.mark.slow
-def test_it_counts_what_held_and_names_what_did_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_counts_what_held_and_names_what_did_not(monkeypatch, capsys):
     monkeypatch.setattr(faults, "QUICK_WINDOWS", 5)
     for seeds, status in ((["--seeds", "2"], 0), (["--seeds", "1", "--first", "28"], 1)):
         monkeypatch.setattr(sys, "argv", ["python -m benchmarks.faults", "--quick", *seeds])
@@ -29,7 +27,7 @@ def test_it_counts_what_held_and_names_what_did_not(
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_several_seeds_at_a_time_give_the_same_reports_in_the_same_order() -> None:
+def test_several_seeds_at_a_time_give_the_same_reports_in_the_same_order():
     one, two = ([(each.plan, each.root) for each in faults.run_seeds(range(1, 4), 3, jobs)] for jobs in (1, 2))
     assert one == two
     assert None not in {root for _, root in one}

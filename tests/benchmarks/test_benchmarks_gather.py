@@ -3,8 +3,6 @@
 import os
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from templar.store.s3_client import make_client
 SMALL = replace(gather.QUICK, num_peers=3, payload_bytes=300_000, rounds=2)
 
 
-def test_the_figures(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
+def test_the_figures(monkeypatch, measure):
     monkeypatch.setattr(gather, "QUICK", SMALL)
     code, table, figures = measure(gather.main)
     assert code == (0 if figures["holds"] else 1)
@@ -26,7 +24,7 @@ def test_the_figures(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
     assert "3 peers, 0.3 MB each" in "\n".join(table)
 
 
-def test_both_make_the_same_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_make_the_same_requests(tmp_path, monkeypatch):
     asked: Counter[str] = Counter()
     with gather.serving(tmp_path) as endpoint:
         scene = gather.Scene(tmp_path, SMALL)
@@ -40,11 +38,11 @@ def test_both_make_the_same_requests(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (before, len(clients)) == (1, 1 + SMALL.num_peers)
 
 
-def _counting_clients(monkeypatch: pytest.MonkeyPatch, asked: Counter[str]) -> list[object]:
+def _counting_clients(monkeypatch, asked):
     """Every boto3 client that is made from now on; its requests are counted."""
     clients: list[object] = []
 
-    def counting(service: str, **options: Any) -> Any:
+    def counting(service, **options):
         client = make_client(service, **options)
         client.meta.events.register("before-send.s3", lambda request, **_: asked.update([_what(request)]))
         clients.append(client)
@@ -55,11 +53,11 @@ def _counting_clients(monkeypatch: pytest.MonkeyPatch, asked: Counter[str]) -> l
     return clients
 
 
-def _what(request: Any) -> str:
+def _what(request):
     return f"{request.method} {request.url}"
 
 
-def test_a_payload_that_is_damaged_stops_the_measurement(tmp_path: Path) -> None:
+def test_a_payload_that_is_damaged_stops_the_measurement(tmp_path):
     scene = gather.Scene(tmp_path, SMALL)
     payload = tmp_path / scene.bucket(1) / scene.keys(1)[2]
     with gather.serving(tmp_path) as endpoint:

@@ -35,14 +35,11 @@ from benchmarks.incentive_population import (
     run_population,
 )
 from lab.adversary.actors import ACTORS
-from templar.hparams import HParams
 from tests.support.network import tiny
 
 
 @pytest.mark.slow
-def test_it_runs_a_population_its_honest_miners_alone_and_itself_again(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_it_runs_a_population_its_honest_miners_alone_and_itself_again(monkeypatch, capfd):
     monkeypatch.setattr(incentive, "incentive_hparams", lambda: tiny("simulation"))
     monkeypatch.setattr(
         "sys.argv", ["incentive", "--population", "zero", "--windows", "2", "--miners", "4", "--jobs", "1"]
@@ -62,10 +59,10 @@ def test_it_runs_a_population_its_honest_miners_alone_and_itself_again(
     assert progress == ["zero", "zero", "zero, honest alone"]
 
 
-def test_a_quick_run_judges_no_pay(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_run_judges_no_pay(monkeypatch, capfd):
     ran: list[tuple[str, int]] = []
 
-    def run_one(population: Population, hparams: HParams, windows: int, seed: int) -> IncentiveReport:
+    def run_one(population, hparams, windows, seed):
         ran.append((population.name, windows))
         return replace(REPORT, finals={**REPORT.finals, 7: 100.0})
 
@@ -82,7 +79,7 @@ def test_a_quick_run_judges_no_pay(monkeypatch: pytest.MonkeyPatch, capfd: pytes
     assert ran[2:] == [(MAIN, incentive.WINDOWS)] * 2 + [(f"{MAIN}, honest alone", incentive.WINDOWS)]
 
 
-def test_every_population_is_of_actors() -> None:
+def test_every_population_is_of_actors():
     found = populations(20)
     assert set(found) == {MAIN, *KINDS, *FEW}
     for population in found.values():
@@ -94,7 +91,7 @@ def test_every_population_is_of_actors() -> None:
         populations(3)
 
 
-def test_honest_miners_alone_have_the_same_slots_of_the_same_text() -> None:
+def test_honest_miners_alone_have_the_same_slots_of_the_same_text():
     hparams, population = incentive_hparams(), populations(8)[MAIN]
     alone, numbers = honest_alone(population, hparams)
     assert alone.actors == ("honest",) * 8
@@ -126,19 +123,19 @@ REPORT_CHEATS = ("half", "lazy", "sybil", "sybil")
 OF_VALUE = "honest miners' share of pay is that of value, of payloads "
 
 
-def failing(report: IncentiveReport, **others: IncentiveReport) -> list[str]:
+def failing(report, **others):
     """The names of the checks that fail, without those of pay over value."""
     names = [check.name.split(":")[0] for check in judge(Trial(1, report, **others)) if not check.holds]
     return [name for name in names if not name.startswith(OF_VALUE)]
 
 
-def failing_of_value(report: IncentiveReport) -> list[str]:
+def failing_of_value(report):
     """Of which payloads the honest miners' pay is not in proportion to the value."""
     names = [check.name for check in judge(Trial(1, report)) if not check.holds]
     return [name.removeprefix(OF_VALUE) for name in names if name.startswith(OF_VALUE)]
 
 
-def test_a_population_that_keeps_every_bar() -> None:
+def test_a_population_that_keeps_every_bar():
     trial = Trial(1, REPORT, alone=REPORT, again=REPORT)
     checks = [*judge(trial), judge_model([trial])]
     assert all(isinstance(check, Check) and check.holds and check.detail for check in checks)
@@ -161,7 +158,7 @@ def test_a_population_that_keeps_every_bar() -> None:
         ({}, {3: 0.05, 7: 0.06}, ["lazy"]),
     ],
 )
-def test_each_kind_has_its_bar(finals: dict[int, float], weights: dict[int, float], fails: list[str]) -> None:
+def test_each_kind_has_its_bar(finals, weights, fails):
     assert COMPUTE_PAY == 1.1
     changed = {**REPORT.weights[4], **weights}
     report = replace(REPORT, finals={**REPORT.finals, **finals}, weights={**REPORT.weights, 4: changed})
@@ -179,7 +176,7 @@ def test_each_kind_has_its_bar(finals: dict[int, float], weights: dict[int, floa
         ("fifth", 0.11, False),
     ],
 )
-def test_a_trainer_is_paid_for_its_compute(kind: str, pay: float, holds: bool) -> None:
+def test_a_trainer_is_paid_for_its_compute(kind, pay, holds):
     """Three uids of one run are paid as one miner, one uid with three miners' compute as three."""
     uids = (8, 9, 10)[: FEW.get(kind, 2)]
     roles = {3: "honest", 4: "honest", 5: "honest"} | dict.fromkeys(uids, kind)
@@ -189,7 +186,7 @@ def test_a_trainer_is_paid_for_its_compute(kind: str, pay: float, holds: bool) -
 
 
 @pytest.mark.parametrize(("paid", "holds"), [(0.2, True), (0.19, True), (0.17, False)])
-def test_the_victim_of_a_shadow_is_paid_as_without_it(paid: float, holds: bool) -> None:
+def test_the_victim_of_a_shadow_is_paid_as_without_it(paid, holds):
     roles = {3: "honest", 4: "honest", 5: "honest", 6: "shadow"}
     alone = replace(REPORT, roles={3: "honest", 4: "honest", 5: "honest"}, weights={4: {3: 0.2, 4: 0.2, 5: 0.2}})
     found = replace(
@@ -204,7 +201,7 @@ def test_the_victim_of_a_shadow_is_paid_as_without_it(paid: float, holds: bool) 
 
 
 @pytest.mark.long
-def test_a_run_is_paid_again_without_its_cheats_from_the_same_measurements() -> None:
+def test_a_run_is_paid_again_without_its_cheats_from_the_same_measurements():
     hparams = tiny("simulation")
     honest = run_population(hparams, Population("honest", 4, ()), windows=3, seed=1)
     assert honest.weights_without_cheats == honest.weights
@@ -215,7 +212,7 @@ def test_a_run_is_paid_again_without_its_cheats_from_the_same_measurements() -> 
     assert found.pay_without_cheats(min(found.uids("honest"))) > 0
 
 
-def test_honest_miners_are_not_penalised() -> None:
+def test_honest_miners_are_not_penalised():
     penalised = replace(REPORT, penalties=(*REPORT.penalties, Penalised(3, 4, "inactive")))
     assert failing(penalised) == ["no honest miner is penalised"]
     assert failing(replace(REPORT, roots_agree=False)) == ["all nodes hold one state"]
@@ -224,8 +221,8 @@ def test_honest_miners_are_not_penalised() -> None:
     assert failing(REPORT, again=replace(REPORT, seconds=2.0)) == []
 
 
-def test_the_model_does_not_suffer_in_the_mean_over_the_seeds() -> None:
-    def holds(*losses: float) -> bool:
+def test_the_model_does_not_suffer_in_the_mean_over_the_seeds():
+    def holds(*losses):
         check = judge_model([Trial(seed, replace(REPORT, loss=loss), alone=REPORT) for seed, loss in enumerate(losses)])
         assert check is not None
         assert check.detail.count("%") == 1 + len(losses)
@@ -237,7 +234,7 @@ def test_the_model_does_not_suffer_in_the_mean_over_the_seeds() -> None:
     assert judge_model([Trial(1, REPORT)]) is None
 
 
-def test_pay_is_compared_with_the_value_on_held_out_text() -> None:
+def test_pay_is_compared_with_the_value_on_held_out_text():
     """A payload that raises the loss counts as 0; payloads that no roster has count in the first quotient only."""
     assert [REPORT.value(uid, applied_only=False) for uid in (3, 7, 9)] == [0.2, 0.0, 0.1]
     assert REPORT.value(9, applied_only=True) == 0.0
@@ -249,7 +246,7 @@ def test_pay_is_compared_with_the_value_on_held_out_text() -> None:
 
 
 @pytest.mark.parametrize(("fall", "fails"), [(0.1, []), (2.9, []), (3.1, ["that count"])])
-def test_honest_miners_are_paid_within_a_quarter_of_their_value(fall: float, fails: list[str]) -> None:
+def test_honest_miners_are_paid_within_a_quarter_of_their_value(fall, fails):
     """The more a payload without pay is worth, the more honest miners are paid too much."""
     weights = {4: {3: 0.4, 4: 0.4, 5: 0.2}}
     falls = {3: 5.0, 4: 5.0, 5: 2.0, 8: fall}
@@ -258,14 +255,14 @@ def test_honest_miners_are_paid_within_a_quarter_of_their_value(fall: float, fai
     assert failing_of_value(replace(REPORT, weights=weights, values=values)) == fails
 
 
-def test_every_third_window_of_the_second_half_is_valued() -> None:
+def test_every_third_window_of_the_second_half_is_valued():
     assert [window for window in range(70) if Valuation(60).is_valued(window)] == list(range(33, 61, 3))
     assert [window for window in range(10) if Valuation(7).is_valued(window)] == [4, 7]
 
 
 @pytest.mark.slow
-def test_payloads_that_are_alike_share_their_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    def falls() -> dict[int, float]:
+def test_payloads_that_are_alike_share_their_value(monkeypatch):
+    def falls():
         hparams = tiny("simulation", scoring={"overlap_level": 0.9, "overlap_copy_level": 0.95})
         found = run_population(hparams, Population("pair", 4, ("shadow",)), windows=2, seed=1)
         return {each.uid: each.fall for each in found.values}
@@ -277,7 +274,7 @@ def test_payloads_that_are_alike_share_their_value(monkeypatch: pytest.MonkeyPat
     assert all(shared[uid] == alone[uid] for uid in alone if uid not in (min(alone), max(alone)))
 
 
-def test_each_payload_is_valued_alone() -> None:
+def test_each_payload_is_valued_alone():
     found = run_population(tiny("simulation"), populations(4)["zero"], windows=2, seed=1)
     miners = found.uids("honest") + found.uids("zero")
     assert [(each.window, each.uid) for each in found.values] == [(2, uid) for uid in miners]
@@ -287,9 +284,7 @@ def test_each_payload_is_valued_alone() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_number_of_processes_changes_no_result(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_number_of_processes_changes_no_result(monkeypatch, capsys):
     monkeypatch.setattr(incentive, "incentive_hparams", lambda: tiny("simulation"))
     results = []
     for jobs in ("1", "2"):

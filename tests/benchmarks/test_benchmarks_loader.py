@@ -1,7 +1,6 @@
 """The benchmark of the data path runs on a small shard, and its last line holds what it promises."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from templar.data.sampling import pack_flat
 
 
 @pytest.mark.slow
-def test_the_figures(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
+def test_the_figures(monkeypatch, measure):
     small = replace(
         loader.QUICK, shard_bytes=16 << 20, packed_tokens=100_000, repetitions=1, window_bytes=4 << 20, setting=1 << 20
     )
@@ -28,14 +27,14 @@ def test_the_figures(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
     assert "16 MiB (--quick; otherwise 1000)" in "\n".join(table)
 
 
-def test_whether_the_bars_hold() -> None:
+def test_whether_the_bars_hold():
     figures = loader.BARS | {"first_batch_fraction": 0.04}
     assert loader.holds(figures, loader.BARS)
     assert not loader.holds(loader.BARS, loader.BARS)
     assert not loader.holds(figures | {"packing_x": 19.9}, loader.BARS)
 
 
-def test_what_is_compared_does_the_same() -> None:
+def test_what_is_compared_does_the_same():
     tokens, offsets = loader_local.documents(50_000)
     assert 300 < np.diff(offsets).mean() < 1200
     naive = loader_local.pack_naively(tokens, offsets, 64, loader_local.EOS)

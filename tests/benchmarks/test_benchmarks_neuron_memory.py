@@ -6,13 +6,13 @@ from benchmarks import neuron_memory
 from benchmarks.neuron_memory import BARS, Footprint, footprint, slope
 
 
-def test_a_slope_is_what_one_more_parameter_takes() -> None:
+def test_a_slope_is_what_one_more_parameter_takes():
     pair = Footprint(100, peak=5000, written=700), Footprint(300, peak=11000, written=2700)
     assert slope(pair, lambda each: each.peak) == 30.0
     assert slope(pair, lambda each: each.written) == 10.0
 
 
-def test_figures_hold_only_within_all_their_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_hold_only_within_all_their_bars(monkeypatch):
     taken = {"miner": 30, "validator": 20}
     monkeypatch.setattr(
         neuron_memory,
@@ -27,7 +27,7 @@ def test_figures_hold_only_within_all_their_bars(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["miner", "validator"])
-def test_a_process_of_its_own_lives_through_the_windows(role: str) -> None:
+def test_a_process_of_its_own_lives_through_the_windows(role):
     taken = footprint(role, 1)
     assert taken.parameters == 2_016_384
     assert taken.peak > 20 * taken.parameters

@@ -12,7 +12,7 @@ from tests.support.servers import REPOSITORY
 @pytest.mark.slow
 @pytest.mark.prefect
 @pytest.mark.timeout(400)
-def test_it_measures_both_kinds_of_worker() -> None:
+def test_it_measures_both_kinds_of_worker():
     command = [sys.executable, "-m", "benchmarks.overhead", "--quick"]
     answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr

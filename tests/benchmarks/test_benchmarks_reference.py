@@ -2,19 +2,18 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.reference_codes import StatisticalQuantiser, pack_12_bits
 
 
-def close(actual: Tensor, expected: list, atol: float = 1e-6) -> None:
+def close(actual, expected, atol=1e-6):
     torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=atol)
 
 
 VALUES = torch.tensor([[0.5, -1.25, 2, -0.75], [3.5, -2.5, 0.1, -0.2]])
 
 
-def test_statistical_quantiser_reads_back_level_means_and_constants() -> None:
+def test_statistical_quantiser_reads_back_level_means_and_constants():
     quantiser = StatisticalQuantiser(4, 6.0)
     decoded = quantiser.decode(quantiser.encode(torch.zeros(2, 4), VALUES))
     close(decoded, [[-0.0875, -1.875, 2.75, -0.0875], [2.75, -1.875, -0.0875, -0.0875]])
@@ -33,7 +32,7 @@ def test_statistical_quantiser_reads_back_level_means_and_constants() -> None:
         (256, [[135, 96, 169, 107], [204, 67, 126, 119]], 0.04400833, {}),
     ],
 )  # fmt: skip
-def test_statistical_quantiser(bins: int, codes: list, scale: float, lookup: dict[int, float]) -> None:
+def test_statistical_quantiser(bins, codes, scale, lookup):
     coded = StatisticalQuantiser(bins, 6.0).encode(torch.zeros(2, 4), VALUES)
     assert coded.codes.tolist() == codes
     assert coded.offset == bins // 2
@@ -49,5 +48,5 @@ def test_statistical_quantiser(bins: int, codes: list, scale: float, lookup: dic
         ([[1, 2], [3, 4095]], [1, 32, 0, 3, 240, 255]),
     ],
 )
-def test_12_bit_packing(indices: list, packed: list[int]) -> None:
+def test_12_bit_packing(indices, packed):
     assert pack_12_bits(torch.tensor(indices)).tolist() == packed

@@ -1,7 +1,5 @@
 """The benchmark of the scoring runs with few miners and tokens, and its last line holds the figures."""
 
-from typing import Any
-
 import pytest
 
 from benchmarks import scoring
@@ -10,7 +8,7 @@ SMALL = scoring.Sizes(per_grade=1, windows=1, segment=2, timed=1, rounds=1)
 
 
 @pytest.mark.slow
-def test_the_figures(monkeypatch: pytest.MonkeyPatch, measure: Any) -> None:
+def test_the_figures(monkeypatch, measure):
     monkeypatch.setattr(scoring, "QUICK", SMALL)
     code, table, figures = measure(scoring.main)
     assert code == (0 if figures["holds"] else 1)

@@ -13,7 +13,7 @@ from templar.training.train import OptimizerState, Trainer, TrainFigures
 ROW = Row("tiny", load_hparams("simulation").model, batch=4, micro_batch=2, length=32, steps=2, rounds=1)
 
 
-def test_both_sides_take_the_same_steps() -> None:
+def test_both_sides_take_the_same_steps():
     sequences = torch.randint(0, ROW.model.vocab_size, (8, 32), generator=torch.Generator().manual_seed(0))
     net = build_model(ROW.model)
     params = {name: param.clone() for name, param in parameters_of(net).items()}
@@ -35,26 +35,26 @@ def test_both_sides_take_the_same_steps() -> None:
 
 
 @pytest.mark.slow
-def test_a_row_has_figures_of_both_sides() -> None:
+def test_a_row_has_figures_of_both_sides():
     with two_processes() as sides:
         speed = measure(ROW, *sides)
     assert min(speed.plain, speed.learn, speed.ratio) > 0
     assert speed.figures.tokens == ROW.tokens == 256
 
 
-def test_the_busy_fraction_is_what_the_margins_and_the_phases_leave() -> None:
+def test_the_busy_fraction_is_what_the_margins_and_the_phases_leave():
     phases = {"forward": 1.0, "backward": 2.0, "step": 0.5, "other": 0.5}
     figures = TrainFigures("CPU", "float32", "", 1, 10, 4.0, phases, 1)
     assert busy_fraction(figures) == pytest.approx((600 - 6 - 20 - 43 - 60) / 600 * 3.5 / 4)
 
 
-def test_quick_leaves_the_large_rows_out() -> None:
+def test_quick_leaves_the_large_rows_out():
     assert {row.name for row in training.rows("cpu", quick=True)} == {"8 M"}
     assert {row.name for row in training.rows("cpu", quick=False)} == {"8 M", "150M"}
     assert [row.name for row in training.rows("cuda", quick=False)] == ["150M", "1B"]
 
 
-def test_figures_hold_only_with_those_of_memory_and_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_hold_only_with_those_of_memory_and_disk(monkeypatch):
     phases = {"forward": 1.0, "backward": 2.0, "step": 0.5, "other": 0.5}
     speed = Speed(ROW, 100.0, 98.0, 0.98, TrainFigures("CPU", "float32", "", 1, 10, 4.0, phases, 1))
     monkeypatch.setattr(training, "measure", lambda row, plain, learn: speed)

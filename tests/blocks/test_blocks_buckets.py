@@ -1,18 +1,14 @@
 """Which bucket a clean-up is about, and which keys a check is about."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from blocks import Dataset, DatasetBucket, Neuron
+from blocks import Dataset, DatasetBucket
 from blocks.buckets import BucketRequest, open_target
 from blocks.keyring import credentials_of
 from templar.errors import PermanentError, Reason
 from templar.store.s3 import S3Store
 from tests.support.errors import raising
 from tests.support.neuron_block import key, neuron_block
-from tests.support.prefect_server import RunningPrefectServer
 
 ENVIRONMENT = {
     f"R2_{name}_{field}": f"{name.lower()}-{value}"
@@ -26,14 +22,14 @@ ENVIRONMENT = {
 }
 
 
-def opened(request: BucketRequest, block: Neuron | None = None, **changes: str) -> tuple[str, str]:
+def opened(request, block=None, **changes):
     """The bucket, and the id of the key that opens it."""
     target = open_target(block or neuron_block(), request, ENVIRONMENT | changes)
     assert isinstance(target.store, S3Store)
     return target.store.name, target.store._access_key_id
 
 
-def test_each_bucket_is_opened_with_the_key_that_writes_it() -> None:
+def test_each_bucket_is_opened_with_the_key_that_writes_it():
     assert opened(BucketRequest()) == ("own-account", "id-write")
     for choice in ("gradients", "aggregator", "dataset"):
         assert opened(BucketRequest(choice)) == (f"{choice}-bucket", f"{choice}-key")
@@ -42,7 +38,7 @@ def test_each_bucket_is_opened_with_the_key_that_writes_it() -> None:
     assert not open_target(neuron_block(), BucketRequest("gradients"), ENVIRONMENT).is_own
 
 
-def test_missing_and_malformed_variables_are_named_without_a_secret() -> None:
+def test_missing_and_malformed_variables_are_named_without_a_secret():
     prefix = "R2_AGGREGATOR"
     with raising(
         PermanentError,
@@ -64,12 +60,12 @@ def test_missing_and_malformed_variables_are_named_without_a_secret() -> None:
         (BucketRequest("neuron", account="some-account"), "account, bucket_name: bucket 'neuron' does not take them"),
     ],
 )
-def test_a_request_with_missing_or_superfluous_parameters_is_refused(request_: BucketRequest, word: str) -> None:
+def test_a_request_with_missing_or_superfluous_parameters_is_refused(request_, word):
     with raising(PermanentError, Reason.BAD_PARAMETERS, word):
         opened(request_)
 
 
-def test_the_dataset_in_the_neurons_bucket_is_kept_unless_it_is_chosen() -> None:
+def test_the_dataset_in_the_neurons_bucket_is_kept_unless_it_is_chosen():
     block = neuron_block(places=("data-1", "own-account"))
     assert open_target(block, BucketRequest(), {}).kept_prefixes == ("text/",)
     assert open_target(neuron_block(), BucketRequest(), {}).kept_prefixes == ()
@@ -79,7 +75,7 @@ def test_the_dataset_in_the_neurons_bucket_is_kept_unless_it_is_chosen() -> None
 
 
 @pytest.mark.parametrize(("prefix", "kept"), [("/text", "text/"), ("/a/b//", "a/b/"), ("/", "")])
-def test_slashes_around_the_datasets_folder_are_ignored(prefix: str, kept: str) -> None:
+def test_slashes_around_the_datasets_folder_are_ignored(prefix, kept):
     block = neuron_block(places=("own-account",), prefix=prefix)
     assert open_target(block, BucketRequest(), {}).kept_prefixes == (kept,)
     (found,) = [each for bucket in credentials_of(block, {}) for each in bucket if each.name == "dataset read key"]
@@ -87,7 +83,7 @@ def test_slashes_around_the_datasets_folder_are_ignored(prefix: str, kept: str) 
 
 
 @pytest.mark.parametrize(("url", "kept"), [("http://127.0.0.1:9000", ("text/",)), ("r2", ())])
-def test_only_r2_tells_buckets_apart_by_account(url: str, kept: tuple[str, ...]) -> None:
+def test_only_r2_tells_buckets_apart_by_account(url, kept):
     block = neuron_block(url)
     place = DatasetBucket(account_id="another", bucket="own-account", read=key("another"))
     dataset = Dataset(endpoint=block.dataset.endpoint, buckets=[place], prefix="text")  # type: ignore[arg-type]
@@ -95,7 +91,7 @@ def test_only_r2_tells_buckets_apart_by_account(url: str, kept: tuple[str, ...])
     assert open_target(block, BucketRequest(), {}).kept_prefixes == kept
 
 
-def test_a_saved_key_opens_an_account_and_replaces_the_own_one(prefect_api: RunningPrefectServer) -> None:
+def test_a_saved_key_opens_an_account_and_replaces_the_own_one(prefect_api):
     del prefect_api
     key("saved").save("cleaner", overwrite=True)
     assert opened(BucketRequest("account", "some-account", credentials="cleaner")) == ("some-account", "id-saved")
@@ -110,13 +106,13 @@ def test_a_saved_key_opens_an_account_and_replaces_the_own_one(prefect_api: Runn
 # Keys to check.
 
 
-def keys_of(block: Neuron, environment: dict[str, str]) -> list[list[tuple[str, str, bool]]]:
+def keys_of(block, environment):
     return [
         [(each.name, each.store.name, each.writes) for each in bucket] for bucket in credentials_of(block, environment)
     ]
 
 
-def test_a_neurons_own_keys_and_that_of_its_dataset(tmp_path: Path) -> None:
+def test_a_neurons_own_keys_and_that_of_its_dataset(tmp_path):
     dataset = keys_of(neuron_block(places=("data-1", "data-2")), {})[1:]
     assert dataset == [[("dataset read key 1", "data-1", False)], [("dataset read key 2", "data-2", False)]]
     assert keys_of(neuron_block(), {}) == [
@@ -135,7 +131,7 @@ def test_a_neurons_own_keys_and_that_of_its_dataset(tmp_path: Path) -> None:
         ("data-9", [[("dataset read key", "data-1", False)], [("dataset write key", "data-9", True)]]),
     ],
 )
-def test_the_datasets_write_key_belongs_to_its_bucket(account: str, expected: Any) -> None:
+def test_the_datasets_write_key_belongs_to_its_bucket(account, expected):
     environment = {
         "R2_DATASET_ACCOUNT_ID": account,
         "R2_DATASET_WRITE_ACCESS_KEY_ID": "id",

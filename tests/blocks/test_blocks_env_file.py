@@ -1,7 +1,5 @@
 """The format of `.env`: what was written is read, and what cannot be read is named by file and line."""
 
-from pathlib import Path
-
 import pytest
 from dotenv import dotenv_values
 from hypothesis import given
@@ -15,19 +13,19 @@ TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0")) | st.text
 NAMES = st.from_regex(r"\A[A-Z_][A-Z0-9_]{0,8}\Z")
 
 
-def read(folder: Path, text: str | bytes) -> dict[str, str]:
+def read(folder, text):
     path = folder / ".env"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return read_env_file(path)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("env")
 
 
 @given(st.dictionaries(NAMES, TEXTS))
-def test_what_was_written_is_read(folder: Path, values: dict[str, str]) -> None:
+def test_what_was_written_is_read(folder, values):
     try:
         text = "".join(env_lines(values))
     except PermanentError:  # a line of a value reads as another variable
@@ -39,7 +37,7 @@ def test_what_was_written_is_read(folder: Path, values: dict[str, str]) -> None:
 
 
 @given(TEXTS)
-def test_no_file_gives_another_error_or_less_than_it_says(folder: Path, text: str) -> None:
+def test_no_file_gives_another_error_or_less_than_it_says(folder, text):
     said = ", line "
     try:
         read(folder, f"A=1\n{text}\nB='2'\n")
@@ -48,7 +46,7 @@ def test_no_file_gives_another_error_or_less_than_it_says(folder: Path, text: st
     assert ", line " in said
 
 
-def test_forms_of_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_of_a_line(folder, monkeypatch):
     monkeypatch.setenv("THERE", "there")
     monkeypatch.delenv("NOWHERE", raising=False)
     text = "\ufeff# note\r\n\r\nexport A = \"x\"  # note\r\nB='pa${THERE}ss'\r\nC=${THERE}/${A} # note\r\n"
@@ -74,14 +72,14 @@ def test_forms_of_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("FIRST=2", "FIRST has another value in line 1"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_file_and_line(folder: Path, bad: str, said: str) -> None:
+def test_what_cannot_be_read_is_named_by_file_and_line(folder, bad, said):
     with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
         read(folder, f"FIRST=1\n\n# a note\n{bad}\nLAST=3\n")
     assert f"{folder / '.env'}, line 4: {said}" in caught.value.message
     assert "hush" not in caught.value.message
 
 
-def test_what_no_file_can_hold_is_refused(folder: Path) -> None:
+def test_what_no_file_can_hold_is_refused(folder):
     for value in ("a\0b", "a\udcffb", "a\nB=b"):
         with raising(PermanentError, Reason.BAD_ENVIRONMENT, "NAME"):
             list(env_lines({"NAME": value}))

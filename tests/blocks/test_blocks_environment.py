@@ -4,7 +4,6 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dotenv import dotenv_values
@@ -60,7 +59,7 @@ REQUIRED = sorted(
 )
 
 
-def problems(**changes: str | None) -> str:
+def problems(**changes):
     """The message about an environment that differs from the good one; None leaves a variable out."""
     environment = {name: value for name, value in (GOOD | changes).items() if value is not None}
     with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
@@ -72,12 +71,12 @@ def problems(**changes: str | None) -> str:
     return message
 
 
-def listed(name: str, **changes: Any) -> dict[str, Any]:
+def listed(name, **changes):
     key = {"access_key_id": "id", "secret_access_key": f"hush-{name}"}
     return {"account_id": name, "name": name, "credentials": {"read": key}} | changes
 
 
-def test_everything_reaches_the_block() -> None:
+def test_everything_reaches_the_block():
     neuron = neuron_from_environment(GOOD)
     assert (neuron.role, neuron.home, neuron.preset) == ("miner", "/srv/neuron", "local")
     assert (neuron.subnet.network, neuron.subnet.netuid) == ("ledger:/srv/ledger.sqlite", 3)
@@ -90,7 +89,7 @@ def test_everything_reaches_the_block() -> None:
     assert neuron.bucket.endpoint.url == neuron.dataset.endpoint.url == "http://127.0.0.1:9000"
 
 
-def test_optional_variables_have_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_optional_variables_have_defaults(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     neuron = neuron_from_environment({name: GOOD[name] for name in REQUIRED})
     assert (neuron.role, neuron.preset, neuron.genesis) == ("miner", "local", "")
@@ -101,26 +100,26 @@ def test_optional_variables_have_defaults(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert neuron.dataset.buckets.get_secret_value()[0].bucket == "data-account"
 
 
-def test_an_empty_network_is_never_the_main_network() -> None:
+def test_an_empty_network_is_never_the_main_network():
     for empty in ("", "  "):
         assert "NETWORK is empty: name the network" in problems(NETWORK=empty)
 
 
 @pytest.mark.parametrize("path", ["/bucket", "/bucket/", "//", "/#bucket", "/?a=b"])
-def test_a_bucket_in_the_endpoint_is_refused_by_the_variable(path: str) -> None:
+def test_a_bucket_in_the_endpoint_is_refused_by_the_variable(path):
     assert "TEMPLAR_STORAGE is refused: a storage's url " in problems(
         TEMPLAR_STORAGE=f"https://host.example:9000{path}"
     )
 
 
-def test_names_and_paths_are_taken_as_they_stand() -> None:
+def test_names_and_paths_are_taken_as_they_stand():
     odd = {"WALLET_NAME": "tail ", "WALLET_HOTKEY": " head", "WALLET_PATH": "/srv/a #1 ", "TEMPLAR_HOME": "/srv/b "}
     neuron = neuron_from_environment(GOOD | odd)
     assert (neuron.wallet.name, neuron.wallet.hotkey) == ("tail ", " head")
     assert (neuron.wallet.path, neuron.home) == ("/srv/a #1 ", "/srv/b ")
 
 
-def test_numbers_and_paths_of_a_host() -> None:
+def test_numbers_and_paths_of_a_host():
     host = {"TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": "2.5", "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1"}
     neuron = neuron_from_environment(GOOD | host | {"TEMPLAR_HOME": "state/neuron", "TEMPLAR_GENESIS": "ab" * 32})
     settings = neuron.bucket.endpoint.settings
@@ -129,7 +128,7 @@ def test_numbers_and_paths_of_a_host() -> None:
     assert neuron.genesis == "ab" * 32
 
 
-def test_the_device_and_how_to_train_on_it() -> None:
+def test_the_device_and_how_to_train_on_it():
     assert neuron_from_environment(GOOD).trainer == PRODUCTION_TRAINER
     chosen = neuron_from_environment(GOOD | TRAINER).trainer
     assert chosen == TrainerSettings(
@@ -178,22 +177,22 @@ def test_the_device_and_how_to_train_on_it() -> None:
         ("TEMPLAR_INNER_SNAPSHOT_SECONDS", "nan", "is nan: set seconds, or 0 for off"),
     ],
 )
-def test_a_bad_choice_of_the_trainer_is_named_with_its_remedy(name: str, value: str, remedy: str) -> None:
+def test_a_bad_choice_of_the_trainer_is_named_with_its_remedy(name, value, remedy):
     assert f"{name} {remedy}" in problems(**{name: value})
 
 
-def test_only_a_miner_trains_on_several_hosts() -> None:
+def test_only_a_miner_trains_on_several_hosts():
     assert "TEMPLAR_RENDEZVOUS is '' with TEMPLAR_HOSTS 2: set ADDRESS:PORT" in problems(TEMPLAR_HOSTS="2")
     several = {"TEMPLAR_HOSTS": "2", "TEMPLAR_RENDEZVOUS": "10.0.0.1:29500"}
     assert "TEMPLAR_HOSTS is 2, and the role is validator" in problems(TEMPLAR_ROLE="validator", **several)
 
 
-def test_several_ranks_keep_no_progress() -> None:
+def test_several_ranks_keep_no_progress():
     asked = problems(TEMPLAR_RANKS="2", TEMPLAR_INNER_SNAPSHOT_SECONDS="90")
     assert "TEMPLAR_INNER_SNAPSHOT_SECONDS is 90.0: set 0, for several ranks keep no progress" in asked
 
 
-def test_an_aggregator_has_its_own_bucket() -> None:
+def test_an_aggregator_has_its_own_bucket():
     own = {name.replace("GRADIENTS", "AGGREGATOR"): value for name, value in GOOD.items() if "GRADIENTS" in name}
     others = {name: value for name, value in GOOD.items() if "GRADIENTS" not in name}
     neuron = neuron_from_environment(others | own | {"TEMPLAR_ROLE": "aggregator"})
@@ -201,7 +200,7 @@ def test_an_aggregator_has_its_own_bucket() -> None:
     assert "R2_AGGREGATOR_ACCOUNT_ID is missing" in problems(TEMPLAR_ROLE="aggregator")
 
 
-def test_every_missing_variable_is_named_at_once() -> None:
+def test_every_missing_variable_is_named_at_once():
     for environment in ({}, dict.fromkeys(GOOD, "  ")):
         with pytest.raises(PermanentError) as caught:
             neuron_from_environment(environment)
@@ -224,7 +223,7 @@ def test_every_missing_variable_is_named_at_once() -> None:
         ("R2_GRADIENTS_READ_SECRET_ACCESS_KEY", "hush hush", "cannot be committed on chain"),
     ],
 )
-def test_a_malformed_variable_is_named(name: str, value: str, why: str) -> None:
+def test_a_malformed_variable_is_named(name, value, why):
     changes: dict[str, str | None] = {name: value}
     if name == "R2_GRADIENTS_ACCOUNT_ID":
         changes["R2_GRADIENTS_BUCKET_NAME"] = None
@@ -233,7 +232,7 @@ def test_a_malformed_variable_is_named(name: str, value: str, why: str) -> None:
 
 
 class TestBucketList:
-    def test_it_stands_for_the_single_bucket(self) -> None:
+    def test_it_stands_for_the_single_bucket(self):
         single = {name: value for name, value in GOOD.items() if not name.startswith("R2_DATASET")}
         text = json.dumps([listed("data-one"), listed("data-two", comment="ignored")])
         neuron = neuron_from_environment(single | {BUCKET_LIST: text})
@@ -249,20 +248,20 @@ class TestBucketList:
             (json.dumps([listed("one"), listed("two", account_id=None)]), "1.account_id is refused"),
         ],
     )
-    def test_a_malformed_list_names_the_place(self, text: str, where: str) -> None:
+    def test_a_malformed_list_names_the_place(self, text, where):
         message = problems(**{BUCKET_LIST: text})
         assert message.startswith(f"[bad_environment] {BUCKET_LIST} ")
         assert where in message
 
 
-def test_the_example_lists_every_variable_that_is_read() -> None:
+def test_the_example_lists_every_variable_that_is_read():
     text = (REPOSITORY / ".env.example").read_text()
     optional = (BUCKET_LIST, "TEMPLAR_HPARAMS", "TEMPLAR_GENESIS", "TEMPLAR_STORAGE_MAX_ATTEMPTS", *TRAINER)
     for name in (*GOOD, *optional):
         assert re.search(rf"^#?{name}=", text, re.MULTILINE), name
 
 
-def test_the_filled_in_example_makes_a_neuron(tmp_path: Path) -> None:
+def test_the_filled_in_example_makes_a_neuron(tmp_path):
     lines = []
     for line in (REPOSITORY / ".env.example").read_text().splitlines():
         name, equals, value = line.partition("=")
@@ -277,7 +276,7 @@ def test_the_filled_in_example_makes_a_neuron(tmp_path: Path) -> None:
     assert neuron.hparams().windows.block_seconds == 12.0
 
 
-def test_the_password_of_a_hotkey_reaches_its_wallet_and_stands_in_no_block() -> None:
+def test_the_password_of_a_hotkey_reaches_its_wallet_and_stands_in_no_block():
     given = neuron_from_environment(GOOD | {PASSWORD: " hush "}).wallet
     assert given.password() == Password(PASSWORD, " hush ")
     assert "hush" not in given.model_dump_json() + repr(given)

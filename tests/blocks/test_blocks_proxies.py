@@ -1,7 +1,6 @@
 """Proxies of the environment: one line that names what cannot be used, and none for the loopback interface."""
 
 import os
-from collections.abc import Mapping
 
 import httpx
 import pytest
@@ -19,7 +18,7 @@ ENTRIES = st.text(max_size=8) | st.text("[]:/.*0f %@a", max_size=8) | st.sampled
 
 
 @pytest.fixture(autouse=True)
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxies(monkeypatch):
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
@@ -27,7 +26,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(NAMES[:3]), ADDRESSES), st.lists(ENTRIES, max_size=3))
-def test_what_is_not_refused_makes_a_client(proxies: dict[str, str], entries: list[str]) -> None:
+def test_what_is_not_refused_makes_a_client(proxies, entries):
     environment = {
         name: value for name, value in (proxies | {"NO_PROXY": ",".join(entries)}).items() if "\0" not in value
     }
@@ -66,21 +65,21 @@ def test_what_is_not_refused_makes_a_client(proxies: dict[str, str], entries: li
         ({"NO_PROXY": "host:port"}, "NO_PROXY has 'host:port'"),
     ],
 )
-def test_a_variable_is_named_without_its_secret(variables: Mapping[str, str], said: str) -> None:
+def test_a_variable_is_named_without_its_secret(variables, said):
     with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
         exempting_loopback(variables)
     assert caught.value.message.startswith(said)
     assert "hush" not in caught.value.message
 
 
-def test_sound_variables_pass() -> None:
+def test_sound_variables_pass():
     sound = {"HTTP_PROXY": "127.0.0.1:3128", "https_proxy": "https://user:word@proxy.example:8080/", "ALL_PROXY": ""}
     exempting_loopback(
         sound | {"NO_PROXY": "localhost, ::1,10.0.0.0/8,.corp.example,host:80,*.a,http://b", "no_proxy": "*"}
     )
 
 
-def test_the_loopback_interface_is_never_behind_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loopback_interface_is_never_behind_a_proxy(monkeypatch):
     for name in ("HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://proxy:1")
     monkeypatch.setenv("NO_PROXY", ".inside")
@@ -95,7 +94,7 @@ def test_the_loopback_interface_is_never_behind_a_proxy(monkeypatch: pytest.Monk
     assert not is_loopback(None)
 
 
-def test_what_was_exempt_stays_so() -> None:
+def test_what_was_exempt_stays_so():
     both = exempting_loopback({"NO_PROXY": "a, b", "no_proxy": "b,c"}, "127.0.0.9")
     assert both == dict.fromkeys(("NO_PROXY", "no_proxy"), "a,b,c,127.0.0.1,localhost,127.0.0.9")
     assert exempting_loopback({"NO_PROXY": "*"}, "other")["no_proxy"] == "*"

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 from prefect.blocks.core import Block
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.testing.standard_test_suites import BlockStandardTestSuite
 
 import blocks
 from blocks import Neuron
 from tests.support.neuron_block import neuron_block
-from tests.support.prefect_server import RunningPrefectServer
 from tests.support.servers import REPOSITORY
 
 BLOCKS: list[type[Block]] = [getattr(blocks, name) for name in blocks.__all__]
@@ -23,7 +21,7 @@ MARKS = ("block_type_slug", "_block_document_id", "_block_document_name", "_is_a
 HEAVY = ("torch", "boto3", "pyarrow", "bittensor", "transformers")
 
 
-def named(block: type[Block]) -> str:
+def named(block):
     return block.__name__
 
 
@@ -32,11 +30,11 @@ class TestStandards(BlockStandardTestSuite):
     test_has_a_valid_image = None  # logos come from the network
 
     @pytest.fixture
-    def block(self, block: type[Block]) -> type[Block]:
+    def block(self, block):
         return block
 
 
-def test_every_block_is_offered_by_the_package() -> None:
+def test_every_block_is_offered_by_the_package():
     found = {
         member.__name__
         for module in pkgutil.iter_modules(blocks.__path__, "blocks.")
@@ -46,13 +44,13 @@ def test_every_block_is_offered_by_the_package() -> None:
     assert found == set(blocks.__all__)
 
 
-def test_loading_blocks_and_worker_loads_nothing_heavy() -> None:
+def test_loading_blocks_and_worker_loads_nothing_heavy():
     code = f"import sys, blocks, deployments.worker; print([name for name in {HEAVY} if name in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 
 
-def neuron() -> Neuron:
+def neuron():
     return neuron_block(
         places=("data-0", "data-1"),
         role="validator",
@@ -61,16 +59,16 @@ def neuron() -> Neuron:
     )
 
 
-def load(name: str) -> Neuron:
+def load(name):
     loaded = Neuron.load(name)
     assert isinstance(loaded, Neuron)
     return loaded
 
 
-def everything(block: Neuron) -> Any:
+def everything(block):
     """All that a neuron is made of, secrets in clear, without the marks of blocks that were loaded."""
 
-    def bare(value: Any) -> Any:
+    def bare(value):
         if isinstance(value, dict):
             return {key: bare(item) for key, item in value.items() if key not in MARKS}
         return [bare(item) for item in value] if isinstance(value, list) else value
@@ -78,33 +76,31 @@ def everything(block: Neuron) -> Any:
     return bare(block.model_dump(mode="json", context={"include_secrets": True}))
 
 
-def test_no_secret_is_shown() -> None:
+def test_no_secret_is_shown():
     assert not any("hush" in shown for shown in (repr(neuron()), str(neuron()), neuron().model_dump_json()))
 
 
-def documents_called(client: SyncPrefectClient, kind: str, name: str) -> list[dict[str, Any]]:
+def documents_called(client, kind, name):
     documents: list[dict[str, Any]] = client.request("POST", "/block_documents/filter", json={}).json()
     return [each for each in documents if (each["block_type"]["slug"], each["name"]) == (kind, name)]
 
 
 @pytest.mark.usefixtures("prefect_api")
 class TestOnTheServer:
-    def test_a_server_of_this_environment_knows_every_block(self, prefect_server: RunningPrefectServer) -> None:
+    def test_a_server_of_this_environment_knows_every_block(self, prefect_server):
         with prefect_server.client() as client:
             for block in BLOCKS:
                 known = client.read_block_type_by_slug(block.get_block_type_slug())
                 assert known.name == block._block_type_name
                 assert known.description == block.get_description()
 
-    def test_a_neuron_is_loaded_as_it_was_saved(self) -> None:
+    def test_a_neuron_is_loaded_as_it_was_saved(self):
         neuron().save("round-trip", overwrite=True)
         loaded = load("round-trip")
         assert everything(loaded) == everything(neuron())
         assert json.dumps(everything(loaded)).count("hush-") == 4
 
-    def test_a_neuron_refers_to_its_parts_and_can_be_changed_on_the_server(
-        self, prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_a_neuron_refers_to_its_parts_and_can_be_changed_on_the_server(self, prefect_server):
         """The UI shows an inlined block as `None`, and does not save a document that has one."""
         for _ in range(2):
             neuron().save_with_parts("whole")
@@ -127,7 +123,7 @@ class TestOnTheServer:
             client.request("PATCH", f"/block_documents/{document['id']}", json=changed | {"merge_existing_data": False})
         assert everything(load("whole")) == everything(neuron().model_copy(update={"home": "/srv/moved"}))
 
-    def test_a_loaded_neuron_can_be_saved_again_and_under_another_name(self) -> None:
+    def test_a_loaded_neuron_can_be_saved_again_and_under_another_name(self):
         neuron().save_with_parts("first")
         loaded = load("first")
         other = loaded.model_copy(update={"subnet": loaded.subnet.model_copy(update={"netuid": 77})})
@@ -139,7 +135,7 @@ class TestOnTheServer:
         again.save("first", overwrite=True)
         assert everything(load("first")) == everything(neuron())
 
-    def test_the_server_shows_no_secret_unless_it_is_asked_for_one(self, prefect_server: RunningPrefectServer) -> None:
+    def test_the_server_shows_no_secret_unless_it_is_asked_for_one(self, prefect_server):
         block = neuron()
         block.save("shown", overwrite=True)
         block.dataset.save("shown", overwrite=True)

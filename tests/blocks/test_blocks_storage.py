@@ -1,7 +1,6 @@
 """Blocks of storage: which store an address opens, and with which key."""
 
 import hashlib
-from pathlib import Path
 
 import pytest
 from pydantic import SecretStr, ValidationError
@@ -9,7 +8,6 @@ from pydantic import SecretStr, ValidationError
 from blocks import BucketCredentials, Dataset, DatasetBucket, NeuronBucket, StorageEndpoint
 from templar.data.assignment import Assignment
 from templar.data.dataset import PagedTraining
-from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import load_tokenizer
 from templar.datasets.page_writer import upload_dataset
@@ -28,17 +26,17 @@ ACCOUNT = "0123456789abcdef0123456789abcdef"
 HPARAMS = load_hparams("simulation", overrides={"data": {"rows_per_page": 4, "sequence_length": 16}})
 
 
-def directory_endpoint(root: Path) -> StorageEndpoint:
+def directory_endpoint(root):
     return StorageEndpoint(url=root.as_uri())
 
 
 class TestEndpoint:
-    def test_r2_has_an_endpoint_per_account(self) -> None:
+    def test_r2_has_an_endpoint_per_account(self):
         store = StorageEndpoint().open("bucket", ACCOUNT, READ, writable=False)
         assert isinstance(store, S3Store)
         assert repr(store) == f"S3Store('bucket', endpoint_url='https://{ACCOUNT}.r2.cloudflarestorage.com')"
 
-    def test_another_endpoint_is_asked_with_the_key_and_never_told_the_secret(self) -> None:
+    def test_another_endpoint_is_asked_with_the_key_and_never_told_the_secret(self):
         head = Reply(headers={"Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"})
         with scripted_server(lambda request: head if request.method == "HEAD" else Reply(status=503)) as server:
             endpoint = StorageEndpoint(url=server.endpoint_url, read_timeout_seconds=1.5, max_attempts=2)
@@ -53,7 +51,7 @@ class TestEndpoint:
         assert "Credential=id-read/" in server.requests[0].headers["Authorization"]
         assert "hush" not in str(server.requests)
 
-    def test_a_folder_keeps_buckets_as_folders(self, tmp_path: Path) -> None:
+    def test_a_folder_keeps_buckets_as_folders(self, tmp_path):
         root = tmp_path / "with space"
         (root / "some-account").mkdir(parents=True)
         endpoint = directory_endpoint(root)
@@ -67,7 +65,7 @@ class TestEndpoint:
             with raising(PermanentError, Reason.ACCESS_DENIED):
                 reader.put("key", b"2")  # type: ignore[attr-defined]
 
-    def test_a_malformed_endpoint_is_refused(self) -> None:
+    def test_a_malformed_endpoint_is_refused(self):
         for url in ("127.0.0.1:9000", "s3://KEY:hush@bucket", "http://", "file://folder"):
             with pytest.raises(ValidationError, match="must be r2, ") as caught:
                 StorageEndpoint(url=url)
@@ -75,7 +73,7 @@ class TestEndpoint:
 
 
 class TestNeuronBucket:
-    def test_it_is_written_with_one_key_and_announced_with_the_other(self) -> None:
+    def test_it_is_written_with_one_key_and_announced_with_the_other(self):
         etag = hashlib.md5(b"1", usedforsecurity=False).hexdigest()
         with scripted_server(lambda _: Reply(headers={"ETag": f'"{etag}"'})) as server:
             bucket = NeuronBucket(
@@ -88,7 +86,7 @@ class TestNeuronBucket:
         assert request.path == f"/{ACCOUNT}/key"
         assert "Credential=id-write/" in request.headers["Authorization"]
 
-    def test_a_read_key_that_fits_no_commitment_is_refused(self) -> None:
+    def test_a_read_key_that_fits_no_commitment_is_refused(self):
         long = BucketCredentials(access_key_id="K" * 33, secret_access_key=SecretStr("s"))
         bucket = NeuronBucket(endpoint=StorageEndpoint(), account_id=ACCOUNT, read=long, write=WRITE)
         with raising(PermanentError, Reason.COMMITMENT_MALFORMED, "access_key_id"):
@@ -97,23 +95,23 @@ class TestNeuronBucket:
 
 class TestDataset:
     @pytest.fixture
-    def root(self, tmp_path: Path) -> Path:
+    def root(self, tmp_path):
         """Two buckets with the same dataset."""
         for name in ("data-one", "data-two"):
             (tmp_path / name).mkdir()
             small_dataset(tmp_path / f"built-{name}", DirectoryStore(tmp_path / name))
         return tmp_path
 
-    def dataset(self, root: Path, *names: str) -> Dataset:
+    def dataset(self, root, *names):
         buckets = [DatasetBucket(account_id=name, bucket=name, read=READ) for name in names]
         return Dataset(endpoint=directory_endpoint(root), buckets=buckets, prefix=PREFIX)
 
-    def pages(self, root: Path) -> PageDataset:
+    def pages(self, root):
         training = self.dataset(root, "data-one", "data-two").open(HPARAMS, root / "home")
         assert isinstance(training, PagedTraining)
         return training.pages
 
-    def test_every_bucket_is_read_from_and_held_out_text_is_another(self, root: Path) -> None:
+    def test_every_bucket_is_read_from_and_held_out_text_is_another(self, root):
         dataset = self.dataset(root, "data-one")
         tokenizer = load_tokenizer("embedded", embedded=dataset.open(HPARAMS, root / "home").tokenizer_json())
         held_out = dataset.held_out(HPARAMS, root / "home", tokenizer, 2)
@@ -133,7 +131,7 @@ class TestDataset:
             self.pages(root).read_page(0)
 
     @pytest.mark.parametrize("split", ["train", "held_out"])
-    def test_shards_are_read_like_pages(self, root: Path, split: str) -> None:
+    def test_shards_are_read_like_pages(self, root, split):
         documents = numbered_documents("alpha", num_documents=10, num_lines=13)
         build_shards(documents, root / "shards", vocab_size=300, sequence_length=16, samples_per_shard=20)
         upload_dataset(root / "shards", DirectoryStore(root / "data-two"), "shards")

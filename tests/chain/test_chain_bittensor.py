@@ -12,7 +12,7 @@ from websockets.sync.server import serve
 
 from deployments.local.wallets import create_wallet
 from lab.hotkeys import hotkey_from_seed
-from templar.chain.base import Chain, SubnetRules
+from templar.chain.base import SubnetRules
 from templar.chain.bittensor import BittensorChain, open_substrate, open_wallet
 from templar.chain.clock import SimulatedClock
 from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError
@@ -58,7 +58,7 @@ def open_chain(clock, substrate):
 
 
 @pytest.fixture
-def chain(open_chain) -> Chain:
+def chain(open_chain):
     return open_chain(KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEED)))
 
 

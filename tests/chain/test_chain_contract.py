@@ -3,10 +3,8 @@
 import itertools
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import bittensor_core
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 
 from lab.hotkeys import hotkey_from_seed
 from templar import interrupt
-from templar.chain.base import Chain, Role
+from templar.chain.base import Role
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock, SystemClock
 from templar.chain.ledger import Ledger, create_ledger
@@ -35,17 +33,17 @@ ROUNDING = 1 / 65535
 class Operator(Protocol):
     """Who may change the subnet: the same for all chains."""
 
-    def register(self, hotkey: str, *, stake: float = 0.0, validator_permit: bool = False) -> int: ...
+    def register(self, hotkey, *, stake=0.0, validator_permit=False): ...
 
-    def deregister(self, hotkey: str) -> None: ...
+    def deregister(self, hotkey): ...
 
-    def set_stake(self, hotkey: str, stake: float, *, validator_permit: bool | None = None) -> None: ...
+    def set_stake(self, hotkey, stake, *, validator_permit=None): ...
 
 
 class World:
     """One chain and the means to see it as any participant."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind, folder):
         self.clock = SystemClock() if kind == "ledger" else SimulatedClock(1_800_000_000.0)
         self.opened: list[Any] = []
         if kind == "bittensor":
@@ -65,23 +63,23 @@ class World:
             self._open = self._open_ledger
             self.operator = self._open(None)
 
-    def chain(self, index: int | None = None) -> Chain:
+    def chain(self, index=None):
         """The chain as participant `index` sees it, or a reader."""
         chain = self._open(index)
         self.opened.append(chain)
         return chain
 
-    def _open_ledger(self, index: int | None) -> Ledger:
+    def _open_ledger(self, index):
         hotkey = None if index is None else hotkey_from_seed(SEEDS[index])
         return Ledger(self.path, hotkey=hotkey, clock=self.clock, durable=False)
 
-    def _open_bittensor(self, index: int | None) -> BittensorChain:
+    def _open_bittensor(self, index):
         wallet = None if index is None else KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEEDS[index]))
         return BittensorChain("local", NETUID, wallet=wallet, substrates=lambda *_: self.substrate, clock=self.clock)
 
 
 @pytest.fixture(params=["ledger", "simulated-ledger", "bittensor"])
-def world(request, tmp_path) -> Iterator[World]:
+def world(request, tmp_path):
     world = World(request.param, tmp_path)
     yield world
     for chain in world.opened:

@@ -15,16 +15,14 @@ WEIGHTS = st.dictionaries(st.integers(0, 255), st.floats(1e-9, 1.0), min_size=1,
 
 
 @given(weights=WEIGHTS)
-def test_what_a_chain_makes_of_weights_is_the_same_weights(weights: dict[int, float]) -> None:
+def test_what_a_chain_makes_of_weights_is_the_same_weights(weights):
     values = quantise_weights(weights)
     assert differing_uids(weights, normalise_weights(values)) == []
     assert differing_uids(weights, {uid: max(1, value - 1) for uid, value in values.items()}) == []
 
 
 @given(weights=WEIGHTS, steps=st.integers(2, 65535), data=st.data())
-def test_a_weight_that_is_off_by_two_steps_is_another_weight(
-    weights: dict[int, float], steps: int, data: st.DataObject
-) -> None:
+def test_a_weight_that_is_off_by_two_steps_is_another_weight(weights, steps, data):
     values = quantise_weights(weights)
     largest = max(values, key=lambda uid: values[uid])
     uid = data.draw(st.sampled_from(sorted({*values, 256} - {largest})))
@@ -35,14 +33,14 @@ def test_a_weight_that_is_off_by_two_steps_is_another_weight(
         assert differing_uids(weights, normalise_weights(shown)) == [uid]
 
 
-def test_a_chain_without_weights_differs_in_all() -> None:
+def test_a_chain_without_weights_differs_in_all():
     assert (
         differing_uids({1: 0.5, 2: 0.3, 3: 0.2}, {}) == differing_uids({1: 0.5, 2: 0.3, 3: 0.2}, {1: 0.0}) == [1, 2, 3]
     )
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_a_role_fits_the_axon_records_of_a_real_runtime(role: Role) -> None:
+def test_a_role_fits_the_axon_records_of_a_real_runtime(role):
     """The recorded metagraph has every field that a role is written to, and an untouched record announces none."""
     for axon in AXONS:
         assert announced_role(axon) is None
@@ -55,7 +53,7 @@ def test_a_role_fits_the_axon_records_of_a_real_runtime(role: Role) -> None:
     name=st.sampled_from(sorted(role_record(Role.MINER))),
     value=st.integers(0, 255) | st.none(),
 )
-def test_any_other_axon_record_announces_another_role_or_none(role: Role, name: str, value: int | None) -> None:
+def test_any_other_axon_record_announces_another_role_or_none(role, name, value):
     record = role_record(role)
     changed = announced_role({"block": 7, **record, name: value})
     assert (changed is role) == (value == record[name])
@@ -63,5 +61,5 @@ def test_any_other_axon_record_announces_another_role_or_none(role: Role, name: 
 
 
 @pytest.mark.parametrize("record", [None, 1, "axon", [], {}])
-def test_what_is_no_record_announces_no_role(record: object) -> None:
+def test_what_is_no_record_announces_no_role(record):
     assert announced_role(record) is None

@@ -6,7 +6,6 @@ another runtime fails here, and not at a validator's.
 
 import ast
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 
 import bittensor as bt
@@ -31,11 +30,11 @@ POOL = {"Dropped", "FinalityTimeout", "Invalid", "Retracted", "Usurped"}
 """States of the transaction pool, which the SDK makes names of."""
 
 
-def has(catalogue: object, pallet: str, name: str) -> bool:
+def has(catalogue, pallet, name):
     return hasattr(getattr(catalogue, pallet, None), name)
 
 
-def texts(nodes: list[ast.expr], known: dict[str, str]) -> list[str | None]:
+def texts(nodes, known):
     """The values of literals and of the module's own text constants."""
     return [
         node.value if isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -44,7 +43,7 @@ def texts(nodes: list[ast.expr], known: dict[str, str]) -> list[str | None]:
     ]  # fmt: skip
 
 
-def used(source: str) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
+def used(source):
     """What a module names: kind, pallet, name, arguments."""
     tree = ast.parse(source)
     known = {}
@@ -73,7 +72,7 @@ def used(source: str) -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
                 yield "call", pallet, name, tuple(word.arg for word in words if word.arg)
 
 
-def is_known(kind: str, pallet: str, name: str, arguments: tuple[str, ...]) -> bool:
+def is_known(kind, pallet, name, arguments):
     match kind:
         case "storage":
             return has(storage, pallet, name)
@@ -88,11 +87,11 @@ def is_known(kind: str, pallet: str, name: str, arguments: tuple[str, ...]) -> b
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_names_in_the_source_are_those_of_the_runtime(file: Path) -> None:
+def test_names_in_the_source_are_those_of_the_runtime(file):
     assert [each for each in used(file.read_text()) if not is_known(*each)] == []
 
 
-def test_the_source_is_understood() -> None:
+def test_the_source_is_understood():
     found = {each[0] for file in FILES for each in used(file.read_text())}
     assert found == {"storage", "constant", "read", "call"}
     wrong = 'P = "SubtensorModule"\nq((P, "Tempi"), ("System", "Acount"))\nself.constant("Aura", "Slot")\n'
@@ -102,7 +101,7 @@ def test_the_source_is_understood() -> None:
     assert [is_known(*each) for each in used(wrong)] == [False] * 6
 
 
-def test_what_a_chain_asks_for_below_the_sdk_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_chain_asks_for_below_the_sdk_is_known(monkeypatch, tmp_path):
     monkeypatch.setenv("BTCLI_TOKEN_SYMBOLS_CACHE", str(tmp_path / "symbols.json"))
     keypair = bittensor_core.Keypair.create_from_seed(SEED)
     clock = SimulatedClock(1_800_000_000.0)
@@ -136,7 +135,7 @@ def test_what_a_chain_asks_for_below_the_sdk_is_known(monkeypatch: pytest.Monkey
     }  # fmt: skip
 
 
-def test_names_and_codes_of_errors_are_known() -> None:
+def test_names_and_codes_of_errors_are_known():
     known = {each.name for each in errors.ERRORS.values()} | DISPATCH_ERRORS.keys() | POOL
     named = extrinsics._RETRY_LATER | extrinsics._FATE_UNKNOWN | extrinsics._NOT_NOW.keys() | extrinsics._CAUSES.keys()
     assert named - known == set()

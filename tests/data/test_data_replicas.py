@@ -1,5 +1,4 @@
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 
@@ -22,9 +21,6 @@ from tests.support.memory_store import MemoryStore, Read
 DATA = b"0123456789"
 AT_FAULT = [Reason.ACCESS_DENIED, Reason.BUCKET_MISSING, Reason.STORE_REFUSED]
 COPY_DIFFERS = [Reason.OBJECT_MISSING, Reason.OBJECT_TRUNCATED, Reason.OBJECT_TOO_LARGE]
-
-
-Fail = Callable[[Read], TemplarError | None]
 
 
 class Time:

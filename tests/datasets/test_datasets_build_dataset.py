@@ -30,7 +30,7 @@ from templar.datasets.build_dataset import LOCK_FILE, alone, assemble, build, ma
 from templar.datasets.card import read_card
 from templar.datasets.documents import TextSource
 from templar.datasets.page_writer import upload_dataset
-from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout, Plan
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.datasets.units import find_groups, in_threads
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.datasets import contents, numbered_documents
@@ -51,7 +51,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-def texts(folder: Path) -> list[Document]:
+def texts(folder):
     """Text files in a folder; the documents."""
     documents = numbered_documents("texts", num_documents=12, num_lines=20)
     for document in documents:
@@ -60,7 +60,7 @@ def texts(folder: Path) -> list[Document]:
     return documents
 
 
-def rows(folder: Path) -> list[Document]:
+def rows(folder):
     """Two Parquet files in a folder; the documents."""
     (folder / "rows").mkdir(parents=True, exist_ok=True)
     documents: list[Document] = []
@@ -72,33 +72,31 @@ def rows(folder: Path) -> list[Document]:
 
 
 @pytest.fixture
-def source_folder(tmp_path: Path) -> Path:
+def source_folder(tmp_path):
     folder = tmp_path / "input"
     texts(folder)
     rows(folder)
     return folder
 
 
-def request(folder: Path, root: Path, layout: DatasetLayout, **changes: Any) -> BuildRequest:
+def request(folder, root, layout, **changes):
     sources = tuple(TextSource(name, folder / name) for name in ("texts", "rows"))
     return BuildRequest(sources, root, BuildSettings(layout, **SMALL | changes))
 
 
-def prepare(wanted: BuildRequest) -> Plan:
+def prepare(wanted):
     """All of a build that comes before the parts."""
     return plan_units(wanted, read_units(wanted, find_groups(wanted.sources)))
 
 
 @pytest.fixture
-def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_units(monkeypatch):
     monkeypatch.setattr(units, "MOST_TEXT_FILES", 5)
 
 
 class TestTheSameBytes:
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_the_bytes_do_not_depend_on_the_number_of_threads(
-        self, source_folder: Path, tmp_path: Path, layout: DatasetLayout
-    ) -> None:
+    def test_the_bytes_do_not_depend_on_the_number_of_threads(self, source_folder, tmp_path, layout):
         built = [
             build(request(source_folder, tmp_path / f"with-{workers}", layout), workers=workers) for workers in (1, 2)
         ]
@@ -107,7 +105,7 @@ class TestTheSameBytes:
         assert {path.name for path in tmp_path.iterdir()} == {"input", "with-1", "with-2"}
 
     @pytest.mark.usefixtures("small_units")
-    def test_the_bytes_are_those_of_a_build_in_memory(self, source_folder: Path, tmp_path: Path) -> None:
+    def test_the_bytes_are_those_of_a_build_in_memory(self, source_folder, tmp_path):
         train_embedded_tokenizer(["a document of lines"], 260).save(tmp_path / "tokenizer")
         documents = [*texts(source_folder), *rows(source_folder)]
         index = build_shards(
@@ -155,9 +153,7 @@ build(wanted, workers=2)
 
 class TestKilled:
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_a_killed_build_resumes_with_the_same_bytes(
-        self, source_folder: Path, tmp_path: Path, layout: DatasetLayout
-    ) -> None:
+    def test_a_killed_build_resumes_with_the_same_bytes(self, source_folder, tmp_path, layout):
         """Each process of one build is killed later than the one before it, until one completes it."""
         whole = build(request(source_folder, tmp_path / "whole", layout))
         root, deaths, step = tmp_path / "killed", 0, 20
@@ -177,7 +173,7 @@ class TestKilled:
         assert build(request(source_folder, root, layout)).card == whole.card
         assert not work.exists()
 
-    def test_parts_are_made_once(self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_parts_are_made_once(self, source_folder, tmp_path, monkeypatch):
         plan = prepare(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
         make_parts(plan)
         parts = contents(plan.request.work)
@@ -189,9 +185,7 @@ class TestKilled:
         assert {path: path.stat().st_mtime_ns for path in (plan.request.work / "parts").iterdir()} == stamps
         assert assemble(again).root.exists()
 
-    def test_the_disk_holds_every_token_about_once(
-        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_disk_holds_every_token_about_once(self, source_folder, tmp_path, monkeypatch):
         """While tokens are placed into the shards, they are cut off the parts."""
         monkeypatch.setattr(token_parts, "RUN_TOKENS", 2000)
         monkeypatch.setattr(token_parts, "PIECE_TOKENS", 500)
@@ -199,7 +193,7 @@ class TestKilled:
         make_parts(plan)
         place, left = token_parts._place, []
 
-        def watched(*arguments: Any) -> Any:
+        def watched(*arguments):
             left.append(sum(path.stat().st_size for path in plan.request.work.rglob("*.tokens")))
             return place(*arguments)
 
@@ -210,14 +204,12 @@ class TestKilled:
         assert all(500 <= piece <= 5000 for piece in pieces)
         assert left[-1] == left[0] - sum(pieces) <= 5000
 
-    def test_another_merge_takes_no_part_that_was_cut(
-        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_another_merge_takes_no_part_that_was_cut(self, source_folder, tmp_path, monkeypatch):
         """A build that was killed while it merged, and goes on with other settings, makes the cut parts again."""
         monkeypatch.setattr(token_parts, "PIECE_TOKENS", 500)
         place, calls = token_parts._place, []
 
-        def dying(*arguments: Any) -> Any:
+        def dying(*arguments):
             calls.append(arguments)
             if len(calls) == 4:
                 raise KeyboardInterrupt
@@ -231,10 +223,10 @@ class TestKilled:
         fresh = build(request(source_folder, tmp_path / "fresh", DatasetLayout.SHARDS, samples_per_shard=70))
         assert contents(built.root) == contents(fresh.root)
 
-    def test_a_full_disk(self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_full_disk(self, source_folder, tmp_path, monkeypatch):
         """One line with the remedy, nothing under the final name, and the same command completes the build."""
 
-        def full(*_: Any) -> None:
+        def full(*_):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
@@ -245,7 +237,7 @@ class TestKilled:
         assert not wanted.root.exists()
         assert build(wanted).card == build(request(source_folder, tmp_path / "whole", DatasetLayout.SHARDS)).card
 
-    def test_a_file_that_changes_its_bytes_alone(self, source_folder: Path, tmp_path: Path) -> None:
+    def test_a_file_that_changes_its_bytes_alone(self, source_folder, tmp_path):
         plan = prepare(request(source_folder, tmp_path / "built", DatasetLayout.PAGES))
         path = source_folder / "texts" / "003.txt"
         path.write_bytes(path.read_bytes().swapcase())
@@ -256,7 +248,7 @@ class TestKilled:
         assert contents(plan.request.root) == contents(tmp_path / "fresh")
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_an_unreadable_part_is_made_again(self, source_folder: Path, tmp_path: Path, layout: DatasetLayout) -> None:
+    def test_an_unreadable_part_is_made_again(self, source_folder, tmp_path, layout):
         plan = prepare(request(source_folder, tmp_path / "built", layout))
         make_parts(plan)
         parts = contents(plan.request.work)
@@ -272,7 +264,7 @@ class TestKilled:
         whole = build(request(source_folder, tmp_path / "whole", layout))
         assert contents(assemble(plan).root) == contents(whole.root)
 
-    def test_another_dataset_in_the_folder_is_not_overwritten(self, source_folder: Path, tmp_path: Path) -> None:
+    def test_another_dataset_in_the_folder_is_not_overwritten(self, source_folder, tmp_path):
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         before = contents(build(wanted).root)
         wanted.work.mkdir()
@@ -294,7 +286,7 @@ class TestKilled:
 
 
 class TestRefused:
-    def test_a_second_build_at_the_same_time_is_refused(self, source_folder: Path, tmp_path: Path) -> None:
+    def test_a_second_build_at_the_same_time_is_refused(self, source_folder, tmp_path):
         import fcntl
 
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
@@ -305,16 +297,14 @@ class TestRefused:
                 build(wanted)
         assert caught.value.reason is Reason.ALREADY_RUNNING
 
-    def test_a_lock_that_was_removed_before_it_was_taken(
-        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_lock_that_was_removed_before_it_was_taken(self, source_folder, tmp_path, monkeypatch):
         """As when the process before this one finishes between the open and the lock."""
         import fcntl
 
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         lock, taken = fcntl.flock, []
 
-        def late(file: Any, how: int) -> None:
+        def late(file, how):
             if not taken:
                 (wanted.work / LOCK_FILE).unlink()
             taken.append(file)
@@ -326,20 +316,18 @@ class TestRefused:
             assert len(taken) == 2
 
     @pytest.mark.parametrize("name", ["rows", "link/built"])
-    def test_a_folder_in_a_source(self, source_folder: Path, name: str) -> None:
+    def test_a_folder_in_a_source(self, source_folder, name):
         (source_folder / "link").symlink_to(source_folder / "rows")
         with pytest.raises(ValueError, match="name a folder outside of the source"):
             request(source_folder, source_folder / name, DatasetLayout.SHARDS)
 
     @pytest.mark.parametrize("source", ["built.work", "built.work/deep", "built/deep"])
-    def test_unfinished_work_in_a_source_or_around_it(self, tmp_path: Path, source: str) -> None:
+    def test_unfinished_work_in_a_source_or_around_it(self, tmp_path, source):
         with pytest.raises(ValueError, match="name a"):
             BuildRequest((TextSource("x", tmp_path / source),), tmp_path / "built", BuildSettings(DatasetLayout.SHARDS))
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_an_index_larger_than_readers_accept_is_refused(
-        self, source_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: DatasetLayout
-    ) -> None:
+    def test_an_index_larger_than_readers_accept_is_refused(self, source_folder, tmp_path, monkeypatch, layout):
         monkeypatch.setattr(shard_writer, "MAX_INDEX_BYTES", 300)
         monkeypatch.setattr("templar.datasets.page_writer.MAX_SHARD_SIZES_BYTES", 500)
         wanted = request(source_folder, tmp_path / "built", layout)
@@ -350,7 +338,7 @@ class TestRefused:
 
 
 class TestTheResult:
-    def test_pages(self, source_folder: Path, tmp_path: Path) -> None:
+    def test_pages(self, source_folder, tmp_path):
         built = build(request(source_folder, tmp_path / "built", DatasetLayout.PAGES))
         store = MemoryStore()
         upload_dataset(built.root, store, "here")
@@ -363,7 +351,7 @@ class TestTheResult:
         assert built.card.digest == sha256_hex(canonical_json(sizes))
         assert load_tokenizer(str(built.root)).digest == built.card.tokenizer["digest"]
 
-    def test_the_card(self, source_folder: Path, tmp_path: Path) -> None:
+    def test_the_card(self, source_folder, tmp_path):
         built = build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))
         data = (built.root / "card.json").read_bytes()
         card = json.loads(data)
@@ -391,9 +379,7 @@ class TestTheResult:
         assert read_card(built.root) == built.card
 
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_dropped_characters_are_counted_and_said(
-        self, source_folder: Path, tmp_path: Path, layout: DatasetLayout, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_dropped_characters_are_counted_and_said(self, source_folder, tmp_path, layout, caplog):
         """Also the name of the end token, which becomes letters, and one end token stands after each document."""
         (source_folder / "texts" / "more.txt").write_text("e</s>e é\n" * 9)
         vocabulary = {char: number for number, char in enumerate([*"abcdefghijklmnopqrstuvwxyz</>", "</s>"])}
@@ -413,10 +399,10 @@ class TestTheResult:
             assert sum(map(np.count_nonzero, ends)) == total.documents
 
 
-def test_an_error_ends_running_calls() -> None:
+def test_an_error_ends_running_calls():
     ended: list[BaseException] = []
 
-    def work(number: int) -> None:
+    def work(number):
         if number:
             raise KeyError(number)
         try:

@@ -1,9 +1,6 @@
 """Datasets that are streamed from a repository of Hugging Face's form on this machine."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +8,7 @@ import pytest
 
 from templar.datasets import hub_stream
 from templar.datasets.build_dataset import build
-from templar.datasets.documents import TextSource, find_inputs, read_texts, source_from_text
+from templar.datasets.documents import find_inputs, read_texts, source_from_text
 from templar.datasets.hub_stream import HubSplit, find_shards, parse_hub_split
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.errors import PermanentError, Reason, TransientError
@@ -32,7 +29,7 @@ configs:
 
 
 @pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def offline(monkeypatch, tmp_path):
     """No look at the hub, and nothing of one test's repository in the next one's."""
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -43,7 +40,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path):
     """A repository with a config `tables` of Parquet files; beside it, one with the same rows as JSON lines."""
     root, lines = tmp_path / "repository", tmp_path / "lines"
     for folder, config in ((root, "tables"), (lines, "lines")):
@@ -56,26 +53,26 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-def texts(name: str) -> list[str]:
+def texts(name):
     return [document.text for document in numbered_documents(name, num_documents=11, num_lines=9)]
 
 
-def source(repository: Path, query: str = "config=tables", column: str = "text") -> TextSource:
+def source(repository, query="config=tables", column="text"):
     return source_from_text(f"mine=hf:{repository}?{query}", column=column)
 
 
-def documents(wanted: TextSource) -> list[tuple[str, str]]:
+def documents(wanted):
     return [document for file in find_inputs(wanted) for document in read_texts(file)]
 
 
-def request(repository: Path, root: Path, layout: DatasetLayout = DatasetLayout.SHARDS) -> BuildRequest:
+def request(repository, root, layout=DatasetLayout.SHARDS):
     settings = BuildSettings(layout, 0.2, vocab_size=300, sequence_length=16, samples_per_shard=100, row_chars=100)
     return BuildRequest((source(repository),), root, settings)
 
 
 class TestReading:
     @pytest.mark.parametrize("config", ["tables", "lines"])
-    def test_the_rows_of_a_split_in_order(self, repository: Path, config: str) -> None:
+    def test_the_rows_of_a_split_in_order(self, repository, config):
         root = repository if config == "tables" else repository.with_name("lines")
         expected = [
             (f"train-{index:05d}-of-00002#{row}", text)
@@ -84,13 +81,13 @@ class TestReading:
         ]
         assert documents(source(root, f"config={config}")) == expected
 
-    def test_a_shard_is_known_by_its_bytes(self, repository: Path) -> None:
+    def test_a_shard_is_known_by_its_bytes(self, repository):
         before = find_shards(HubSplit(str(repository), "tables"))
         pq.write_table(pa.table({"text": ["other"]}), repository / "tables" / "train-1.parquet")
         after = find_shards(HubSplit(str(repository), "tables"))
         assert [one.sha256 == two.sha256 for one, two in zip(before, after, strict=True)] == [True, False]
 
-    def test_what_a_failed_job_has_left_is_passed_over(self, tmp_path: Path) -> None:
+    def test_what_a_failed_job_has_left_is_passed_over(self, tmp_path):
         for name in ("a.parquet", "_temporary/0/a.parquet", "b/_c.parquet", ".d.parquet"):
             (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
             pq.write_table(pa.table({"text": [name]}), tmp_path / "data" / name)
@@ -98,7 +95,7 @@ class TestReading:
         for folder in ("data", "_link"):
             assert [text for _, text in documents(source(tmp_path / folder, "split=train"))] == ["a.parquet"]
 
-    def test_how_a_split_is_written(self) -> None:
+    def test_how_a_split_is_written(self):
         split = parse_hub_split("hf:org/name?config=c&split=s&revision=r")
         assert split == HubSplit("org/name", "c", "s", "r")
         assert parse_hub_split(str(split)) == split
@@ -110,9 +107,7 @@ class TestReading:
 
 class TestBuilding:
     @pytest.mark.parametrize("layout", list(DatasetLayout))
-    def test_a_build_is_found_again_and_repeats_its_bytes(
-        self, repository: Path, tmp_path: Path, layout: DatasetLayout
-    ) -> None:
+    def test_a_build_is_found_again_and_repeats_its_bytes(self, repository, tmp_path, layout):
         one = build(request(repository, tmp_path / "one", layout))
         assert build(request(repository, tmp_path / "two", layout), workers=1).card == one.card
         assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -120,14 +115,12 @@ class TestBuilding:
         assert str(tmp_path) not in (one.root / "card.json").read_text()
         assert sum(one.card.total(split).documents for split in ("train", "held_out")) == 22
 
-    def test_an_endpoint_that_dies_at_the_end_of_a_shard(
-        self, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_endpoint_that_dies_at_the_end_of_a_shard(self, repository, tmp_path, monkeypatch):
         """The error says which shard and row; the same command completes the build, with the same bytes."""
         whole = build(request(repository, tmp_path / "whole"))
         batches = hub_stream._batches
 
-        def dying(shard: Any, column: str) -> Iterator[Any]:
+        def dying(shard, column):
             for batch in batches(shard, column):
                 yield batch.slice(0, 10)
                 raise ConnectionError("the endpoint closed the connection")
@@ -143,35 +136,35 @@ class TestBuilding:
 
 class TestMistakes:
     @pytest.mark.parametrize("query", ["config=none", "config=tables&split=none"])
-    def test_there_is_no_such_split(self, repository: Path, query: str) -> None:
+    def test_there_is_no_such_split(self, repository, query):
         with raising(PermanentError, Reason.DATASET_MISSING, "correct path, config or split", "none"):
             find_inputs(source(repository, query))
 
-    def test_there_is_no_such_dataset(self, tmp_path: Path) -> None:
+    def test_there_is_no_such_dataset(self, tmp_path):
         with raising(PermanentError, Reason.DATASET_MISSING, "correct path"):
             find_inputs(source(tmp_path / "nowhere"))
 
     @pytest.mark.parametrize("config", ["tables", "lines"])
-    def test_there_is_no_such_column(self, repository: Path, config: str) -> None:
+    def test_there_is_no_such_column(self, repository, config):
         root = repository if config == "tables" else repository.with_name("lines")
         with raising(PermanentError, Reason.DATASET_MALFORMED, "no column 'body'; there are id, text: name one"):
             documents(source(root, f"config={config}", column="body"))
         with raising(PermanentError, Reason.DATASET_MALFORMED, "holds int64, not strings"):
             documents(source(root, f"config={config}", column="id"))
 
-    def test_a_null(self, repository: Path) -> None:
+    def test_a_null(self, repository):
         pq.write_table(pa.table({"text": ["a", None]}), repository / "tables" / "train-1.parquet")
         with raising(PermanentError, Reason.DATASET_MALFORMED, "train-00001-of-00002: row 1 of column 'text' is null"):
             documents(source(repository))
 
-    def test_a_damaged_file(self, repository: Path) -> None:
+    def test_a_damaged_file(self, repository):
         path = repository / "tables" / "train-1.parquet"
         find_inputs(source(repository))
         path.write_bytes(path.read_bytes()[:-100] + b"x" * 100)
         with raising(PermanentError, Reason.DATASET_MALFORMED, "cannot be decoded"):
             documents(source(repository))
 
-    def test_the_library_is_missing(self, repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_library_is_missing(self, repository, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "datasets", None)
         with raising(PermanentError, Reason.BAD_ENVIRONMENT, "pip install 'templar[datasets]'"):
             find_inputs(source(repository))

@@ -2,8 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,16 +24,16 @@ LENGTH = 8
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_embedded_tokenizer(["a document of lines"], 260)
 
 
-def tokens_of(index: int, count: int) -> Any:
+def tokens_of(index, count):
     return np.random.default_rng(index).integers(0, 244, (count, LENGTH), dtype=np.uint32)
 
 
 @pytest.fixture
-def tokens(tmp_path: Path) -> Path:
+def tokens(tmp_path):
     """Two shards as the reference has them: raw tokens with raw ids, and a NumPy array with ids from `np.save`."""
     folder = tmp_path / "tokenized"
     folder.mkdir()
@@ -47,13 +45,13 @@ def tokens(tmp_path: Path) -> Path:
     return folder
 
 
-def read(root: Path, split: str, tmp_path: Path) -> list[Any]:
+def read(root, split, tmp_path):
     dataset = ShardedDataset([DirectoryStore(root, writable=False)], "", folder=tmp_path / "local", split=split)
     return [dataset.shard(number).read(np.arange(dataset.num_samples(number))) for number in range(dataset.num_shards)]
 
 
 class TestShards:
-    def test_all_but_the_last_shard_are_linked(self, tokens: Path, tmp_path: Path, tokenizer: Tokenizer) -> None:
+    def test_all_but_the_last_shard_are_linked(self, tokens, tmp_path, tokenizer):
         root = tmp_path / "dataset"
         imported = import_dataset(
             tokens, root, tokenizer=tokenizer, sequence_length=LENGTH, held_out_samples=6, workers=2
@@ -68,10 +66,8 @@ class TestShards:
         assert (root / "sample_ids_000000.bin").read_bytes() == (tokens / "sample_ids_000000.bin").read_bytes()
         assert not (tmp_path / "dataset.work").exists()
 
-    def test_it_resumes(
-        self, tokens: Path, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(*_: object, **__: object) -> None:
+    def test_it_resumes(self, tokens, tmp_path, tokenizer, monkeypatch):
+        def full(*_, **__):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
@@ -124,7 +120,7 @@ class TestShards:
         ],
         ids=["missing", "cut off", "signed", "other ids", "other tokenizer", "too small", "header"],
     )
-    def test_mistakes(self, tokens: Path, tokenizer: Tokenizer, change: Any, reason: Reason, words: str) -> None:
+    def test_mistakes(self, tokens, tokenizer, change, reason, words):
         tmp_path = tokens.parent
         change(tokens)
         with raising(PermanentError, reason, words):
@@ -132,9 +128,7 @@ class TestShards:
         assert not (tmp_path / "dataset").exists()
 
     @pytest.mark.parametrize("vocab_size", [260, 70_000])
-    def test_raw_tokens_of_the_other_type_are_refused(
-        self, tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, vocab_size: int
-    ) -> None:
+    def test_raw_tokens_of_the_other_type_are_refused(self, tmp_path, tokenizer, monkeypatch, vocab_size):
         """Read as uint16, tokens of uint32 would be twice the samples, every second token of them 0 or 1."""
         monkeypatch.setattr(tokenizer, "vocab_size", vocab_size)
         for type_, other in (("uint32", "uint16"), ("uint16", "uint32")):
@@ -147,13 +141,13 @@ class TestShards:
                 import_dataset(folder, tmp_path / "x", tokenizer=tokenizer, dtype=other, sequence_length=LENGTH)  # type: ignore[arg-type]
             import_dataset(folder, tmp_path / type_, tokenizer=tokenizer, dtype=type_, sequence_length=LENGTH)  # type: ignore[arg-type]
 
-    def test_they_need_a_tokenizer(self, tokens: Path, tmp_path: Path) -> None:
+    def test_they_need_a_tokenizer(self, tokens, tmp_path):
         with pytest.raises(ValueError, match="need the tokenizer"):
             import_dataset(tokens, tmp_path / "dataset", tokenizer=None)
 
 
 @pytest.fixture
-def tables(tmp_path: Path) -> Path:
+def tables(tmp_path):
     """Two configs with a `_shard_sizes.json` whose paths begin with a bucket."""
     folder, sizes = tmp_path / "fineweb", {}
     for config in ("CC-MAIN-1", "CC-MAIN-2"):
@@ -169,9 +163,7 @@ def tables(tmp_path: Path) -> Path:
 
 class TestPages:
     @pytest.mark.parametrize("listed", [True, False])
-    def test_the_last_file_of_each_config_is_held_out(
-        self, tables: Path, tmp_path: Path, tokenizer: Tokenizer, listed: bool
-    ) -> None:
+    def test_the_last_file_of_each_config_is_held_out(self, tables, tmp_path, tokenizer, listed):
         if not listed:
             (tables / "_shard_sizes.json").unlink()
         root = tmp_path / "dataset"
@@ -216,14 +208,14 @@ class TestPages:
         ],
         ids=["missing", "rows", "column", "damaged", "sizes"],
     )
-    def test_mistakes(self, tables: Path, tmp_path: Path, change: Any, reason: Reason, words: str) -> None:
+    def test_mistakes(self, tables, tmp_path, change, reason, words):
         change(tables)
         with raising(PermanentError, reason, words):
             import_dataset(tables, tmp_path / "dataset", tokenizer=None)
         assert not (tmp_path / "dataset").exists()
 
     @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
-    def test_every_type_of_text_is_imported_and_read(self, tmp_path: Path, kind: Any) -> None:
+    def test_every_type_of_text_is_imported_and_read(self, tmp_path, kind):
         folder = tmp_path / "in" / "config"
         folder.mkdir(parents=True)
         for number in range(2):
@@ -234,9 +226,7 @@ class TestPages:
         pages = PageDataset([DirectoryStore(tmp_path / "out", writable=False)], "", rows_per_page=4)
         assert pages.read_page(1).texts == ("0 4", "0 5", "0 6", "0 7")
 
-    def test_files_without_rows_and_leftovers_are_passed_over(
-        self, tables: Path, tmp_path: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_files_without_rows_and_leftovers_are_passed_over(self, tables, tmp_path, tokenizer, caplog):
         (tables / "_shard_sizes.json").unlink()
         import_dataset(tables, tmp_path / "one", tokenizer=tokenizer)
         config = tables / "CC-MAIN-1"
@@ -260,9 +250,7 @@ class TestPages:
         ],
         ids=["null", "not UTF-8"],
     )
-    def test_rows_that_no_node_could_read_are_named(
-        self, tables: Path, tmp_path: Path, column: Any, words: str
-    ) -> None:
+    def test_rows_that_no_node_could_read_are_named(self, tables, tmp_path, column, words):
         (tables / "_shard_sizes.json").unlink()
         path = tables / "CC-MAIN-2" / "000_00001.parquet"
         pq.write_table(pa.table({"text": column}), path, row_group_size=4)
@@ -271,13 +259,13 @@ class TestPages:
         assert not (tmp_path / "dataset").exists()
 
     @pytest.mark.parametrize("name", ["lang=en", "my config", "default"])
-    def test_a_config_that_no_node_could_read_is_named(self, tables: Path, tmp_path: Path, name: str) -> None:
+    def test_a_config_that_no_node_could_read_is_named(self, tables, tmp_path, name):
         (tables / "_shard_sizes.json").unlink()
         (tables / "CC-MAIN-2").rename(tables / name)
         with raising(PermanentError, Reason.DATASET_MALFORMED, f"config '{name}'", "rename its folder"):
             import_dataset(tables, tmp_path / "dataset", tokenizer=None)
 
-    def test_two_columns_of_one_name_and_a_config_without_rows(self, tables: Path, tmp_path: Path) -> None:
+    def test_two_columns_of_one_name_and_a_config_without_rows(self, tables, tmp_path):
         (tables / "_shard_sizes.json").unlink()
         path = tables / "CC-MAIN-2" / "000_00001.parquet"
         pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, ["text"] * 2), path)
@@ -288,9 +276,7 @@ class TestPages:
         with raising(PermanentError, Reason.DATASET_TOO_SMALL, "'CC-MAIN-2' has 0 files with rows"):
             import_dataset(tables, tmp_path / "dataset", tokenizer=None)
 
-    def test_a_huge_row_group_and_dropped_characters_are_said(
-        self, tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_huge_row_group_and_dropped_characters_are_said(self, tables, tmp_path, monkeypatch, caplog):
         monkeypatch.setattr("templar.datasets.importing.MOST_GROUP_BYTES", 50)
         words = Tokenizer(Backend(models.BPE(vocab={"1": 0, "<eos>": 1}, merges=[])))
         import_dataset(tables, tmp_path / "dataset", tokenizer=words)
@@ -299,7 +285,7 @@ class TestPages:
         rows = "".join(f"CC-MAIN-{config}{number}{row}" for config, number, row in numbers)
         assert f"does not know {len(rows.replace('1', ''))} characters" in caplog.text
 
-    def test_neither_layout(self, tmp_path: Path) -> None:
+    def test_neither_layout(self, tmp_path):
         (tmp_path / "empty").mkdir()
         with raising(PermanentError, Reason.DATASET_MISSING, "neither train_000000.npy nor folders with *.parquet"):
             import_dataset(tmp_path / "empty", tmp_path / "dataset", tokenizer=None)

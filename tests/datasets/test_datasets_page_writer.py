@@ -1,7 +1,5 @@
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,20 +10,19 @@ from templar.data.corpus import Document, split_rows
 from templar.data.tokenizer import load_tokenizer
 from templar.datasets.page_writer import Uploaded, build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason, TransientError
-from templar.store.base import ObjectInfo
 from tests.support.datasets import contents, numbered_documents, rows_of
 from tests.support.errors import raising
 from tests.support.memory_store import MemoryStore
 
 
-def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_documents_give_the_same_bytes(tmp_path):
     documents = numbered_documents("alpha", num_documents=9, num_lines=30)
     build_dataset(documents, tmp_path / "first", vocab_size=300)
     build_dataset(reversed(documents), tmp_path / "second", vocab_size=300)
     assert contents(tmp_path / "first") == contents(tmp_path / "second")
 
 
-def test_the_layout(small_root: Path) -> None:
+def test_the_layout(small_root):
     root = small_root
     metadata = yaml.safe_load((root / "_metadata.yaml").read_text())
     assert [entry["config_name"] for entry in metadata["configs"]] == ["default", "alpha", "beta"]
@@ -50,7 +47,7 @@ def test_the_layout(small_root: Path) -> None:
         assert pq.read_schema(root / entry["shards"][0]["path"]).names == ["text"]
 
 
-def test_every_document_is_in_one_split_whole_and_in_order(tmp_path: Path) -> None:
+def test_every_document_is_in_one_split_whole_and_in_order(tmp_path):
     documents = numbered_documents("alpha", num_documents=20, num_lines=30)
     build_dataset(documents, tmp_path / "dataset", vocab_size=300, row_chars=100, held_out_fraction=0.2)
     train, held_out = (rows_of(tmp_path / "dataset", f"alpha/{split}") for split in ("train", "held_out"))
@@ -62,12 +59,12 @@ def test_every_document_is_in_one_split_whole_and_in_order(tmp_path: Path) -> No
     assert train == expected
 
 
-def test_a_name_is_held_out_in_every_config(tmp_path: Path) -> None:
+def test_a_name_is_held_out_in_every_config(tmp_path):
     code = numbered_documents("code", num_documents=20, num_lines=30)
     prose = [Document("prose", document.name, document.text.upper()) for document in code[::2]]
     build_dataset([*code, *prose], tmp_path / "dataset", vocab_size=300, held_out_fraction=0.15)
 
-    def names(folder: str) -> set[str]:
+    def names(folder):
         text = "".join(rows_of(tmp_path / "dataset", folder)).lower()
         return {document.name for document in code if f"document {int(document.name[:3])} line" in text}
 
@@ -76,7 +73,7 @@ def test_a_name_is_held_out_in_every_config(tmp_path: Path) -> None:
     assert not names("prose/train") & names("code/held_out")
 
 
-def test_a_document_larger_than_the_held_out_part_is_trained_on(tmp_path: Path) -> None:
+def test_a_document_larger_than_the_held_out_part_is_trained_on(tmp_path):
     documents = numbered_documents("alpha", num_documents=10, num_lines=20)
     documents.append(Document("alpha", "large.txt", "large\n" * 5000))
     build_dataset(documents, tmp_path / "dataset", vocab_size=300, held_out_fraction=0.1)
@@ -85,7 +82,7 @@ def test_a_document_larger_than_the_held_out_part_is_trained_on(tmp_path: Path) 
     assert "large\n" not in held_out
 
 
-def test_the_tokenizer_has_seen_the_training_text_alone(tmp_path: Path) -> None:
+def test_the_tokenizer_has_seen_the_training_text_alone(tmp_path):
     documents = numbered_documents("alpha", num_documents=8, num_lines=30)
     build_dataset(documents, tmp_path / "first", vocab_size=300, held_out_fraction=0.2)
     held_out = "".join(rows_of(tmp_path / "first", "alpha/held_out"))
@@ -101,11 +98,11 @@ def test_the_tokenizer_has_seen_the_training_text_alone(tmp_path: Path) -> None:
     assert load_tokenizer(str(tmp_path / "first")).vocab_size <= 300
 
 
-def test_upload_puts_the_description_last(small_root: Path) -> None:
+def test_upload_puts_the_description_last(small_root):
     puts: list[str] = []
 
     class Recording(MemoryStore):
-        def put_file(self, key: str, path: Path) -> None:
+        def put_file(self, key, path):
             puts.append(key)
             super().put_file(key, path)
 
@@ -120,7 +117,7 @@ def test_upload_puts_the_description_last(small_root: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["_metadata.yaml", "_shard_sizes.json", "_shards.json", "alpha/train/000_00000.parquet"]
 )
-def test_upload_never_replaces_another_dataset(small_root: Path, name: str) -> None:
+def test_upload_never_replaces_another_dataset(small_root, name):
     """Neither its description nor an object of it, of another length or of the same one."""
     own = small_root / name
     for there in (b"another one", bytes(own.stat().st_size) if own.exists() else b"1"):
@@ -132,12 +129,12 @@ def test_upload_never_replaces_another_dataset(small_root: Path, name: str) -> N
         assert store.get(f"there/{name}", max_bytes=100000) == there
 
 
-def test_an_upload_that_failed_goes_on(small_root: Path) -> None:
+def test_an_upload_that_failed_goes_on(small_root):
     """Without sending anything again; a reader finds nothing before."""
     puts, failing = list[str](), ["beta"]
 
     class Failing(MemoryStore):
-        def put_file(self, key: str, path: Path) -> None:
+        def put_file(self, key, path):
             if any(word in key for word in failing):
                 raise TransientError(Reason.STORE_BUSY, "later")
             puts.append(key)
@@ -156,14 +153,14 @@ def test_an_upload_that_failed_goes_on(small_root: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lossy", "busy"])
-def test_an_upload_that_another_writer_spoils_is_not_described(small_root: Path, kind: str) -> None:
+def test_an_upload_that_another_writer_spoils_is_not_described(small_root, kind):
     path = "there/alpha/train/000_00000.parquet"
 
     class Spoilt(MemoryStore):
-        def put_file(self, key: str, path: Path) -> None:
+        def put_file(self, key, path):
             self.put(key, bytes(path.stat().st_size)) if kind == "lossy" else super().put_file(key, path)
 
-        def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        def list(self, prefix=""):
             found = list(super().list(prefix))
             if kind == "busy":
                 self.put(path, b"theirs")
@@ -177,9 +174,7 @@ def test_an_upload_that_another_writer_spoils_is_not_described(small_root: Path,
 
 
 @pytest.mark.parametrize("limit", ["MAX_METADATA_BYTES", "MAX_SHARD_SIZES_BYTES"])
-def test_a_description_larger_than_readers_accept_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
+def test_a_description_larger_than_readers_accept_is_refused(tmp_path, monkeypatch, limit):
     monkeypatch.setattr(f"templar.datasets.page_writer.{limit}", 100)
     documents = numbered_documents("alpha", num_documents=4, num_lines=10)
     with raising(PermanentError, Reason.OBJECT_TOO_LARGE, "at most"):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -33,11 +32,10 @@ DAMAGES: list[Callable[[bytes], bytes | None]] = [
     lambda data: flipped(data, 0),
     lambda data: flipped(data, len(data) // 2),
 ]
-Files = dict[str, bytes]
 
 
 @pytest.fixture(scope="module", params=list(DatasetLayout))
-def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Files:
+def files(request, tmp_path_factory):
     """A dataset of each layout: several files, shards of several blocks, tokenizer and card."""
     folder = tmp_path_factory.mktemp("dataset")
     (folder / "alpha").mkdir()
@@ -48,19 +46,19 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return contents(build(BuildRequest((TextSource("alpha", folder / "alpha"),), folder / "out", wanted)).root)
 
 
-def store_of(files: Files) -> MemoryStore:
+def store_of(files):
     store = MemoryStore("bucket")
     for path, data in files.items():
         store.put(f"{PREFIX}/{path}", data)
     return store
 
 
-def problems(files: Files) -> dict[str, str]:
+def problems(files):
     return {each.path: each.problem for each in verify_dataset(store_of(files), PREFIX) if each.problem}
 
 
 @pytest.mark.parametrize("piece", [300, 700])  # shorter and longer than a block, and no multiple of one
-def test_a_whole_dataset(files: Files, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+def test_a_whole_dataset(files, monkeypatch, piece):
     """Every object is right, and its bytes are read once, a piece at a time."""
     monkeypatch.setattr(verify, "PIECE_BYTES", piece)
     store, seen, progress = store_of(files), list[CheckedObject](), list[float]()
@@ -78,7 +76,7 @@ def test_a_whole_dataset(files: Files, monkeypatch: pytest.MonkeyPatch, piece: i
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_the_damaged_objects_are_named_and_no_other(files: Files, data: st.DataObject) -> None:
+def test_the_damaged_objects_are_named_and_no_other(files, data):
     checked = sorted(files.keys() - DESCRIPTION - BESIDE)
     chosen = data.draw(st.dictionaries(st.sampled_from(checked), st.sampled_from(DAMAGES), min_size=1, max_size=4))
     damaged = {path: change(files[path]) for path, change in chosen.items()}
@@ -89,14 +87,14 @@ def test_the_damaged_objects_are_named_and_no_other(files: Files, data: st.DataO
     assert all((problem == "is missing") is (damaged[path] is None) for path, problem in found.items())
 
 
-def test_the_wrong_block_is_named(files: Files) -> None:
+def test_the_wrong_block_is_named(files):
     path = next(path for path in sorted(files) if path.endswith((".npy", ".parquet")) and "train" in path)
     last = (len(files[path]) - 1) // 512
     which = f" in 1 of {last + 1} blocks, first in block {last}" if path.endswith(".npy") else ""
     assert problems(files | {path: flipped(files[path], -1)}) == {path: f"has other bytes than the dataset{which}"}
 
 
-def test_a_failing_store_is_no_damage(files: Files) -> None:
+def test_a_failing_store_is_no_damage(files):
     store = store_of(files)
     store.fail = lambda read: TransientError(Reason.STORE_BUSY, "later") if read.operation == "get_range" else None
     with raising(TransientError, Reason.STORE_BUSY):
@@ -106,7 +104,7 @@ def test_a_failing_store_is_no_damage(files: Files) -> None:
         verify_dataset(store, PREFIX)
 
 
-def test_without_its_description_there_is_no_dataset(files: Files) -> None:
+def test_without_its_description_there_is_no_dataset(files):
     for name in DESCRIPTION & files.keys():
         with raising(PermanentError, Reason.DATASET_MISSING, "there is no such object"):
             verify_dataset(store_of({path: data for path, data in files.items() if path != name}), PREFIX)
@@ -114,7 +112,7 @@ def test_without_its_description_there_is_no_dataset(files: Files) -> None:
             verify_dataset(store_of(files | {name: b"["}), PREFIX)
 
 
-def test_pages_without_a_digest(small_root: Path) -> None:
+def test_pages_without_a_digest(small_root):
     """The reference's form: lengths alone can be compared, if they are given, and that is said."""
     files = contents(small_root)
     for fields in ({"sha256"}, {"sha256", "size_bytes"}):
@@ -132,7 +130,7 @@ def test_pages_without_a_digest(small_root: Path) -> None:
         assert problems(bare) == {pages[0]: "is missing"}
 
 
-def test_tokenizer_and_card_of_another_dataset(tmp_path: Path, files: Files) -> None:
+def test_tokenizer_and_card_of_another_dataset(tmp_path, files):
     train_embedded_tokenizer(["other texts"], 260).save(tmp_path)
     other = files | {"tokenizer.json": (tmp_path / "tokenizer.json").read_bytes()}
     assert problems(other) == {"tokenizer.json": "is not the tokenizer of the dataset"}

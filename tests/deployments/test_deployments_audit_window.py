@@ -1,9 +1,5 @@
 """`templar audit`: its exit status is the result, and it needs no wallet, bucket or server."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from deployments import audit_window
@@ -15,32 +11,30 @@ NUM_WINDOWS = 3
 NEEDED = ("TEMPLAR_PRESET", "TEMPLAR_HPARAMS", "TEMPLAR_STORAGE", "NETUID", "DATASET_BINS_PATH", "R2_DATASET_")
 """Beginnings of the variables that a stranger sets."""
 
-Call = Callable[..., tuple[int, list[str], str]]
-
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def network(tmp_path_factory):
     network = PreparedNetwork(tmp_path_factory.mktemp("audited"), deciding="validator")
     run_alone(network, NUM_WINDOWS)
     return network
 
 
 @pytest.fixture
-def call(network: PreparedNetwork, tmp_path: Path, run_main: Any) -> Call:
+def call(network, tmp_path, run_main):
     """Calls the command as a stranger; its exit status, the lines that it prints, and its errors."""
     block = network.at("lazy", network.first_window + NUM_WINDOWS + 1)
     variables = {name: value for name, value in network.environment("lazy").items() if name.startswith(NEEDED)}
     variables |= {"NETWORK": block.subnet.network, "TEMPLAR_HOME": str(tmp_path / "home")}
     file = write_env(tmp_path / ".env", variables)
 
-    def main(*options: str) -> tuple[int, list[str], str]:
+    def main(*options):
         status, out, err = run_main(audit_window.main, "--env-file", file, *options)
         return status, out.splitlines(), err
 
     return main
 
 
-def test_windows_that_are_true(network: PreparedNetwork, call: Call, tmp_path: Path) -> None:
+def test_windows_that_are_true(network, call, tmp_path):
     first = network.first_window
     assert call()[1][0].startswith(f"window {first + NUM_WINDOWS - 1}: "), "the newest window is the default"
     status, lines, err = call("--first", str(first), "--last", str(first + 1))
@@ -55,7 +49,7 @@ def test_windows_that_are_true(network: PreparedNetwork, call: Call, tmp_path: P
     assert [path.name for path in (tmp_path / "home").iterdir()] == ["audit"], "nothing of a neuron's is touched"
 
 
-def test_a_lie_is_the_exit_status(network: PreparedNetwork, call: Call) -> None:
+def test_a_lie_is_the_exit_status(network, call):
     window = network.first_window + 1
     true = evidence_of(network, window)
     publish(network, true.model_copy(update={"weights": (), "seed_block": 0, "outer_steps": 9}))
@@ -76,7 +70,7 @@ def test_a_lie_is_the_exit_status(network: PreparedNetwork, call: Call) -> None:
     assert lines[place + 2] == '  weights[uid 0]: published nothing, recomputed {"uid":0,"weight":1.0} (derivation)'
 
 
-def test_what_cannot_be_audited_is_neither(network: PreparedNetwork, call: Call) -> None:
+def test_what_cannot_be_audited_is_neither(network, call):
     first = network.first_window
     status, lines, err = call("--first", str(first - 1), "--last", str(first))
     assert (status, err) == (2, "")

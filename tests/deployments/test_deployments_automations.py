@@ -1,8 +1,6 @@
 """The automations of a neuron on a real Prefect server: each alert reaches the operator's webhook."""
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
 from uuid import uuid4
 
 import httpx
@@ -10,7 +8,6 @@ import pytest
 from prefect import flow
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.blocks.system import Secret
-from prefect.events.schemas.automations import Automation
 from prefect.states import Crashed, Failed, Running
 
 from deployments.automations import LATE_TIMES, REMEDIES, Watched, alert_block, definitions, deploy_automations
@@ -20,7 +17,6 @@ from tasks.alerts import Alert, Raised, send
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
 from tests.support.operator import wait_until
-from tests.support.prefect_server import RunningPrefectServer
 from tests.support.scripted_server import Reply, ScriptedServer, serving
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
@@ -29,18 +25,18 @@ LONG = 3600.0
 
 class Webhook(ScriptedServer):
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self):
         return [json.loads(request.body) for request in self.requests]
 
 
 @pytest.fixture
-def webhook() -> Iterator[Webhook]:
+def webhook():
     with serving(Webhook(lambda _: Reply())) as server:
         yield server
 
 
 @pytest.fixture
-def neuron(prefect_server: RunningPrefectServer) -> Iterator[str]:
+def neuron(prefect_server):
     """A neuron's name; its automations are removed in the end."""
     name = f"watched-{uuid4().hex[:8]}"
     yield name
@@ -49,7 +45,7 @@ def neuron(prefect_server: RunningPrefectServer) -> Iterator[str]:
 
 
 @pytest.fixture
-def deploy(prefect_server: RunningPrefectServer, webhook: Webhook) -> Callable[..., dict[str, Automation]]:
+def deploy(prefect_server, webhook):
     """Deploys a neuron's automations, which post to the webhook; returns what is on the server, by name."""
     document = f"hook-{uuid4().hex[:8]}"
     CustomWebhookNotificationBlock(
@@ -57,7 +53,7 @@ def deploy(prefect_server: RunningPrefectServer, webhook: Webhook) -> Callable[.
     ).save(document)
     notifying = alert_block({"TEMPLAR_ALERT_BLOCK": f"custom-webhook/{document}"})
 
-    def call(neuron: str, *, seconds: float = LONG, block: Any = notifying) -> dict[str, Automation]:
+    def call(neuron, *, seconds=LONG, block=notifying):
         with prefect_server.client() as client:
             deploy_automations(client, definitions(Watched(neuron, seconds), block), neuron)
             return automations(prefect_server, neuron)
@@ -65,18 +61,16 @@ def deploy(prefect_server: RunningPrefectServer, webhook: Webhook) -> Callable[.
     return call
 
 
-def automations(server: RunningPrefectServer, neuron: str) -> dict[str, Automation]:
+def automations(server, neuron):
     with server.client() as client:
         return {each.name: each for each in client.read_automations() if f"neuron:{neuron}" in each.tags}
 
 
-def raise_alert(neuron: str, alert: Alert) -> None:
+def raise_alert(neuron, alert):
     send(neuron, [Raised(alert, Reason.STORE_BUSY, f"text of {alert}")])
 
 
-def test_every_alert_is_sent_with_its_text_and_its_remedy_to_the_operator_of_that_neuron(
-    deploy: Any, webhook: Webhook, neuron: str
-) -> None:
+def test_every_alert_is_sent_with_its_text_and_its_remedy_to_the_operator_of_that_neuron(deploy, webhook, neuron):
     """An alert of late windows is told at the third one; one of another neuron is not told."""
     deploy(neuron)
     for alert in Alert:
@@ -96,7 +90,7 @@ def test_every_alert_is_sent_with_its_text_and_its_remedy_to_the_operator_of_tha
         assert body == f"text of {alert}\n" + REMEDIES[alert].format(neuron=neuron)
 
 
-def test_a_killed_run_is_told(deploy: Any, webhook: Webhook, neuron: str, prefect_server: RunningPrefectServer) -> None:
+def test_a_killed_run_is_told(deploy, webhook, neuron, prefect_server):
     deploy(neuron)
     with prefect_server.client() as client:
         for tag in ("neuron:somebody-else", f"neuron:{neuron}"):
@@ -108,9 +102,7 @@ def test_a_killed_run_is_told(deploy: Any, webhook: Webhook, neuron: str, prefec
     assert message["subject"] == f"{neuron}: crashed"
 
 
-def test_scheduled_work_that_fails_is_told(
-    deploy: Any, webhook: Webhook, neuron: str, prefect_server: RunningPrefectServer
-) -> None:
+def test_scheduled_work_that_fails_is_told(deploy, webhook, neuron, prefect_server):
     """A window that fails is told by its own alert."""
     deploy(neuron)
     with prefect_server.client() as client:
@@ -128,16 +120,14 @@ def test_scheduled_work_that_fails_is_told(
     assert message["subject"] == f"{neuron}: failed"
 
 
-def test_a_neuron_whose_windows_do_not_begin_is_told(deploy: Any, webhook: Webhook, neuron: str) -> None:
+def test_a_neuron_whose_windows_do_not_begin_is_told(deploy, webhook, neuron):
     """The shortest time that Prefect waits for an event that does not come, 10 s, is that of windows of a second."""
     deploy(neuron, seconds=1.0)
     wait_until(lambda: webhook.messages != [], "the silence is told", patience_seconds=90)
     assert webhook.messages[0]["subject"] == f"{neuron}: silent"
 
 
-def test_deploying_again_changes_nothing_but_what_differs(
-    deploy: Any, neuron: str, prefect_server: RunningPrefectServer
-) -> None:
+def test_deploying_again_changes_nothing_but_what_differs(deploy, neuron, prefect_server):
     first = deploy(neuron)
     assert set(first) == {f"{neuron}: {what}" for what in (*Alert, "crashed", "failed", "silent")}
     before = stamps(prefect_server, neuron)
@@ -162,12 +152,12 @@ def test_deploying_again_changes_nothing_but_what_differs(
         deploy_automations(client, [], other)
 
 
-def stamps(server: RunningPrefectServer, neuron: str) -> dict[str, str]:
+def stamps(server, neuron):
     answer = httpx.post(f"{server.server.api_url}/automations/filter", json={})
     return {each["name"]: each["updated"] for each in answer.json() if f"neuron:{neuron}" in each["tags"]}
 
 
-def test_a_block_that_cannot_notify_is_refused() -> None:
+def test_a_block_that_cannot_notify_is_refused():
     assert alert_block({}) is alert_block({"TEMPLAR_ALERT_BLOCK": ""}) is None
     Secret(value="x").save(name := f"secret-{uuid4().hex[:8]}")
     for value, words in (

@@ -2,14 +2,13 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments import build_dataset as command
 from templar.datasets.plan import DatasetLayout
-from tests.support.commands import Call, contents, write_env
+from tests.support.commands import contents, write_env
 from tests.support.datasets import numbered_documents
 
 WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
@@ -17,14 +16,14 @@ SMALL = ("--vocab-size", 300, "--sequence-length", 16, "--held-out-fraction", 0.
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, run_main: Call) -> Call:
+def call(monkeypatch, run_main):
     for name in (*WRITE, "TEMPLAR_STORAGE", "DATASET_BINS_PATH"):
         monkeypatch.delenv(name, raising=False)
     return partial(run_main, command.main)
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Path:
+def books(tmp_path):
     folder = tmp_path / "books"
     folder.mkdir()
     for document in numbered_documents("books", num_documents=10, num_lines=20):
@@ -33,7 +32,7 @@ def books(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("layout", list(DatasetLayout))
-def test_a_dataset_is_built(call: Call, books: Path, tmp_path: Path, layout: DatasetLayout) -> None:
+def test_a_dataset_is_built(call, books, tmp_path, layout):
     out = tmp_path / "out"
     status, printed, _ = call("--source", books, "--layout", layout, "--out", out, "--workers", 2, *SMALL)
     assert status == 0
@@ -49,7 +48,7 @@ def test_a_dataset_is_built(call: Call, books: Path, tmp_path: Path, layout: Dat
     assert contents(out) == again
 
 
-def test_into_a_bucket(call: Call, books: Path, tmp_path: Path) -> None:
+def test_into_a_bucket(call, books, tmp_path):
     (tmp_path / "buckets" / "mine").mkdir(parents=True)
     values = {"TEMPLAR_STORAGE": (tmp_path / "buckets").as_uri(), WRITE[0]: "key", WRITE[1]: "hush"}
     env_file = write_env(tmp_path / "env", values)
@@ -69,7 +68,7 @@ def test_into_a_bucket(call: Call, books: Path, tmp_path: Path) -> None:
 
 
 class TestMistakes:
-    def test_missing_keys_are_noticed_first(self, call: Call, books: Path, tmp_path: Path) -> None:
+    def test_missing_keys_are_noticed_first(self, call, books, tmp_path):
         arguments = ("--source", books, "--layout", "shards", "--out", tmp_path / "out")
         status, _, err = call(*arguments, "--to-account", "mine")
         assert status == 1
@@ -88,19 +87,19 @@ class TestMistakes:
             (["--source", "x", "--share", "1/2"], "unrecognized arguments: --share 1/2"),
         ],
     )
-    def test_the_command_line(self, call: Call, arguments: list[str], words: str) -> None:
+    def test_the_command_line(self, call, arguments, words):
         status, _, err = call(*arguments, "--layout", "shards", "--out", "/none/out")
         assert status == 2
         assert words in err
 
-    def test_dask_needs_a_prefect_server(self, call: Call, books: Path, tmp_path: Path) -> None:
+    def test_dask_needs_a_prefect_server(self, call, books, tmp_path):
         with temporary_settings({PREFECT_API_URL: None}):
             arguments = ("--source", books, "--layout", "pages", "--out", tmp_path / "out", "--dask", "tcp://host:1")
             status, _, err = call(*arguments)
         assert status == 1
         assert err.startswith("[bad_environment] PREFECT_API_URL is not set")
 
-    def test_there_is_no_source(self, call: Call, tmp_path: Path) -> None:
+    def test_there_is_no_source(self, call, tmp_path):
         status, _, err = call("--source", tmp_path / "none", "--layout", "pages", "--out", tmp_path / "out")
         assert status == 1
         assert f"[dataset_missing] {tmp_path / 'none'}: no such file or folder" in err

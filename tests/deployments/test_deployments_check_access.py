@@ -1,8 +1,6 @@
 """`templar access`, and the check that comes before a registration."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -10,52 +8,50 @@ import pytest
 from deployments import check_access
 from deployments.local.wallets import create_wallet
 from deployments.register import checked_neuron
-from deployments.s3_endpoint import AccessKey, BucketKeys, create_bucket_with_keys
+from deployments.s3_endpoint import create_bucket_with_keys
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
-from tests.support.commands import Call, write_env
+from tests.support.commands import write_env
 from tests.support.errors import error_of
 from tests.support.prepared import PreparedNetwork
-from tests.support.servers import MotoEndpoint, store_at
+from tests.support.servers import store_at
 
 ACCOUNT = uuid4().hex
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def network(tmp_path_factory):
     network = PreparedNetwork(tmp_path_factory.mktemp("access"))
     create_wallet(network.plan.wallets, "local", "stranger")
     return network
 
 
 @pytest.fixture(scope="module")
-def keys(moto: MotoEndpoint) -> BucketKeys:
+def keys(moto):
     return create_bucket_with_keys(moto.admin, ACCOUNT)
 
 
 @pytest.fixture
-def call(tmp_path: Path, run_main: Any) -> Call:
+def call(tmp_path, run_main):
     return lambda variables: run_main(check_access.main, "--env-file", write_env(tmp_path / ".env", variables))
 
 
-def environment(network: PreparedNetwork, moto: MotoEndpoint, read: AccessKey, write: AccessKey) -> dict[str, str]:
+def environment(network, moto, read, write):
     return network.environment_on(moto.admin.endpoint_url, ACCOUNT, read, write)
 
 
-def objects(moto: MotoEndpoint, keys: BucketKeys) -> list[str]:
+def objects(moto, keys):
     return [info.key for info in store_at(moto.admin.endpoint_url, keys.bucket, keys.write).list()]
 
 
-def test_the_right_keys_are_right(network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys, call: Call) -> None:
+def test_the_right_keys_are_right(network, moto, keys, call):
     status, out, err = call(environment(network, moto, keys.read, keys.write))
     assert (status, err) == (0, "")
     assert "3 keys are as they should be" in out
     assert objects(moto, keys) == []
 
 
-def test_a_read_key_that_writes_is_told_and_no_secret_with_it(
-    network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys, call: Call
-) -> None:
+def test_a_read_key_that_writes_is_told_and_no_secret_with_it(network, moto, keys, call):
     status, out, err = call(environment(network, moto, keys.write, keys.write))
     assert (status, err) == (1, "")
     assert f"[read_key_writes] bucket {ACCOUNT}, own read key: put: is allowed" in out
@@ -66,7 +62,7 @@ def test_a_read_key_that_writes_is_told_and_no_secret_with_it(
 # The check that comes before a registration.
 
 
-def poor(_: Ledger) -> None:
+def poor(_):
     raise PermanentError(Reason.CANNOT_PAY_FEES, "the coldkey has nothing")
 
 
@@ -90,13 +86,11 @@ WALLETS = "hotkeys/none: no such hotkey; the wallet holds aggregator, burn, lazy
         ({"TEMPLAR_SINK_GRAFITE": "x"}, "[bad_environment] TEMPLAR_SINK_GRAFITE is no sink's"),
     ],
 )
-def test_a_variable_that_cannot_be_used_is_named(
-    network: PreparedNetwork, changes: dict[str, str], message: str
-) -> None:
+def test_a_variable_that_cannot_be_used_is_named(network, changes, message):
     assert message in str(error_of(lambda: checked_neuron(network.environment("lazy") | changes)))
 
 
-def test_a_coldkey_that_cannot_pay_is_named(network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coldkey_that_cannot_pay_is_named(network, monkeypatch):
     monkeypatch.setattr(Ledger, "require_fees", poor)
     found = error_of(lambda: checked_neuron(network.environment("lazy")))
     assert str(found) == "[cannot_pay_fees] WALLET_NAME: the coldkey has nothing"
@@ -115,9 +109,7 @@ BOTH = "R2_GRADIENTS_READ_*, R2_GRADIENTS_WRITE_*"
         (("read", "write"), "[dataset_missing] DATASET_BINS_PATH: "),  # the keys are right, and there is no text
     ],
 )
-def test_wrong_keys_are_refused_before_one_is_published(
-    network: PreparedNetwork, moto: MotoEndpoint, keys: BucketKeys, pair: tuple[str, str], message: str
-) -> None:
+def test_wrong_keys_are_refused_before_one_is_published(network, moto, keys, pair, message):
     known = {"read": keys.read, "write": keys.write, "wrong": replace(keys.write, secret_access_key="f" * 64)}
     found = str(error_of(lambda: checked_neuron(environment(network, moto, *(known[each] for each in pair)))))
     assert found.startswith(message)

@@ -3,19 +3,15 @@
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import (
     DeploymentFilter,
     DeploymentFilterName,
     FlowRunFilter,
     FlowRunFilterIdempotencyKey,
 )
-from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments import clock as clock_module
@@ -27,7 +23,6 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.interrupt import clear_stop
 from tests.support.network import tiny
 from tests.support.operator import wait_until
-from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.scripted_server import Reply, scripted_server
 
@@ -38,9 +33,7 @@ MINER, OTHER = "clock-miner", "clock-other"
 
 
 @pytest.fixture(scope="module")
-def network(
-    tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer
-) -> Iterator[PreparedNetwork]:
+def network(tmp_path_factory, prefect_server):
     """Two neurons of this host, and deployments that are not for the clock."""
     network = PreparedNetwork(tmp_path_factory.mktemp("clock"))
     with prefect_server.configured(), prefect_server.client() as client:
@@ -61,9 +54,7 @@ def network(
 
 
 @pytest.fixture(autouse=True)
-def _configured(
-    prefect_api: RunningPrefectServer, network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[None]:
+def _configured(prefect_api, network, monkeypatch):
     del prefect_api, network
     monkeypatch.setattr(clock_module, "RETRY_SECONDS", 0.05)
     yield
@@ -71,7 +62,7 @@ def _configured(
 
 
 @pytest.fixture
-def client(prefect_server: RunningPrefectServer) -> Iterator[SyncPrefectClient]:
+def client(prefect_server):
     with prefect_server.client() as client:
         yield client
 
@@ -79,7 +70,7 @@ def client(prefect_server: RunningPrefectServer) -> Iterator[SyncPrefectClient]:
 class Rig:
     """A chain of its own with a clock that jumps, and two deployments."""
 
-    def __init__(self, folder: Path, netuid: int) -> None:
+    def __init__(self, folder, netuid):
         self.path, self.netuid = folder / "ledger.sqlite", netuid
         create_ledger(self.path, netuid=netuid, block_seconds=1.0, genesis_time=BIRTHDAY, seed=netuid)
         self.genesis = f"{netuid:064x}"
@@ -89,11 +80,11 @@ class Rig:
             WindowDeployment(f"validator-window/{OTHER}", OTHER, "validator", "key-of-other"),
         ]
 
-    def chain(self, window: float, kind: type[Ledger] = Ledger) -> Ledger:
+    def chain(self, window, kind=Ledger):
         """The chain when a window opens, or in the middle of it."""
         return kind(self.path, clock=SimulatedClock(BIRTHDAY + window * HPARAMS.windows.seconds))
 
-    def clock(self, chain: Ledger) -> WindowClock:
+    def clock(self, chain):
         return WindowClock(
             chain,
             HPARAMS,
@@ -103,17 +94,17 @@ class Rig:
             show=self.shown.append,
         )
 
-    def runs(self, client: SyncPrefectClient, window: int) -> list[FlowRun]:
+    def runs(self, client, window):
         keys = [deployment.key(self.netuid, self.genesis, window) for deployment in self.deployments]
         return client.read_flow_runs(
             flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys)), limit=200
         )
 
-    def all_runs(self, client: SyncPrefectClient) -> list[FlowRun]:
+    def all_runs(self, client):
         """All runs that were ever started on this chain."""
         return [run for run in runs_of_both(client) if str(run.idempotency_key).startswith(f"{self.netuid}/")]
 
-    def events(self, client: SyncPrefectClient) -> list[tuple[str, int]]:
+    def events(self, client):
         """Name and window of this subnet's events, in the order of their time."""
         wanted = {"event": {"prefix": ["templar.window."]}, "resource": {"id": [f"templar.subnet.{self.netuid}"]}}
         found = client.request("POST", "/events/filter", json={"filter": wanted, "limit": 50}).json()["events"]
@@ -123,18 +114,18 @@ class Rig:
 
 
 @pytest.fixture
-def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Rig:
+def rig(tmp_path, request):
     # A subnet of its own for every test, since the server is shared.
     return Rig(tmp_path, netuid=10_000 + request.session.items.index(request.node))
 
 
-def runs_of_both(client: SyncPrefectClient) -> list[FlowRun]:
+def runs_of_both(client):
     theirs = DeploymentFilter(name=DeploymentFilterName(any_=[MINER, OTHER]))
     return client.read_flow_runs(deployment_filter=theirs, limit=200)
 
 
-def follow(clock: Coroutine[Any, Any, None], until: Callable[[], bool]) -> None:
-    async def run() -> None:
+def follow(clock, until):
+    async def run():
         task = asyncio.create_task(clock)
         await asyncio.to_thread(wait_until, lambda: until() or task.done(), "the clock is there")
         if task.done():
@@ -145,8 +136,8 @@ def follow(clock: Coroutine[Any, Any, None], until: Callable[[], bool]) -> None:
     asyncio.run(run())
 
 
-def test_deployments_that_are_not_for_the_clock_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    async def find() -> Any:
+def test_deployments_that_are_not_for_the_clock_are_left_out(caplog):
+    async def find():
         async with get_client() as client:
             return await find_deployments(client)
 
@@ -161,10 +152,8 @@ def test_deployments_that_are_not_for_the_clock_are_left_out(caplog: pytest.LogC
     assert "miner-window/clock-nobody is left out: [bad_environment]" in caplog.text
 
 
-def test_every_deployment_is_started_once_per_window_and_windows_are_announced(
-    rig: Rig, client: SyncPrefectClient
-) -> None:
-    def settled() -> bool:
+def test_every_deployment_is_started_once_per_window_and_windows_are_announced(rig, client):
+    def settled():
         return len(rig.runs(client, FIRST + 2)) == 2 and ("settled", FIRST + 1) in rig.events(client)
 
     follow(rig.clock(rig.chain(FIRST - 2)).run(), settled)
@@ -183,7 +172,7 @@ def test_every_deployment_is_started_once_per_window_and_windows_are_announced(
     assert rig.shown[0] == FIRST  # the later ones follow their events
 
 
-def test_a_clock_that_is_restarted_resumes_and_starts_nothing_twice(rig: Rig, client: SyncPrefectClient) -> None:
+def test_a_clock_that_is_restarted_resumes_and_starts_nothing_twice(rig, client):
     follow(rig.clock(rig.chain(FIRST)).run(), lambda: len(rig.runs(client, FIRST + 1)) == 2)
     before = {run.id for window in (FIRST, FIRST + 1) for run in rig.runs(client, window)}
     follow(rig.clock(rig.chain(FIRST + 1.5)).run(), lambda: len(rig.runs(client, FIRST + 4)) == 2)
@@ -192,25 +181,17 @@ def test_a_clock_that_is_restarted_resumes_and_starts_nothing_twice(rig: Rig, cl
     assert len(keys) == len(set(keys))
 
 
-def test_a_clock_that_comes_late_starts_at_the_current_window(rig: Rig, client: SyncPrefectClient) -> None:
+def test_a_clock_that_comes_late_starts_at_the_current_window(rig, client):
     follow(rig.clock(rig.chain(FIRST + 5.5)).run(), lambda: len(rig.runs(client, FIRST + 6)) == 2)
     assert min(run.parameters["window"] for run in rig.all_runs(client)) == FIRST + 5
 
 
 @pytest.mark.parametrize("kind", [pytest.param("gone", marks=pytest.mark.slow), "frozen"])
-def test_an_outage_of_the_server_is_waited_out(
-    rig: Rig,
-    client: SyncPrefectClient,
-    prefect_server: RunningPrefectServer,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    *,
-    kind: str,
-) -> None:
+def test_an_outage_of_the_server_is_waited_out(rig, client, prefect_server, monkeypatch, caplog, *, kind):
     monkeypatch.setattr(clock_module, "API_PATIENCE_SECONDS", 1.0)
     tries: list[str] = []
 
-    def noted(record: logging.LogRecord) -> bool:
+    def noted(record):
         if "could not be started yet" in record.getMessage():
             tries.append(record.getMessage())
         return True
@@ -218,7 +199,7 @@ def test_an_outage_of_the_server_is_waited_out(
     monkeypatch.setattr(clock_module.log, "filters", [noted])
     prefect_server.kill() if kind == "gone" else prefect_server.freeze()
 
-    def back_and_started() -> bool:
+    def back_and_started():
         if len(tries) == 2:
             prefect_server.start() if kind == "gone" else prefect_server.thaw()
             tries.append("the server is back")
@@ -237,23 +218,21 @@ class FlakyLedger(Ledger):
 
     asked = 0
 
-    def head(self) -> int:
+    def head(self):
         self._stumble()
         return super().head()
 
-    def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
+    def wait_for_block(self, number, *, finalized=True):
         self._stumble()
         super().wait_for_block(number, finalized=finalized)
 
-    def _stumble(self) -> None:
+    def _stumble(self):
         self.asked += 1
         if self.asked % 2:
             raise TransientError(Reason.CHAIN_UNREACHABLE, "no route to the chain")
 
 
-def test_neither_an_unreachable_chain_nor_a_missing_deployment_stops_the_others(
-    rig: Rig, client: SyncPrefectClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_neither_an_unreachable_chain_nor_a_missing_deployment_stops_the_others(rig, client, caplog):
     gone = WindowDeployment("miner-window/clock-gone", "clock-gone", "miner", "key-of-nobody")
     rig.deployments = [gone, *rig.deployments]
     with caplog.at_level(logging.WARNING, logger=clock_module.__name__):
@@ -263,21 +242,19 @@ def test_neither_an_unreachable_chain_nor_a_missing_deployment_stops_the_others(
 
 
 class TestServing:
-    def ours(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def ours(self, monkeypatch, *names):
         """Let the clock see none but these neurons, since the server is shared."""
 
-        async def find(client: Any) -> Any:
+        async def find(client):
             found, neurons = await find_deployments(client)
             return [deployment for deployment in found if deployment.neuron in names], neurons
 
         monkeypatch.setattr(clock_module, "find_deployments", find)
 
-    def test_it_joins_the_network_of_its_neurons(
-        self, network: PreparedNetwork, client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_it_joins_the_network_of_its_neurons(self, network, client, monkeypatch):
         self.ours(monkeypatch, MINER, OTHER)
 
-        def started() -> list[FlowRun]:
+        def started():
             return [run for run in runs_of_both(client) if str(run.idempotency_key).startswith("1/")]
 
         follow(clock_module.serve(), lambda: len(started()) >= 2)
@@ -285,9 +262,7 @@ class TestServing:
         assert {run.parameters["neuron"] for run in runs} == {MINER, OTHER}
         assert all(run.parameters["window"] >= network.first_window for run in runs)
 
-    def test_without_a_deployment_it_says_so(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_without_a_deployment_it_says_so(self, monkeypatch, capsys):
         self.ours(monkeypatch)
         monkeypatch.setattr(sys, "argv", ["clock"])
         assert clock_module.main() == 1
@@ -299,9 +274,7 @@ class TestServing:
         ("status", "said"),
         [(404, "no Prefect API .status 404.: correct it"), (401, "refuses this client .status 401.")],
     )
-    def test_an_address_of_something_else_ends_it_with_one_line(
-        self, status: int, said: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_address_of_something_else_ends_it_with_one_line(self, status, said, monkeypatch):
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")  # loopback is behind none
         monkeypatch.setenv("NO_PROXY", "")
         monkeypatch.setenv("no_proxy", "")
@@ -312,6 +285,6 @@ class TestServing:
         assert caught.value.message.startswith(f"PREFECT_API_URL is {server.endpoint_url}, which ")
         assert caught.value.message.isprintable()
 
-    def test_without_a_server_it_says_so(self) -> None:
+    def test_without_a_server_it_says_so(self):
         with temporary_settings({PREFECT_API_URL: None}), pytest.raises(PermanentError, match="PREFECT_API_URL is not"):
             asyncio.run(clock_module.serve())

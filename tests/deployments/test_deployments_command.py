@@ -13,9 +13,7 @@ from templar.errors import PermanentError, Reason, TransientError
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.words)
-def test_each_command_is_the_main_of_its_module_and_shows_its_own_help(
-    command: object, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_command_is_the_main_of_its_module_and_shows_its_own_help(command, capsys):
     words, module = command.words.split(), importlib.import_module(command.module)  # type: ignore[attr-defined]
     assert list(inspect.signature(module.main).parameters) == ["words"]
     with pytest.raises(SystemExit) as end:
@@ -24,7 +22,7 @@ def test_each_command_is_the_main_of_its_module_and_shows_its_own_help(
     assert capsys.readouterr().out.startswith(f"usage: templar {words[0] if len(words) > 1 else ''}".rstrip())
 
 
-def test_a_setting_that_prefect_refuses_is_named() -> None:
+def test_a_setting_that_prefect_refuses_is_named():
     environment = os.environ | {"PREFECT_LOGGING_LEVEL": "verbose"}
     command = [sys.executable, "-m", "deployments", "clock"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -34,19 +32,17 @@ def test_a_setting_that_prefect_refuses_is_named() -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_part_of_a_command_lists_those_that_begin_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_of_a_command_lists_those_that_begin_so(capsys):
     assert main(["neuron", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "templar neuron start" in shown
     assert "templar leaderboard" not in shown
 
 
-def test_errors_and_an_interrupt_are_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_and_an_interrupt_are_one_line(monkeypatch, capsys):
     errors = TransientError(Reason.STORE_BUSY, "later"), PermanentError(Reason.LOCAL_FILE, "never"), KeyboardInterrupt()
 
-    def fails(error: BaseException) -> int:
+    def fails(error):
         raise error
 
     for advice in ("", "; run the same command again: it goes on where it was"):
@@ -56,7 +52,7 @@ def test_errors_and_an_interrupt_are_one_line(
 
 
 @pytest.mark.parametrize("words", [["nothing"], ["neuron", "fly"], ["neuron"]])
-def test_what_is_no_command_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_command_is_refused(words, capsys):
     assert main(words) == 2
     shown = capsys.readouterr().err
     assert f"there is no command {' '.join(words)!r}" in shown

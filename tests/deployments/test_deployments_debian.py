@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ COMMANDS = {
 
 
 @pytest.fixture
-def calls(tmp_path: Path) -> Path:
+def calls(tmp_path):
     for name, body in COMMANDS.items():
         command = tmp_path / name
         command.write_text(f"#!/bin/sh\n{body}\n")
@@ -31,13 +30,13 @@ def calls(tmp_path: Path) -> Path:
     return tmp_path / "calls"
 
 
-def run(calls: Path, *packages: str) -> list[str]:
+def run(calls, *packages):
     environment = {"PATH": f"{calls.parent}:{os.environ['PATH']}", "CALLS": str(calls)}
     subprocess.run(["sh", str(SCRIPT), *packages], env=environment, check=True)
     return calls.read_text().splitlines() if calls.exists() else []
 
 
-def test_missing_packages_are_installed_and_do_not_start_with_the_machine(calls: Path) -> None:
+def test_missing_packages_are_installed_and_do_not_start_with_the_machine(calls):
     install, *disabled = run(calls, "installed", "prometheus", "postgresql")
     words = install.split()
     assert words[:2] == ["apt-get", "install"]

@@ -4,12 +4,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -26,16 +23,14 @@ from templar.chain.ledger import Ledger
 from templar.exchange.lease import Claimant, NeuronLease, Terms
 from templar.neuron.configuration import GENESIS_FILE
 from templar.store.directory import DirectoryStore
-from tests.support.commands import Call, write_env
+from tests.support.commands import write_env
 from tests.support.prepared import PreparedNetwork
-from tests.support.servers import MotoEndpoint
 
-Examine = Callable[..., dict[str, tuple[str, str]]]
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def network(tmp_path_factory):
     network = PreparedNetwork(tmp_path_factory.mktemp("doctor"))
     create_wallet(network.plan.wallets, "local", "stranger")
     (network.plan.wallets / "local" / "hotkeys" / "locked").write_bytes(b"$NACL" + bytes(72))
@@ -45,11 +40,11 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
 
 
 @pytest.fixture
-def examine(network: PreparedNetwork, tmp_path: Path, run_main: Call, monkeypatch: pytest.MonkeyPatch) -> Examine:
+def examine(network, tmp_path, run_main, monkeypatch):
     """Looks at the network's lazy miner with changed variables; verdict and text by topic."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
-    def call(**changes: str) -> dict[str, tuple[str, str]]:
+    def call(**changes):
         values = network.environment("lazy") | {"TEMPLAR_HOME": str(tmp_path / "home")} | changes
         file = write_env(tmp_path / ".env", values)
         status, out, err = run_main(doctor.main, "--name", f"never-{uuid4().hex[:8]}", "--env-file", file, "--json")
@@ -61,7 +56,7 @@ def examine(network: PreparedNetwork, tmp_path: Path, run_main: Call, monkeypatc
     return call
 
 
-def test_a_sound_neuron_has_only_what_its_first_start_mends(examine: Examine, network: PreparedNetwork) -> None:
+def test_a_sound_neuron_has_only_what_its_first_start_mends(examine, network):
     store = DirectoryStore(network.bucket("lazy"))
     before = [info.key for info in store.list()]
     found = examine()
@@ -74,7 +69,7 @@ def test_a_sound_neuron_has_only_what_its_first_start_mends(examine: Examine, ne
     assert looked_at | {"network", "dataset"} <= set(found)
 
 
-def test_the_settings_of_the_subnet_are_looked_at(examine: Examine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_of_the_subnet_are_looked_at(examine, monkeypatch):
     monkeypatch.setattr(Ledger, "rules", lambda _: SubnetRules(435, "Null", True, True, False, 0, 50, 65535))
     found = examine()
     assert found["consensus"][0] == "bad"
@@ -83,7 +78,7 @@ def test_the_settings_of_the_subnet_are_looked_at(examine: Examine, monkeypatch:
     assert found["backups"] == ("good", "none in the bucket yet")
 
 
-def shifted(seconds: float) -> SimpleNamespace:
+def shifted(seconds):
     return SimpleNamespace(time=lambda: time.time() + seconds, perf_counter=time.perf_counter)
 
 
@@ -111,7 +106,7 @@ def shifted(seconds: float) -> SimpleNamespace:
         ({"PREFECT_API_URL": "127.0.0.1:1/api"}, "Prefect server", "PREFECT_API_URL is '127.0.0.1:1/api', which is no"),
     ],
 )
-def test_a_wrong_variable_is_found(examine: Examine, changes: Mapping[str, str], topic: str, words: str) -> None:
+def test_a_wrong_variable_is_found(examine, changes, topic, words):
     found = examine(**{name: value.replace("{port}", str(free_port())) for name, value in changes.items()})
     verdict, text = found[topic]
     assert (verdict, words in text, "hush" in text) == ("bad", True, False)
@@ -125,9 +120,7 @@ def test_a_wrong_variable_is_found(examine: Examine, changes: Mapping[str, str],
         ({"health"}, "prefect.example", ("good", "asks for a password")),
     ],
 )
-def test_a_server_that_shows_everybody_the_keys(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch, answers: set[str], host: str, expected: tuple[str, str]
-) -> None:
+def test_a_server_that_shows_everybody_the_keys(examine, monkeypatch, answers, host, expected):
     """The key is in the server's database; nobody asks here with a password."""
     url = f"http://{host}:4200/api"
     for module in (doctor, prefect_server):
@@ -159,14 +152,14 @@ OTHER_RELEASES = {"prefect": "0.1"}
         ),
     ],
 )
-def test_a_fault_of_the_machine_is_found(examine: Examine, monkeypatch: pytest.MonkeyPatch, case: Any) -> None:
+def test_a_fault_of_the_machine_is_found(examine, monkeypatch, case):
     topic, expected, words, target, name, value = case
     monkeypatch.setattr(target, name, value)
     verdict, text = examine()[topic]
     assert (verdict, words in text) == (expected, True)
 
 
-def test_a_neuron_that_runs_on_another_machine(examine: Examine, network: PreparedNetwork) -> None:
+def test_a_neuron_that_runs_on_another_machine(examine, network):
     block, store = network.block("lazy"), DirectoryStore(network.bucket("lazy"))
     chain, hotkey = block.subnet.open(block.wallet), block.wallet.open()
     uid = chain.metagraph().by_hotkey(hotkey.address).uid
@@ -179,16 +172,14 @@ def test_a_neuron_that_runs_on_another_machine(examine: Examine, network: Prepar
     assert "stop it there first" in text
 
 
-def test_a_password_that_others_read(examine: Examine, tmp_path: Path) -> None:
+def test_a_password_that_others_read(examine, tmp_path):
     (tmp_path / "password").write_text("a word")
     (tmp_path / "password").chmod(0o644)
     verdict, text = examine(WALLET_HOTKEY_PASSWORD_FILE=str(tmp_path / "password"))["wallet"]
     assert (verdict, f"chmod 600 {tmp_path / 'password'}" in text) == ("doubtful", True)
 
 
-def test_a_device_without_room_is_doubtful_while_the_neuron_itself_runs(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_without_room_is_doubtful_while_the_neuron_itself_runs(examine, monkeypatch):
     monkeypatch.setattr("templar.training.device.available_bytes", lambda: 1000)
     verdict, text = examine()["device"]
     assert (verdict, "GiB for it: set TEMPLAR_" in text) == ("bad", True)
@@ -197,26 +188,26 @@ def test_a_device_without_room_is_doubtful_while_the_neuron_itself_runs(
     assert (verdict, f"process {os.getpid()} is this neuron" in text) == ("doubtful", True)
 
 
-def test_a_folder_that_others_read(examine: Examine, tmp_path: Path) -> None:
+def test_a_folder_that_others_read(examine, tmp_path):
     (tmp_path / "home").mkdir(mode=0o755)
     verdict, text = examine()["disk"]
     assert (verdict, "chmod 700" in text) == ("doubtful", True)
 
 
-def test_a_folder_of_another_neuron(examine: Examine, tmp_path: Path) -> None:
+def test_a_folder_of_another_neuron(examine, tmp_path):
     with sole_process(tmp_path / "home" / HOME_LOCK, str):
         verdict, text = examine()["processes"]
     assert (verdict, f"process {os.getpid()}): give each neuron a folder" in text) == ("bad", True)
 
 
-def test_a_folder_of_another_network(examine: Examine, tmp_path: Path) -> None:
+def test_a_folder_of_another_network(examine, tmp_path):
     (tmp_path / "home").mkdir(mode=0o700)
     (tmp_path / "home" / GENESIS_FILE).write_text("e" * 64)
     verdict, text = examine(TEMPLAR_GENESIS="f" * 64)["network"]
     assert (verdict, "eeee" in text) == ("bad", True)
 
 
-def test_another_role_and_another_bucket_on_chain(examine: Examine, network: PreparedNetwork) -> None:
+def test_another_role_and_another_bucket_on_chain(examine, network):
     lazy = network.block("lazy")
     chain = lazy.subnet.open(lazy.wallet)
     neuron = chain.metagraph().by_hotkey(lazy.wallet.open().address)
@@ -232,7 +223,7 @@ def test_another_role_and_another_bucket_on_chain(examine: Examine, network: Pre
     assert found["role"][0] == found["read access on chain"][0] == "doubtful"
 
 
-def test_a_read_key_that_writes(examine: Examine, network: PreparedNetwork, moto: MotoEndpoint) -> None:
+def test_a_read_key_that_writes(examine, network, moto):
     keys = create_bucket_with_keys(moto.admin, bucket := uuid4().hex)
     values = network.environment_on(moto.admin.endpoint_url, bucket, keys.write, keys.write)
     verdict, text = examine(**values)["bucket keys"]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deployments.first_parameters import first_parameters
 from templar.agreement.model_folder import INDEX_FILE, WEIGHTS_PATTERN, write_model
-from templar.data.tokenizer import Tokenizer, train_embedded_tokenizer
+from templar.data.tokenizer import train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
 from templar.training.model import WEIGHTS_FILE, genesis_parameters
@@ -22,24 +22,24 @@ Params = dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_embedded_tokenizer(["some words " * 9], MODEL.vocab_size)
 
 
 @pytest.fixture(scope="module")
-def params() -> Params:
+def params():
     return {name: param.clone() for name, param in genesis_parameters(MODEL).items()}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, params: Params, tokenizer: Tokenizer) -> Path:
+def folder(tmp_path, params, tokenizer):
     """A model in several files, with an index."""
     write_model(tmp_path, params, MODEL, tokenizer, file_bytes=20_000)
     assert (tmp_path / INDEX_FILE).exists()
     return tmp_path
 
 
-def other(params: Params) -> Params:
+def other(params):
     return {name: param + 1 for name, param in params.items()}
 
 
@@ -54,16 +54,14 @@ LEFTOVERS: dict[str, Callable[[Path, Params], object]] = {
 
 
 @pytest.mark.parametrize("leftover", LEFTOVERS)
-def test_files_that_the_index_does_not_name_do_not_count(
-    folder: Path, params: Params, tokenizer: Tokenizer, leftover: str
-) -> None:
+def test_files_that_the_index_does_not_name_do_not_count(folder, params, tokenizer, leftover):
     LEFTOVERS[leftover](folder, params)
     found = first_parameters(str(folder), MODEL, tokenizer)
     assert found.keys() == params.keys()
     assert all(torch.equal(found[name], params[name]) for name in params)
 
 
-def test_a_tensor_counts_where_the_index_places_it(folder: Path, params: Params, tokenizer: Tokenizer) -> None:
+def test_a_tensor_counts_where_the_index_places_it(folder, params, tokenizer):
     index = json.loads((folder / INDEX_FILE).read_text())
     first = sorted(set(index["weight_map"].values()))[0]
     own = {name: param for name, param in params.items() if index["weight_map"][name] == first}
@@ -73,7 +71,7 @@ def test_a_tensor_counts_where_the_index_places_it(folder: Path, params: Params,
     )
 
 
-def test_without_an_index_the_single_file_counts(tmp_path: Path, params: Params, tokenizer: Tokenizer) -> None:
+def test_without_an_index_the_single_file_counts(tmp_path, params, tokenizer):
     write_model(tmp_path, params, MODEL, tokenizer)
     LEFTOVERS["averaged weights"](tmp_path, params)
     found = first_parameters(str(tmp_path), MODEL, tokenizer)
@@ -93,15 +91,13 @@ def test_without_an_index_the_single_file_counts(tmp_path: Path, params: Params,
         ('{"weight_map": {}}', "convert the weights"),
     ],
 )
-def test_an_index_that_cannot_decide_is_named(folder: Path, tokenizer: Tokenizer, content: str, words: str) -> None:
+def test_an_index_that_cannot_decide_is_named(folder, tokenizer, content, words):
     (folder / INDEX_FILE).write_text(content)
     with raising(PermanentError, Reason.CHECKPOINT_BROKEN, words):
         first_parameters(str(folder), MODEL, tokenizer)
 
 
-def test_several_uploads_without_an_index_are_refused_with_a_remedy(
-    folder: Path, params: Params, tokenizer: Tokenizer
-) -> None:
+def test_several_uploads_without_an_index_are_refused_with_a_remedy(folder, params, tokenizer):
     (folder / INDEX_FILE).unlink()
     assert len(list(folder.glob(WEIGHTS_PATTERN))) > 1
     first_parameters(str(folder), MODEL, tokenizer)

@@ -23,12 +23,12 @@ KNOWN |= {sample.name for family in QUEUES for sample in family.samples}
 
 
 @pytest.fixture(params=["miner", "validator", "network"])
-def dashboard(request: pytest.FixtureRequest) -> dict[str, Any]:
+def dashboard(request):
     found: dict[str, Any] = json.loads((FOLDER / f"{request.param}.json").read_text())
     return found
 
 
-def names_in(query: str) -> set[str]:
+def names_in(query):
     """The metrics of a query; one that matches a pattern names every role's."""
     query = query.replace("$neuron", "")
     pattern = re.search(r'__name__=~"templar_\(([a-z|]+)\)_([a-z_]+)"', query)
@@ -37,11 +37,11 @@ def names_in(query: str) -> set[str]:
     return set(re.findall(r"templar_[a-z_]+", query))
 
 
-def test_there_is_a_dashboard_for_each_kind_of_reader() -> None:
+def test_there_is_a_dashboard_for_each_kind_of_reader():
     assert sorted(Path(path).stem for path in FOLDER.iterdir()) == ["miner", "network", "validator"]
 
 
-def test_every_query_names_metrics_and_labels_that_exist(dashboard: dict[str, Any]) -> None:
+def test_every_query_names_metrics_and_labels_that_exist(dashboard):
     targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
     queries = [target["expr"] for target in targets]
     queries += [each["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
@@ -52,12 +52,12 @@ def test_every_query_names_metrics_and_labels_that_exist(dashboard: dict[str, An
         assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= LABELS
 
 
-def test_a_metric_that_does_not_exist_is_noticed() -> None:
+def test_a_metric_that_does_not_exist_is_noticed():
     assert not names_in('templar_miner_los{neuron=~"$neuron"}') <= KNOWN
     assert not names_in('{__name__=~"templar_(miner|validator)_no_such"}') <= KNOWN
 
 
-def test_panels_have_titles_and_do_not_overlap(dashboard: dict[str, Any]) -> None:
+def test_panels_have_titles_and_do_not_overlap(dashboard):
     panels = dashboard["panels"]
     assert all(panel["title"] for panel in panels)
     assert len({panel["id"] for panel in panels}) == len(panels)

@@ -32,13 +32,13 @@ VERSIONS = ("1.30", kubernetes_validate.latest_version())
 """Of Kubernetes: the oldest and the newest whose schemas are tried."""
 
 
-def run(*command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def run(*command, **environment):
     """A command's end and what it says, in the repository's root."""
     variables = {name: value for name, value in os.environ.items() if name not in SECRETS} | environment
     return subprocess.run(command, cwd=PROJECT_ROOT, env=variables, capture_output=True, text=True, check=False)
 
 
-def require_command(words: list[str]) -> None:
+def require_command(words):
     """Check that `templar` knows a command and takes its options."""
     assert words[0] == "templar"
     with pytest.raises(SystemExit) as ended:
@@ -46,19 +46,19 @@ def require_command(words: list[str]) -> None:
     assert ended.value.code == 0
 
 
-def require_clean(*command: str) -> None:
+def require_clean(*command):
     found = run(*command)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def instructions() -> list[tuple[str, str]]:
+def instructions():
     """Each instruction of the Dockerfile, with its arguments on one line."""
     lines = (DOCKER / "Dockerfile").read_text().splitlines()
     text = "\n".join(line for line in lines if line and not line.startswith("#")).replace("\\\n", " ")
     return [(name, rest) for line in text.splitlines() for name, _, rest in [line.partition(" ")]]
 
 
-def kept_in_the_image() -> set[str]:
+def kept_in_the_image():
     """What the build takes from the repository's root."""
     rules = [line for line in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines() if line[:1] != "#"]
     assert rules[0] == "*"
@@ -66,18 +66,18 @@ def kept_in_the_image() -> set[str]:
 
 
 class TestDockerfile:
-    def test_linters_find_nothing(self) -> None:
+    def test_linters_find_nothing(self):
         require_clean(installed("hadolint"), str(DOCKER / "Dockerfile"))
         require_clean(installed("shellcheck"), "deployments/debian.sh", ".ci/run")
 
-    def test_it_runs_commands_of_ours_as_a_user(self) -> None:
+    def test_it_runs_commands_of_ours_as_a_user(self):
         last = dict(instructions())
         assert last["USER"] == "1000:1000"
         entrypoint = json.loads(last["ENTRYPOINT"])
         require_command([*entrypoint, *json.loads(last["CMD"])])
         require_command(json.loads(last["HEALTHCHECK"].partition(" CMD ")[2]))
 
-    def test_the_image_has_what_a_neuron_runs_on_and_no_secret(self) -> None:
+    def test_the_image_has_what_a_neuron_runs_on_and_no_secret(self):
         kept = kept_in_the_image()
         project = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text())
         packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
@@ -93,7 +93,7 @@ class TestDockerfile:
             ("tpu", "", "", "DEVICE is tpu: set cpu or cuda"),
         ],
     )
-    def test_the_device_chooses_torch(self, tmp_path: Path, device: str, index: str, called: str, said: str) -> None:
+    def test_the_device_chooses_torch(self, tmp_path, device, index, called, said):
         """The build's own shell command, with a pip that only notes how it is called."""
         (script,) = [rest for name, rest in instructions() if name == "RUN" and rest.startswith("case")]
         (tmp_path / "pip").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n')
@@ -106,15 +106,12 @@ class TestDockerfile:
         assert bool(called) is bool(noted)
 
 
-Compose = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
 @pytest.fixture
-def compose(tmp_path: Path) -> Compose:
+def compose(tmp_path):
     """What `docker-compose config` makes of the file in a folder like the repository's, with an .env."""
     (tmp_path / "deployments").symlink_to(PROJECT_ROOT / "deployments")
 
-    def call(*files: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    def call(*files, **variables):
         write_env(tmp_path / ".env", {"NETUID": "3           # with a comment"} | variables)
         chosen = [option for file in files for option in ("--file", str(DOCKER / file))]
         folder = str(tmp_path)
@@ -126,20 +123,20 @@ def compose(tmp_path: Path) -> Compose:
 
 class TestCompose:
     @pytest.fixture
-    def services(self, compose: Compose) -> dict[str, Any]:
+    def services(self, compose):
         shown = compose("compose.yaml", "compose.cuda.yaml", **SECRETS)
         assert (shown.returncode, shown.stderr) == (0, "")
         found: dict[str, Any] = json.loads(shown.stdout)["services"]
         return found
 
     @pytest.mark.parametrize("missing", sorted(SECRETS))
-    def test_a_missing_secret_is_one_line(self, compose: Compose, missing: str) -> None:
+    def test_a_missing_secret_is_one_line(self, compose, missing):
         shown = compose("compose.yaml", **{name: value for name, value in SECRETS.items() if name != missing})
         assert shown.returncode != 0
         assert f"{missing} is missing a value: set it in .env" in shown.stderr
         assert len(shown.stderr.strip().splitlines()) == 1
 
-    def test_its_commands_are_ours_and_its_files_are_there(self, services: dict[str, Any]) -> None:
+    def test_its_commands_are_ours_and_its_files_are_there(self, services):
         require_command(["templar", *services["neuron"]["command"]])
         prefect = run(sys.executable, "-m", *services["prefect"]["entrypoint"], "--help")
         assert prefect.returncode == 0, prefect.stderr
@@ -147,9 +144,7 @@ class TestCompose:
             for volume in service.get("volumes", []):
                 assert volume["type"] == "volume" or volume["target"] == "/wallets" or Path(volume["source"]).exists()
 
-    def test_nobody_but_this_host_reaches_a_port_and_the_server_asks_for_a_password(
-        self, services: dict[str, Any]
-    ) -> None:
+    def test_nobody_but_this_host_reaches_a_port_and_the_server_asks_for_a_password(self, services):
         published = {name: service["ports"] for name, service in services.items() if "ports" in service}
         assert set(published) == {"prefect", "grafana"}
         assert all(port["host_ip"] == "127.0.0.1" for ports in published.values() for port in ports)
@@ -157,7 +152,7 @@ class TestCompose:
         assert server["PREFECT_SERVER_API_AUTH_STRING"] == neuron["PREFECT_API_AUTH_STRING"] == "templar:hush"
         assert neuron["NETUID"] == "3"
 
-    def test_what_names_another_service_names_it_rightly(self, services: dict[str, Any]) -> None:
+    def test_what_names_another_service_names_it_rightly(self, services):
         neuron, grafana = services["neuron"], services["grafana"]
         assert neuron["environment"]["PREFECT_API_URL"] == "http://prefect:4200/api"
         assert "@postgres:5432/prefect" in services["prefect"]["environment"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
@@ -172,7 +167,7 @@ class TestCompose:
         assert Path(mounted[provider["options"]["path"]]).resolve() == PROJECT_ROOT / "deployments" / "grafana"
 
     @pytest.mark.slow
-    def test_prometheus_takes_its_configuration(self) -> None:
+    def test_prometheus_takes_its_configuration(self):
         if shutil.which("promtool") is None:
             pytest.skip("Debian's Prometheus is not installed: ./deployments/debian.sh prometheus")
         require_clean("promtool", "check", "config", str(DOCKER / "prometheus.yml"))
@@ -184,7 +179,7 @@ MANIFESTS: list[dict[str, Any]] = [
 WITH_PODS = [manifest for manifest in MANIFESTS if "template" in manifest["spec"]]
 
 
-def container_of(name: str) -> dict[str, Any]:
+def container_of(name):
     (pod,) = [each["spec"]["template"]["spec"] for each in WITH_PODS if each["metadata"]["name"] == name]
     found: dict[str, Any]
     (found,) = pod["containers"]
@@ -193,12 +188,12 @@ def container_of(name: str) -> dict[str, Any]:
 
 class TestKubernetes:
     @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
-    def test_it_is_valid(self, manifest: dict[str, Any]) -> None:
+    def test_it_is_valid(self, manifest):
         for version in VERSIONS:
             kubernetes_validate.validate(manifest, version, strict=True)
 
     @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
-    def test_selectors_find_their_pods(self, manifest: dict[str, Any]) -> None:
+    def test_selectors_find_their_pods(self, manifest):
         labels = manifest["metadata"]["labels"]
         spec = manifest["spec"]
         if manifest["kind"] == "Service":
@@ -206,7 +201,7 @@ class TestKubernetes:
         else:
             assert spec["selector"]["matchLabels"] == labels == spec["template"]["metadata"]["labels"]
 
-    def test_each_pod_has_few_rights_and_mounts_what_there_is(self) -> None:
+    def test_each_pod_has_few_rights_and_mounts_what_there_is(self):
         for manifest in WITH_PODS:
             pod, container = manifest["spec"]["template"]["spec"], container_of(manifest["metadata"]["name"])
             assert pod["securityContext"]["runAsNonRoot"]
@@ -216,7 +211,7 @@ class TestKubernetes:
             mounted = {mount["name"] for mount in container["volumeMounts"]}
             assert mounted == claims | {volume["name"] for volume in pod.get("volumes", [])}
 
-    def test_its_commands_are_ours(self) -> None:
+    def test_its_commands_are_ours(self):
         containers = {name: container_of(name) for name in ("neuron", "prefect", "postgres")}
         require_command(["templar", *containers["neuron"]["args"]])
         require_command(containers["neuron"]["readinessProbe"]["exec"]["command"])
@@ -225,7 +220,7 @@ class TestKubernetes:
         for name in ("prefect", "postgres"):
             assert containers[name]["image"] == composed[name].get("image", "templar")
 
-    def test_the_wallet_lies_where_the_variables_say(self) -> None:
+    def test_the_wallet_lies_where_the_variables_say(self):
         (neuron,) = [each for each in WITH_PODS if each["metadata"]["name"] == "neuron"]
         container = container_of("neuron")
         variables = {variable["name"]: variable.get("value") for variable in container["env"]}
@@ -240,7 +235,7 @@ class TestKubernetes:
 @pytest.mark.slow
 @pytest.mark.prefect
 @pytest.mark.timeout(900)
-def test_server_and_neuron_of_the_compose_file_run_as_processes(compose: Compose, tmp_path: Path) -> None:
+def test_server_and_neuron_of_the_compose_file_run_as_processes(compose, tmp_path):
     """With the image's files alone, and the commands, variables and checks of both; ports and paths are changed."""
     image, name, log = tmp_path / "app", f"test-{uuid4().hex[:8]}", tmp_path / "neuron.log"
     image.mkdir()
@@ -252,7 +247,7 @@ def test_server_and_neuron_of_the_compose_file_run_as_processes(compose: Compose
     base = {variable: value for variable, value in os.environ.items() if not variable.startswith("PREFECT_")}
     server_port, metrics_port = free_port(), free_port()
 
-    def here(words: list[str]) -> list[str]:
+    def here(words):
         """A command of the image as one of this host."""
         program = {"templar": ["-m", "deployments"], "prefect": ["-m", "prefect"], "python": []}[words[0]]
         changes = (("4200", str(server_port)), ("0.0.0.0", "127.0.0.1"), ("default", name))
@@ -261,7 +256,7 @@ def test_server_and_neuron_of_the_compose_file_run_as_processes(compose: Compose
             rest = [word.replace(old, new) for word in rest]
         return [sys.executable, *program, *rest]
 
-    def is_healthy(check: list[str]) -> bool:
+    def is_healthy(check):
         return subprocess.run(here(check), cwd=image, env=base, capture_output=True, check=False).returncode == 0
 
     with PostgreSQL() as postgresql, ExitStack() as processes:
@@ -296,7 +291,7 @@ def test_server_and_neuron_of_the_compose_file_run_as_processes(compose: Compose
         assert not [entry for entry in left if entry.identity.alive]
 
 
-def scraped(url: str) -> str:
+def scraped(url):
     """What a scrape of an endpoint gives; nothing where nobody listens yet."""
     try:
         return httpx.get(url).text

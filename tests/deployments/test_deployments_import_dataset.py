@@ -1,23 +1,21 @@
 """`templar dataset import`: it makes a dataset, and each mistake is one line of text."""
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from deployments import import_dataset
 from templar.data.tokenizer import train_embedded_tokenizer
-from tests.support.commands import Call
 
 
 @pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
+def tokenizer(tmp_path):
     train_embedded_tokenizer(["a document of lines"], 260).save(tmp_path / "tokenizer")
     return tmp_path / "tokenizer"
 
 
-def test_an_import(run_main: Call, tokenizer: Path, tmp_path: Path) -> None:
+def test_an_import(run_main, tokenizer, tmp_path):
     call = partial(run_main, import_dataset.main)
     (tmp_path / "tokenized").mkdir()
     for number in range(2):

@@ -2,7 +2,6 @@
 
 import shutil
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,29 +12,26 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import checkpoint_key
 from templar.hparams import load_hparams
 from templar.reports.leaderboard import leaderboard
-from tests.support.commands import Call
 from tests.support.errors import raising
 from tests.support.facts import absent, revealed
-from tests.support.prefect_server import RunningPrefectServer
-from tests.support.prepared import PreparedNetwork
 from tests.support.published import MINERS, evaluate_genesis, evidences, with_reader
 
 NAME = "reader"
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+def network(tmp_path_factory, prefect_server):
     """A network with evidence of its first two windows, and a miner of it in the third."""
     return with_reader(tmp_path_factory.mktemp("standings"), prefect_server, NAME, after=2, evidence=[0, 1])
 
 
 @pytest.fixture
-def call(network: PreparedNetwork, prefect_api: RunningPrefectServer, run_main: Call) -> Call:
+def call(network, prefect_api, run_main):
     del network, prefect_api
     return partial(run_main, command.main)
 
 
-def test_table_and_files(network: PreparedNetwork, call: Call, tmp_path: Path) -> None:
+def test_table_and_files(network, call, tmp_path):
     csv, plot = tmp_path / "history.csv", tmp_path / "curves.SVG"
     status, out, err = call("--neuron", NAME, "--csv", str(csv), "--plot", str(plot))
     assert (status, err) == (0, "")
@@ -53,7 +49,7 @@ def test_table_and_files(network: PreparedNetwork, call: Call, tmp_path: Path) -
     assert sorted(each.name for each in tmp_path.iterdir()) == ["curves.SVG", "history.csv"]
 
 
-def test_the_newest_checkpoints_on_held_out_text_and_what_is_left_out(network: PreparedNetwork, call: Call) -> None:
+def test_the_newest_checkpoints_on_held_out_text_and_what_is_left_out(network, call):
     score, genesis = evaluate_genesis(network).score, network.first_window - 1
     forged = network.bucket("validator") / checkpoint_key(genesis, 2, EVALUATION_FILE)
     forged.parent.mkdir()
@@ -67,7 +63,7 @@ def test_the_newest_checkpoints_on_held_out_text_and_what_is_left_out(network: P
     assert "left out: [malformed] checkpoint: " in out
 
 
-def test_what_is_not_there_is_one_line(call: Call) -> None:
+def test_what_is_not_there_is_one_line(call):
     status, out, err = call("--neuron", NAME, "--validator", "1")
     assert (status, out) == (1, "")
     assert err.startswith("[evidence_missing] uid 1 shows evidence of windows")
@@ -77,7 +73,7 @@ def test_what_is_not_there_is_one_line(call: Call) -> None:
     assert err.startswith("[bad_environment] neuron block 'nobody': there is none")
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_is_named(tmp_path):
     run = evidences({10: (revealed(3, 0.2), absent(4))}, load_hparams("local"))
     with raising(PermanentError, Reason.LOCAL_FILE, match="No such file"):
         command.save(leaderboard(run), csv=tmp_path / "nowhere" / "history.csv", plot=None)

@@ -9,9 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +27,7 @@ from deployments.local.plan import DATASET_PREFIX, LocalPlan
 from deployments.local.summary import summarise
 from deployments.local.view import LocalView
 from deployments.neuron.folder import Address
-from deployments.processes import Child, ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
+from deployments.processes import ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar.agreement.genesis import find_birth
 from templar.chain.base import Metagraph
@@ -41,22 +39,19 @@ from templar.store.address import decode_address
 from templar.store.directory import DirectoryStore
 from templar.window import drive_window
 from tests.support.audited import run_alone
-from tests.support.commands import Call
 from tests.support.errors import raising
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
-from tests.support.servers import REPOSITORY, MotoEndpoint, store_at
-
-Local = Callable[..., tuple[int, str]]
+from tests.support.servers import REPOSITORY, store_at
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def network(tmp_path_factory):
     return PreparedNetwork(tmp_path_factory.mktemp("prepared"), num_honest=1, actors=("lazy",))
 
 
 class TestFolder:
-    def test_an_own_folder_is_made_anew_for_this_user_alone(self, tmp_path: Path) -> None:
+    def test_an_own_folder_is_made_anew_for_this_user_alone(self, tmp_path):
         plan = LocalPlan(tmp_path / "network")
         for _ in range(2):
             prepare.require_own_folder(plan)
@@ -65,7 +60,7 @@ class TestFolder:
             (plan.folder / "old").touch()
         assert stat.S_IMODE(plan.folder.stat().st_mode) == 0o700
 
-    def test_a_folder_with_anything_else_is_never_emptied(self, tmp_path: Path) -> None:
+    def test_a_folder_with_anything_else_is_never_emptied(self, tmp_path):
         (tmp_path / "thesis.tex").touch()
         for folder in (tmp_path, tmp_path / "thesis.tex"):
             with raising(PermanentError, Reason.BAD_ENVIRONMENT, match="would be emptied"):
@@ -75,18 +70,18 @@ class TestFolder:
 
 
 class TestPace:
-    def test_a_quiet_machine_keeps_the_presets_windows_and_a_busy_one_gets_longer_ones(self) -> None:
+    def test_a_quiet_machine_keeps_the_presets_windows_and_a_busy_one_gets_longer_ones(self):
         assert [rounded_pace(each) for each in (0.3, 1.0, 1.2, 1.3, 1.6, 3.01)] == [1, 1, 1, 2, 2, 4]
         assert measure_pace(1) >= 1
 
-    def test_a_measurement_that_fails_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_measurement_that_fails_says_so(self, monkeypatch):
         monkeypatch.setattr(pace, "WORK", "raise SystemExit(1)")
         with raising(PermanentError, Reason.PROCESS_DIED, match="2 processes failed"):
             measure_pace(2)
 
     @given(st.floats(1, 50))
     @settings(max_examples=20, deadline=None)
-    def test_no_time_of_a_slower_window_is_shorter(self, factor: float) -> None:
+    def test_no_time_of_a_slower_window_is_shorter(self, factor):
         preset = load_hparams("local")
         slower = load_hparams("local", overrides={"windows": slowed_windows(preset, factor)}).windows
         assert slower.seconds == pytest.approx(factor * preset.windows.seconds, rel=1e-3)
@@ -95,14 +90,14 @@ class TestPace:
             assert getattr(slower, name) > getattr(preset.windows, name) * factor - 1
             assert getattr(slower, name) >= getattr(preset.windows, name)
 
-    def test_the_network_gets_the_slower_preset_and_no_other_changes(self, tmp_path: Path) -> None:
+    def test_the_network_gets_the_slower_preset_and_no_other_changes(self, tmp_path):
         source, target = LocalPlan(tmp_path).hparams_path, tmp_path / "hparams.json"
         slower = write_slowed(source, "local-shards", 2.0, target)
         assert slower.windows.seconds == 2 * load_hparams("local-shards").windows.seconds
         assert load_hparams("local", path=target) == load_hparams("local")
         assert slower.model_copy(update={"windows": load_hparams("local").windows}) == load_hparams("local-shards")
 
-    def test_the_command_measures_unless_it_is_told(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_the_command_measures_unless_it_is_told(self, monkeypatch, tmp_path):
         monkeypatch.setattr(command, "measure_pace", float)
         plan = LocalPlan(tmp_path, num_honest=2)
         assert command.paced(plan, None).pace == 5
@@ -110,12 +105,12 @@ class TestPace:
 
 
 class TestActing:
-    def test_only_the_worker_of_a_bad_actor_is_started_as_one(self) -> None:
+    def test_only_the_worker_of_a_bad_actor_is_started_as_one(self):
         command = [sys.executable, "-m", "prefect", "worker", "start"]
         assert acting_command("honest", command) == command
         assert acting_command("lazy", command)[2:] == ["deployments.local.acting", "lazy", *command[2:]]
 
-    def test_in_its_process_every_miner_is_the_actor(self, tmp_path: Path) -> None:
+    def test_in_its_process_every_miner_is_the_actor(self, tmp_path):
         told = "import sys\nfrom blocks.neuron import Neuron\nprint(Neuron.node_class(None).__name__, sys.argv[1:])"
         (tmp_path / "told.py").write_text(told)
         command = acting_command("lazy", [sys.executable, "-m", "told", "--pool", "x"])
@@ -125,7 +120,7 @@ class TestActing:
 
 
 class TestEnvironments:
-    def test_they_are_for_this_user_alone_and_make_neurons(self, network: PreparedNetwork) -> None:
+    def test_they_are_for_this_user_alone_and_make_neurons(self, network):
         for neuron in network.plan.running:
             file = network.plan.env_file(neuron)
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -135,7 +130,7 @@ class TestEnvironments:
             assert block.bucket.endpoint.max_attempts == 1  # retries are the tasks'
             assert block.wallet.open().address in {info.hotkey for info in self.registered(network)}
 
-    def test_a_neuron_may_have_settings_of_its_own(self, network: PreparedNetwork, tmp_path: Path) -> None:
+    def test_a_neuron_may_have_settings_of_its_own(self, network, tmp_path):
         settings = {"default": {"TEMPLAR_RANKS": "2", "TEMPLAR_THREADS": "4"}}
         plan = replace(network.plan, folder=tmp_path, settings=settings)
         accounts = [prepare.DATASET_ACCOUNT, *(neuron.account_id for neuron in plan.running)]
@@ -146,19 +141,19 @@ class TestEnvironments:
             assert {name: values.get(name) for name in changes} == changes
             assert ("TEMPLAR_RANKS" in values) == (neuron.name == "default")
 
-    def test_ranks_follow_the_plan(self, network: PreparedNetwork) -> None:
+    def test_ranks_follow_the_plan(self, network):
         registered = self.registered(network)
         assert [info.validator_permit for info in registered] == [False, True, True, False, False]
         assert [info.stake for info in registered] == [neuron.stake for neuron in network.plan.neurons]
 
-    def test_buckets_are_committed_before_the_first_window(self, network: PreparedNetwork) -> None:
+    def test_buckets_are_committed_before_the_first_window(self, network):
         block = network.block("lazy")
         prepare.announce_bucket(block)
         (shown,) = (info for info in self.registered(network) if info.hotkey == block.wallet.open().address)
         assert shown.commitment is not None
         assert decode_address(shown.commitment) == block.bucket.open().address
 
-    def registered(self, network: PreparedNetwork) -> Any:
+    def registered(self, network):
         ledger = Ledger(network.plan.ledger)
         neurons = ledger.metagraph().neurons
         ledger.close()
@@ -166,7 +161,7 @@ class TestEnvironments:
 
 
 @pytest.fixture(scope="module")
-def view(network: PreparedNetwork) -> LocalView:
+def view(network):
     """The view, some windows later, of one window in which an aggregator and then a miner were alone."""
     for name in ("aggregator", "default"):
         node = network.at(name, network.first_window).build(name)
@@ -179,9 +174,7 @@ def view(network: PreparedNetwork) -> LocalView:
 
 
 class TestKeeping:
-    def test_buckets_of_the_endpoint_outlive_it(
-        self, network: PreparedNetwork, moto: MotoEndpoint, tmp_path: Path
-    ) -> None:
+    def test_buckets_of_the_endpoint_outlive_it(self, network, moto, tmp_path):
         """With their times, beside the dataset, where the reader's environment leads."""
         plan, block = replace(network.plan, folder=tmp_path), network.block("lazy")
         shutil.copytree(network.plan.dataset, plan.dataset)
@@ -209,14 +202,12 @@ class TestKeeping:
         assert stat.S_IMODE(plan.network_env.stat().st_mode) == 0o600
         assert list(DirectoryStore(plan.buckets / prepare.DATASET_ACCOUNT).list(f"{DATASET_PREFIX}/"))
 
-    def test_a_model_that_cannot_be_kept_is_no_failure(
-        self, network: PreparedNetwork, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_model_that_cannot_be_kept_is_no_failure(self, network, capsys):
         command.keep(LocalNetwork(network.plan, print))
         assert "the trained model was not kept: [object_missing]" in capsys.readouterr().out
 
     @pytest.mark.slow
-    def test_it_is_the_state_of_the_newest_window(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_it_is_the_state_of_the_newest_window(self, tmp_path, capsys):
         network = PreparedNetwork(tmp_path, deciding="aggregator")
         run_alone(network, 1, name="aggregator")
         command.keep(LocalNetwork(network.plan, print))
@@ -227,18 +218,16 @@ class TestKeeping:
 
 
 class TestView:
-    def test_roots_come_from_proofs(self, view: LocalView, network: PreparedNetwork) -> None:
+    def test_roots_come_from_proofs(self, view, network):
         roots = view.roots(network.first_window)
         assert roots.keys() == {"aggregator", "default"}
         assert len(roots["default"]) == 64
         assert view.roots(network.first_window + 1) == {}
 
-    def test_without_evidence_there_is_no_row(self, view: LocalView, network: PreparedNetwork) -> None:
+    def test_without_evidence_there_is_no_row(self, view, network):
         assert view.row(network.first_window) is None
 
-    def test_a_replay_of_public_objects_ends_where_the_miner_did(
-        self, view: LocalView, network: PreparedNetwork, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_replay_of_public_objects_ends_where_the_miner_did(self, view, network, monkeypatch):
         monkeypatch.setattr("deployments.local.view.HELD_OUT_SEQUENCES", 8)
         window = network.first_window
         node = view.replay(window, deadline=view.chain.clock.now() + 100)
@@ -248,7 +237,7 @@ class TestView:
         node.stop()
 
 
-def fake_view(folder: Path, **changes: Any) -> Any:
+def fake_view(folder, **changes):
     """What a summary asks for after window 6: everything is as promised but for the changes."""
     plan = LocalPlan(folder, num_honest=1, bad_actors=("lazy",))
     has: dict[str, Any] = {"genesis": "genesis", "loss": 4.0, "weights": {0: 0.5, 3: 0.5}, "observed": "last"} | changes
@@ -270,7 +259,7 @@ def fake_view(folder: Path, **changes: Any) -> Any:
     )
 
 
-def test_a_summary_has_the_figures(tmp_path: Path) -> None:
+def test_a_summary_has_the_figures(tmp_path):
     summary = summarise(fake_view(tmp_path), 6, 3, 0.0)
     assert all(summary.checks.values())
     assert len(summary.checks) == 6
@@ -294,21 +283,19 @@ def test_a_summary_has_the_figures(tmp_path: Path) -> None:
         ({"weights": {0: 0.5, 4: 0.5}}, [4, 5]),
     ],
 )
-def test_every_promise_of_a_summary_can_be_broken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], broken: list[int]
-) -> None:
+def test_every_promise_of_a_summary_can_be_broken(tmp_path, monkeypatch, changes, broken):
     monkeypatch.setattr("deployments.local.summary.SETTLE_PATIENCE_SECONDS", 0.0)
     summary = summarise(fake_view(tmp_path, **changes), 6, 3, 0.0)
     assert [place for place, kept in enumerate(summary.checks.values()) if not kept] == broken
 
 
 @pytest.fixture
-def local(run_main: Call, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
+def local(run_main, monkeypatch):
     """Calls the command without a measurement of the machine; its exit status and what it said on standard error."""
     monkeypatch.setattr(command, "measure_pace", lambda _: 1.0)
     before = signal.getsignal(signal.SIGTERM)
 
-    def main(*arguments: object) -> tuple[int, str]:
+    def main(*arguments):
         status, _, err = run_main(command.main, *arguments)
         return status, err
 
@@ -320,15 +307,15 @@ class TestRefusals:
     """Bad input: one clear line, exit status not 0, nothing left running and nothing changed."""
 
     @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
+    def folder(self, tmp_path):
         return tmp_path / "network"
 
     @pytest.fixture
-    def options(self, folder: Path) -> tuple[object, ...]:
+    def options(self, folder):
         return ("--folder", folder, "--prefect-port", free_port(), "--storage-port", free_port())
 
     @pytest.mark.parametrize("port", ["prefect", "storage"])
-    def test_a_taken_port(self, local: Local, folder: Path, options: Any, port: str) -> None:
+    def test_a_taken_port(self, local, folder, options, port):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             number = taken.getsockname()[1]
             status, err = local("run", *options, f"--{port}-port", number)
@@ -350,16 +337,14 @@ class TestRefusals:
             (("--window-seconds", "5"), "[bad_hparams] "),
         ],
     )
-    def test_a_wrong_option(
-        self, local: Local, folder: Path, options: Any, wrong: tuple[str, ...], message: str
-    ) -> None:
+    def test_a_wrong_option(self, local, folder, options, wrong, message):
         status, err = local("up", *options, *wrong)
         assert status == 1
         assert err.startswith(message)
         assert err.count("\n") == 1
         assert not folder.exists()
 
-    def test_a_folder_of_something_else(self, local: Local, folder: Path, options: Any) -> None:
+    def test_a_folder_of_something_else(self, local, folder, options):
         folder.mkdir()
         (folder / "thesis.tex").write_text("years of work")
         status, err = local("run", *options)
@@ -368,7 +353,7 @@ class TestRefusals:
         assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
 
     @pytest.fixture
-    def running(self, folder: Path) -> Iterator[Child]:
+    def running(self, folder):
         """A process that the folder's record says is a network's."""
         plan = LocalPlan(folder)
         prepare.prepare_folder(plan)
@@ -377,9 +362,7 @@ class TestRefusals:
         yield child
         child.stop(grace_seconds=0.0)
 
-    def test_a_second_network_in_the_same_folder(
-        self, local: Local, folder: Path, options: Any, running: Child
-    ) -> None:
+    def test_a_second_network_in_the_same_folder(self, local, folder, options, running):
         before = {path: path.read_bytes() for path in folder.iterdir()}
         status, err = local("up", *options)
         assert status == 1
@@ -387,9 +370,7 @@ class TestRefusals:
         assert running.exit_code is None
         assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
-    def test_status_of_a_network_that_is_not_whole(
-        self, local: Local, folder: Path, options: Any, running: Child, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_status_of_a_network_that_is_not_whole(self, local, folder, options, running, capsys):
         plan = LocalPlan(folder)
         for name in ("miner-2", "default"):
             plan.env_file(next(each for each in plan.running if each.name == name)).parent.mkdir(exist_ok=True)
@@ -416,7 +397,7 @@ class TestRefusals:
         assert command.main(["status", "--folder", str(folder)]) == 1
         assert "nothing is running" in capsys.readouterr().out
 
-    def test_down_stops_what_is_recorded(self, local: Local, options: Any, running: Child) -> None:
+    def test_down_stops_what_is_recorded(self, local, options, running):
         assert local("down", *options) == (0, "")
         assert running.handle.wait() == -signal.SIGTERM
 
@@ -425,7 +406,7 @@ class TestRefusals:
 @pytest.mark.prefect
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("when", ["before it is up", "while it comes up"])
-def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) -> None:
+def test_a_run_that_is_ended_takes_everything_down(tmp_path, when):
     plan = LocalPlan(tmp_path / "network", prefect_port=free_port(), storage_port=free_port())
     arguments = ["--folder", plan.folder, "--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]
     log = tmp_path / "run.log"
@@ -434,7 +415,7 @@ def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) ->
     )
     seen: set[ProcessIdentity] = set()
 
-    def recorded() -> int:
+    def recorded():
         entries = ProcessRecord(plan.processes).entries()
         seen.update(entry.identity for entry in entries)
         return len(entries)
@@ -457,7 +438,7 @@ def test_a_run_that_is_ended_takes_everything_down(tmp_path: Path, when: str) ->
         require_free_port("127.0.0.1", port, remedy="none")
 
 
-def test_up_ends_with_commands_that_can_be_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_up_ends_with_commands_that_can_be_copied(tmp_path, capsys):
     """The folder has a space in its name, and `prefect` is on no PATH."""
     birth = SimpleNamespace(start=SimpleNamespace(start_window=7))
     plan = LocalPlan(tmp_path / "my network")

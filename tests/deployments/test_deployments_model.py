@@ -4,10 +4,8 @@ A push goes from the Hub's own client to a server that keeps its contract.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from huggingface_hub import HfApi
@@ -19,52 +17,51 @@ from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.reports.model_card import PICTURE_FILE
 from tests.support.audited import run_alone
 from tests.support.commands import contents, write_env
-from tests.support.hub import READER, WRITER, FakeHub, fake_hub
+from tests.support.hub import READER, WRITER, fake_hub
 from tests.support.prepared import PreparedNetwork
 from tests.support.published import evaluate_genesis
 
 NUM_WINDOWS = 2
 REPOSITORY = "someone/model"
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def network(tmp_path_factory):
     network = PreparedNetwork(tmp_path_factory.mktemp("modelled"), deciding="validator")
     run_alone(network, NUM_WINDOWS)
     publish_newest_checkpoint(network.at("validator", last(network) + 1).config("validator"), preset="test")
     return network
 
 
-def last(network: PreparedNetwork) -> int:
+def last(network):
     return network.first_window + NUM_WINDOWS - 1
 
 
 @pytest.fixture
-def call(network: PreparedNetwork, tmp_path: Path, run_main: Any) -> Call:
+def call(network, tmp_path, run_main):
     """Calls the command as a reader after the last window; its exit status, output and errors."""
     block = network.at("lazy", last(network) + 2)
     variables = read_env(network.plan.network_env)
     variables |= {"NETWORK": block.subnet.network, "TEMPLAR_HOME": str(tmp_path / "home")}
     file = write_env(tmp_path / "reader.env", variables)
 
-    def main(command: str, *options: object) -> tuple[int, str, str]:
+    def main(command, *options):
         found: tuple[int, str, str] = run_main(model.main, command, "--env-file", file, *options)
         return found
 
     return main
 
 
-def read_env(path: Path) -> dict[str, str]:
+def read_env(path):
     return dict(line.split("=", 1) for line in path.read_text().splitlines())
 
 
-def test_a_reader_needs_no_secret_of_a_neuron(network: PreparedNetwork) -> None:
+def test_a_reader_needs_no_secret_of_a_neuron(network):
     names = read_env(network.plan.network_env)
     assert not [name for name in names if "WRITE" in name or "WALLET" in name]
 
 
-def test_the_model_is_fetched_and_exported(call: Call, network: PreparedNetwork, tmp_path: Path) -> None:
+def test_the_model_is_fetched_and_exported(call, network, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     status, out, err = call("fetch")
@@ -84,7 +81,7 @@ def test_the_model_is_fetched_and_exported(call: Call, network: PreparedNetwork,
     assert (status, "[bad_parameters]" in err) == (2, True)
 
 
-def test_the_picture_of_the_card_is_drawn_here_from_public_records(call: Call, network: PreparedNetwork) -> None:
+def test_the_picture_of_the_card_is_drawn_here_from_public_records(call, network):
     """The publisher's own is not taken: the one of the genesis, which has no card, is drawn as well."""
     evaluate_genesis(network)
     status, out, _ = call("fetch", "--window", str(network.first_window - 1))
@@ -94,7 +91,7 @@ def test_the_picture_of_the_card_is_drawn_here_from_public_records(call: Call, n
     assert b"1 checkpoints" in picture.read_bytes()
 
 
-def test_it_goes_on_with_a_text_the_same_way_every_time(call: Call) -> None:
+def test_it_goes_on_with_a_text_the_same_way_every_time(call):
     status, text, _ = call("generate", "--prompt", "alpha ", "--tokens", "8")
     assert status == 0
     assert text.startswith("alpha ")
@@ -106,7 +103,7 @@ def test_it_goes_on_with_a_text_the_same_way_every_time(call: Call) -> None:
     assert "shorten it" in err
 
 
-def test_it_is_measured_on_held_out_text(call: Call) -> None:
+def test_it_is_measured_on_held_out_text(call):
     status, out, _ = call("evaluate", "--texts", "4")
     assert status == 0
     figures = {line[:15].strip(): line[15:].split()[0] for line in out.splitlines()}
@@ -114,7 +111,7 @@ def test_it_is_measured_on_held_out_text(call: Call) -> None:
     assert figures["held-out texts"] == "4"
 
 
-def test_the_replay_agrees_to_the_last_window(call: Call, network: PreparedNetwork, tmp_path: Path) -> None:
+def test_the_replay_agrees_to_the_last_window(call, network, tmp_path):
     status, out, _ = call("verify")
     *lines, verdict = out.splitlines()
     assert status == 0
@@ -137,13 +134,13 @@ def test_the_replay_agrees_to_the_last_window(call: Call, network: PreparedNetwo
         (("export",), "[bad_parameters] export: name a folder, or a repository with --push"),
     ],
 )
-def test_what_cannot_be_done_is_one_clear_line(call: Call, options: tuple[str, ...], problem: str) -> None:
+def test_what_cannot_be_done_is_one_clear_line(call, options, problem):
     status, _, err = call(*options)
     assert status == 2
     assert problem in err.splitlines()[-1]
 
 
-def test_another_preset_is_refused(call: Call, tmp_path: Path) -> None:
+def test_another_preset_is_refused(call, tmp_path):
     variables = read_env(tmp_path / "reader.env") | {"TEMPLAR_PRESET": "local"}
     write_env(tmp_path / "reader.env", variables)
     status, _, err = call("fetch")
@@ -151,9 +148,7 @@ def test_another_preset_is_refused(call: Call, tmp_path: Path) -> None:
     assert err.startswith("[bad_hparams] hparams: digest ")
 
 
-def test_without_an_option_it_is_the_local_network(
-    call: Call, run_main: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_option_it_is_the_local_network(call, run_main, tmp_path, monkeypatch):
     (tmp_path / LOCAL_FOLDER).mkdir(parents=True)
     shutil.copy(tmp_path / "reader.env", tmp_path / LOCAL_FOLDER / NETWORK_ENV_FILE)
     monkeypatch.chdir(tmp_path)
@@ -166,7 +161,7 @@ def test_without_an_option_it_is_the_local_network(
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub(monkeypatch):
     with fake_hub() as hub:
         monkeypatch.setattr(hub_module, "HfApi", partial(HfApi, endpoint=hub.endpoint_url))
         monkeypatch.setenv("HF_TOKEN", WRITER)
@@ -174,13 +169,11 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def export(call: Call) -> Call:
+def export(call):
     return partial(call, "export")
 
 
-def test_the_files_of_the_model_are_pushed_and_nothing_else_is_kept_of_an_older_one(
-    hub: FakeHub, export: Call, tmp_path: Path, network: PreparedNetwork
-) -> None:
+def test_the_files_of_the_model_are_pushed_and_nothing_else_is_kept_of_an_older_one(hub, export, tmp_path, network):
     status, out, _ = export("--push", REPOSITORY, tmp_path / "copy")
     assert (status, out) == (0, f"{hub.endpoint_url}/{REPOSITORY}\n{tmp_path / 'copy'}\n")
     assert hub.files[REPOSITORY] == contents(tmp_path / "copy")
@@ -194,7 +187,7 @@ def test_the_files_of_the_model_are_pushed_and_nothing_else_is_kept_of_an_older_
     assert hub.files[REPOSITORY] == contents(tmp_path / "copy") | {"notes.txt": b"mine"}
 
 
-def test_no_text_of_the_publisher_is_pushed(hub: FakeHub, export: Call, tmp_path: Path) -> None:
+def test_no_text_of_the_publisher_is_pushed(hub, export, tmp_path):
     """Only the weights are proven; a card in the operator's name is made on this machine."""
     assert export("--push", REPOSITORY)[0] == 0
     (folder,) = {path.parent for path in (tmp_path / "home").rglob("config.json")}
@@ -216,9 +209,7 @@ def test_no_text_of_the_publisher_is_pushed(hub: FakeHub, export: Call, tmp_path
         (WRITER, REPOSITORY, 418, "[store_refused] Hugging Face: the Hub answered 418"),
     ],
 )
-def test_what_the_hub_refuses_is_one_line_without_the_token_and_nothing_is_pushed(
-    hub: FakeHub, export: Call, tmp_path: Path, case: tuple[str, str, int | None, str]
-) -> None:
+def test_what_the_hub_refuses_is_one_line_without_the_token_and_nothing_is_pushed(hub, export, tmp_path, case):
     token, repository, hub.answer, words = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", token)
@@ -230,13 +221,13 @@ def test_what_the_hub_refuses_is_one_line_without_the_token_and_nothing_is_pushe
     assert not (tmp_path / "copy").exists()
 
 
-def test_a_token_that_is_refused_costs_no_download(hub: FakeHub, export: Call, tmp_path: Path) -> None:
+def test_a_token_that_is_refused_costs_no_download(hub, export, tmp_path):
     hub.answer = 401
     assert export("--push", REPOSITORY)[0] == 2
     assert not (tmp_path / "home" / "model").exists()
 
 
-def test_without_a_network_it_is_one_line(hub: FakeHub, export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_it_is_one_line(hub, export, monkeypatch):
     hub.server_close()
     monkeypatch.setattr(hub_module, "HfApi", partial(HfApi, endpoint="http://127.0.0.1:1"))
     status, _, err = export("--push", REPOSITORY)
@@ -246,7 +237,7 @@ def test_without_a_network_it_is_one_line(hub: FakeHub, export: Call, monkeypatc
     assert err.count("\n") == 1
 
 
-def test_a_push_that_failed_is_made_by_the_same_call(hub: FakeHub, export: Call, tmp_path: Path) -> None:
+def test_a_push_that_failed_is_made_by_the_same_call(hub, export, tmp_path):
     hub.files[REPOSITORY] = {"model.safetensors": b"old"}
     hub.refused_commits = 1
     status, _, err = export("--push", REPOSITORY, tmp_path / "copy")

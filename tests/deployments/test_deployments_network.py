@@ -5,20 +5,18 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from deployments import model as model_command
 from deployments import network as command
 from deployments.hub import MODEL_FILES
 from templar.agreement import genesis
-from templar.agreement.genesis import Birth, find_birth
+from templar.agreement.genesis import find_birth
 from templar.agreement.model_folder import read_weights
 from templar.agreement.state import genesis_root, parameters_digest
 from templar.chain.base import SubnetRules
@@ -31,7 +29,7 @@ from templar.hparams import load_hparams
 from templar.store.directory import DirectoryStore
 from templar.training.model import WEIGHTS_FILE, genesis_parameters
 from tests.support.audited import run_alone
-from tests.support.commands import Call, write_env
+from tests.support.commands import write_env
 from tests.support.prepared import PRESET, PreparedNetwork
 
 FOUNDER = "aggregator"
@@ -39,7 +37,7 @@ Change = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tmp_path_factory):
     """The model of a network with other first parameters, as `templar model export` writes it."""
     folder = tmp_path_factory.mktemp("earlier")
     network = PreparedNetwork(folder, model={"initializer_seed": 7})
@@ -50,33 +48,33 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def network(tmp_path_factory):
     """A subnet with members, and no network yet."""
     return PreparedNetwork(tmp_path_factory.mktemp("founded")).forget(FOUNDER)
 
 
 @pytest.fixture
-def call(network: PreparedNetwork, tmp_path: Path, run_main: Call) -> Callable[..., tuple[int, str, str]]:
-    def main(*options: object, name: str = FOUNDER, **changes: str) -> tuple[int, str, str]:
+def call(network, tmp_path, run_main):
+    def main(*options, name=FOUNDER, **changes):
         variables = network.environment(name) | {"TEMPLAR_HOME": str(tmp_path / "home")} | changes
         return run_main(command.main, "--env-file", write_env(tmp_path / ".env", variables), *options)
 
     return main
 
 
-def keys(network: PreparedNetwork) -> dict[str, int]:
+def keys(network):
     """What the founder has published, and when."""
     return {info.key: info.last_modified for info in DirectoryStore(network.bucket(FOUNDER)).list()}
 
 
-def found_birth(network: PreparedNetwork) -> Birth:
+def found_birth(network):
     block = network.block("lazy")
     chain = block.subnet.open(None)
     return find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), network.hparams)
 
 
 @pytest.fixture
-def copy(exported: Path, tmp_path: Path) -> Path:
+def copy(exported, tmp_path):
     """A copy of the model to change."""
     return Path(shutil.copytree(exported, tmp_path / "copy"))
 
@@ -84,7 +82,7 @@ def copy(exported: Path, tmp_path: Path) -> Path:
 # There is no network yet.
 
 
-def test_a_dry_run_says_what_would_start_and_writes_nothing(network: PreparedNetwork, call: Any) -> None:
+def test_a_dry_run_says_what_would_start_and_writes_nothing(network, call):
     status, out, err = call("--dry-run")
     assert (status, err) == (0, "")
     assert "uid 1 would start a network on subnet 1: first window " in out
@@ -92,25 +90,23 @@ def test_a_dry_run_says_what_would_start_and_writes_nothing(network: PreparedNet
     assert keys(network) == {}
 
 
-def test_a_subnet_with_room_for_one_validator_is_refused(
-    network: PreparedNetwork, call: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_subnet_with_room_for_one_validator_is_refused(network, call, monkeypatch):
     monkeypatch.setattr(Ledger, "rules", lambda _: SubnetRules(435, "Null", True, True, False, 0, 50, 65535))
     status, out, err = call("--dry-run")
     assert (status, out) == (1, "")
     assert "pays by Null consensus" in err
 
 
-def with_config(**changes: Any) -> Change:
-    def change(folder: Path) -> None:
+def with_config(**changes):
+    def change(folder):
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     return change
 
 
-def with_tensors(work: Callable[[dict[str, Tensor]], object]) -> Change:
-    def change(folder: Path) -> None:
+def with_tensors(work):
+    def change(folder):
         tensors = load_file(folder / WEIGHTS_FILE)
         work(tensors)
         save_file(tensors, folder / WEIGHTS_FILE)
@@ -118,11 +114,11 @@ def with_tensors(work: Callable[[dict[str, Tensor]], object]) -> Change:
     return change
 
 
-def with_norm(work: Callable[[Tensor], Tensor]) -> Change:
+def with_norm(work):
     return with_tensors(lambda tensors: tensors.update({NORM: work(tensors[NORM])}))
 
 
-def with_another_tokenizer(folder: Path) -> None:
+def with_another_tokenizer(folder):
     train_embedded_tokenizer(["other words " * 9], 260).save(folder)
 
 
@@ -146,9 +142,7 @@ REFUSALS: dict[str, tuple[Change, str, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_a_model_that_does_not_fit_is_one_line_and_nothing_is_written(
-    network: PreparedNetwork, call: Any, copy: Path, name: str
-) -> None:
+def test_a_model_that_does_not_fit_is_one_line_and_nothing_is_written(network, call, copy, name):
     change, reason, words = REFUSALS[name]
     change(copy)
     status, out, err = call("--from", copy)
@@ -159,8 +153,8 @@ def test_a_model_that_does_not_fit_is_one_line_and_nothing_is_written(
     assert keys(network) == {}
 
 
-def test_a_repository_without_a_network_is_one_line(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object, **options: object) -> str:
+def test_a_repository_without_a_network_is_one_line(call, monkeypatch):
+    def fail(*arguments, **options):
         raise LocalEntryNotFoundError("no connection, and nothing in the cache")
 
     monkeypatch.setattr("deployments.hub.snapshot_download", fail)
@@ -170,7 +164,7 @@ def test_a_repository_without_a_network_is_one_line(call: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_numbers_of_two_bytes_become_float32(call: Any, copy: Path, dtype: torch.dtype) -> None:
+def test_numbers_of_two_bytes_become_float32(call, copy, dtype):
     stored = {name: tensor.to(dtype) for name, tensor in load_file(copy / WEIGHTS_FILE).items()}
     save_file(stored | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, copy / WEIGHTS_FILE)
     status, out, err = call("--from", copy, "--dry-run", "--json")
@@ -179,13 +173,11 @@ def test_numbers_of_two_bytes_become_float32(call: Any, copy: Path, dtype: torch
     assert json.loads(out)["root"] == genesis_root(1, parameters_digest(params))
 
 
-def test_a_repository_is_downloaded_by_the_hubs_client(
-    call: Any, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_is_downloaded_by_the_hubs_client(call, exported, monkeypatch):
     asked = []
     arguments = inspect.signature(huggingface_hub.snapshot_download)
 
-    def download(*given: Any, **named: Any) -> str:
+    def download(*given, **named):
         asked.append(arguments.bind(*given, **named).arguments)
         return str(exported)
 
@@ -200,9 +192,9 @@ def test_a_repository_is_downloaded_by_the_hubs_client(
 
 
 def test_a_failure_on_the_way_is_gone_on_with_and_a_node_joins_the_network_of_the_model(
-    network: PreparedNetwork, call: Any, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: object, **more: object) -> None:
+    network, call, exported, monkeypatch
+):
+    def fail(*arguments, **more):
         raise TransientError(Reason.STORE_UNREACHABLE, "the bucket does not answer")
 
     model = network.hparams.model
@@ -240,9 +232,7 @@ def test_a_failure_on_the_way_is_gone_on_with_and_a_node_joins_the_network_of_th
         node.stop()
 
 
-def test_a_network_is_started_once_and_other_parameters_are_another_one(
-    network: PreparedNetwork, call: Any, exported: Path, copy: Path
-) -> None:
+def test_a_network_is_started_once_and_other_parameters_are_another_one(network, call, exported, copy):
     before = keys(network)
     status, out, err = call("--from", exported)
     assert (status, "uid 1 has started a network" in out, err) == (0, True, "")
@@ -257,7 +247,7 @@ def test_a_network_is_started_once_and_other_parameters_are_another_one(
     )
 
 
-def test_other_numbers_are_another_network(network: PreparedNetwork, call: Any, exported: Path, tmp_path: Path) -> None:
+def test_other_numbers_are_another_network(network, call, exported, tmp_path):
     presets = json.loads(network.plan.hparams_path.read_text())
     presets[PRESET]["training"] = {"outer_learning_rate": 0.5}
     (tmp_path / "hparams.json").write_text(json.dumps(presets))
@@ -267,7 +257,7 @@ def test_other_numbers_are_another_network(network: PreparedNetwork, call: Any, 
     assert "with other hyper-parameters, text, tokenizer or first parameters" in err
 
 
-def test_nobody_else_starts_a_second_network(network: PreparedNetwork, call: Any) -> None:
+def test_nobody_else_starts_a_second_network(network, call):
     status, _, err = call(name="validator")
     assert status == 1
     assert "uid 1 has started the network " in err
@@ -275,13 +265,13 @@ def test_nobody_else_starts_a_second_network(network: PreparedNetwork, call: Any
     assert START_WINDOW_KEY not in [info.key for info in DirectoryStore(network.bucket("validator")).list()]
 
 
-def test_a_hotkey_without_permit_starts_nothing(call: Any) -> None:
+def test_a_hotkey_without_permit_starts_nothing(call):
     status, _, err = call(name="lazy")
     assert (status, "has no validator permit" in err) == (1, True)
 
 
-def test_a_bucket_that_cannot_be_read_may_hold_a_network(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> None:
+def test_a_bucket_that_cannot_be_read_may_hold_a_network(call, monkeypatch):
+    def fail(*arguments):
         raise TransientError(Reason.STORE_UNREACHABLE, "it does not answer")
 
     monkeypatch.setattr(command, "read_start", fail)

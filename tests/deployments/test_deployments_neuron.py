@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,9 +20,9 @@ from deployments import prefect_server
 from deployments.neuron import manage, start
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder
 from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import Child, end_of, free_port, sole_process, start_child
+from deployments.processes import end_of, free_port, sole_process, start_child
 from deployments.register import read_environment
-from tests.support.commands import Call, write_env
+from tests.support.commands import write_env
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
 
@@ -33,7 +32,7 @@ SERVICES = {"the Prefect server", "worker", "housekeeping worker", "window clock
 
 
 class Started:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.name = f"test-{uuid4().hex[:8]}"
         self.folder = NeuronFolder(self.name)
         self._env_file = folder / ".env"
@@ -48,22 +47,22 @@ class Started:
         self.port = free_port()
         self.child = self.start()
 
-    def start(self) -> Child:
+    def start(self):
         options = ["--env-file", str(self._env_file), "--prefect-port", str(self.port)]
         command = [sys.executable, "-m", "deployments", "neuron", "start", "--name", self.name, *options]
         env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         return start_child("neuron", command, log=self._log, env=env, cwd=PROJECT_ROOT)
 
-    def status(self) -> dict[str, Any]:
+    def status(self):
         command = [sys.executable, "-m", "deployments", "neuron", "status", "--name", self.name, "--json"]
         shown = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=False).stdout
         found: dict[str, Any] = json.loads(shown)[self.name]
         return found
 
-    def wait(self, holds: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+    def wait(self, holds, what):
         found: list[dict[str, Any]] = []
 
-        def asked() -> bool:
+        def asked():
             assert self.child.exit_code is None, end_of(self._log)
             found.append(self.status())
             return holds(found[-1])
@@ -71,12 +70,12 @@ class Started:
         wait_until(asked, f"{what}: {end_of(self._log)}", patience_seconds=300.0)
         return found[-1]
 
-    def said(self) -> str:
+    def said(self):
         return self._log.read_text()
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def started(tmp_path_factory):
     started = Started(tmp_path_factory.mktemp("neuron"))
     yield started
     started.child.stop(grace_seconds=60.0)
@@ -88,7 +87,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 @pytest.mark.prefect
 @pytest.mark.timeout(900)
 class TestOneCommand:
-    def test_it_runs_windows_with_processes_that_come_back_when_they_are_killed(self, started: Started) -> None:
+    def test_it_runs_windows_with_processes_that_come_back_when_they_are_killed(self, started):
         # 1. One command, and windows begin.
         before = started.wait(lambda found: found["runs"] and found["windows"], "windows begin")
         assert {entry["name"] for entry in before["processes"]} == SERVICES
@@ -123,7 +122,7 @@ class TestOneCommand:
         assert sum(row["state"] in ("Running", "Pending") for row in later["windows"]) <= 1
         assert later["services"] == []
 
-    def test_it_ends_with_one_command_and_leaves_no_process(self, started: Started) -> None:
+    def test_it_ends_with_one_command_and_leaves_no_process(self, started):
         left = started.wait(lambda found: found["runs"], "all run")
         wait_until(lambda: any(started.bucket.rglob("*lease*")), "the neuron holds its lease")
         assert manage.main(["stop", "--name", started.name]) == 0
@@ -138,20 +137,18 @@ class TestOneCommand:
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def network(tmp_path_factory):
     return PreparedNetwork(tmp_path_factory.mktemp("refused"))
 
 
 @pytest.fixture
-def refused(
-    network: PreparedNetwork, tmp_path: Path, run_main: Call, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., str]]:
+def refused(network, tmp_path, run_main, monkeypatch):
     """The one line with which `start` refuses the network's lazy miner with changed variables; it started nothing."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     name = f"test-{uuid4().hex[:8]}"
 
-    def call(**changes: str) -> str:
+    def call(**changes):
         file = write_env(tmp_path / ".env", network.environment("lazy") | changes)
         status, _, err = run_main(start.main, "--name", name, "--env-file", file, "--prefect-port", free_port())
         assert (status, err.count("\n")) == (1, 1)
@@ -162,7 +159,7 @@ def refused(
     shutil.rmtree(NeuronFolder(name).path, ignore_errors=True)
 
 
-def test_a_folder_of_another_neuron_is_refused(network: PreparedNetwork, refused: Callable[..., str]) -> None:
+def test_a_folder_of_another_neuron_is_refused(network, refused):
     home, owner = Path(network.environment("lazy")["TEMPLAR_HOME"]), NeuronFolder(f"test-{uuid4().hex[:8]}")
     owner.save(Address("http://127.0.0.1:4200/api"))
     with sole_process(owner.lock, str), sole_process(home / HOME_LOCK, str):
@@ -172,9 +169,7 @@ def test_a_folder_of_another_neuron_is_refused(network: PreparedNetwork, refused
     assert f"say --name {owner.name} if you mean that one, or give each neuron a folder of its own" in said
 
 
-def test_a_server_that_shows_everybody_the_keys_is_refused(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_shows_everybody_the_keys_is_refused(refused, monkeypatch):
     url = "http://prefect.example:4200/api"
     monkeypatch.setattr(prefect_server, "http_serves", lambda address: address == f"{url}/admin/version")
     said = refused(PREFECT_API_URL=url)
@@ -182,19 +177,19 @@ def test_a_server_that_shows_everybody_the_keys_is_refused(
     assert "set PREFECT_API_AUTH_STRING" in said
 
 
-def test_a_database_that_does_not_answer_is_refused(refused: Callable[..., str]) -> None:
+def test_a_database_that_does_not_answer_is_refused(refused):
     url = f"postgresql+asyncpg://prefect:hush@127.0.0.1:{free_port()}/prefect"
     said = refused(PREFECT_SERVER_DATABASE_CONNECTION_URL=url)
     assert "PREFECT_SERVER_DATABASE_CONNECTION_URL: the PostgreSQL database prefect at 127.0.0.1 cannot be used" in said
     assert "hush" not in said
 
 
-def test_a_hotkey_without_its_password_is_refused(network: PreparedNetwork, refused: Callable[..., str]) -> None:
+def test_a_hotkey_without_its_password_is_refused(network, refused):
     (network.plan.wallets / "local" / "hotkeys" / "locked").write_bytes(b"$NACL" + bytes(72))
     assert "the hotkey is encrypted: set WALLET_HOTKEY_PASSWORD_FILE" in refused(WALLET_HOTKEY="locked")
 
 
-def test_a_new_env_has_what_is_given_is_private_and_is_never_overwritten(tmp_path: Path, run_main: Call) -> None:
+def test_a_new_env_has_what_is_given_is_private_and_is_never_overwritten(tmp_path, run_main):
     path = tmp_path / ".env"
     options = ["--env-file", path, "--role", "validator", "--netuid", 12, "--wallet.name", "cold"]
     status, out, _ = run_main(manage.main, "init", *options)
@@ -213,8 +208,8 @@ def test_a_new_env_has_what_is_given_is_private_and_is_never_overwritten(tmp_pat
 
 
 def test_what_init_writes_is_read_back_and_an_empty_variable_of_the_shell_hides_nothing(
-    tmp_path: Path, run_main: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, run_main, monkeypatch
+):
     path, odd = tmp_path / ".env", 'it\'s "${USER}" #1\\ '
     options = ["--wallet.name", odd, "--wallet.path", f"/{odd}", "--subtensor.network", "test"]
     assert run_main(manage.main, "init", "--env-file", path, *options)[0] == 0
@@ -226,7 +221,7 @@ def test_what_init_writes_is_read_back_and_an_empty_variable_of_the_shell_hides_
     assert not values["CUDA_VISIBLE_DEVICES"]
 
 
-def test_a_unit_names_this_python_and_stops_as_the_command_does(tmp_path: Path, run_main: Call) -> None:
+def test_a_unit_names_this_python_and_stops_as_the_command_does(tmp_path, run_main):
     status, out, _ = run_main(manage.main, "service", "--name", "mine", "--env-file", tmp_path / ".env")
     assert status == 0
     assert f'--name mine --env-file "{tmp_path}/.env"' in out
@@ -234,5 +229,5 @@ def test_a_unit_names_this_python_and_stops_as_the_command_does(tmp_path: Path, 
     assert "KillMode=mixed" in out
 
 
-def test_a_neuron_that_never_ran_is_not_green(run_main: Call) -> None:
+def test_a_neuron_that_never_ran_is_not_green(run_main):
     assert run_main(manage.main, "status", "--name", "never-started")[0] == 1

@@ -12,13 +12,13 @@ PAGES = (PageOrigin(7, "books", 96, 32, 4567), PageOrigin(3, "[red]code", 0, 32,
 FOUND = Preview(12, 4, 216, "ab" * 32, PAGES, 20, ("first [bold]text", "second\x1b[2J\n\tline\u00a0and"))
 
 
-def shown(found: Preview) -> str:
+def shown(found):
     console = Console(file=io.StringIO(), width=100)
     command.show(found, console)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_pages_and_texts() -> None:
+def test_pages_and_texts():
     text = shown(FOUND)
     assert "window 12 (from block 216), uid 4, assignment abababababab" in text
     assert "96 to 127" in text

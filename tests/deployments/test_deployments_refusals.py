@@ -1,11 +1,9 @@
 """Bad input of every command that reads some: one line that names it, the exit status, and nothing is written."""
 
-from pathlib import Path
-
 import pytest
 
 from deployments.command import main
-from tests.support.commands import Call, write_env
+from tests.support.commands import write_env
 
 NO_FILE = "[bad_environment] {folder}/none: no such file; copy .env.example to it and fill it in"
 LOCAL = "neuron init --env-file {folder}/none --local {folder} --role miner"
@@ -37,9 +35,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("case", REFUSALS, ids=[line for line, *_ in REFUSALS])
-def test_it_is_refused(
-    case: tuple[str, int, str], run_main: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_refused(case, run_main, tmp_path, monkeypatch):
     line, status, words = case
     for name in ("NETUID", "R2_DATASET_ACCOUNT_ID"):
         monkeypatch.delenv(name, raising=False)

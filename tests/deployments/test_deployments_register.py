@@ -1,9 +1,6 @@
 """`templar neuron register`: a neuron becomes a block, a pool and a deployment, or nothing changes."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -12,32 +9,31 @@ from blocks import Neuron
 from deployments import register
 from templar.chain.base import Role
 from templar.hparams import TrainerSettings
-from tests.support.commands import Call, write_env
+from tests.support.commands import write_env
 from tests.support.neuron_block import neuron_block
-from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 
 NAME = "registered"
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def network(tmp_path_factory):
     return PreparedNetwork(tmp_path_factory.mktemp("register"))
 
 
 @pytest.fixture
-def env_file(network: PreparedNetwork, tmp_path: Path) -> Callable[..., Path]:
+def env_file(network, tmp_path):
     """The environment of the network's lazy miner as a file, with changes."""
     return lambda **changes: write_env(tmp_path / ".env", network.environment("lazy") | changes)
 
 
 @pytest.fixture
-def call(prefect_api: RunningPrefectServer, run_main: Call) -> Call:
+def call(prefect_api, run_main):
     del prefect_api
     return partial(run_main, register.main)
 
 
-def on_the_server(server: RunningPrefectServer) -> Any:
+def on_the_server(server):
     with server.client() as client:
         return [
             client.request("POST", f"/{what}/filter", json={"include_secrets": True} if what == BLOCKS else {}).json()
@@ -48,9 +44,7 @@ def on_the_server(server: RunningPrefectServer) -> Any:
 BLOCKS = "block_documents"
 
 
-def test_a_neuron_is_registered_and_its_role_announced(
-    call: Any, env_file: Any, network: PreparedNetwork, prefect_server: RunningPrefectServer
-) -> None:
+def test_a_neuron_is_registered_and_its_role_announced(call, env_file, network, prefect_server):
     lazy = network.block("lazy")
     chain, address = lazy.subnet.open(lazy.wallet), lazy.wallet.open().address
     chain.set_role(Role.VALIDATOR)
@@ -82,9 +76,7 @@ def test_a_neuron_is_registered_and_its_role_announced(
 
 
 @pytest.mark.slow
-def test_registering_again_updates_what_is_there(
-    call: Any, env_file: Any, prefect_server: RunningPrefectServer
-) -> None:
+def test_registering_again_updates_what_is_there(call, env_file, prefect_server):
     assert call("--name", NAME, "--env-file", env_file())[0] == 0
     with prefect_server.client() as client:
         before = client.read_deployment_by_name(f"miner-window/{NAME}")
@@ -97,9 +89,7 @@ def test_registering_again_updates_what_is_there(
         assert client.read_deployment_by_name(f"miner-window/{NAME}").id == before.id
 
 
-def test_bad_environments_are_refused_with_one_line(
-    call: Any, env_file: Any, prefect_server: RunningPrefectServer
-) -> None:
+def test_bad_environments_are_refused_with_one_line(call, env_file, prefect_server):
     """What is refused is in tests/deployments/test_deployments_check_access.py."""
     before = on_the_server(prefect_server)
     for changes, message in (
@@ -125,7 +115,7 @@ def test_bad_environments_are_refused_with_one_line(
     ],
     ids=["wrong", "space", "bare", "none"],
 )
-def test_without_a_server_it_says_so(call: Any, env_file: Any, address: str | None, message: str) -> None:
+def test_without_a_server_it_says_so(call, env_file, address, message):
     with temporary_settings({PREFECT_API_URL: address}):
         status, out, err = call("--name", NAME, "--env-file", env_file())
     assert (status, out) == (1, "")
@@ -137,7 +127,7 @@ def test_without_a_server_it_says_so(call: Any, env_file: Any, address: str | No
     ("role", "ranks", "is_ranked"),
     [("miner", 2, True), ("miner", "auto", True), ("miner", 1, False), ("validator", 2, False)],
 )
-def test_a_miner_of_several_ranks_has_torchs_launcher_around_it(role: str, ranks: Any, is_ranked: bool) -> None:
+def test_a_miner_of_several_ranks_has_torchs_launcher_around_it(role, ranks, is_ranked):
     settings = TrainerSettings(ranks=ranks, repeatable=False)
     command = ["python", "-m", "prefect", "worker"]
     launcher = ["templar.training.torchrun", settings.model_dump_json(), "/srv/neuron/ranks"] if is_ranked else []

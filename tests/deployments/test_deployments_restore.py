@@ -1,8 +1,6 @@
 """`templar neuron rehearse` and `templar neuron restore`: a miner beside a network whose validator decides alone."""
 
 import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,11 +18,10 @@ from tests.support.commands import write_env
 from tests.support.prepared import PreparedNetwork
 
 NUM_WINDOWS = 2
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def network(tmp_path_factory):
     """A validator alone for some windows; a miner and a bad actor have not started."""
     network = PreparedNetwork(tmp_path_factory.mktemp("alone"), num_honest=1, deciding="validator")
     run_alone(network, NUM_WINDOWS)
@@ -32,12 +29,10 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
 
 
 @pytest.fixture
-def call(network: PreparedNetwork, tmp_path: Path, run_main: Any) -> Call:
+def call(network, tmp_path, run_main):
     """Calls a command's `main` after the windows; each neuron's folder is new."""
 
-    def main(
-        command: Callable[[Sequence[str] | None], int], *options: str, name: str, **changes: str
-    ) -> tuple[int, str, str]:
+    def main(command, *options, name, **changes):
         block = network.at(name, network.first_window + NUM_WINDOWS + 1)
         variables = network.environment(name) | {"NETWORK": block.subnet.network, "TEMPLAR_HOME": str(tmp_path / name)}
         return run_main(command, "--env-file", write_env(tmp_path / ".env", variables | changes), *options)
@@ -46,18 +41,16 @@ def call(network: PreparedNetwork, tmp_path: Path, run_main: Any) -> Call:
 
 
 @pytest.fixture
-def rehearsed(call: Call) -> Call:
+def rehearsed(call):
     return lambda *options, name="default", **changes: call(rehearse.main, *options, name=name, **changes)
 
 
 @pytest.fixture
-def restored(call: Call, backed_up: None) -> Call:
+def restored(call, backed_up):
     return lambda *options, name="default": call(restore.main, "--from-bucket", *options, name=name)
 
 
-def test_a_miner_that_published_nothing_trains_and_is_told_its_score(
-    network: PreparedNetwork, rehearsed: Call, tmp_path: Path
-) -> None:
+def test_a_miner_that_published_nothing_trains_and_is_told_its_score(network, rehearsed, tmp_path):
     status, out, err = rehearsed("--json")
     assert (status, err) == (0, "")
     found = json.loads(out)
@@ -75,7 +68,7 @@ def test_a_miner_that_published_nothing_trains_and_is_told_its_score(
     assert [path.name for path in (tmp_path / "default").iterdir()] == [rehearse.FOLDER]
 
 
-def test_the_table_says_the_same_to_people(rehearsed: Call) -> None:
+def test_the_table_says_the_same_to_people(rehearsed):
     status, out, err = rehearsed()
     assert (status, err) == (0, "")
     assert "no payload of this neuron counts in that window [commit_missing]: trained one" in out
@@ -83,16 +76,14 @@ def test_the_table_says_the_same_to_people(rehearsed: Call) -> None:
     assert "on others'" in out
 
 
-def test_a_payload_that_no_reader_takes_is_named_with_its_reason(
-    rehearsed: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_payload_that_no_reader_takes_is_named_with_its_reason(rehearsed, monkeypatch):
     monkeypatch.setattr(rehearsal, "encode", lambda *arguments: b"no payload")
     status, out, _ = rehearsed()
     assert status == 1
     assert "every reader would refuse the payload: [" in out
 
 
-def test_several_ranks_rehearse_under_the_launcher(rehearsed: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_rehearse_under_the_launcher(rehearsed, monkeypatch):
     asked: list[Any] = []
     monkeypatch.setattr(rehearse, "launch", lambda *arguments: asked.append(arguments) or 0)
     ranks = {"TEMPLAR_RANKS": "2", "TEMPLAR_HOSTS": "2", "TEMPLAR_RENDEZVOUS": "10.0.0.1:29500"}
@@ -102,14 +93,14 @@ def test_several_ranks_rehearse_under_the_launcher(rehearsed: Call, monkeypatch:
     assert (command[:3], command[-2:]) == (["deployments", "neuron", "rehearse"], ["--seconds", "1"])
 
 
-def test_who_cannot_rehearse_is_told_why(rehearsed: Call) -> None:
+def test_who_cannot_rehearse_is_told_why(rehearsed):
     assert "only a miner can rehearse" in rehearsed(name="validator")[2]
     status, _, err = rehearsed("--seconds", "0.000001")
     assert (status, f"[{Reason.NO_TIME_LEFT}]" in err) == (1, True)
 
 
 @pytest.fixture(scope="module")
-def backed_up(network: PreparedNetwork) -> None:
+def backed_up(network):
     """The miner came to the first window, stored a backup, and came to the second."""
     first = network.first_window
     block = network.at("default", first)
@@ -122,7 +113,7 @@ def backed_up(network: PreparedNetwork) -> None:
     miner.stop()
 
 
-def test_a_miner_is_restored_and_told_what_was_lost(network: PreparedNetwork, restored: Call, tmp_path: Path) -> None:
+def test_a_miner_is_restored_and_told_what_was_lost(network, restored, tmp_path):
     first = network.first_window
     status, out, err = restored("--json")
     assert (status, err) == (0, "")
@@ -136,14 +127,14 @@ def test_a_miner_is_restored_and_told_what_was_lost(network: PreparedNetwork, re
     assert (status, err.count("\n"), f"[{Reason.LOCAL_FILE}]" in err, "move it away" in err) == (1, 1, True, True)
 
 
-def test_the_same_in_words(network: PreparedNetwork, restored: Call, tmp_path: Path) -> None:
+def test_the_same_in_words(network, restored, tmp_path):
     status, out, err = restored()
     assert (status, err) == (0, "")
     assert f"{tmp_path / 'default'}: restored from the backup of window {network.first_window}, root " in out
     assert f"the chain is in window {network.first_window + NUM_WINDOWS + 1}, {NUM_WINDOWS + 1} later" in out
 
 
-def test_a_validator_and_an_aggregator_need_none(network: PreparedNetwork, restored: Call, tmp_path: Path) -> None:
+def test_a_validator_and_an_aggregator_need_none(network, restored, tmp_path):
     status, out, _ = restored(name="validator")
     newest = network.first_window + NUM_WINDOWS - 1
     assert (status, f"(the newest is of window {newest})" in out) == (0, True)

@@ -1,20 +1,15 @@
 """The scheduled flows of a neuron on a real Prefect server: what a schedule makes, and what is told if it does not."""
 
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
-from prefect.client.schemas.objects import FlowRun
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 
 from benchmarks.day import due_times
@@ -41,7 +36,6 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
 from tests.support.errors import raising
 from tests.support.operator import wait_until
-from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 
 EVERYBODY = {
@@ -61,11 +55,11 @@ looks at new schedules later than their first run is due plans the second one.""
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def network(tmp_path_factory):
     return PreparedNetwork(tmp_path_factory.mktemp("schedules"), data=SHARDS)
 
 
-def by_flow(client: SyncPrefectClient, neuron: str) -> dict[str, DeploymentResponse]:
+def by_flow(client, neuron):
     flows = {flow.id: flow.name for flow in client.read_flows()}
     return {flows[each.flow_id]: each for each in deployments_of(client, neuron)}
 
@@ -74,13 +68,11 @@ class TestRuns:
     """One worker runs what the schedules of a neuron of each role make; nobody starts anything."""
 
     @pytest.fixture(scope="class")
-    def neurons(
-        self, network: PreparedNetwork, prefect_server: RunningPrefectServer, tmp_path_factory: pytest.TempPathFactory
-    ) -> Iterator[dict[str, str]]:
+    def neurons(self, network, prefect_server, tmp_path_factory):
         """The name of a neuron of each role, whose schedules have their first run one after the other, soon."""
         names, work_of, soon = {role: f"soon-{role}" for role in FLOWS}, scheduled_work, timedelta(seconds=15)
 
-        def shortly(role: str, hparams: Any, *, hour: timedelta) -> Iterator[schedules.Work]:
+        def shortly(role, hparams, *, hour):
             nonlocal soon
             for work in work_of(role, hparams, hour=hour):
                 after = (datetime.now(UTC) - EPOCH + soon) % AGAIN
@@ -107,14 +99,12 @@ class TestRuns:
     @pytest.mark.slow
     @pytest.mark.timeout(400)
     @pytest.mark.parametrize(("role", "flow"), [(role, flow) for role in FLOWS for flow in sorted(FLOWS[role])])
-    def test_a_schedule_makes_a_run_of_each_flow(
-        self, role: str, flow: str, neurons: dict[str, str], prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_a_schedule_makes_a_run_of_each_flow(self, role, flow, neurons, prefect_server):
         """The network has no window yet, so that some of it finds nothing to do and says so by a reason."""
         with prefect_server.client() as client:
             deployment = by_flow(client, neurons[role])[flow]
 
-            def made() -> list[FlowRun]:
+            def made():
                 runs = schedules.runs_until(client, datetime.now(UTC))
                 ours = [run for run in runs if run.deployment_id == deployment.id and run.auto_scheduled]
                 return [run for run in ours if run.state is not None and run.state.is_final()]
@@ -128,13 +118,11 @@ class TestRuns:
 
 class TestDeployed:
     @pytest.fixture
-    def deployed(
-        self, network: PreparedNetwork, prefect_server: RunningPrefectServer, request: pytest.FixtureRequest
-    ) -> Iterator[Callable[[str], str]]:
+    def deployed(self, network, prefect_server, request):
         """Deploys the scheduled work of a neuron of a role; its name."""
         names = []
 
-        def deploy(role: str, name: str = "") -> str:
+        def deploy(role, name=""):
             name = name or f"{role}-{uuid4().hex[:8]}"
             names.append(name)
             deploy_scheduled(name, network.block(MEMBERS[role]))
@@ -148,9 +136,7 @@ class TestDeployed:
                         client.delete_deployment(deployment.id)
 
     @pytest.mark.parametrize("role", FLOWS)
-    def test_a_neuron_gets_the_flows_of_its_role(
-        self, role: str, deployed: Any, prefect_server: RunningPrefectServer, network: PreparedNetwork
-    ) -> None:
+    def test_a_neuron_gets_the_flows_of_its_role(self, role, deployed, prefect_server, network):
         neuron, hparams = deployed(role), network.hparams
         with prefect_server.client() as client:
             found = by_flow(client, neuron)
@@ -167,13 +153,11 @@ class TestDeployed:
                 assert (schedule.slug, schedule.active) == (f"every-{windows}-windows", True)
                 assert schedule.schedule.interval.total_seconds() == pytest.approx(windows * hparams.windows.seconds)
 
-    def test_the_server_plans_what_is_due_and_a_second_time_changes_nothing(
-        self, deployed: Any, prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_the_server_plans_what_is_due_and_a_second_time_changes_nothing(self, deployed, prefect_server):
         neuron, now = deployed("miner"), datetime.now(UTC)
         with prefect_server.client() as client:
 
-            def planned() -> dict[str, float] | None:
+            def planned():
                 runs = {flow: next_run(client, each) for flow, each in by_flow(client, neuron).items()}
                 return (
                     None if None in runs.values() else {f: r.expected_start_time.timestamp() for f, r in runs.items()}
@@ -186,7 +170,7 @@ class TestDeployed:
             deployed("miner", neuron)
             wait_until(lambda: planned() == first, "the same is planned as before")
 
-    def test_what_an_operator_has_set_stays(self, deployed: Any, prefect_server: RunningPrefectServer) -> None:
+    def test_what_an_operator_has_set_stays(self, deployed, prefect_server):
         neuron = deployed("validator")
         with prefect_server.client() as client:
             evaluation = by_flow(client, neuron)["evaluate-checkpoint"]
@@ -207,8 +191,8 @@ class TestDeployed:
         assert {each.slug for each in again["checkpoint"].schedules} == {checkpoint.schedules[0].slug, "my-own"}
 
     def test_a_schedule_without_a_planned_run_is_told_and_one_that_no_worker_takes(
-        self, deployed: Any, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, deployed, prefect_server, monkeypatch
+    ):
         neuron = deployed("validator")
         assert stalled([neuron]) == [], "it is new: nothing need be planned yet"
         monkeypatch.setattr(schedules, "PLANNING", timedelta(0))
@@ -216,7 +200,7 @@ class TestDeployed:
         with prefect_server.client() as client:
             deployment = by_flow(client, neuron)["leaderboard"]
 
-            def unplan() -> list[Stalled]:
+            def unplan():
                 """The scheduler plans the runs again once a minute: it may be faster than this look."""
                 while (run := next_run(client, deployment)) is not None:
                     client.delete_flow_run(run.id)
@@ -247,7 +231,7 @@ class TestDeployed:
 class TestTimes:
     @given(st.text("abcdefgh-0123456789", min_size=1), st.sampled_from(sorted(FLOWS)), st.sampled_from([1.0, 20.0]))
     @settings(max_examples=50)
-    def test_neurons_are_shifted_and_each_stays_in_its_hour(self, neuron: str, role: str, faster: float) -> None:
+    def test_neurons_are_shifted_and_each_stays_in_its_hour(self, neuron, role, faster):
         hour = HOUR / faster
         for work in scheduled_work(role, load_hparams("local-shards"), hour=hour):
             schedule = work.schedule(neuron, hour)
@@ -256,16 +240,14 @@ class TestTimes:
             assert work.schedule(neuron, hour).anchor_date == schedule.anchor_date
             assert work.after < max(work.every, hour)
 
-    def test_checkpoints_are_measured_between_two_of_them(self) -> None:
+    def test_checkpoints_are_measured_between_two_of_them(self):
         work = {each.flow: each for each in scheduled_work("validator", load_hparams("150M"))}
         publish, measure = (work[flow].schedule("any") for flow in ("checkpoint", "evaluate_checkpoint"))
         assert publish.interval == measure.interval == timedelta(seconds=10 * 600)
         assert (measure.anchor_date - publish.anchor_date) % publish.interval == publish.interval / 2
 
 
-def test_the_operator_is_told_once_of_what_does_not_happen_by_itself(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_the_operator_is_told_once_of_what_does_not_happen_by_itself(monkeypatch, tmp_path):
     """At the second look that finds it: a schedule that is being changed has no planned run for a moment."""
     log = tmp_path / "server.log"
     wrong, told = [Stalled("one", "checkpoint/one", "does not fire")], []

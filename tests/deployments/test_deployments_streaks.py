@@ -1,16 +1,13 @@
 """Several windows in a row without a payload or a score are told once, and again when they have doubled."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from prefect import flow
-from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun
 from prefect.states import AwaitingRetry, Cancelled, Completed, Crashed, Failed, Running
 from prefect.types._datetime import now
 from rich.console import Console
@@ -25,7 +22,6 @@ from deployments.processes import ProcessRecord, start_child
 from tasks.alerts import Alert
 from templar.errors import Reason
 from templar.window import Missed
-from tests.support.prefect_server import RunningPrefectServer
 
 DONE = Completed(message="window 9: published 20417 bytes, applied (3, 4), root 9bb9f335e3e7")
 UNTRAINED = Failed(name="NothingPublished", message="window 8: not trained [no_time_left], applied (3, 4), root 9b")
@@ -38,7 +34,7 @@ PASSED = Completed(name="Skipped", message="window 8 [window_passed] the chain i
 FINISHED = Completed(name="Skipped", message="window 8 [window_finished] this neuron has finished it")
 
 
-def runs(*states: State[None] | None) -> list[FlowRun]:
+def runs(*states):
     """Runs with these states, the newest first."""
     windows = reversed(range(len(states)))
     return [
@@ -47,7 +43,7 @@ def runs(*states: State[None] | None) -> list[FlowRun]:
     ]
 
 
-def late(neuron: str) -> str:
+def late(neuron):
     return REMEDIES[Alert.LATE].format(neuron=neuron)
 
 
@@ -62,14 +58,14 @@ def late(neuron: str) -> str:
         (Crashed(message="killed"), f"took no part in 3 windows in a row: {CRASHED}"),
     ],
 )
-def test_a_line_names_neuron_count_reason_and_remedy(state: State[None], line: str) -> None:
+def test_a_line_names_neuron_count_reason_and_remedy(state, line):
     streak = streak_of("default", runs(state, state, state, DONE))
     assert streak is not None
     assert streak.line == f"neuron 'default' {line}"
     assert "\n" not in streak.line
 
 
-def test_a_streak_ends_at_a_window_that_went_well() -> None:
+def test_a_streak_ends_at_a_window_that_went_well():
     for states, windows in (
         ((UNTRAINED,) * 2, None),
         ((UNTRAINED, UNTRAINED, DONE, UNTRAINED), None),
@@ -81,7 +77,7 @@ def test_a_streak_ends_at_a_window_that_went_well() -> None:
         assert (None if streak is None else streak.windows) == windows
 
 
-def test_what_is_no_window_of_its_own_neither_counts_nor_ends_a_streak() -> None:
+def test_what_is_no_window_of_its_own_neither_counts_nor_ends_a_streak():
     """A run that is under way, was cancelled, waits for another try or found its window finished; a second run."""
     ignored = (Running(), Cancelled(), AwaitingRetry(), FINISHED, None)
     streak = streak_of("default", runs(*ignored, UNTRAINED, FINISHED, UNTRAINED, UNTRAINED))
@@ -91,7 +87,7 @@ def test_what_is_no_window_of_its_own_neither_counts_nor_ends_a_streak() -> None
     assert streak_of("default", twice) is None
 
 
-def test_every_state_that_says_a_duty_was_missed_has_words() -> None:
+def test_every_state_that_says_a_duty_was_missed_has_words():
     for missed in Missed:
         state = Failed(name=missed.value, message=f"window 8: not so [{Reason.NO_TIME_LEFT}]")
         streak = streak_of("default", runs(*(state,) * FIRST_TOLD))
@@ -100,18 +96,18 @@ def test_every_state_that_says_a_duty_was_missed_has_words() -> None:
 
 
 @pytest.fixture
-def client(prefect_api: RunningPrefectServer) -> Iterator[SyncPrefectClient]:
+def client(prefect_api):
     with prefect_api.client() as client:
         yield client
 
 
 class Windows:
-    def __init__(self, client: SyncPrefectClient) -> None:
+    def __init__(self, client):
         self.neuron = f"streaky-{uuid4().hex[:8]}"
         self._client, self._window = client, 0
         self._flow = flow(name="miner-window")(lambda: None)
 
-    def end(self, *states: State[None]) -> None:
+    def end(self, *states):
         for state in states:
             self._window += 1
             name, tags = f"{self.neuron} window {self._window}", [f"neuron:{self.neuron}"]
@@ -122,11 +118,11 @@ class Windows:
 
 
 @pytest.fixture
-def windows(client: SyncPrefectClient) -> Windows:
+def windows(client):
     return Windows(client)
 
 
-def test_a_streak_is_told_once_and_again_when_it_has_doubled(windows: Windows) -> None:
+def test_a_streak_is_told_once_and_again_when_it_has_doubled(windows):
     told: list[str] = []
     teller = Teller([windows.neuron], told.append)
     counts = []
@@ -144,7 +140,7 @@ def test_a_streak_is_told_once_and_again_when_it_has_doubled(windows: Windows) -
     ]
 
 
-def test_a_streak_that_was_there_before_is_told_whole(windows: Windows) -> None:
+def test_a_streak_that_was_there_before_is_told_whole(windows):
     windows.end(DONE, *[UNTRAINED] * 14)
     told: list[str] = []
     teller = Teller([windows.neuron], told.append)
@@ -155,9 +151,7 @@ def test_a_streak_that_was_there_before_is_told_whole(windows: Windows) -> None:
     ]
 
 
-def test_an_outage_of_the_server_and_its_refusals_are_outlived(
-    prefect_api: RunningPrefectServer, windows: Windows, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outage_of_the_server_and_its_refusals_are_outlived(prefect_api, windows, monkeypatch):
     monkeypatch.setattr(streaks, "LOOK_SECONDS", 0.0)
     windows.end(*[UNTRAINED] * 3)
     told: list[str] = []
@@ -165,7 +159,7 @@ def test_an_outage_of_the_server_and_its_refusals_are_outlived(
     class Unlucky(Teller):
         looks = 0
 
-        def look(self) -> None:
+        def look(self):
             self.looks += 1
             if self.looks == 1:
                 raise TimeoutError("the server does not answer")
@@ -180,9 +174,7 @@ def test_an_outage_of_the_server_and_its_refusals_are_outlived(
     assert late(windows.neuron) in told[0]
 
 
-def test_status_tells_of_a_streak_that_goes_on(
-    prefect_api: RunningPrefectServer, windows: Windows, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_tells_of_a_streak_that_goes_on(prefect_api, windows, tmp_path, capsys):
     windows.end(DONE, *[UNTRAINED] * 7)
     address = Address(prefect_api.server.api_url)
     found = status_of_network(ProcessRecord(tmp_path / "none"), address, [windows.neuron], newest="window clock")
@@ -204,12 +196,12 @@ def test_status_tells_of_a_streak_that_goes_on(
 class Network:
     """A network whose processes end after a while, or whose operator presses Ctrl-C."""
 
-    def __init__(self, *looks: bool | type[BaseException]) -> None:
+    def __init__(self, *looks):
         self.plan, self.address = SimpleNamespace(brought_up=["default"]), Address("http://127.0.0.1:1/api")
         self._looks = list(looks)
 
     @property
-    def is_running(self) -> bool:
+    def is_running(self):
         look = self._looks.pop(0)
         if isinstance(look, bool):
             return look
@@ -217,13 +209,11 @@ class Network:
 
 
 @pytest.mark.parametrize(("looks", "last"), [((True, False), "'x' missed"), ((True, KeyboardInterrupt), "`make down`")])
-def test_up_that_follows_stays_until_the_network_is_down_or_ctrl_c(
-    looks: tuple[Any, ...], last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_up_that_follows_stays_until_the_network_is_down_or_ctrl_c(looks, last, monkeypatch, capsys):
     monkeypatch.setattr(command, "POLL_SECONDS", 0.0)
     asked: list[Any] = []
 
-    def tell(neurons: Sequence[str], address: Address, say: Callable[[str], None]) -> None:
+    def tell(neurons, address, say):
         asked.append((neurons, address.api_url))
         say("neuron 'x' missed [no_time_left]: look")
 

@@ -1,9 +1,5 @@
 """The doctor's rows on the subnet's settings, over the real SDK, and on backups that a swapped hotkey left."""
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import bittensor_core
 import pytest
 
@@ -23,20 +19,20 @@ HPARAMS = tiny()
 
 
 @pytest.fixture
-def substrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MemorySubstrate:
+def substrate(tmp_path, monkeypatch):
     monkeypatch.setenv("BTCLI_TOKEN_SYMBOLS_CACHE", str(tmp_path / "symbols.json"))
     return MemorySubstrate(SimulatedClock(1_800_000_000.0), netuid=3)
 
 
 @pytest.fixture
-def chain(substrate: MemorySubstrate) -> Iterator[BittensorChain]:
+def chain(substrate):
     wallet = KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEED))
     chain = BittensorChain("local", 3, wallet=wallet, substrates=lambda *_: substrate, clock=substrate.clock)
     yield chain
     chain.close()
 
 
-def rows(chain: BittensorChain) -> dict[str, tuple[str, str]]:
+def rows(chain):
     found = {}
     for topic, look in looks_at_subnet(chain, HPARAMS):
         try:
@@ -48,7 +44,7 @@ def rows(chain: BittensorChain) -> dict[str, tuple[str, str]]:
     return found
 
 
-def test_a_usual_subnet_has_nothing_to_complain_of(chain: BittensorChain, substrate: MemorySubstrate) -> None:
+def test_a_usual_subnet_has_nothing_to_complain_of(chain, substrate):
     found = rows(chain)
     assert {topic for topic, (verdict, _) in found.items() if verdict != "good"} == set()
     assert list(found) == ["runtime", "consensus", "emission", "epochs", "rate limits", "largest weight"]
@@ -67,9 +63,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change[0])
-def test_a_setting_that_costs_pay_is_named_with_its_remedy(
-    chain: BittensorChain, substrate: MemorySubstrate, change: tuple[str, str, dict[str, Any], str]
-) -> None:
+def test_a_setting_that_costs_pay_is_named_with_its_remedy(chain, substrate, change):
     topic, verdict, settings, words = change
     substrate.settings |= settings
     found = rows(chain)[topic]
@@ -77,17 +71,15 @@ def test_a_setting_that_costs_pay_is_named_with_its_remedy(
     assert words in found[1]
 
 
-def test_limits_are_held_against_the_interval_of_the_weights(chain: BittensorChain, substrate: MemorySubstrate) -> None:
+def test_limits_are_held_against_the_interval_of_the_weights(chain, substrate):
     assert HPARAMS.weights.windows_per_weights * HPARAMS.windows.blocks_per_window == 36
     for limit, tempo, verdict in ((100, 100, "good"), (101, 100, "doubtful"), (36, 20, "good"), (37, 20, "doubtful")):
         substrate.weights_rate_limit, substrate.tempo = limit, tempo
         assert rows(chain)["rate limits"][0] == verdict, (limit, tempo)
 
 
-def test_a_runtime_that_was_not_tried_is_said_to_be_so(
-    chain: BittensorChain, substrate: MemorySubstrate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def newer() -> int:
+def test_a_runtime_that_was_not_tried_is_said_to_be_so(chain, substrate, monkeypatch):
+    async def newer():
         return max(TRIED_RUNTIMES) + 1
 
     monkeypatch.setattr(substrate, "spec_version", newer)
@@ -96,19 +88,19 @@ def test_a_runtime_that_was_not_tried_is_said_to_be_so(
     assert "was tried with 435" in text
 
 
-def test_a_subnet_with_one_permit_is_refused(chain: BittensorChain, substrate: MemorySubstrate) -> None:
+def test_a_subnet_with_one_permit_is_refused(chain, substrate):
     assert require_yuma(chain).startswith("Yuma")
     substrate.settings["SubnetEpochConsensus"] = "Null"
     with pytest.raises(PermanentError, match="only the hotkey with the most stake has a validator permit"):
         require_yuma(chain)
 
 
-def test_backups_of_the_key_before_a_swap_are_named(tmp_path: Path) -> None:
+def test_backups_of_the_key_before_a_swap_are_named(tmp_path):
     (tmp_path / "bucket").mkdir()
     store, genesis = DirectoryStore(tmp_path / "bucket"), "a" * 64
     old, new = hotkey_from_seed(SEED), hotkey_from_seed(bytes(32))
 
-    def look(signer: Any) -> str:
+    def look(signer):
         return backups(store, signer, netuid=3, genesis=genesis)
 
     assert look(new) == "none in the bucket yet"

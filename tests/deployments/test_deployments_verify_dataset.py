@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -14,22 +13,22 @@ from deployments import verify_dataset as command
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar.data.pages.metadata import METADATA_FILE, SHARD_SIZES_FILE
 from templar.datasets.page_writer import upload_dataset
-from tests.support.commands import Call, contents, installed, write_env
+from tests.support.commands import contents, installed, write_env
 from tests.support.datasets import PREFIX
-from tests.support.servers import REPOSITORY, MotoEndpoint, RcloneEndpoints, store_at
+from tests.support.servers import REPOSITORY, store_at
 
 READ = ("R2_DATASET_ACCOUNT_ID", "R2_DATASET_READ_ACCESS_KEY_ID", "R2_DATASET_READ_SECRET_ACCESS_KEY")
 PARQUET = "alpha/train/000_00001.parquet"
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, run_main: Call) -> Call:
+def call(monkeypatch, run_main):
     for name in (*READ, "R2_DATASET_BUCKET_NAME", "R2_DATASET_BUCKET_LIST", "TEMPLAR_STORAGE", "DATASET_BINS_PATH"):
         monkeypatch.delenv(name, raising=False)
     return partial(run_main, command.main)
 
 
-def test_a_folder(call: Call, small_root: Path, tmp_path: Path) -> None:
+def test_a_folder(call, small_root, tmp_path):
     folder = tmp_path / "copy"
     for path, data in contents(small_root).items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +50,7 @@ def test_a_folder(call: Call, small_root: Path, tmp_path: Path) -> None:
     assert last.endswith(", 2 of them damaged or missing: copy these again")
 
 
-def documented(theirs: str, ours: str) -> list[list[str]]:
+def documented(theirs, ours):
     """The page's two copies, between two remotes and folders."""
     page = (REPOSITORY / "docs" / "dataset.md").read_text()
     lines = re.findall(r"^\$ (rclone copy .*)$", page, re.MULTILINE)
@@ -60,9 +59,7 @@ def documented(theirs: str, ours: str) -> list[list[str]]:
     return [[installed("rclone"), *shlex.split(line)[1:]] for line in named]
 
 
-def test_a_copy_from_one_vendor_to_another(
-    call: Call, small_root: Path, moto: MotoEndpoint, rclone: RcloneEndpoints, tmp_path: Path
-) -> None:
+def test_a_copy_from_one_vendor_to_another(call, small_root, moto, rclone, tmp_path):
     """The description goes last, nothing is overwritten, a copy that was cut off goes on, and damage is named."""
     bucket = uuid4().hex
     keys = create_bucket_with_keys(moto.admin, bucket)
@@ -107,14 +104,14 @@ def test_a_copy_from_one_vendor_to_another(
 
 
 class TestMistakes:
-    def test_every_missing_variable_is_named(self, call: Call) -> None:
+    def test_every_missing_variable_is_named(self, call):
         status, _, err = call("--from-env")
         assert status == 1
         assert err.startswith("[bad_environment]")
         assert all(name in err for name in READ)
         assert err.count("\n") == 1
 
-    def test_there_is_no_dataset(self, call: Call, tmp_path: Path) -> None:
+    def test_there_is_no_dataset(self, call, tmp_path):
         for folder, words in (
             (tmp_path / "none", "[bucket_missing]"),
             (tmp_path, f"[dataset_missing] {tmp_path.name}/"),
@@ -124,5 +121,5 @@ class TestMistakes:
             assert words in err
 
     @pytest.mark.parametrize("arguments", [[], ["folder", "--from-env"]])
-    def test_the_command_line(self, call: Call, arguments: list[str]) -> None:
+    def test_the_command_line(self, call, arguments):
         assert call(*arguments)[0] == 2

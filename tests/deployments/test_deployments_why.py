@@ -12,18 +12,15 @@ from templar.exchange.signed import unseal
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, SlashRecord
 from templar.scoring.standing import Event, Standing
-from tests.support.commands import Call
 from tests.support.facts import AUTHOR, absent, revealed, window_of
 from tests.support.network import tiny
-from tests.support.prefect_server import RunningPrefectServer
-from tests.support.prepared import PreparedNetwork
 from tests.support.published import MINERS, with_reader
 
 NAME = "asking"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[Evidence]:
+def found(tmp_path_factory):
     """The evidence of a network in which some miners cheat, and one forges."""
     folder = tmp_path_factory.mktemp("why")
     actors = ["honest", "honest", "lazy", "garbage", "manifest_forged_signature", "copying"]
@@ -32,7 +29,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[Evidence]:
     return [unseal(path.read_bytes(), Evidence).body for path in files]
 
 
-def test_each_miner_of_each_window_gets_an_answer_that_agrees_with_the_evidence(found: list[Evidence]) -> None:
+def test_each_miner_of_each_window_gets_an_answer_that_agrees_with_the_evidence(found):
     assert len(found) >= 5
     reasons: set[Reason] = set()
     for evidence in found:
@@ -51,13 +48,13 @@ def test_each_miner_of_each_window_gets_an_answer_that_agrees_with_the_evidence(
     assert {Reason.BAD_SIGNATURE} <= reasons
 
 
-def test_a_stranger_is_told_so(found: list[Evidence]) -> None:
+def test_a_stranger_is_told_so(found):
     (point,) = why.explain(found[0], 4000)
     assert point.reason is Reason.NOT_REGISTERED
 
 
 @pytest.mark.parametrize("reason", list(Reason))
-def test_any_reason_for_which_no_payload_counts_is_told(reason: Reason) -> None:
+def test_any_reason_for_which_no_payload_counts_is_told(reason):
     evidence = conclude(window_of(revealed(3), absent(5, reason)), Standing(), tiny(), AUTHOR)
     (payload,) = (point for point in why.explain(evidence, 5) if point.what == "payload")
     assert payload.reason is reason
@@ -65,7 +62,7 @@ def test_any_reason_for_which_no_payload_counts_is_told(reason: Reason) -> None:
 
 @pytest.mark.parametrize("event", list(Event))
 @pytest.mark.parametrize("discount", [None, Reason.INDEX_OVERLAP, Reason.REPEATED_PAYLOAD])
-def test_every_penalty_and_discount_is_told(event: Event, discount: Reason | None) -> None:
+def test_every_penalty_and_discount_is_told(event, discount):
     evidence = conclude(window_of(revealed(3, 0.2), revealed(4, 0.1)), Standing(), tiny(), AUTHOR)
     first, second = evidence.miners
     slashes = (SlashRecord(event=event, reason=Reason.DESYNC),)
@@ -76,20 +73,18 @@ def test_every_penalty_and_discount_is_told(event: Event, discount: Reason | Non
     assert next(point for point in points if point.what == "penalty").found == event
 
 
-def test_a_miner_without_a_slot_is_told_so() -> None:
+def test_a_miner_without_a_slot_is_told_so():
     evidence = conclude(window_of(revealed(3), absent(5, None, assigned=False)), Standing(), tiny(), AUTHOR)
     points = {point.what: point for point in why.explain(evidence, 5)}
     assert points["data"].reason is points["payload"].reason is Reason.NO_ASSIGNMENT
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+def network(tmp_path_factory, prefect_server):
     return with_reader(tmp_path_factory.mktemp("why-command"), prefect_server, NAME, after=2, evidence=[0])
 
 
-def test_the_command_answers_with_the_hash_of_the_evidence(
-    network: PreparedNetwork, prefect_api: RunningPrefectServer, run_main: Call
-) -> None:
+def test_the_command_answers_with_the_hash_of_the_evidence(network, prefect_api, run_main):
     del prefect_api
     first, call = network.first_window, partial(run_main, why.main, "--neuron", NAME)
     for uid in MINERS:

@@ -1,16 +1,12 @@
 """deployments/prefect.yaml, deployed by the documented command and read back."""
 
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
-from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.responses import DeploymentResponse
 
 from deployments.register import DEPLOY_COMMAND, deploy_window, ensure_pool
-from tests.support.prefect_server import RunningPrefectServer
 from tests.support.servers import REPOSITORY
 
 MINER, VALIDATOR = "from-yaml", "from-yaml-2"
@@ -20,7 +16,7 @@ HOUSEKEEPING = ("bucket-purge", "audit-window")
 WITHOUT_NEURON = {"flows.build_dataset.build_dataset"}
 
 
-def expected(neuron: str) -> dict[str, tuple[str, str]]:
+def expected(neuron):
     """Entrypoint and pool of every deployment of a neuron: the window flow is that of its role, and no other."""
     role = ROLES[neuron]
     window = f"flows.{role}_window.{role}_window"
@@ -31,7 +27,7 @@ def expected(neuron: str) -> dict[str, tuple[str, str]]:
     }
 
 
-def deploy(server: RunningPrefectServer, neuron: str) -> None:
+def deploy(server, neuron):
     environment = server.environment | {
         "TEMPLAR_NEURON": neuron,
         "TEMPLAR_ROLE": ROLES[neuron],
@@ -41,7 +37,7 @@ def deploy(server: RunningPrefectServer, neuron: str) -> None:
     subprocess.run(DEPLOY_COMMAND, cwd=REPOSITORY, env=environment, capture_output=True, check=True)
 
 
-def read_back(client: SyncPrefectClient) -> dict[str, DeploymentResponse]:
+def read_back(client):
     flows = {flow.id: flow.name for flow in client.read_flows()}
     return {
         f"{flows[deployment.flow_id]}/{deployment.name}": deployment
@@ -50,7 +46,7 @@ def read_back(client: SyncPrefectClient) -> dict[str, DeploymentResponse]:
     }
 
 
-def test_every_entrypoint_is_a_module_path() -> None:
+def test_every_entrypoint_is_a_module_path():
     content: Any = yaml.safe_load((REPOSITORY / "deployments" / "prefect.yaml").read_text())
     assert content["pull"] == []  # anything else would change the folder of the warm process
     found = {item["entrypoint"].replace("{{ $TEMPLAR_ROLE }}", "miner") for item in content["deployments"]}
@@ -58,7 +54,7 @@ def test_every_entrypoint_is_a_module_path() -> None:
 
 
 @pytest.fixture(scope="module")
-def deployed(prefect_server: RunningPrefectServer) -> Iterator[dict[str, DeploymentResponse]]:
+def deployed(prefect_server):
     with prefect_server.client() as client:
         ensure_pool(client, WARM, "resident")
         ensure_pool(client, HOUSE, "process")
@@ -71,9 +67,7 @@ def deployed(prefect_server: RunningPrefectServer) -> Iterator[dict[str, Deploym
 
 
 class TestDeployed:
-    def test_each_neuron_has_the_flows_of_its_role_under_its_name(
-        self, deployed: dict[str, DeploymentResponse]
-    ) -> None:
+    def test_each_neuron_has_the_flows_of_its_role_under_its_name(self, deployed):
         found = {name: (item.entrypoint, item.work_pool_name) for name, item in deployed.items()}
         assert found == expected(MINER) | expected(VALIDATOR)
         for name, deployment in deployed.items():
@@ -84,9 +78,7 @@ class TestDeployed:
             assert deployment.pull_steps in (None, [])
             assert not deployment.paused
 
-    def test_registering_gives_the_window_the_same_tags(
-        self, deployed: dict[str, DeploymentResponse], prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_registering_gives_the_window_the_same_tags(self, deployed, prefect_server):
         name = f"miner-window/{MINER}"
         with prefect_server.configured(), prefect_server.client() as client:
             deploy_window(MINER, "miner", WARM)
@@ -97,18 +89,16 @@ class TestDeployed:
             deployed[name].entrypoint,
         )
 
-    def test_nothing_has_a_schedule(self, deployed: dict[str, DeploymentResponse]) -> None:
+    def test_nothing_has_a_schedule(self, deployed):
         """Schedules follow role and network, so `register` deploys them: two places for them would differ."""
         assert not [name for name, deployment in deployed.items() if deployment.schedules]
 
-    def test_nothing_is_limited(self, deployed: dict[str, DeploymentResponse]) -> None:
+    def test_nothing_is_limited(self, deployed):
         """A lease that cannot be renewed would kill its run, and one that is lost would stop all later runs."""
         assert not [name for name, deployment in deployed.items() if deployment.global_concurrency_limit]
 
     @pytest.mark.slow
-    def test_deploying_again_changes_nothing(
-        self, deployed: dict[str, DeploymentResponse], prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_deploying_again_changes_nothing(self, deployed, prefect_server):
         deploy(prefect_server, MINER)
         with prefect_server.client() as client:
             again = read_back(client)

@@ -24,24 +24,24 @@ from prefect.states import Pending
 from deployments import housekeeping_worker
 from deployments.housekeeping_worker import ALREADY_RUNNING, NICENESS, SUPERSEDED, close_lost_runs, passed_over
 from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import Child, end_of, start_child
+from deployments.processes import end_of, start_child
 from deployments.register import ensure_pool, worker_command
 from deployments.schedules import runs_until
 from deployments.work_pool import default_worker_name
 from templar.errors import Reason
-from tests.support.operator import FLOWS, Operator, wait_until
+from tests.support.operator import FLOWS, wait_until
 
 POOL = "house"
 
 
-def start(operator: Operator) -> Child:
+def start(operator):
     """The worker, as bring-up and `templar neuron start` start it; its runs begin in folders of their own."""
     log = operator.folder / f"{POOL}.log"
     env = operator.server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "0.5", "PYTHONPATH": str(PROJECT_ROOT)}
     return start_child(POOL, worker_command(POOL, "process"), log=log, env=env, cwd=PROJECT_ROOT)
 
 
-def processes_of(run: UUID) -> list[psutil.Process]:
+def processes_of(run):
     found = []
     for process in psutil.process_iter():
         try:
@@ -52,10 +52,10 @@ def processes_of(run: UUID) -> list[psutil.Process]:
     return found
 
 
-def close_now(operator: Operator, worker: str, **options: timedelta) -> list[UUID]:
+def close_now(operator, worker, **options):
     """What a look closes that does not wait for a run to settle."""
 
-    async def look() -> list[UUID]:
+    async def look():
         async with get_client() as client:
             return [run.id for run in await close_lost_runs(client, POOL, worker, settled=timedelta(0), **options)]
 
@@ -65,7 +65,7 @@ def close_now(operator: Operator, worker: str, **options: timedelta) -> list[UUI
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_run_whose_process_and_worker_are_killed_is_closed(operator: Operator, tmp_path: Path) -> None:
+def test_a_run_whose_process_and_worker_are_killed_is_closed(operator, tmp_path):
     ensure_pool(operator.client, POOL, "process")
     worker, name = start(operator), default_worker_name(POOL)
     try:
@@ -93,7 +93,7 @@ def test_a_run_whose_process_and_worker_are_killed_is_closed(operator: Operator,
     assert "stopped!" in worker.log.read_text()
 
 
-def planned_every(operator: Operator, seconds: float) -> UUID:
+def planned_every(operator, seconds):
     """A deployment on the pool whose schedule has this interval; its id."""
     client = operator.client
     schedule = IntervalSchedule(interval=timedelta(seconds=seconds))
@@ -110,14 +110,12 @@ def planned_every(operator: Operator, seconds: float) -> UUID:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_after_an_absence_the_newest_planned_run_is_run_and_a_run_that_nobody_began_is_closed(
-    operator: Operator,
-) -> None:
+def test_after_an_absence_the_newest_planned_run_is_run_and_a_run_that_nobody_began_is_closed(operator):
     """The runs become late by themselves, as those of a machine that slept or of a worker that was away."""
     ensure_pool(operator.client, POOL, "process")
     deployment = planned_every(operator, 4.0)
 
-    def runs() -> list[FlowRun]:
+    def runs():
         return [run for run in runs_until(operator.client, datetime.now(UTC)) if run.deployment_id == deployment]
 
     wait_until(lambda: sum(run.state_name == "Late" for run in runs()) >= 3, "three planned runs are late")
@@ -150,12 +148,10 @@ def test_after_an_absence_the_newest_planned_run_is_run_and_a_run_that_nobody_be
     ),
     st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=2),
 )
-def test_at_most_one_planned_run_of_a_deployment_is_run_at_a_time(
-    due: list[tuple[int, bool, int]], under_way: list[tuple[int, bool]]
-) -> None:
+def test_at_most_one_planned_run_of_a_deployment_is_run_at_a_time(due, under_way):
     """What is started by hand waits for no schedule's turn: only a planned run that is under way stops it."""
 
-    def made(deployment: int, is_planned: bool, at: int = 0) -> FlowRun:
+    def made(deployment, is_planned, at=0):
         return FlowRun(
             flow_id=UUID(int=0),
             deployment_id=UUID(int=deployment),
@@ -179,14 +175,14 @@ def test_at_most_one_planned_run_of_a_deployment_is_run_at_a_time(
 
 
 @pytest.fixture
-def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def state(tmp_path, monkeypatch):
     folder = tmp_path / "home" / ".local" / "state" / "templar"
     monkeypatch.setattr(housekeeping_worker, "state_folder", lambda: folder)
     monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)  # it is put back in the end
     return folder
 
 
-def test_the_runner_keeps_its_files_in_this_users_folder(state: Path) -> None:
+def test_the_runner_keeps_its_files_in_this_users_folder(state):
     shared = Path(tempfile.gettempdir())
     assert Runner()._tmp_dir.is_relative_to(shared / "runner_storage")  # what Prefect does by itself
     folder = housekeeping_worker.use_own_folder()
@@ -196,7 +192,7 @@ def test_the_runner_keeps_its_files_in_this_users_folder(state: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_starts_where_the_shared_folder_is_anothers(operator: Operator, tmp_path: Path) -> None:
+def test_a_worker_starts_where_the_shared_folder_is_anothers(operator, tmp_path):
     """A file in its place stops every user, also root, whom no right stops."""
     (tmp_path / "runner_storage").touch()
     ensure_pool(operator.client, "shared", "process")

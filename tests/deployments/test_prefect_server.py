@@ -7,7 +7,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from uuid import uuid4
 
 import httpx
@@ -35,7 +34,7 @@ from tests.support.postgresql import PostgreSQL
 from tests.support.prefect_server import RunningPrefectServer
 
 
-def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = PrefectServer(tmp_path / "home", taken.getsockname()[1])
         with pytest.raises(PermanentError, match=f"port {server.port} .* choose another port") as caught:
@@ -44,7 +43,7 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
-def test_the_environment_keeps_everything_in_one_folder_and_on_loopback(tmp_path: Path) -> None:
+def test_the_environment_keeps_everything_in_one_folder_and_on_loopback(tmp_path):
     base = {"PATH": "/bin", "PREFECT_PROFILE": "mine", "PREFECT_API_URL": "https://elsewhere/api", "NO_PROXY": "a.b"}
     environment = PrefectServer(tmp_path, 4711).environment(base)
     assert environment["PATH"] == "/bin"
@@ -56,7 +55,7 @@ def test_the_environment_keeps_everything_in_one_folder_and_on_loopback(tmp_path
     assert (environment["PREFECT_SERVER_ANALYTICS_ENABLED"], environment["DO_NOT_TRACK"]) == ("false", "1")
 
 
-def test_a_server_heeds_the_project_settings(prefect_server: RunningPrefectServer) -> None:
+def test_a_server_heeds_the_project_settings(prefect_server):
     with prefect_server.client() as client:
         settings = client.request("GET", "/admin/settings").json()
     assert settings["server"]["analytics_enabled"] is False
@@ -64,11 +63,11 @@ def test_a_server_heeds_the_project_settings(prefect_server: RunningPrefectServe
     assert str(prefect_server.server.home) in settings["home"]
 
 
-def test_an_error_that_a_log_repeats_is_found_whatever_its_numbers(tmp_path: Path) -> None:
+def test_an_error_that_a_log_repeats_is_found_whatever_its_numbers(tmp_path):
     log, now = tmp_path / "server.log", datetime.now()
     assert repeated_errors(log) == {}, "there is no log yet"
 
-    def write(minutes: float, level: str, text: str) -> None:
+    def write(minutes, level, text):
         at = (now - timedelta(minutes=minutes)).strftime(LOG_DATE)
         with log.open("a") as file:
             file.write(f"{at}.123 | {level:<7} | {text}\nTraceback:\n  a line of it\n")
@@ -83,7 +82,7 @@ def test_an_error_that_a_log_repeats_is_found_whatever_its_numbers(tmp_path: Pat
     assert next(iter(repeated_errors(log, span=timedelta(hours=2)).items())) == ("docket - an old one", 3)
 
 
-def test_the_errors_of_a_real_server_are_read(tmp_path: Path) -> None:
+def test_the_errors_of_a_real_server_are_read(tmp_path):
     """Its processes write their logs with the date that is looked for."""
     script = (
         "from prefect.logging.configuration import setup_logging; setup_logging()\n"
@@ -105,7 +104,7 @@ def test_the_errors_of_a_real_server_are_read(tmp_path: Path) -> None:
         ("postgresql+asyncpg://prefect:hush@127.0.0.1:1/prefect?speed=9", "at 127.0.0.1 cannot be used"),
     ],
 )
-def test_a_database_that_cannot_be_used_is_named_without_its_password(url: str, words: str) -> None:
+def test_a_database_that_cannot_be_used_is_named_without_its_password(url, words):
     with pytest.raises(PermanentError) as caught:
         require_database({DATABASE_URL: url})
     text = str(caught.value)
@@ -117,7 +116,7 @@ def test_a_database_that_cannot_be_used_is_named_without_its_password(url: str, 
 
 
 @pytest.mark.slow
-def test_postgresql_with_the_right_password_and_with_others() -> None:
+def test_postgresql_with_the_right_password_and_with_others():
     with PostgreSQL() as postgresql:
         assert require_database({DATABASE_URL: postgresql.url}) == "the PostgreSQL database prefect at 127.0.0.1"
         for change in (("only", "not"), ("//prefect", "//nobody"), ("/prefect", "/nothing")):
@@ -127,9 +126,7 @@ def test_postgresql_with_the_right_password_and_with_others() -> None:
 
 
 @pytest.mark.slow
-def test_a_second_server_from_the_shell_of_the_first_shows_none_of_its_runs(
-    prefect_server: RunningPrefectServer, tmp_path: Path
-) -> None:
+def test_a_second_server_from_the_shell_of_the_first_shows_none_of_its_runs(prefect_server, tmp_path):
     with prefect_server.client() as client:
         client.create_flow_from_name("only-here")
     second = PrefectServer(tmp_path / "second", free_port())
@@ -179,16 +176,14 @@ print(*outcome)
 
 
 @pytest.mark.parametrize(("how", "is_written"), [("stock", False), ("aside", True)])
-def test_garbage_of_a_connection_that_waits_does_not_stop_the_thread_that_it_waits_for(
-    how: str, is_written: bool, tmp_path: Path
-) -> None:
+def test_garbage_of_a_connection_that_waits_does_not_stop_the_thread_that_it_waits_for(how, is_written, tmp_path):
     command = [sys.executable, "-c", STALL, str(tmp_path / "database"), how]
     answer = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=True)
     assert (answer.stdout.strip() == "written") is is_written, answer.stdout
 
 
 @pytest.mark.prefect
-def test_no_request_and_no_service_is_refused_because_others_write_as_well(tmp_path: Path) -> None:
+def test_no_request_and_no_service_is_refused_because_others_write_as_well(tmp_path):
     """Stock Prefect refuses a tenth of these heartbeats and runs, and logs what its own services meet."""
     with RunningPrefectServer(tmp_path) as server:
         with server.client() as client:
@@ -196,7 +191,7 @@ def test_no_request_and_no_service_is_refused_because_others_write_as_well(tmp_p
             made = client.create_deployment(client.create_flow_from_name("any"), name="any", work_pool_name="busy")
         with httpx.Client(base_url=server.server.api_url, trust_env=False, timeout=60.0) as plain:
 
-            def ask(number: int) -> int:
+            def ask(number):
                 if number % 2:
                     return plain.post(f"/deployments/{made}/create_flow_run", json={}).status_code
                 body = {"name": f"worker-{number % 8}"}
@@ -211,7 +206,7 @@ def test_no_request_and_no_service_is_refused_because_others_write_as_well(tmp_p
 @pytest.mark.slow
 @pytest.mark.prefect
 @pytest.mark.timeout(300)
-def test_what_is_older_than_the_retention_goes_by_itself(tmp_path: Path) -> None:
+def test_what_is_older_than_the_retention_goes_by_itself(tmp_path):
     """Runs with their logs and artifacts after 14 days, events after 3 (pyproject.toml); what is younger stays."""
     with RunningPrefectServer(tmp_path) as server:
         # 1. An old run and a young one, each with a log and an artifact, and two events.
@@ -250,7 +245,7 @@ def test_what_is_older_than_the_retention_goes_by_itself(tmp_path: Path) -> None
             assert _count(database, table, where.format(young)) == 1
 
 
-def _count(database: Path, table: str, where: str) -> int:
+def _count(database, table, where):
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
         (number,) = connection.execute(f"SELECT count(*) FROM {table} WHERE {where}").fetchone()
     return int(number)

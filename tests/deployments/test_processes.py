@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,11 +38,11 @@ WITH_GRANDCHILD = (
 class Starter:
     """Starts Python one-liners and ends them with the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.children: list[Child] = []
 
-    def __call__(self, code: str, *, ready: bool = True) -> Child:
+    def __call__(self, code, *, ready=True):
         number = len(self.children)
         child = start_child(f"child {number}", [sys.executable, "-c", code], log=self.folder / f"{number}.log")
         self.children.append(child)
@@ -53,14 +52,14 @@ class Starter:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Starter]:
+def start(tmp_path):
     starter = Starter(tmp_path)
     yield starter
     for child in starter.children:
         child.stop(grace_seconds=0.0)
 
 
-def test_a_process_is_known_by_its_start_and_not_alive_once_it_ended_although_nobody_reaped_it(start: Starter) -> None:
+def test_a_process_is_known_by_its_start_and_not_alive_once_it_ended_although_nobody_reaped_it(start):
     child = start(OBEDIENT)
     stranger = replace(child.identity, started="1")  # has its id, and is another one
     assert child.identity.alive
@@ -73,13 +72,13 @@ def test_a_process_is_known_by_its_start_and_not_alive_once_it_ended_although_no
     assert child.handle.wait() == -signal.SIGTERM
 
 
-def test_a_stubborn_process_is_killed_after_its_grace(start: Starter) -> None:
+def test_a_stubborn_process_is_killed_after_its_grace(start):
     child = start(STUBBORN)
     assert child.stop(grace_seconds=0.1) == -signal.SIGKILL
     assert child.stop() == -signal.SIGKILL  # a second time changes nothing
 
 
-def test_what_a_killed_process_started_goes_with_it(start: Starter) -> None:
+def test_what_a_killed_process_started_goes_with_it(start):
     child = start(WITH_GRANDCHILD)
     grandchild = ProcessIdentity.of(int(child.log.read_text().split()[1]))
     child.stop(grace_seconds=0.0)
@@ -87,20 +86,20 @@ def test_what_a_killed_process_started_goes_with_it(start: Starter) -> None:
     assert not grandchild.alive
 
 
-def test_a_child_that_dies_while_starting_is_named_with_the_end_of_its_log(start: Starter) -> None:
+def test_a_child_that_dies_while_starting_is_named_with_the_end_of_its_log(start):
     child = start("raise SystemExit('no such bucket')", ready=False)
     with raising(PermanentError, Reason.PROCESS_DIED, match=r"child 0 ended with exit code 1 .*(\n.*)*no such bucket"):
         wait_until_ready(child, lambda: False, timeout_seconds=30.0)
 
 
-def test_a_child_that_never_serves_is_reported_and_left_running(start: Starter) -> None:
+def test_a_child_that_never_serves_is_reported_and_left_running(start):
     child = start(OBEDIENT)
     with raising(TransientError, Reason.PROCESS_NOT_READY, match="does not serve after 0 s"):
         wait_until_ready(child, lambda: False, timeout_seconds=0.0)
     assert child.exit_code is None
 
 
-def test_a_large_log_is_put_aside_when_its_process_is_started(tmp_path: Path) -> None:
+def test_a_large_log_is_put_aside_when_its_process_is_started(tmp_path):
     log, aside = tmp_path / "worker.log", tmp_path / "worker.log.1"
     command = [sys.executable, "-c", "print('begun')"]
     for kept in (LOG_BYTES, LOG_BYTES + 1):
@@ -113,12 +112,12 @@ def test_a_large_log_is_put_aside_when_its_process_is_started(tmp_path: Path) ->
         assert aside.stat().st_size == (kept if kept > LOG_BYTES else 12)
 
 
-def test_a_program_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_a_program_that_does_not_exist_is_named(tmp_path):
     with raising(PermanentError, Reason.PROCESS_DIED, match="the endpoint cannot be started"):
         start_child("the endpoint", [str(tmp_path / "missing")], log=tmp_path / "log")
 
 
-def test_http_serves_is_about_status_200(start: Starter) -> None:
+def test_http_serves_is_about_status_200(start):
     port = free_port()
     code = f"import http.server as h; h.HTTPServer(('127.0.0.1', {port}), h.SimpleHTTPRequestHandler).serve_forever()"
     child = start(code, ready=False)
@@ -128,10 +127,10 @@ def test_http_serves_is_about_status_200(start: Starter) -> None:
 
 
 class TestRecord:
-    def test_a_signal_during_a_start_leaves_no_process_off_the_record(self, start: Starter, tmp_path: Path) -> None:
+    def test_a_signal_during_a_start_leaves_no_process_off_the_record(self, start, tmp_path):
         child = start(OBEDIENT)
 
-        def interrupted() -> Child:
+        def interrupted():
             signal.raise_signal(signal.SIGUSR1)
             return child
 
@@ -145,7 +144,7 @@ class TestRecord:
         finally:
             signal.signal(signal.SIGUSR1, before)
 
-    def test_it_stops_what_runs_and_nothing_else(self, start: Starter, tmp_path: Path) -> None:
+    def test_it_stops_what_runs_and_nothing_else(self, start, tmp_path):
         record = ProcessRecord(tmp_path / "state" / "processes.json")
         ended, first, second = start(OBEDIENT), start(OBEDIENT), start(OBEDIENT)
         bystander = start(OBEDIENT)
@@ -162,7 +161,7 @@ class TestRecord:
         assert again.stop_all() == ()
 
     @pytest.mark.parametrize("text", ["", "{}", '[{"name": "x", "pid": "all"}]'])
-    def test_a_broken_record_is_refused(self, tmp_path: Path, text: str) -> None:
+    def test_a_broken_record_is_refused(self, tmp_path, text):
         path = tmp_path / "processes.json"
         path.write_text(text)
         with raising(PermanentError, Reason.BAD_STATE_FILE, match="not a record of processes"):
@@ -170,7 +169,7 @@ class TestRecord:
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["in the project", "elsewhere"])
-def test_a_program_can_be_copied_into_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+def test_a_program_can_be_copied_into_the_shell(tmp_path, monkeypatch, inside):
     programs = tmp_path / "my project" / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "prefect").write_text("#!/bin/sh\necho prefect $*\n")
@@ -184,9 +183,7 @@ def test_a_program_can_be_copied_into_the_shell(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("planted", ["another user's", "open to others", "a link"])
-def test_a_state_folder_that_somebody_else_may_have_made_is_refused(
-    planted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_state_folder_that_somebody_else_may_have_made_is_refused(planted, tmp_path, monkeypatch):
     """A user without a home has it in /tmp, where everybody may make a folder of that name first."""
     monkeypatch.setattr(processes.os, "access", lambda *_: False)
     monkeypatch.setattr(processes, "Path", lambda path: tmp_path / Path(path).name)

@@ -5,24 +5,22 @@ import sys
 import urllib.error
 import urllib.request
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from deployments.s3_endpoint import EndpointAdmin, create_bucket_with_keys
 from templar.errors import PermanentError, Reason
-from templar.store.s3 import S3Store
 from tests.support.errors import raising
-from tests.support.servers import REPOSITORY, MotoEndpoint, moto_endpoint, store_at
+from tests.support.servers import REPOSITORY, moto_endpoint, store_at
 
 
-def denied(store: S3Store) -> bool:
+def denied(store):
     with pytest.raises(PermanentError) as caught:
         store.get("key", max_bytes=10)
     return caught.value.reason is Reason.ACCESS_DENIED
 
 
-def test_a_key_opens_its_own_bucket_only(moto: MotoEndpoint) -> None:
+def test_a_key_opens_its_own_bucket_only(moto):
     first = create_bucket_with_keys(moto.admin, "first-bucket")
     second = create_bucket_with_keys(moto.admin, "second-bucket")
     store_at(moto.admin.endpoint_url, "first-bucket", first.write).put("key", b"1")
@@ -42,9 +40,7 @@ def test_a_key_opens_its_own_bucket_only(moto: MotoEndpoint) -> None:
         ("GET", "/moto-api/data.json", "Basic YTpi"),
     ],
 )
-def test_without_a_key_nothing_is_answered(
-    moto: MotoEndpoint, method: str, path: str, authorization: str | None
-) -> None:
+def test_without_a_key_nothing_is_answered(moto, method, path, authorization):
     request = urllib.request.Request(moto.admin.endpoint_url + path, data=b"inf", method=method)
     request.add_header("Content-Type", "text/plain")
     if authorization is not None:
@@ -55,13 +51,13 @@ def test_without_a_key_nothing_is_answered(
     caught.value.close()
 
 
-def test_only_the_administrator_makes_buckets(moto: MotoEndpoint) -> None:
+def test_only_the_administrator_makes_buckets(moto):
     keys = create_bucket_with_keys(moto.admin, "mere-owner")
     with raising(PermanentError, Reason.ACCESS_DENIED):
         create_bucket_with_keys(EndpointAdmin(moto.admin.endpoint_url, keys.write), "another")
 
 
-def test_the_administrators_key_is_new_at_every_start_and_private(moto: MotoEndpoint, tmp_path: Path) -> None:
+def test_the_administrators_key_is_new_at_every_start_and_private(moto, tmp_path):
     with moto_endpoint(tmp_path) as other:
         admin_file = tmp_path / "admin.json"
         assert admin_file.stat().st_mode & 0o777 == 0o600
@@ -74,7 +70,7 @@ def test_the_administrators_key_is_new_at_every_start_and_private(moto: MotoEndp
         assert other.admin.key.secret_access_key not in "".join(other.server.output)
 
 
-def test_a_taken_port_is_named(tmp_path: Path) -> None:
+def test_a_taken_port_is_named(tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -1,10 +1,8 @@
 """The resident worker against a real server, in processes of its own."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 from prefect.client.orchestration import PrefectClient
@@ -14,19 +12,17 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from prefect.states import Cancelling, Failed, Pending, Running, Scheduled
 
-from deployments.processes import Child
 from deployments.work_pool import MOST_ATTEMPTS, claim_pool
 from deployments.worker import ResidentWorker
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
 from tests.support.operator import Operator, wait_until
-from tests.support.prefect_server import RunningPrefectServer
 
 POOL = "shared"
 
 
 @pytest.fixture(scope="class")
-def shared_worker(prefect_server: RunningPrefectServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+def shared_worker(prefect_server, tmp_path_factory):
     """One worker for the tests that leave it as it was; it is told to take five runs at once, and must not."""
     with prefect_server.client() as client:
         operator = Operator(prefect_server, client, tmp_path_factory.mktemp("shared"))
@@ -36,7 +32,7 @@ def shared_worker(prefect_server: RunningPrefectServer, tmp_path_factory: pytest
 
 @pytest.mark.usefixtures("shared_worker")
 class TestRuns:
-    def test_module_state_and_thread_outlive_a_run(self, operator: Operator) -> None:
+    def test_module_state_and_thread_outlive_a_run(self, operator):
         for name in ("visit_async", "visit_sync", "visit_async"):
             assert operator.end_of(operator.run(name, POOL, name=name)).is_completed()
         seen = [note.split() for note in operator.notes]
@@ -45,16 +41,16 @@ class TestRuns:
         counts = [int(count) for _, _, _, count, _ in seen]
         assert counts == list(range(counts[0], counts[0] + 3))
 
-    def test_one_run_at_a_time_for_any_limit_of_the_command_line(self, operator: Operator) -> None:
+    def test_one_run_at_a_time_for_any_limit_of_the_command_line(self, operator):
         runs = [operator.run("work_for", POOL, seconds=0.5) for _ in range(3)]
         assert all(operator.end_of(run).is_completed() for run in runs)
         assert operator.notes == ["working", "finished"] * 3
 
-    def test_plain_logging_of_the_domain_reaches_the_task_run(self, operator: Operator) -> None:
+    def test_plain_logging_of_the_domain_reaches_the_task_run(self, operator):
         run = operator.run("visit_async", POOL, name="logger")
         operator.end_of(run)
 
-        def records() -> list[UUID | None]:
+        def records():
             logs = operator.client.read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
             return [log.task_run_id for log in logs if log.message == "visited by logger"]
 
@@ -63,7 +59,7 @@ class TestRuns:
         assert records()[0] is not None
 
     @pytest.mark.parametrize("busy", [False, True], ids=["waiting", "looping"])
-    def test_cancelling_ends_in_cancelled_and_the_next_run_is_taken(self, operator: Operator, busy: bool) -> None:
+    def test_cancelling_ends_in_cancelled_and_the_next_run_is_taken(self, operator, busy):
         run = operator.run("work_for", POOL, seconds=600.0, busy=busy)
         operator.await_note("working")
         operator.client.set_flow_run_state(run, Cancelling())
@@ -73,21 +69,21 @@ class TestRuns:
         assert operator.notes == ["working"]
         assert operator.end_of(operator.run("work_for", POOL, seconds=0.0)).is_completed()
 
-    def test_a_run_that_is_deleted_is_stopped(self, operator: Operator, shared_worker: Child) -> None:
+    def test_a_run_that_is_deleted_is_stopped(self, operator, shared_worker):
         run = operator.run("work_for", POOL, seconds=600.0)
         operator.await_note("working")
         operator.client.delete_flow_run(run)
         assert operator.end_of(operator.run("visit_async", POOL, name="next")).is_completed()
         assert shared_worker.exit_code is None
 
-    def test_the_worker_survives_any_exception_of_a_flow(self, operator: Operator, shared_worker: Child) -> None:
+    def test_the_worker_survives_any_exception_of_a_flow(self, operator, shared_worker):
         assert operator.end_of(operator.run("raise_one", POOL, kind="ValueError")).is_failed()
         assert operator.end_of(operator.run("raise_one", POOL, kind="SystemExit")).is_crashed()
         assert operator.end_of(operator.run("raise_one_sync", POOL, kind="SystemExit")).is_crashed()
         assert operator.end_of(operator.run("visit_async", POOL, name="next")).is_completed()
         assert shared_worker.exit_code is None
 
-    def test_a_module_that_cannot_be_imported_crashes_its_run_only(self, operator: Operator) -> None:
+    def test_a_module_that_cannot_be_imported_crashes_its_run_only(self, operator):
         missing = operator.end_of(operator.run("tests.support.no_such_module.flow", POOL))
         ends = operator.end_of(operator.run("tests.support.resident_exit.flow", POOL))
         assert missing.is_crashed()
@@ -95,7 +91,7 @@ class TestRuns:
         assert "this module cannot be imported" in str(ends.message)
         assert operator.end_of(operator.run("visit_async", POOL, name="next")).is_completed()
 
-    def test_a_heartbeat_closes_orphans_and_spares_its_own_run(self, operator: Operator) -> None:
+    def test_a_heartbeat_closes_orphans_and_spares_its_own_run(self, operator):
         later = Scheduled(scheduled_time=datetime.now(UTC) + timedelta(hours=1))
         adrift, unwanted = (operator.run("visit_async", POOL, state=later, name="never") for _ in range(2))
         own = operator.run("work_for", POOL, seconds=4.0)
@@ -110,9 +106,7 @@ class TestRuns:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["restarted", "frozen"])
-    def test_an_outage_of_the_server_harms_neither_run_nor_worker(
-        self, operator: Operator, shared_worker: Child, kind: str
-    ) -> None:
+    def test_an_outage_of_the_server_harms_neither_run_nor_worker(self, operator, shared_worker, kind):
         run = operator.run("work_for", POOL, seconds=1.0)
         operator.await_note("working")
         if kind == "restarted":
@@ -128,9 +122,7 @@ class TestRuns:
         assert shared_worker.exit_code is None
 
     @pytest.mark.parametrize("variable", ["", "PREFECT_HOME", "HOME", "TMPDIR"])
-    def test_a_second_worker_is_refused_with_one_line(
-        self, operator: Operator, shared_worker: Child, tmp_path: Path, variable: str
-    ) -> None:
+    def test_a_second_worker_is_refused_with_one_line(self, operator, shared_worker, tmp_path, variable):
         """Also out of another shell, whose Prefect has another home."""
         another = {variable: str(tmp_path)} if variable else {}
         second = operator.start_worker(POOL, "--name", "another", **another)
@@ -140,7 +132,7 @@ class TestRuns:
         assert second.log.read_text().count("\n") == 1
         assert operator.end_of(operator.run("visit_async", POOL, name="after")).is_completed()
 
-    def test_a_pool_that_is_not_there_is_refused_with_one_line(self, operator: Operator) -> None:
+    def test_a_pool_that_is_not_there_is_refused_with_one_line(self, operator):
         worker = operator.start_worker_of("sharde")
         assert worker.handle.wait() == 1
         (line,) = worker.log.read_text().splitlines()
@@ -150,10 +142,10 @@ class TestRuns:
         with pytest.raises(ObjectNotFound):
             operator.client.read_work_pool("sharde")
 
-    def test_a_pool_of_another_machine_or_type_is_refused(self, operator: Operator) -> None:
+    def test_a_pool_of_another_machine_or_type_is_refused(self, operator):
         """Another machine has other locks: there the server tells of the worker."""
 
-        async def claim(pool: str) -> None:
+        async def claim(pool):
             async with PrefectClient(operator.server.server.api_url) as client:
                 await claim_pool(client, pool, worker_type="resident", own_name="another")
 
@@ -164,10 +156,10 @@ class TestRuns:
             asyncio.run(claim("cold"))
 
 
-def in_a_worker(operator: Operator, use: Callable[[ResidentWorker], Awaitable[None]]) -> None:
+def in_a_worker(operator, use):
     """Do something with a worker of this process."""
 
-    async def run() -> None:
+    async def run():
         async with ResidentWorker("unserved", limit=7) as worker:
             await use(worker)
 
@@ -175,12 +167,12 @@ def in_a_worker(operator: Operator, use: Callable[[ResidentWorker], Awaitable[No
         asyncio.run(run())
 
 
-def test_a_run_that_cannot_be_started_gives_its_place_back(operator: Operator) -> None:
+def test_a_run_that_cannot_be_started_gives_its_place_back(operator):
     operator.client.create_work_pool(WorkPoolCreate(name="unserved", type="resident"))
     run = operator.client.read_flow_run(operator.run("visit_async", "unserved", name="never"))
     stray = run.model_copy(update={"deployment_id": uuid4()})
 
-    async def submit(worker: ResidentWorker) -> None:
+    async def submit(worker):
         assert worker.limiter.total_tokens == 1
         worker.limiter.acquire_on_behalf_of_nowait(stray.id)
         await worker._submit_run(stray)
@@ -190,12 +182,12 @@ def test_a_run_that_cannot_be_started_gives_its_place_back(operator: Operator) -
 
 
 @pytest.mark.parametrize(("name", "after"), [("NothingPublished", "NothingPublished"), ("Failed", "AwaitingRetry")])
-def test_a_window_that_missed_what_it_owed_is_not_taken_up_again(operator: Operator, name: str, after: str) -> None:
+def test_a_window_that_missed_what_it_owed_is_not_taken_up_again(operator, name, after):
     """Its flow returned the failure, so it took all steps; one that was interrupted goes on at the next start."""
     operator.client.create_work_pool(WorkPoolCreate(name=f"settled-{after.lower()}", type="resident"))
     run = operator.run("visit_async", f"settled-{after.lower()}", name="never", state=Failed(name=name))
 
-    async def settle_after_a_stop(worker: ResidentWorker) -> None:
+    async def settle_after_a_stop(worker):
         worker._interrupted = True
         await worker._settle(run, None)
 
@@ -203,7 +195,7 @@ def test_a_window_that_missed_what_it_owed_is_not_taken_up_again(operator: Opera
     assert operator.state(run).name == after
 
 
-def test_a_run_whose_report_is_lost_is_taken_up_again_and_at_last_given_up(operator: Operator) -> None:
+def test_a_run_whose_report_is_lost_is_taken_up_again_and_at_last_given_up(operator):
     operator.client.create_work_pool(WorkPoolCreate(name="unheard", type="resident"))
     run, after = operator.run("visit_async", "unheard", name="never"), []
     for _ in range(MOST_ATTEMPTS):
@@ -214,7 +206,7 @@ def test_a_run_whose_report_is_lost_is_taken_up_again_and_at_last_given_up(opera
     assert operator.state(run).message == "[report_lost] The run ended without a report: no answer."
 
 
-def test_sigterm_finishes_the_run_and_takes_no_other(operator: Operator) -> None:
+def test_sigterm_finishes_the_run_and_takes_no_other(operator):
     # A shell's background job ignores SIGINT, and the stock handler turns SIGTERM into SIGINT.
     worker = operator.worker("drained", prefix=("sh", "-c", 'trap "" INT; exec "$@"', "sh"))
     current = operator.run("work_for", "drained", seconds=1.0)
@@ -229,7 +221,7 @@ def test_sigterm_finishes_the_run_and_takes_no_other(operator: Operator) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("grace", "ends"), [(0.3, False), (600.0, True)])
-def test_a_run_is_interrupted_after_its_grace_and_taken_up_again(operator: Operator, grace: float, ends: bool) -> None:
+def test_a_run_is_interrupted_after_its_grace_and_taken_up_again(operator, grace, ends):
     worker = operator.worker("interrupted")
     run = operator.run("resume_after", "interrupted", ends=ends, variables={"grace_seconds": grace})
     operator.await_note("working")
@@ -243,7 +235,7 @@ def test_a_run_is_interrupted_after_its_grace_and_taken_up_again(operator: Opera
     assert operator.notes == ["working", "resumed"]
 
 
-def test_a_second_signal_ends_the_grace(operator: Operator) -> None:
+def test_a_second_signal_ends_the_grace(operator):
     worker = operator.worker("hurried")
     run = operator.run("work_for", "hurried", seconds=600.0, variables={"grace_seconds": 600.0})
     operator.await_note("working")
@@ -254,7 +246,7 @@ def test_a_second_signal_ends_the_grace(operator: Operator) -> None:
     assert operator.state(run).name == "AwaitingRetry"
 
 
-def test_a_run_that_does_not_stop_is_left_behind(operator: Operator) -> None:
+def test_a_run_that_does_not_stop_is_left_behind(operator):
     worker = operator.worker("stuck")
     run = operator.run("hang_for", "stuck", seconds=600.0, variables={"grace_seconds": 0.1, "stop_seconds": 0.3})
     operator.await_note("working")
@@ -265,7 +257,7 @@ def test_a_run_that_does_not_stop_is_left_behind(operator: Operator) -> None:
 
 
 @pytest.mark.slow
-def test_a_restart_after_sigkill_closes_what_was_open(operator: Operator) -> None:
+def test_a_restart_after_sigkill_closes_what_was_open(operator):
     worker = operator.worker("killed")
     running = operator.run("work_for", "killed", seconds=600.0)
     operator.await_note("working")
@@ -289,7 +281,7 @@ def test_a_restart_after_sigkill_closes_what_was_open(operator: Operator) -> Non
 
 
 @pytest.mark.slow
-def test_a_run_that_takes_its_worker_down_again_and_again_is_given_up(operator: Operator) -> None:
+def test_a_run_that_takes_its_worker_down_again_and_again_is_given_up(operator):
     worker = operator.worker("fatal")
     run = operator.run("work_for", "fatal", seconds=600.0)
     for _ in range(MOST_ATTEMPTS):

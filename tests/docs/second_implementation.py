@@ -6,7 +6,6 @@ import re
 import statistics
 import struct
 import zlib
-from collections.abc import Iterable
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any
@@ -18,12 +17,12 @@ class RefusedError(Exception):
     """Bytes that are no legal payload; its text is the reason code."""
 
 
-def refuse_if(condition: bool, reason: str) -> None:
+def refuse_if(condition, reason):
     if condition:
         raise RefusedError(reason)
 
 
-def whole_bytes(bits: int) -> int:
+def whole_bytes(bits):
     return -(-bits // 8)
 
 
@@ -34,7 +33,7 @@ class Spec:
     MAX_STEP = 552
 
     @staticmethod
-    def key(text: str) -> dict[str, Any] | None:
+    def key(text):
         """Section 4: what an object key says."""
         number, version = "(?:0|[1-9][0-9]{0,11})", "v(?P<version>[0-9A-Za-z.+]{1,32})"
         window, both = f"(?P<window>{number})", f"(?P<window>{number})-(?P<uid>{number})"
@@ -55,7 +54,7 @@ class Spec:
         return parts | {name: int(parts[name]) for name in ("window", "uid") if parts[name] is not None}
 
     @staticmethod
-    def times(window: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+    def times(window, rules):
         """Section 3: the intervals of a window."""
         delta, slot = rules["time_window_delta_seconds"], rules["roster_slot_seconds"]
         close = math.floor(window["closed"])
@@ -72,13 +71,13 @@ class Spec:
         }
 
     @staticmethod
-    def commitment(bucket: dict[str, str]) -> str:
+    def commitment(bucket):
         """Section 4: what a hotkey commits on chain about its bucket, 128 characters."""
         parts = (bucket["account_id"], 32), (bucket["access_key_id"], 32), (bucket["secret_access_key"], 64)
         return "".join(text + "~" * (length - len(text)) for text, length in parts)
 
     @staticmethod
-    def role(axon: dict[str, int]) -> str | None:
+    def role(axon):
         """Section 2: what an axon record announces."""
         names = ("version", "ip", "port", "ip_type", "protocol", "placeholder1")
         if [axon.get(name) for name in names] != [0, 0, 1, 4, 4, 84]:
@@ -86,7 +85,7 @@ class Spec:
         return {1: "miner", 2: "validator"}.get(axon.get("placeholder2", 0))
 
     @staticmethod
-    def merged(lists: list[tuple[float, list[int]]], full: int) -> list[int]:
+    def merged(lists, full):
         """Section 8: the order of the uids of several peer lists."""
         stake, keys = sum(each for each, _ in lists), {}
         for uid in {uid for _, uids in lists for uid in uids}:
@@ -99,7 +98,7 @@ class Spec:
         return sorted(keys, key=lambda uid: keys[uid])
 
     @staticmethod
-    def selected(case: dict[str, Any], settings: dict[str, int], seed: str) -> dict[str, list[int] | None]:
+    def selected(case, settings, seed):
         """Section 8: the two tiers of a peer list."""
         weights = {int(uid): weight for uid, weight in case["weights"].items()}
         ranked = sorted(case["active"], key=lambda uid: (-weights.get(uid, 0.0), Spec.seed("peers", seed, uid)))
@@ -110,7 +109,7 @@ class Spec:
         return {"peers": ranked[:gather], "reserve": ranked[gather : gather + settings["reserve_peer_count"]]}
 
     @staticmethod
-    def drawn(case: dict[str, Any], seed: str) -> list[int]:
+    def drawn(case, seed):
         """Section 3: publishers, drawn by stake."""
         weights = {int(uid): max(1, math.floor(stake * 2**20)) for uid, stake in case["stakes"].items()}
         drawn: list[int] = []
@@ -122,7 +121,7 @@ class Spec:
         return drawn
 
     @staticmethod
-    def decided(words: list[dict[str, Any]], stakes: dict[int, float], quorum: float) -> str | None:
+    def decided(words, stakes, quorum):
         """What more than the quorum's share of all stake locked in one ballot; of several the lowest ballot's."""
         locked: dict[tuple[int, str], set[int]] = {}
         for word in words:
@@ -133,7 +132,7 @@ class Spec:
         return min(enough)[1] if enough else None
 
     @staticmethod
-    def canonical(value: Any) -> bytes:
+    def canonical(value):
         """Section 1, by hand."""
         if isinstance(value, dict):
             parts = (Spec.canonical(key) + b":" + Spec.canonical(value[key]) for key in sorted(value))
@@ -147,7 +146,7 @@ class Spec:
         return repr(value).encode()
 
     @staticmethod
-    def _escaped(character: str) -> bytes:
+    def _escaped(character):
         short = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
         if character in short:
             return short[character].encode()
@@ -157,15 +156,15 @@ class Spec:
         return "".join(f"\\u{unit:04x}" for (unit,) in units).encode()
 
     @staticmethod
-    def sha256(data: bytes) -> str:
+    def sha256(data):
         return hashlib.sha256(data).hexdigest()
 
     @staticmethod
-    def digest(value: Any) -> str:
+    def digest(value):
         return Spec.sha256(Spec.canonical(value))
 
     @staticmethod
-    def seed(domain: str, *parts: str | int) -> int:
+    def seed(domain, *parts):
         data = domain.encode()
         for part in parts:
             text = str(part).encode()
@@ -173,12 +172,12 @@ class Spec:
         return int.from_bytes(hashlib.sha256(data).digest()[:16], "little")
 
     @staticmethod
-    def permuted(size: int, position: int, *key: str | int) -> int:
+    def permuted(size, position, *key):
         a = next(number for number in range(max(1, math.isqrt(size)), size + 1) if number * number >= size)
         b = -(-size // a)
         keys = [Spec.seed("templar.permutation", i, size, *key).to_bytes(16, "little") for i in range(8)]
 
-        def h(i: int, x: int) -> int:
+        def h(i, x):
             return int.from_bytes(hashlib.sha256(keys[i] + struct.pack("<Q", x)).digest()[:16], "little")
 
         while True:
@@ -193,7 +192,7 @@ class Spec:
                 return position
 
     @staticmethod
-    def assigned(case: dict[str, Any], rules: dict[str, Any]) -> dict[str, Any]:
+    def assigned(case, rules):
         """Section 13: the units of the miners of a window, and the spare ones."""
         epoch, plan, block_hash = rules["epoch"], rules["plan"], rules["block_hash"]
         slots, units, total, key = plan["num_slots"], plan["units_per_slot"], epoch["total_units"], epoch["key"]
@@ -216,7 +215,7 @@ class Spec:
         }
 
     @staticmethod
-    def packed(case: dict[str, Any]) -> list[list[int]]:
+    def packed(case):
         """Section 13: documents as sequences."""
         stream: list[int] = []
         for document in case["documents"]:
@@ -227,7 +226,7 @@ class Spec:
         return [stream[start : start + length] for start in range(0, whole, length)]
 
     @staticmethod
-    def parameters_digest(params: dict[str, str], shapes: dict[str, list[int]]) -> str:
+    def parameters_digest(params, shapes):
         """Section 10: the digest of parameters, which are given in hex."""
         leaves = []
         for name in sorted(params):
@@ -236,7 +235,7 @@ class Spec:
         return Spec.digest({"domain": "templar/parameters/1", "leaves": leaves})
 
     @staticmethod
-    def proof(case: dict[str, Any]) -> dict[str, Any]:
+    def proof(case):
         """Section 10: a sync proof and its first draws."""
         key = case["window"], case["block_hash"], case["hotkey"]
         data = "templar.proof:{}:{}:{}".format(*key).encode()
@@ -252,10 +251,10 @@ class Spec:
         return {"first_draws": [f"{draw:032x}" for draw in draws[:3]], "proof": Spec.sha256(data)}
 
     @staticmethod
-    def factor(schedule: dict[str, Any], step: int) -> float:
+    def factor(schedule, step):
         """Section 9: the factor of the learning rate."""
 
-        def half_cosine(x: float) -> float:
+        def half_cosine(x):
             if x > 0.5:
                 return 1.0 - half_cosine(1.0 - x)
             angle = 3.141592653589793 * x / 2
@@ -277,12 +276,12 @@ class Spec:
     SIGNIFICANDS = (256, 271, 287, 304, 323, 342, 362, 384, 406, 431, 456, 483)
 
     @staticmethod
-    def edges(shape: list[int], target: int) -> list[int]:
+    def edges(shape, target):
         folded = [math.prod(shape[:-1]), shape[-1]] if len(shape) > 1 else [math.prod(shape)]
         return [max(edge for edge in range(1, min(side, target) + 1) if side % edge == 0) for side in folded]
 
     @staticmethod
-    def rice(tensor: dict[str, Any]) -> tuple[int | None, int]:
+    def rice(tensor):
         """Section 6: the Rice parameter, None without an index code, and the most bits of a chunk's quotients."""
         n, k = math.prod(tensor["edges"]), tensor["k"]
         if k == n:
@@ -293,7 +292,7 @@ class Spec:
         return b, k + (n - k) // 2**b
 
     @staticmethod
-    def cut(shape: list[int], *, target: int, k: int) -> dict[str, Any]:
+    def cut(shape, *, target, k):
         """Section 6: the layout of a tensor."""
         edges = Spec.edges(shape, target)
         length = math.prod(edges)
@@ -301,12 +300,12 @@ class Spec:
         return found | {"rice_parameter": Spec.rice(found)[0], "section_bytes": Spec.section_bytes(found)}
 
     @staticmethod
-    def layout_digest(recipe: str, use_dct: bool, tensors: list[dict[str, Any]]) -> str:
+    def layout_digest(recipe, use_dct, tensors):
         cuts = [[each["name"], each["shape"], each["edges"], each["k"]] for each in tensors]
         return Spec.digest({"domain": "templar/layout/3", "recipe": recipe, "tensors": cuts, "use_dct": use_dct})
 
     @staticmethod
-    def section_bytes(tensor: dict[str, Any]) -> list[int]:
+    def section_bytes(tensor):
         """Section 6: the shortest and the longest section."""
         chunks, count = tensor["chunks"], tensor["chunks"] * tensor["k"]
         b, most = Spec.rice(tensor)
@@ -314,7 +313,7 @@ class Spec:
         return [2 + chunks, 2 + chunks + whole_bytes(count) + index]
 
     @staticmethod
-    def read_payload(data: bytes, layout: dict[str, Any]) -> dict[str, Any]:
+    def read_payload(data, layout):
         """Section 6: what is in a payload, as chunks of (index, sign, step); all checks, in order."""
         refuse_if(len(data) < 96 or data[:4] != b"TPLP", "malformed")
         version, recipe, uid, window, digest, hotkey = struct.unpack_from("<BBHQ32s48s", data, 4)
@@ -333,7 +332,7 @@ class Spec:
         return {"header": {"window": window, "uid": uid, "hotkey": name.decode()}, "tensors": found}
 
     @staticmethod
-    def read_scales(data: bytes, offset: int, tensor: dict[str, Any]) -> tuple[int, bytes, int]:
+    def read_scales(data, offset, tensor):
         """Section 6: the largest step, the codes of each chunk, and where they end."""
         end = offset + 2 + tensor["chunks"]
         refuse_if(len(data) < end, "malformed")
@@ -343,22 +342,22 @@ class Spec:
         return top, codes, end
 
     @staticmethod
-    def read_section(data: bytes, offset: int, tensor: dict[str, Any]) -> tuple[list[Any], int]:
+    def read_section(data, offset, tensor):
         k, n = tensor["k"], math.prod(tensor["edges"])
         b, most = Spec.rice(tensor)
         top, codes, offset = Spec.read_scales(data, offset, tensor)
         active = sum(code > 0 for code in codes)
         count = active * k
 
-        def plane(bits: int) -> tuple[int, int]:
+        def plane(bits):
             nonlocal offset
             start, offset = offset, offset + whole_bytes(bits)
             return start, bits
 
-        def bit(place: int, start: int) -> int:
+        def bit(place, start):
             return data[start + place // 8] >> place % 8 & 1
 
-        def clean(start: int, bits: int) -> bool:
+        def clean(start, bits):
             return not any(bit(place, start) for place in range(bits, 8 * whole_bytes(bits)))
 
         signs = plane(count)
@@ -392,7 +391,7 @@ class Spec:
         return found, offset
 
     @staticmethod
-    def section(steps: list[int], rows: list[Any], tensor: dict[str, Any]) -> dict[str, bytes]:
+    def section(steps, rows, tensor):
         """Section 6: the steps of chunks, and these as (index, sign, step), as bytes, part by part."""
         top = max(steps)
         found = {"top": top.to_bytes(2, "little"), "codes": bytes(step and step - top + 255 for step in steps)}
@@ -411,7 +410,7 @@ class Spec:
         return found
 
     @staticmethod
-    def payload(header: dict[str, Any], sections: dict[Any, bytes], layout: dict[str, Any]) -> dict[Any, bytes]:
+    def payload(header, sections, layout):
         """Section 6: a payload, part by part."""
         parts: dict[Any, bytes] = {
             "magic": b"TPLP",
@@ -426,47 +425,47 @@ class Spec:
         return parts | {"checksum": struct.pack("<I", zlib.crc32(b"".join(parts.values())))}
 
     @staticmethod
-    def quanta(step: int) -> int:
+    def quanta(step):
         return Spec.SIGNIFICANDS[(step - 1) % 12] << ((step - 1) // 12) if step else 0
 
     @staticmethod
-    def scale(step: int) -> float:
+    def scale(step):
         return math.ldexp(Spec.quanta(step), -44)
 
     @staticmethod
-    def nearest(mean: float) -> int:
+    def nearest(mean):
         """Section 6: the step of a mean."""
         quanta = Fraction(mean) * 2**44
         return sum(2 * quanta > Spec.quanta(step) + Spec.quanta(step + 1) for step in range(Spec.MAX_STEP))
 
     @staticmethod
-    def value_code(mean: float) -> dict[str, Any]:
+    def value_code(mean):
         step = Spec.nearest(mean)
         return {"step": step, "quanta": Spec.quanta(step), "scale": Spec.scale(step)}
 
     @staticmethod
-    def total(numbers: list[float]) -> float:
+    def total(numbers):
         while len(numbers) > 1:
             half = len(numbers) // 2
             numbers = [numbers[i] + numbers[i + half] for i in range(half)] + numbers[2 * half :]
         return numbers[0]
 
     @staticmethod
-    def code(rows: list[list[float]]) -> list[int]:
+    def code(rows):
         """Section 6: the step of each chunk."""
         steps = [Spec.nearest(Spec.total([abs(value) for value in row]) / len(row)) for row in rows]
         return [step if step > max(steps) - 255 else 0 for step in steps]
 
     @staticmethod
-    def frequencies(chunk: np.ndarray, edges: list[int]) -> np.ndarray:
+    def frequencies(chunk, edges):
         """Section 6: the miner's DCT-II of a chunk, float32, in the order advised."""
 
-        def analyse(x: np.ndarray) -> np.ndarray:
+        def analyse(x):
             n, stride = len(x), 1
             basis = np.array([[Spec.cosine(n, b, j) for j in range(n)] for b in range(n)]).astype(np.float32)
             found = np.zeros_like(x)
 
-            def products(first: int, every: int, values: np.ndarray) -> None:
+            def products(first, every, values):
                 for b in range(first, n, every):
                     total = basis[b, 0] * values[0]
                     for j in range(1, len(values)):
@@ -485,9 +484,7 @@ class Spec:
         return (analyse(block) if len(edges) == 2 else block).flatten()
 
     @staticmethod
-    def compress(
-        case: dict[str, Any], buffer: np.ndarray, update: np.ndarray, tensor: dict[str, Any], call: int
-    ) -> tuple[dict[str, bytes], np.ndarray]:
+    def compress(case, buffer, update, tensor, call):
         """Section 6, "what a miner does": a tensor's section and its new buffer."""
         grown = Spec.chunked(np.float32(case["learning_rate"]) * update, tensor)
         if case["use_dct"]:
@@ -509,18 +506,18 @@ class Spec:
         return Spec.section(steps, rows, tensor), Spec.unchunked(grown, tensor)
 
     @staticmethod
-    def cosine(n: int, b: int, j: int) -> float:
+    def cosine(n, b, j):
         return math.sqrt((1 if b == 0 else 2) / n) * math.cos(math.pi * (2 * j + 1) * b / (2 * n))
 
     @staticmethod
-    def elements(chunk: list[float], edges: list[int]) -> list[float]:
+    def elements(chunk, edges):
         """Section 9: the inverse DCT of one chunk in row-major order, in exact integers."""
 
-        def whole(values: list[float]) -> tuple[list[int], float]:
+        def whole(values):
             step = 2.0 ** (math.frexp(max(map(abs, values)))[1] - 24)
             return [round(value / step) for value in values], step
 
-        def transposed(n: int) -> list[list[int]]:
+        def transposed(n):
             return [[round(2**25 * Spec.cosine(n, b, j)) for b in range(n)] for j in range(n)]
 
         height, width = edges if len(edges) == 2 else (1, edges[0])
@@ -539,7 +536,7 @@ class Spec:
         ]
 
     @staticmethod
-    def norms(payloads: list[Any], name: str) -> tuple[list[int], int]:
+    def norms(payloads, name):
         """Section 9: the squared norms of a tensor, and their lower median; without a limit that is the target."""
         norms = [
             sum(Spec.quanta(step) ** 2 for row in each["tensors"][name] for _, _, step in row) for each in payloads
@@ -548,7 +545,7 @@ class Spec:
         return norms, positive[(len(positive) - 1) // 2] if positive else 0
 
     @staticmethod
-    def update(payloads: list[Any], tensor: dict[str, Any], layout: dict[str, Any], median: int) -> np.ndarray:
+    def update(payloads, tensor, layout, median):
         """Section 9, one tensor."""
         name, chunks, edges, recipe = tensor["name"], tensor["chunks"], tensor["edges"], layout["recipe"]
         length = math.prod(edges)
@@ -571,7 +568,7 @@ class Spec:
         return Spec.unchunked(values.astype(np.float32), tensor)
 
     @staticmethod
-    def chunked(tensor: np.ndarray, layout: dict[str, Any]) -> np.ndarray:
+    def chunked(tensor, layout):
         rows = np.arange(tensor.size, dtype=np.float32).reshape(layout["chunks"], -1)
         places = Spec.unchunked(rows, layout).flatten().astype(int)
         chunks = np.empty(tensor.size, tensor.dtype)
@@ -579,7 +576,7 @@ class Spec:
         return chunks.reshape(rows.shape)
 
     @staticmethod
-    def unchunked(rows: np.ndarray, tensor: dict[str, Any]) -> np.ndarray:
+    def unchunked(rows, tensor):
         out = np.zeros(tensor["shape"], np.float32)
         if len(tensor["edges"]) == 1:
             return rows.reshape(tensor["shape"])
@@ -632,28 +629,28 @@ class Judge:
     HELD_BACK = ("manifest_missing", "payload_missing", "reveal_early", "reveal_late", "object_differs")
 
     @staticmethod
-    def fresh() -> dict[str, Any]:
+    def fresh():
         averages = ("binary_average", "advantage", "own_excess", "sync", "final", "predicted_gain", "fruitless")
         unknown = ("uid", "registered_at", "last_reveal", "last_exact", "curvature", "excluded_until")
         card: dict[str, Any] = {"mu": 25.0, "sigma": 25 / 3, **dict.fromkeys(averages, 0.0)}
         return card | dict.fromkeys(unknown) | dict.fromkeys(("idle", "measured", "applied", "exclusions"), 0)
 
     @staticmethod
-    def settled(value: float) -> float:
+    def settled(value):
         return round(value, 10) + 0.0
 
     @staticmethod
-    def plan(case: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    def plan(case):
         block_hash, miners = case["block_hash"], {int(uid): each for uid, each in case["miners"].items()}
 
-        def key(uid: int) -> str:
+        def key(uid):
             return "spare" if uid == -1 else miners[uid]["hotkey"]
 
-        def drawn(size: int, name: str | int) -> list[int]:
+        def drawn(size, name):
             ranked = sorted(range(size), key=lambda place: Spec.seed("templar.scoring.own", block_hash, name, place))
             return sorted(ranked[: case["num_sequences"]])
 
-        def age(uid: int) -> float:
+        def age(uid):
             bits = Spec.seed("templar.scoring.exact", block_hash, key(uid)) & (2**53 - 1)
             return -math.log((bits + 0.5) / 2**53) / miners[uid]["unmeasured"]
 
@@ -670,7 +667,7 @@ class Judge:
         return segments, exact
 
     @staticmethod
-    def places(payload: dict[str, Any], layout: dict[str, Any]) -> set[tuple[str, int, int]]:
+    def places(payload, layout):
         """Where a payload has coefficients, of the tensors that do not publish whole chunks."""
         return {
             (tensor["name"], number, index)
@@ -682,21 +679,19 @@ class Judge:
         }
 
     @staticmethod
-    def chance(layout: dict[str, Any]) -> float:
+    def chance(layout):
         sparse = [(each, math.prod(each["edges"])) for each in layout["tensors"]]
         sparse = [(each, n) for each, n in sparse if each["k"] < n]
         by_chance = sum(each["chunks"] * each["k"] * each["k"] / n for each, n in sparse)
         return by_chance / sum(each["chunks"] * each["k"] for each, _ in sparse)
 
     @staticmethod
-    def share(mine: set[Any], theirs: set[Any], chance: float) -> float:
+    def share(mine, theirs, chance):
         overlap = len(mine & theirs) / max(1, len(mine))
         return min(1.0, max(0.0, (overlap - chance) / (1 - chance)))
 
     @staticmethod
-    def most_alike(
-        own: int, mine: set[Any], others: dict[int, set[Any]], chance: float, level: float
-    ) -> dict[str, Any] | None:
+    def most_alike(own, mine, others, chance, level):
         found = [(Judge.settled(Judge.share(mine, theirs, chance)), uid) for uid, theirs in others.items()]
         alike = sorted((uid != own, uid, share) for share, uid in found if share >= level)
         if alike:
@@ -705,29 +700,27 @@ class Judge:
         return None if best is None else {"uid": best[1], "share": best[0]}
 
     @staticmethod
-    def improvement(before: float | None, after: float | None) -> float:
+    def improvement(before, after):
         if before is None or before <= 0:
             return 0.0
         return -1.0 if after is None else max(-1.0, (before - after) / before)
 
     @staticmethod
-    def gain(before: float | None, gain: float | None) -> float:
+    def gain(before, gain):
         return Judge.improvement(before, None if before is None or gain is None else before - gain)
 
     @staticmethod
-    def predicted_gain(exact: dict[str, Any]) -> float:
+    def predicted_gain(exact):
         return Judge.gain(exact["random_before"], exact["random_gain"])
 
     @staticmethod
-    def curvature(exact: dict[str, Any] | None) -> float | None:
+    def curvature(exact):
         if exact is None or not exact["random_before"] or exact["random_before"] < 0 or exact["random_gain"] is None:
             return None
         return Judge.improvement(exact["random_before"], exact["random_after"]) - Judge.predicted_gain(exact)
 
     @staticmethod
-    def assumed(
-        estimates: list[dict[str, Any]], measurements: list[dict[str, Any] | None], ratio: float
-    ) -> dict[str, Any]:
+    def assumed(estimates, measurements, ratio):
         found = [
             (Judge.predicted_gain(each), c)
             for each in measurements
@@ -747,7 +740,7 @@ class Judge:
         return {"typical": typical, "large": large, "shortfalls": broken, "ratio": ratio}
 
     @staticmethod
-    def left_out(linear: float, card: dict[str, Any], assumed: dict[str, Any]) -> float:
+    def left_out(linear, card, assumed):
         known: float | None = card["curvature"]
         past: float = assumed["typical"] if known is None else known
         if assumed["large"] is None or linear <= assumed["large"]:
@@ -763,9 +756,7 @@ class Judge:
         return min(0.0, *limits)
 
     @staticmethod
-    def score(
-        linear: dict[str, Any], exact: dict[str, Any] | None, card: dict[str, Any], assumed: dict[str, Any]
-    ) -> tuple[float, int, float]:
+    def score(linear, exact, card, assumed):
         own, random = (Judge.gain(linear[f"{which}_before"], linear[f"{which}_gain"]) for which in ("own", "random"))
         measured = Judge.curvature(exact)
         score = max(-1.0, random + (Judge.left_out(random, card, assumed) if measured is None else measured))
@@ -778,9 +769,7 @@ class Judge:
         return Judge.settled(score), indicator, Judge.settled(excess)
 
     @staticmethod
-    def rated(
-        players: dict[int, tuple[float, float, float]], beta: float, tau: float
-    ) -> dict[int, tuple[float, float]]:
+    def rated(players, beta, tau):
         """Plackett-Luce: uid -> (score, mu, sigma) before, (mu, sigma) after."""
         variances = {uid: sigma**2 + tau**2 for uid, (_, _, sigma) in players.items()}
         c = math.sqrt(math.fsum(variance + beta**2 for variance in variances.values()))
@@ -800,9 +789,7 @@ class Judge:
         return found
 
     @staticmethod
-    def ratings(
-        players: dict[int, tuple[float, float, float]], sigma: float, scoring: dict[str, Any]
-    ) -> tuple[dict[int, tuple[float, float]], float, float]:
+    def ratings(players, sigma, scoring):
         """Those of the miners, with the baseline at 25; the sigma and the score of the baseline."""
         if not players:
             return {}, sigma, 0.0
@@ -816,7 +803,7 @@ class Judge:
         return moved, Judge.settled(sigma), least
 
     @staticmethod
-    def punished(card: dict[str, Any], events: list[tuple[str, str]], scoring: dict[str, Any]) -> dict[str, Any]:
+    def punished(card, events, scoring):
         """The card after penalties, in their order."""
         after = card
         for event, _ in events:
@@ -824,7 +811,7 @@ class Judge:
         return after | ({"measured": card["measured"]} if Judge.shows_nothing(card, scoring) else {})
 
     @staticmethod
-    def slashed(card: dict[str, Any], penalty: dict[str, Any]) -> dict[str, Any]:
+    def slashed(card, penalty):
         final, average = (
             Judge.settled(value * factor) if value > 0 else value
             for value, factor in ((card["final"], penalty["final"]), (card["binary_average"], penalty["average"]))
@@ -840,7 +827,7 @@ class Judge:
         return card
 
     @staticmethod
-    def absent(facts: dict[str, Any], body: dict[str, Any]) -> bool:
+    def absent(facts, body):
         reason, tier = facts["reason"], facts["tier"]
         if facts["payload_sha256"] is not None or not facts["assigned"]:
             return False
@@ -854,9 +841,7 @@ class Judge:
         return tier != "reserve" or reason in Judge.HELD_BACK
 
     @staticmethod
-    def early(
-        facts: dict[str, Any], card: dict[str, Any], body: dict[str, Any], banned: bool, settings: dict[str, Any]
-    ) -> list[tuple[str, str]]:
+    def early(facts, card, body, banned, settings):
         found = []
         if card["uid"] is not None and card["uid"] != facts["uid"]:
             found.append(("registered_again", "registered_again"))
@@ -870,7 +855,7 @@ class Judge:
         return found
 
     @staticmethod
-    def absence(facts: dict[str, Any], body: dict[str, Any], low_rate: float, inactive: bool) -> list[tuple[str, str]]:
+    def absence(facts, body, low_rate, inactive):
         reason = facts["reason"]
         if not Judge.absent(facts, body) or (inactive and reason not in Judge.INVALID):
             return []
@@ -883,15 +868,13 @@ class Judge:
         return [("missing_low_success" if low else "missing", reason)]
 
     @staticmethod
-    def shows_nothing(card: dict[str, Any], scoring: dict[str, Any]) -> bool:
+    def shows_nothing(card, scoring):
         return (
             card["measured"] >= scoring["own_data_windows"] and card["binary_average"] < scoring["own_data_min_average"]
         )
 
     @staticmethod
-    def late(
-        facts: dict[str, Any], card: dict[str, Any], body: dict[str, Any], scoring: dict[str, Any]
-    ) -> list[tuple[str, str]]:
+    def late(facts, card, body, scoring):
         """With the card after the early penalties."""
         found, exact = [], facts["measurement"]
         if facts["estimate"] is not None and Judge.shows_nothing(card, scoring):
@@ -906,16 +889,7 @@ class Judge:
         return found
 
     @staticmethod
-    def scored(
-        facts: dict[str, Any],
-        card: dict[str, Any],
-        score: tuple[float, int, float],
-        rating: tuple[float, float],
-        scoring: dict[str, Any],
-        *,
-        gained: float,
-        excess: float,
-    ) -> dict[str, Any]:
+    def scored(facts, card, score, rating, scoring, *, gained, excess):
         """The card of a miner that was scored, but for `last_reveal` and `final`."""
         alpha = scoring["binary_score_ma_alpha"]
         mu, sigma = map(Judge.settled, rating)
@@ -937,18 +911,12 @@ class Judge:
         return card
 
     @staticmethod
-    def typical(values: Iterable[float]) -> float:
+    def typical(values):
         positive = [value for value in values if value > 0]
         return Judge.settled(statistics.median(positive)) if positive else 0.0
 
     @staticmethod
-    def finals(
-        cards: dict[int, dict[str, Any]],
-        baseline_sigma: float,
-        typical: float,
-        typical_excess: float,
-        settings: dict[str, Any],
-    ) -> dict[int, float]:
+    def finals(cards, baseline_sigma, typical, typical_excess, settings):
         """Of the miners that were scored, with their cards after the window."""
         found, median_skill, rule = {}, settings["scoring"]["median_skill"], settings["weights"]
         for uid, card in cards.items():
@@ -966,7 +934,7 @@ class Judge:
         return found
 
     @staticmethod
-    def fruitless(own: float, gained: list[float]) -> float:
+    def fruitless(own, gained):
         """What a window counts against a miner, from its advantage and those of the miners whose average is above 0."""
         if own > 0 or not gained or (middle := statistics.median(gained)) <= 0:
             return 0.0
@@ -975,7 +943,7 @@ class Judge:
         return Judge.settled(clear * (2.0 if own <= -middle else 1 - own / middle))
 
     @staticmethod
-    def place(card: dict[str, Any], counted: float, window: int, scoring: dict[str, Any]) -> dict[str, Any]:
+    def place(card, counted, window, scoring):
         """The fields of a scored miner's card that say whether it may be in the gather tier."""
         until, times = card["excluded_until"], card["exclusions"]
         if card["advantage"] > 0:
@@ -989,9 +957,7 @@ class Judge:
         return {"fruitless": 0.0, "exclusions": times + 1, "excluded_until": until}
 
     @staticmethod
-    def scores(
-        facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]
-    ) -> dict[int, tuple[float, int, float]]:
+    def scores(facts, cards, scoring):
         estimates = [each["estimate"] for each in facts.values() if each["estimate"] is not None]
         measurements = [each["measurement"] for each in facts.values()]
         assumed = Judge.assumed(estimates, measurements, scoring["large_prediction_ratio"])
@@ -1009,7 +975,7 @@ class Judge:
         return scores
 
     @staticmethod
-    def parts(facts: dict[int, Any], cards: dict[int, Any], scoring: dict[str, Any]) -> dict[int, tuple[int, str]]:
+    def parts(facts, cards, scoring):
         """Among how many the score of each discounted payload is divided, 0 if it counts for nobody, and why."""
         sound = {
             uid
@@ -1039,11 +1005,11 @@ class Judge:
         return found
 
     @staticmethod
-    def alike(likeness: dict[str, Any] | None, scoring: dict[str, Any]) -> bool:
+    def alike(likeness, scoring):
         return likeness is not None and likeness["share"] >= scoring["overlap_level"]
 
     @staticmethod
-    def bans_after(body: dict[str, Any], bans: dict[str, int], slashes: dict[int, Any], penalties: Any) -> list[Any]:
+    def bans_after(body, bans, slashes, penalties):
         found = {subject: last for subject, last in bans.items() if last > body["window"]}
         everybody = [record["facts"] for record in body["miners"]]
         for facts in everybody:
@@ -1055,7 +1021,7 @@ class Judge:
         return [{"subject": subject, "last_window": found[subject]} for subject in sorted(found)]
 
     @staticmethod
-    def conclude(body: dict[str, Any], before: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, Any]:
+    def conclude(body, before, settings):
         """All of a body that is not facts, from its facts and the body before."""
         scoring, window = settings["scoring"], body["window"]
         penalties, facts = scoring["slashing"], {each["facts"]["uid"]: each["facts"] for each in body["miners"]}
@@ -1117,16 +1083,14 @@ class Judge:
         }
 
     @staticmethod
-    def memory(before: dict[str, Any], everybody: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, int]]:
+    def memory(before, everybody):
         """The cards and bans of the body before, under the hotkeys of now."""
         known = {each["hotkey"]: each["card"] for each in before["departed"]}
         known |= {each["facts"]["hotkey"]: each["after"] for each in before["miners"]}
         return Judge.swapped(known, {each["subject"]: each["last_window"] for each in before["bans"]}, everybody)
 
     @staticmethod
-    def swapped(
-        known: dict[str, Any], bans: dict[str, int], everybody: list[dict[str, Any]]
-    ) -> tuple[dict[str, Any], dict[str, int]]:
+    def swapped(known, bans, everybody):
         """Cards and bans, with those of a swapped hotkey under the new one."""
         new = {(each["uid"], each["registered_at"]): each["hotkey"] for each in everybody}
         cards, held = {}, dict(bans)
@@ -1140,14 +1104,14 @@ class Judge:
         return cards, held
 
     @staticmethod
-    def departed(known: dict[str, Any], present: set[str]) -> list[dict[str, Any]]:
+    def departed(known, present):
         """The cards of miners that are not there any more; of many those that revealed last."""
         gone = known.keys() - present
         kept = sorted(gone, key=lambda hotkey: (-(known[hotkey]["last_reveal"] or 0), hotkey))[:512]
         return [{"hotkey": hotkey, "card": known[hotkey]} for hotkey in sorted(kept)]
 
     @staticmethod
-    def judged(facts: dict[str, Any], score: Any, part: Any, scoring: dict[str, Any]) -> dict[str, Any]:
+    def judged(facts, score, part, scoring):
         """What a window says of a payload; None where it was not scored."""
         return {
             "gradient_score": None if score is None else score[0],
@@ -1157,7 +1121,7 @@ class Judge:
         }
 
     @staticmethod
-    def weights(finals: dict[int, float], settings: dict[str, Any]) -> dict[int, float]:
+    def weights(finals, settings):
         rule, peers = settings["weights"], settings["peers"]
         burn_uid, burn_rate = rule["burn_uid"], rule["burn_rate"]
         earning = {uid: final for uid, final in finals.items() if final > 0 and uid != burn_uid}
@@ -1175,7 +1139,7 @@ class Judge:
         return {uid: share for uid, share in rounded.items() if share > 0}
 
     @staticmethod
-    def ramp(finals: dict[int, float], rule: dict[str, Any], peers: dict[str, int]) -> dict[int, float]:
+    def ramp(finals, rule, peers):
         ranked = sorted(finals, key=lambda uid: -finals[uid])
         first, second = (min(len(ranked), peers["gather_peer_count"]), peers["reserve_peer_count"])
         high, ratio = rule["gather_top_ratio"], rule["reserve_decay_ratio"]

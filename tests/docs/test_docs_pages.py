@@ -4,7 +4,6 @@ import importlib.util
 import re
 import shlex
 from argparse import ArgumentParser
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,18 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
-def page(name: str) -> str:
+def page(name):
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-def test_every_reason_is_explained_once() -> None:
+def test_every_reason_is_explained_once():
     section = page("protocol.md").split("## 16.", 1)[1]
     rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     named = [code for row in rows for code in re.findall(r"`([a-z_]+)`", row)]
     assert sorted(named) == sorted(reason.value for reason in Reason)
 
 
-def test_the_table_of_penalties_is_that_of_the_hyper_parameters() -> None:
+def test_the_table_of_penalties_is_that_of_the_hyper_parameters():
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]+) \| ([^|]+) \| ([^|]*) ?\|$", page("validator.md"), re.MULTILINE)
     for preset in preset_names():
         hparams = load_hparams(preset)
@@ -45,14 +44,14 @@ def test_the_table_of_penalties_is_that_of_the_hyper_parameters() -> None:
         assert told == hparams.scoring.slashing.model_dump(), preset
 
 
-def _factor(cell: str, recipe: str) -> float:
+def _factor(cell, recipe):
     """A factor as it is told: one for both recipes, or another one for `demo` behind it."""
     found = re.fullmatch(r"([\d.]+)(?: \(`demo`: ([\d.]+)\))?", cell)
     assert found, cell
     return float(found[2] if recipe == "demo" and found[2] else found[1])
 
 
-def test_the_numbers_of_the_presets_are_told() -> None:
+def test_the_numbers_of_the_presets_are_told():
     table = page("validator.md").split("| setting | ", 1)[1].split("\n\n", 1)[0]
     header, _, *rows = table.splitlines()
     assert rows
@@ -67,7 +66,7 @@ def test_the_numbers_of_the_presets_are_told() -> None:
                 assert numbers == [float(number) for number in cell.split(", ")], f"{name} of {preset}"
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_leads_somewhere():
     for path in PAGES:
         for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
             if target.startswith("http"):
@@ -78,12 +77,12 @@ def test_every_link_leads_somewhere() -> None:
             assert not anchor or anchor in _anchors(other), f"{path.name}: {target}"
 
 
-def _anchors(path: Path) -> set[str]:
+def _anchors(path):
     titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_every_file_test_and_module_that_is_named_is_there() -> None:
+def test_every_file_test_and_module_that_is_named_is_there():
     tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
@@ -95,7 +94,7 @@ def test_every_file_test_and_module_that_is_named_is_there() -> None:
             assert importlib.util.find_spec(name), f"{path.name} names {name}"
 
 
-def test_every_variable_and_setting_that_is_named_is_there() -> None:
+def test_every_variable_and_setting_that_is_named_is_there():
     known = (ROOT / ".env.example").read_text(encoding="utf-8") + (ROOT / "deployments/prefect.yaml").read_text()
     known += (ROOT / "Makefile").read_text(encoding="utf-8")
     known += "PREFECT_API_URL PREFECT_HOME GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME "  # other programs' own
@@ -105,12 +104,10 @@ def test_every_variable_and_setting_that_is_named_is_there() -> None:
             assert re.search(rf"\b{name}\b", known), f"{path.name} names {name}"
 
 
-def test_every_command_line_has_options_that_are_there(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_line_has_options_that_are_there(monkeypatch, capsys):
     parse_args = ArgumentParser.parse_args
 
-    def only_parse(parser: ArgumentParser, words: list[str]) -> None:
+    def only_parse(parser, words):
         parse_args(parser, words)
         raise SystemExit(0)
 
@@ -127,21 +124,21 @@ def test_every_command_line_has_options_that_are_there(
     assert lines > 30
 
 
-def _command_lines(text: str) -> Iterator[str]:
+def _command_lines(text):
     """What follows `templar` on the lines of a shell, and in a sentence where options follow."""
     for block in re.findall(r"^ *```.*?^ *```", text, re.MULTILINE | re.DOTALL):
         yield from re.findall(r"^ *(?:\$ )?(?:\.venv/bin/)?templar (.+)$", block, re.MULTILINE)
     yield from re.findall(r"`templar ([^`\n]+ --[^`\n]+)`", text)
 
 
-def test_make_targets_that_are_named_are_there() -> None:
+def test_make_targets_that_are_named_are_there():
     targets = set(re.findall(r"^([a-z.-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for path in PAGES:
         named = set(re.findall(r"(?:^|`)make ([a-z.][\w-]*)", path.read_text(encoding="utf-8"), re.MULTILINE))
         assert named <= targets, f"{path.name} names {sorted(named - targets)}"
 
 
-def test_every_section_that_code_cites_is_there() -> None:
+def test_every_section_that_code_cites_is_there():
     numbers = set(re.findall(r"^## (\d+)\.", page("protocol.md"), re.MULTILINE))
     decisions = set(re.findall(r"^### (D\d+) ", page("architecture.md"), re.MULTILINE))
     for folder in ("templar", "flows", "tasks", "blocks", "deployments", "benchmarks", "docs", "tests"):
@@ -154,7 +151,7 @@ def test_every_section_that_code_cites_is_there() -> None:
             assert not re.search(r"\bPROTOCOL \d|\bDESIGN [D\d]", text), f"{path.name} cites a page that is not here"
 
 
-def test_no_page_points_at_a_subnet_of_somebody_else() -> None:
+def test_no_page_points_at_a_subnet_of_somebody_else():
     """There is no public network: a number that is copied from a page is a stranger's subnet."""
     for path in (*PAGES, ROOT / ".env.example"):
         found = re.findall(r"NETUID=\d+|--netuid[ =]\d+", path.read_text(encoding="utf-8"))

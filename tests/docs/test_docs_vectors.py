@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from lab.hotkeys import hotkey_from_seed
 from templar.agreement.ballot_rules import Said, Stakes, decided
@@ -42,7 +41,7 @@ from templar.gradient.codec.values import MAX_STEP, SIGNIFICANDS, STEP_QUANTA, S
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout, TensorLayout
 from templar.gradient.product import UpdateProducts
-from templar.hparams import AdamW, Gradient, HParams, Peers, Schedule, Scoring, Weights, Windows, load_hparams
+from templar.hparams import AdamW, Gradient, Peers, Schedule, Scoring, Weights, Windows, load_hparams
 from templar.scoring.conclude import compute_weights, conclude
 from templar.scoring.evaluation_plan import Candidate, draw_plan
 from templar.scoring.evidence import Estimate, Evidence, MeasuredOn, Measurement, MinerFacts, WindowFacts
@@ -87,31 +86,31 @@ BODIES: dict[Kind, type[Body]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_the_second_implementation_writes_the_vectors(name: str) -> None:
+def test_the_second_implementation_writes_the_vectors(name):
     assert render(written(name)) + "\n" == recorded_text(name)
 
 
-def test_every_file_of_vectors_is_written_and_shown() -> None:
+def test_every_file_of_vectors_is_written_and_shown():
     names, page = {path.stem for path in FOLDER.glob("*.json")}, (DOCS / "protocol.md").read_text(encoding="utf-8")
     assert names == set(WRITERS)
     assert not [name for name in names if f"(vectors/{name}.json)" not in page]
 
 
-def tensors_of(texts: dict[str, str]) -> dict[str, Tensor]:
+def tensors_of(texts):
     """Parameters of the tiny network of the vectors."""
     shapes = {name: tensor.shape for name, tensor in zip(LAYOUT.names, LAYOUT.tensors, strict=True)}
     return {name: torch.tensor(floats(text, shapes.get(name))) for name, text in texts.items()}
 
 
-def hex_of(tensors: dict[str, Tensor]) -> dict[str, str]:
+def hex_of(tensors):
     return {name: tensor.numpy().astype("<f4").tobytes().hex() for name, tensor in tensors.items()}
 
 
-def gradient(*, target_chunk: int = 4, k: int = 2, use_dct: bool = False) -> Gradient:
+def gradient(*, target_chunk=4, k=2, use_dct=False):
     return Gradient(momentum_decay=0.95, topk_compression=k, target_chunk=target_chunk, use_dct=use_dct)
 
 
-def layout_for(recipe: Any, *, use_dct: bool) -> Layout:
+def layout_for(recipe, *, use_dct):
     tensors = recorded("payload")["layouts"]["plain"]["tensors"]
     shapes = {tensor["name"]: tuple(tensor["shape"]) for tensor in tensors}
     return Layout.of(shapes, gradient(use_dct=use_dct), recipe)
@@ -121,7 +120,7 @@ LAYOUT, DCT_LAYOUT = layout_for("sparseloco", use_dct=False), layout_for("demo",
 LAYOUTS = {"sparseloco": LAYOUT, "demo": DCT_LAYOUT}
 
 
-def test_product_writes_canonical_json_and_seeds() -> None:
+def test_product_writes_canonical_json_and_seeds():
     found = recorded("canonical")
     for each in found["canonical_json"]:
         assert canonical_json(each["value"]).decode() == each["text"]
@@ -129,7 +128,7 @@ def test_product_writes_canonical_json_and_seeds() -> None:
         assert f"{keyed_seed('templar.test', *each['parts']):032x}" == each["seed"]
 
 
-def test_product_reads_and_writes_keys() -> None:
+def test_product_reads_and_writes_keys():
     found = recorded("keys")
     for text, meaning in found["keys"].items():
         key = ObjectKey(**meaning | {"kind": Kind(meaning["kind"])})
@@ -137,7 +136,7 @@ def test_product_reads_and_writes_keys() -> None:
     assert [parse_key(text) for text in found["not_keys"]] == [None] * 7
 
 
-def test_product_accepts_every_signed_object() -> None:
+def test_product_accepts_every_signed_object():
     found = recorded("objects")
     assert {Kind(kind) for kind in found["objects"]} == set(BODIES)
     for uid, seed in found["seeds"].items():
@@ -154,11 +153,11 @@ def test_product_accepts_every_signed_object() -> None:
         assert not verify(sealed.body.hotkey, message.replace(b":", b":1", 1), signature)
 
 
-def body_of(kind: Kind) -> Any:
+def body_of(kind):
     return BODIES[kind].model_validate_json(recorded("objects")["objects"][kind]["body"])
 
 
-def test_product_makes_the_bodies_from_each_other() -> None:
+def test_product_makes_the_bodies_from_each_other():
     roster, decision, report = body_of(Kind.ROSTER), body_of(Kind.DECISION), body_of(Kind.REPORT)
     for entry in roster.entries:
         submission = Submission.listed(roster, entry)
@@ -178,7 +177,7 @@ def test_product_makes_the_bodies_from_each_other() -> None:
     assert proof.proof == state_proof(params, window=1, block_hash=case["block_hash"], hotkey=proof.hotkey)
 
 
-def test_both_implementations_decide_alike() -> None:
+def test_both_implementations_decide_alike():
     decision, roster = json.loads(recorded("objects")["objects"]["decision"]["body"]), body_of(Kind.ROSTER).digest
     lock = next(word for word in decision["words"] if word["step"] == "lock")
     later = lock | {"ballot": lock["ballot"] + 1, "locked_in": lock["ballot"] + 1, "value": "null"}
@@ -191,7 +190,7 @@ def test_both_implementations_decide_alike() -> None:
             assert (decided(said, Stakes(stakes, quorum)) or (0, None))[1] == value
 
 
-def test_product_finds_the_intervals() -> None:
+def test_product_finds_the_intervals():
     found = recorded("times")
     rules = Windows.model_validate(found["rules"])
     for each in found["windows"]:
@@ -203,7 +202,7 @@ def test_product_finds_the_intervals() -> None:
         )
 
 
-def test_product_commits_buckets_and_announces_roles() -> None:
+def test_product_commits_buckets_and_announces_roles():
     found = recorded("commitments")
     for each in found["buckets"]:
         address = BucketAddress(each["account_id"], each["access_key_id"], each["secret_access_key"])
@@ -216,7 +215,7 @@ def test_product_commits_buckets_and_announces_roles() -> None:
     assert [announced_role(record) for record in found["no_roles"]] == [None] * 4
 
 
-def sizes_of(tensor: TensorLayout) -> dict[str, Any]:
+def sizes_of(tensor):
     return {
         "shape": list(tensor.shape),
         "edges": list(tensor.edges),
@@ -227,7 +226,7 @@ def sizes_of(tensor: TensorLayout) -> dict[str, Any]:
     }
 
 
-def test_product_cuts_tensors() -> None:
+def test_product_cuts_tensors():
     found = recorded("payload")
     for name, layout in (("plain", LAYOUT), ("dct", DCT_LAYOUT)):
         each = found["layouts"][name]
@@ -239,7 +238,7 @@ def test_product_cuts_tensors() -> None:
         assert each.items() >= sizes_of(TensorLayout.of("tensor", tuple(each["shape"]), settings)).items()
 
 
-def test_product_reads_and_writes_payloads() -> None:
+def test_product_reads_and_writes_payloads():
     for each in recorded("payload")["payloads"].values():
         data = payload_bytes(each)
         assert (len(data), Spec.sha256(data)) == (each["bytes"], each["sha256"])
@@ -254,7 +253,7 @@ def test_product_reads_and_writes_payloads() -> None:
         assert wire.encode(wire.Payload.of(header, coefficients, LAYOUT), LAYOUT) == data
 
 
-def refusal_of_product(data: bytes) -> str | None:
+def refusal_of_product(data):
     """The reason for which the product refuses a payload."""
     try:
         wire.decode(data, LAYOUT)
@@ -263,7 +262,7 @@ def refusal_of_product(data: bytes) -> str | None:
     return None
 
 
-def test_every_damage_has_its_reason() -> None:
+def test_every_damage_has_its_reason():
     found, reasons = recorded("payload"), set()
     for each in found["rejected"]:
         assert refusal_of_product(damaged(each, found["payloads"])) == each["reason"], each["what"]
@@ -271,7 +270,7 @@ def test_every_damage_has_its_reason() -> None:
     assert reasons == {"malformed", "wrong_version", "wrong_shapes", "wrong_size", "bad_payload", "not_canonical"}
 
 
-def test_both_implementations_judge_any_damage_alike() -> None:
+def test_both_implementations_judge_any_damage_alike():
     """The order of the checks is part of the protocol: a payload with many faults has one reason."""
     payloads = [bytes.fromhex(text) for text in recorded("aggregate")["cases"]["sparseloco"]["payloads"]]
     chance = random.Random(1)
@@ -288,7 +287,7 @@ def test_both_implementations_judge_any_damage_alike() -> None:
     assert {None, "malformed", "wrong_size", "bad_payload", "not_canonical"} == set(outcomes)
 
 
-def test_product_codes_values_and_indices() -> None:
+def test_product_codes_values_and_indices():
     found = recorded("payload")
     table = found["value_code"]
     assert (table["significands"], table["max_step"]) == (list(SIGNIFICANDS), MAX_STEP)
@@ -308,7 +307,7 @@ def test_product_codes_values_and_indices() -> None:
         assert [plane.hex() for plane in planes] == [each["remainders"], each["quotients"]]
 
 
-def test_product_compresses() -> None:
+def test_product_compresses():
     for case in recorded("payload")["compression"]:
         layout = layout_for(case["recipe"], use_dct=case["use_dct"])
         rule = FeedbackRule(layout.recipe, case["decay"], case["learning_rate"])
@@ -322,7 +321,7 @@ def test_product_compresses() -> None:
 
 
 @pytest.mark.parametrize("name", ["sparseloco", "sparseloco, too loud", "demo"])
-def test_product_aggregates_and_steps(name: str) -> None:
+def test_product_aggregates_and_steps(name):
     case = recorded("aggregate")["cases"][name]
     layout, limit = LAYOUTS[case["recipe"]], case["limit"]
     payloads = [wire.decode(bytes.fromhex(text), layout) for text in case["payloads"]]
@@ -336,14 +335,14 @@ def test_product_aggregates_and_steps(name: str) -> None:
     assert hex_of(params) == case["parameters_after"]
 
 
-def test_product_transforms() -> None:
+def test_product_transforms():
     for each in recorded("aggregate")["dct"]:
         chunk, edges = torch.tensor(floats(each["chunk"]))[None], tuple(each["edges"])
         assert dct.forward(chunk, edges).numpy().astype("<f4").tobytes().hex() == each["forward"]
         assert dct.inverse(chunk.to(torch.float64), edges).numpy().astype("<f8").tobytes().hex() == each["inverse"]
 
 
-def test_product_computes_roots_and_proofs() -> None:
+def test_product_computes_roots_and_proofs():
     found = recorded("state")
     assert [parameters_digest(tensors_of(params)) for params in found["parameters"]] == found["parameters_digests"]
     for each in found["roots"]:
@@ -359,7 +358,7 @@ def test_product_computes_roots_and_proofs() -> None:
         assert state_proof(tensors_of(each["parameters"]), **key) == each["proof"]
 
 
-def test_product_permutes_assigns_and_packs() -> None:
+def test_product_permutes_assigns_and_packs():
     found = recorded("assignment")
     large, ordered, packing = (found[name] for name in ("large_permutation", "sequence_order", "packing"))
     for each in found["permutations"]:
@@ -381,7 +380,7 @@ def test_product_permutes_assigns_and_packs() -> None:
     assert pack(documents, packing["sequence_length"], packing["eos"]).tolist() == packing["sequences"]
 
 
-def test_product_selects_peers_and_publishers() -> None:
+def test_product_selects_peers_and_publishers():
     found = recorded("peers")
     settings = Peers.model_validate(found["settings"])
     for each in found["selections"]:
@@ -399,7 +398,7 @@ def test_product_selects_peers_and_publishers() -> None:
         assert [one.uid for one in drawn_by_stake(validators, found["seed"], each["count"])] == each["drawn"]
 
 
-def test_product_follows_the_schedule() -> None:
+def test_product_follows_the_schedule():
     for each in recorded("schedules").values():
         schedule = Schedule.model_validate({name: each[name] for name in Schedule.model_fields})
         assert {text: schedule_factor(schedule, int(text)) for text in each["factors"]} == each["factors"]
@@ -411,7 +410,7 @@ def test_product_follows_the_schedule() -> None:
             assert loudest_coefficient(training, each["momentum_decay"], int(text)) == loudest
 
 
-def test_product_draws_the_plan() -> None:
+def test_product_draws_the_plan():
     for case in recorded("evaluation")["plans"]:
         miners = {int(uid): Candidate(**each) for uid, each in case["miners"].items()}
         numbers = {name: value for name, value in case.items() if name not in ("miners", "segments", "exact")}
@@ -420,7 +419,7 @@ def test_product_draws_the_plan() -> None:
         assert [[uid, list(others)] for uid, others in plan.exact.items()] == case["exact"]
 
 
-def test_both_implementations_multiply_updates_with_gradients() -> None:
+def test_both_implementations_multiply_updates_with_gradients():
     for case in recorded("evaluation")["products"]:
         known, layout = recorded("aggregate")["cases"][case["recipe"]], LAYOUTS[case["recipe"]]
         payloads = [wire.decode(bytes.fromhex(text), layout) for text in known["payloads"]]
@@ -437,7 +436,7 @@ def test_both_implementations_multiply_updates_with_gradients() -> None:
             assert case["products"][uid] == pytest.approx(product, rel=1e-6)
 
 
-def test_product_finds_what_is_alike_and_what_is_large() -> None:
+def test_product_finds_what_is_alike_and_what_is_large():
     case = recorded("evaluation")["likeness"]
     now, earlier = (
         {int(uid): wire.decode(bytes.fromhex(text), LAYOUT) for uid, text in case[name].items()}
@@ -451,11 +450,11 @@ def test_product_finds_what_is_alike_and_what_is_large() -> None:
     assert case["overlaps"]["2"]["share"] < case["threshold"], "nobody copies what a miner published before"
 
 
-def prior_of(each: dict[str, Any]) -> CurvaturePrior:
+def prior_of(each):
     return CurvaturePrior(**each | {"shortfalls": tuple(map(tuple, each["shortfalls"]))})
 
 
-def test_product_assumes_and_scores() -> None:
+def test_product_assumes_and_scores():
     found = recorded("evaluation")
     for case in found["assumptions"]:
         estimates = [Estimate.model_validate(each) for each in case["estimates"]]
@@ -470,7 +469,7 @@ def test_product_assumes_and_scores() -> None:
         assert (score.gradient_score, score.indicator, score.curvature, score.predicted, score.own_excess) == expected
 
 
-def test_product_weighs() -> None:
+def test_product_weighs():
     peers = Peers.model_validate(recorded("evaluation")["settings"]["peers"])
     for case in recorded("evaluation")["weights"]:
         settings = Weights.model_validate(case["settings"])
@@ -480,7 +479,7 @@ def test_product_weighs() -> None:
             assert {str(uid): weight for uid, weight in weights.items()} == case[name]
 
 
-def settings_with(rule: str) -> HParams:
+def settings_with(rule):
     """Hyper-parameters with the numbers of the vectors; scores follow from no others."""
     found = recorded("evaluation")["settings"]
     numbers = {
@@ -491,7 +490,7 @@ def settings_with(rule: str) -> HParams:
     return load_hparams("local").model_copy(update=numbers)
 
 
-def test_product_concludes_what_the_evidence_says() -> None:
+def test_product_concludes_what_the_evidence_says():
     standing, hparams = Standing(), settings_with("value")
     for each in recorded("evaluation")["windows"]:
         body = each["body"]
@@ -506,7 +505,7 @@ def test_product_concludes_what_the_evidence_says() -> None:
 
 
 @pytest.mark.parametrize("rule", ["value", "ramp", "power"])
-def test_both_implementations_conclude_alike(rule: str) -> None:
+def test_both_implementations_conclude_alike(rule):
     """A chain of windows with hotkeys and buckets that come, go and change their uids, and every kind of fact."""
     chance = random.Random(3)
     hparams, standing, before = settings_with(rule), Standing(), None
@@ -535,23 +534,23 @@ def test_both_implementations_conclude_alike(rule: str) -> None:
     assert discounts == {None, Reason.INDEX_OVERLAP, Reason.REPEATED_PAYLOAD}
 
 
-def address_of(key: int) -> str:
+def address_of(key):
     return hotkey_from_seed(bytes([key]) * 32).address
 
 
-def any_miners(chance: random.Random, window: int) -> tuple[MinerFacts, ...]:
+def any_miners(chance, window):
     uids = sorted(chance.sample(range(2, 9), chance.randint(1, 7)))
     keys = chance.sample(range(40, 48), len(uids)) if window % 5 == 0 else [38 + uid for uid in uids]
     return tuple(any_miner(chance, uid, key) for uid, key in zip(uids, keys, strict=True))
 
 
-def any_miner(chance: random.Random, uid: int, key: int) -> MinerFacts:
+def any_miner(chance, uid, key):
     """Facts of one miner; losses and gains are multiples of 1/32, so that equal scores occur."""
 
-    def loss(low: int, high: int, *, missing: float = 0.1) -> float | None:
+    def loss(low, high, *, missing=0.1):
         return None if chance.random() < missing else chance.randint(low, high) / 32
 
-    def likeness() -> dict[str, Any] | None:
+    def likeness():
         return chance.choice([None, {"uid": 3, "share": chance.choice([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.8, 0.9])}])
 
     facts = not_measured(uid, key, chance)
@@ -574,7 +573,7 @@ def any_miner(chance: random.Random, uid: int, key: int) -> MinerFacts:
     return MinerFacts.model_validate(facts | measured)
 
 
-def not_measured(uid: int, key: int, chance: random.Random) -> dict[str, Any]:
+def not_measured(uid, key, chance):
     nothing = dict.fromkeys(MinerFacts.model_fields)
     bucket = chance.choice([None, f"{uid:064x}", f"{uid:064x}", f"{uid // 2:064x}"])
     who = {"uid": uid, "hotkey": address_of(key), "bucket": bucket}
@@ -582,7 +581,7 @@ def not_measured(uid: int, key: int, chance: random.Random) -> dict[str, Any]:
     return nothing | who | {"tier": chance.choice(["gather", "reserve", "other"]), "assigned": True, "applied": False}
 
 
-def assert_alike(ours: Any, theirs: Any, what: str) -> None:
+def assert_alike(ours, theirs, what):
     """Equal but for the last digit that scores are kept with."""
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys(), what
@@ -598,7 +597,7 @@ def assert_alike(ours: Any, theirs: Any, what: str) -> None:
         assert ours == theirs, what
 
 
-def test_the_evidence_shows_every_penalty() -> None:
+def test_the_evidence_shows_every_penalty():
     found = recorded("evaluation")
     records = [record for each in found["windows"] for record in each["body"]["miners"]]
     events = {slash["event"] for record in records for slash in record["slashes"]}
@@ -614,7 +613,7 @@ def test_the_evidence_shows_every_penalty() -> None:
     assert recorded("objects")["objects"]["evidence"]["digest"] == found["windows"][0]["digest"]
 
 
-def test_every_kind_of_object_is_specified() -> None:
+def test_every_kind_of_object_is_specified():
     text = (DOCS / "protocol.md").read_text(encoding="utf-8")
     for kind in set(Kind) - {Kind.WORD}:  # it lies in another object
         assert f"| `{kind}` | `{kind}" in text, f"section 4 does not say what the key of a {kind} is"

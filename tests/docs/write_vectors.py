@@ -30,22 +30,22 @@ LINE_CHARACTERS = 120
 
 
 @cache
-def recorded_text(name: str) -> str:
+def recorded_text(name):
     return (FOLDER / f"{name}.json").read_text(encoding="utf-8")
 
 
-def recorded(name: str) -> Any:
+def recorded(name):
     """The content of a file of vectors."""
     return json.loads(recorded_text(name))
 
 
-def written(name: str) -> Any:
+def written(name):
     """The content that a file of vectors should have."""
     value = json.loads(json.dumps(WRITERS[name](recorded(name))))
     return in_order(value, recorded(name))
 
 
-def in_order(value: Any, pattern: Any) -> Any:
+def in_order(value, pattern):
     """`value` with its keys in the order that they have in `pattern`."""
     if isinstance(value, dict) and isinstance(pattern, dict) and value.keys() == pattern.keys():
         return {key: in_order(value[key], item) for key, item in pattern.items()}
@@ -54,7 +54,7 @@ def in_order(value: Any, pattern: Any) -> Any:
     return value
 
 
-def render(value: Any, indent: int = 0) -> str:
+def render(value, indent=0):
     """Format JSON for people: a value that fits a line stands on one line."""
     line = json.dumps(value, ensure_ascii=True)
     if len(line) + indent <= LINE_CHARACTERS or not isinstance(value, dict | list):
@@ -66,42 +66,42 @@ def render(value: Any, indent: int = 0) -> str:
     return "[\n" + ",\n".join(inner + render(item, indent + 1) for item in value) + "\n" + " " * indent + "]"
 
 
-def floats(text: str, shape: list[int] | None = None, kind: str = "<f4") -> np.ndarray:
+def floats(text, shape=None, kind="<f4"):
     """The numbers of a tensor that is written in hex."""
     array = np.frombuffer(bytes.fromhex(text), kind)
     return array if shape is None else array.reshape(shape)
 
 
-def canonical(found: Any) -> Any:
+def canonical(found):
     values = [each | {"text": Spec.canonical(each["value"]).decode()} for each in found["canonical_json"]]
     seeds = [each | {"seed": f"{Spec.seed('templar.test', *each['parts']):032x}"} for each in found["keyed_seed"]]
     return {"canonical_json": values, "keyed_seed": seeds}
 
 
-def keys(found: Any) -> Any:
+def keys(found):
     own = [newest_key(each["key"]) for each in recorded("objects")["objects"].values()]
     texts = [*own, *list(found["keys"])[len(own) :]]
     strangers = [text for text in found["not_keys"] if Spec.key(text) is None]
     return {"keys": {text: Spec.key(text) for text in texts}, "not_keys": strangers}
 
 
-def newest_key(text: str) -> str:
+def newest_key(text):
     """A recorded key with the version of now."""
     return re.sub(r"v\d+", f"v{Spec.VERSION}", text)
 
 
-def newest_payload(text: str, layout: dict[str, Any]) -> bytes:
+def newest_payload(text, layout):
     """A recorded payload with the version and the layout of now."""
     data = bytes.fromhex(text)
     body = data[:4] + bytes([Spec.VERSION]) + data[5:16] + bytes.fromhex(layout["digest"]) + data[48:-4]
     return body + struct.pack("<I", zlib.crc32(body))
 
 
-def times(found: Any) -> Any:
+def times(found):
     return found | {"windows": [each | Spec.times(each, found["rules"]) for each in found["windows"]]}
 
 
-def commitments(found: Any) -> Any:
+def commitments(found):
     return {
         "buckets": [each | {"commitment": Spec.commitment(each)} for each in found["buckets"]],
         "roles": {role: record for role, record in found["roles"].items() if Spec.role(record) == role},
@@ -109,7 +109,7 @@ def commitments(found: Any) -> Any:
     }
 
 
-def layout_of(recipe: str, *, use_dct: bool, tensors: list[dict[str, Any]]) -> dict[str, Any]:
+def layout_of(recipe, *, use_dct, tensors):
     tensors = [each | Spec.cut(each["shape"], target=4, k=2) for each in tensors]
     sizes = [each["section_bytes"] for each in tensors]
     return {
@@ -122,18 +122,18 @@ def layout_of(recipe: str, *, use_dct: bool, tensors: list[dict[str, Any]]) -> d
 
 
 @cache
-def layouts() -> dict[str, dict[str, Any]]:
+def layouts():
     return {
         name: layout_of(each["recipe"], use_dct=each["use_dct"], tensors=each["tensors"])
         for name, each in recorded("payload")["layouts"].items()
     }
 
 
-def layout_with(recipe: str) -> dict[str, Any]:
+def layout_with(recipe):
     return layouts()["dct" if recipe == "demo" else "plain"]
 
 
-def payload(found: Any) -> Any:
+def payload(found):
     payloads = {name: _payload(each) for name, each in found["payloads"].items()}
     means = [each | Spec.value_code(each["mean"]) for each in found["value_code"]["means"]]
     significands = [round(256 * 2 ** (j / 12)) for j in range(12)]
@@ -152,7 +152,7 @@ def payload(found: Any) -> Any:
     }
 
 
-def _payload(found: dict[str, Any]) -> dict[str, Any]:
+def _payload(found):
     layout, sections, tensors = layouts()[found["layout"]], {}, {}
     for tensor in layout["tensors"]:
         meaning = found["tensors"][tensor["name"]]
@@ -173,12 +173,12 @@ def _payload(found: dict[str, Any]) -> dict[str, Any]:
     return found | {"bytes": start, "sha256": Spec.sha256(data), "parts": parts, "tensors": tensors}
 
 
-def payload_bytes(found: dict[str, Any]) -> bytes:
+def payload_bytes(found):
     """A payload of the vectors, part by part."""
     return b"".join(bytes.fromhex(text) for _, _, text in found["parts"])
 
 
-def damaged(case: dict[str, Any], payloads: dict[str, Any]) -> bytes:
+def damaged(case, payloads):
     """A payload with the damage of a case."""
     data = payload_bytes(payloads[case["payload"]])
     data = data[:-4] if case["checksum_made_right"] else data
@@ -186,7 +186,7 @@ def damaged(case: dict[str, Any], payloads: dict[str, Any]) -> bytes:
     return data + (struct.pack("<I", zlib.crc32(data)) if case["checksum_made_right"] else b"")
 
 
-def refusal(data: bytes) -> str | None:
+def refusal(data):
     """The reason for which the second implementation refuses a payload."""
     try:
         Spec.read_payload(data, layouts()["plain"])
@@ -195,14 +195,14 @@ def refusal(data: bytes) -> str | None:
     return None
 
 
-def _coding(found: dict[str, Any]) -> dict[str, Any]:
+def _coding(found):
     steps = Spec.code(found["values"])
     pairs = zip(steps, found["values"], strict=True)
     received = [[(-1 if value < 0 else 1) * Spec.scale(step) + 0.0 for value in row] for step, row in pairs]
     return found | {"steps": steps, "received": received}
 
 
-def _rice(found: dict[str, Any]) -> dict[str, Any]:
+def _rice(found):
     tensor = {"edges": [found["chunk_length"]], "k": found["k"], "chunks": len(found["indices"])}
     parameter, most = Spec.rice(tensor)
     rows = [[(index, 1, 9) for index in row] for row in found["indices"]]
@@ -213,7 +213,7 @@ def _rice(found: dict[str, Any]) -> dict[str, Any]:
     return found | planes | {"rice_parameter": parameter, "max_quotient_bits": most}
 
 
-def _compression(case: dict[str, Any]) -> dict[str, Any]:
+def _compression(case):
     """Section 6, "what a miner does", byte for byte."""
     layout = layout_of(case["recipe"], use_dct=case["use_dct"], tensors=layouts()["plain"]["tensors"])
     buffers = {tensor["name"]: np.zeros(tensor["shape"], np.float32) for tensor in layout["tensors"]}
@@ -232,7 +232,7 @@ def _compression(case: dict[str, Any]) -> dict[str, Any]:
     return case | {"windows": windows}
 
 
-def aggregate(found: Any) -> Any:
+def aggregate(found):
     transforms = [
         each
         | {
@@ -244,7 +244,7 @@ def aggregate(found: Any) -> Any:
     return {"cases": {name: _aggregate(case) for name, case in found["cases"].items()}, "dct": transforms}
 
 
-def _aggregate(case: dict[str, Any]) -> dict[str, Any]:
+def _aggregate(case):
     layout = layout_with(case["recipe"])
     encoded = [newest_payload(text, layout) for text in case["payloads"]]
     payloads = [Spec.read_payload(data, layout) for data in encoded]
@@ -272,11 +272,11 @@ def _aggregate(case: dict[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def state_now() -> Any:
+def state_now():
     return state(recorded("state"))
 
 
-def state(found: Any) -> Any:
+def state(found):
     case = _aggregate(recorded("aggregate")["cases"]["sparseloco"])
     shapes = {tensor["name"]: tensor["shape"] for tensor in layouts()["plain"]["tensors"]}
     params = [case["parameters_before"], case["parameters_after"]]
@@ -292,11 +292,11 @@ def state(found: Any) -> Any:
     return found | {"parameters": params, "parameters_digests": digests, "roots": roots, "proofs": proofs}
 
 
-def schedules(found: Any) -> Any:
+def schedules(found):
     return {name: each | _schedule(each) for name, each in found.items()}
 
 
-def _schedule(each: dict[str, Any]) -> dict[str, Any]:
+def _schedule(each):
     inner, outer, loudest = each["training"]["inner_steps"], each["training"]["outer_learning_rate"], {}
     for text in each["loudest"]:
         reach = 0.0
@@ -306,7 +306,7 @@ def _schedule(each: dict[str, Any]) -> dict[str, Any]:
     return {"factors": {text: Spec.factor(each, int(text)) for text in each["factors"]}, "loudest": loudest}
 
 
-def assignment(found: Any) -> Any:
+def assignment(found):
     found |= {"epoch": found["epoch"] | {"key": shared()["genesis"]}}
     windows = [each | Spec.assigned(each, found) for each in found["windows"]]
     large, order = found["large_permutation"], found["sequence_order"]
@@ -328,7 +328,7 @@ def assignment(found: Any) -> Any:
     }
 
 
-def peers(found: Any) -> Any:
+def peers(found):
     settings, seed = found["settings"], found["seed"]
     full = settings["gather_peer_count"] + settings["reserve_peer_count"]
     return found | {
@@ -341,7 +341,7 @@ def peers(found: Any) -> Any:
     }
 
 
-def evaluation(found: Any) -> Any:
+def evaluation(found):
     likeness, settings = found["likeness"], {"peers": recorded("peers")["settings"]}
     return found | {
         "plans": [each | dict(zip(("segments", "exact"), Judge.plan(each), strict=True)) for each in found["plans"]],
@@ -363,11 +363,11 @@ def evaluation(found: Any) -> Any:
     }
 
 
-def _by_uid(found: dict[str, Any]) -> dict[int, Any]:
+def _by_uid(found):
     return {int(uid): each for uid, each in found.items()}
 
 
-def _likeness(case: dict[str, Any]) -> dict[str, Any]:
+def _likeness(case):
     layout, threshold = layouts()["plain"], case["threshold"]
     encoded = {
         name: {uid: newest_payload(text, layout) for uid, text in _by_uid(case[name]).items()}
@@ -397,7 +397,7 @@ def _likeness(case: dict[str, Any]) -> dict[str, Any]:
     return texts | found | {"norm_ratios": ratios}
 
 
-def _score(case: dict[str, Any]) -> dict[str, Any]:
+def _score(case):
     exact = case["measurement"]
     score, indicator, excess = Judge.score(case["estimate"], exact, case["card"], case["prior"])
     curvature = Judge.curvature(exact)
@@ -410,7 +410,7 @@ def _score(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _windows(found: Any) -> list[dict[str, Any]]:
+def _windows(found):
     """Each window's evidence, from its facts and the evidence before."""
     before, windows = None, []
     for each in found["windows"]:
@@ -423,28 +423,28 @@ def _windows(found: Any) -> list[dict[str, Any]]:
     return windows
 
 
-def roster_digest(roster: dict[str, Any]) -> str:
+def roster_digest(roster):
     """Section 5: the digest of a roster, which leaves out its authors' signatures."""
     entries = [{name: value for name, value in entry.items() if "signature" not in name} for entry in roster["entries"]]
     return Spec.digest(roster | {"entries": entries})
 
 
 @cache
-def start_window() -> dict[str, Any]:
+def start_window():
     body = json.loads(recorded("objects")["objects"]["start_window"]["body"])
     return body | {"protocol": str(Spec.VERSION), "root": state_now()["roots"][0]["root"]}
 
 
-def shared() -> dict[str, Any]:
+def shared():
     """The fields that every signed body shares but that of the start window."""
     return {"protocol": str(Spec.VERSION), "genesis": Spec.digest(start_window())}
 
 
-def message_of(kind: str, body: dict[str, Any]) -> bytes:
+def message_of(kind, body):
     return f"templar:{Spec.VERSION}:{kind}:".encode() + Spec.canonical(body)
 
 
-def signature_of(kind: str, body: dict[str, Any], known: str) -> str:
+def signature_of(kind, body, known):
     """The known signature if it verifies; another one otherwise."""
     address, message = body["hotkey"], message_of(kind, body)
     if bittensor_core.Keypair(ss58_address=address).verify(message, bytes.fromhex(known)):
@@ -453,17 +453,17 @@ def signature_of(kind: str, body: dict[str, Any], known: str) -> str:
 
 
 @cache
-def new_signature(address: str, message: bytes) -> str:
+def new_signature(address, message):
     seeds = [bytes.fromhex(seed) for seed in recorded("objects")["seeds"].values()]
     seed = next(seed for seed in seeds if address_of(seed) == address)
     return bytes(bittensor_core.Keypair.create_from_seed(seed).sign(message)).hex()
 
 
-def address_of(seed: bytes) -> str:
+def address_of(seed):
     return str(bittensor_core.Keypair.create_from_seed(seed).ss58_address)
 
 
-def rebuilt(entry: dict[str, Any], network: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def rebuilt(entry, network):
     """Section 8: the manifest and the commitment of a roster's entry."""
     of_author = ("uid", "hotkey", "payload_sha256", "payload_bytes", "assignment", "root_before", "steps", "tokens")
     manifest = network | {name: entry[name] for name in of_author}
@@ -472,7 +472,7 @@ def rebuilt(entry: dict[str, Any], network: dict[str, Any]) -> tuple[dict[str, A
 
 
 @cache
-def bodies() -> dict[str, dict[str, Any]]:
+def bodies():
     """The body of each kind of object but the evidence."""
     found = {kind: json.loads(each["body"]) for kind, each in recorded("objects")["objects"].items()}
     found = {kind: body | shared() for kind, body in found.items()} | {"start_window": start_window()}
@@ -498,7 +498,7 @@ def bodies() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _word(word: dict[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _word(word, found):
     """A signed word for the roster, as it lies in a decision."""
     decision = {name: value for name, value in found["decision"].items() if name != "words"}
     word |= {"value": roster_digest(found["roster"])}
@@ -506,11 +506,11 @@ def _word(word: dict[str, Any], found: dict[str, dict[str, Any]]) -> dict[str, A
     return word | {"signature": signature_of("word", body, word["signature"])}
 
 
-def sealed(body: dict[str, Any], signature: str) -> bytes:
+def sealed(body, signature):
     return Spec.canonical({"body": body, "signature": signature})
 
 
-def objects(found: Any) -> Any:
+def objects(found):
     made = bodies() | {"evidence": evaluation(recorded("evaluation"))["windows"][0]["body"]}
     rosters = made["roster"], made["roster"] | {"entries": made["roster"]["entries"][1:]}
     rosters[1]["aggregate_bytes"] = sum(entry["payload_bytes"] for entry in rosters[1]["entries"])
@@ -528,7 +528,7 @@ def objects(found: Any) -> Any:
     }
 
 
-def _object(kind: str, body: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _object(kind, body, found):
     signature = signature_of(kind, body, found["signature"])
     return found | {
         "key": newest_key(found["key"]),
@@ -557,7 +557,7 @@ WRITERS: Mapping[str, Callable[[Any], Any]] = {write.__name__: write for write i
 """Name of the file, without `.json` -> what computes its content again."""
 
 
-def main() -> int:
+def main():
     """Write every file."""
     texts = {name: render(written(name)) + "\n" for name in WRITERS}
     for name, text in texts.items():

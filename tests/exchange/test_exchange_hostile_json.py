@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import resource
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,7 @@ ELEMENTS = ("[]", "{}", "[0]", '{"":0}', "0", '""', "null", "1e9", '"\\ud83d\\ud
 """Elements for a list that is not made for them."""
 
 
-def kinds() -> list[type[Body]]:
+def kinds():
     """Every kind of signed object, in order of their names."""
     for path in sorted(Path(importlib.import_module("templar").__path__[0]).rglob("*.py")):
         if "Body" in path.read_text(encoding="utf-8"):
@@ -46,7 +45,7 @@ def kinds() -> list[type[Body]]:
     return sorted(found, key=lambda each: str(each.kind))
 
 
-def large_kinds() -> list[tuple[type[Body], Any]]:
+def large_kinds():
     """Each kind that can cost much, with a legal body."""
     bodies = {kind: json.loads(each["body"]) for kind, each in recorded("objects")["objects"].items()}
     windows = [each["body"] for each in recorded("evaluation")["windows"]]
@@ -55,7 +54,7 @@ def large_kinds() -> list[tuple[type[Body], Any]]:
     return [(kind, bodies[kind.kind] | {"hotkey": SIGNER.address}) for kind in kinds() if kind.max_bytes > SMALL_BYTES]
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def places(value, path=()):
     """The path of every value within a value, its own included, and the value; of a list the first element's alone."""
     yield path, value
     inner = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
@@ -63,7 +62,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
         yield from places(each, (*path, name))
 
 
-def marked(value: Any, path: tuple[Any, ...], put: Any = MARK) -> Any:
+def marked(value, path, put=MARK):
     """A copy of a value with something else at a path."""
     if not path:
         return put
@@ -72,7 +71,7 @@ def marked(value: Any, path: tuple[Any, ...], put: Any = MARK) -> Any:
     return copy
 
 
-def signed(body_type: type[Body], body: Any, parts: tuple[str, str, str], most: int = 1 << 62) -> bytes:
+def signed(body_type, body, parts, most=1 << 62):
     """The object with the mark replaced by an element, as often as it fits, each time with another number in it."""
     (opening, element, closing), text = parts, canonical_json(body).decode()
     room = body_type.max_bytes - len(text) - 300 - len(opening) - len(closing)
@@ -84,7 +83,7 @@ def signed(body_type: type[Body], body: Any, parts: tuple[str, str, str], most: 
     return b'{"body":%b,"signature":"%b"}' % (content, signature.encode())
 
 
-def hostile(body_type: type[Body], body: Any) -> Iterator[tuple[str, Callable[[], bytes]]]:
+def hostile(body_type, body):
     """Objects of one kind that are costly to read, each as long as it may be, and what is wrong with them."""
     size, write = body_type.max_bytes, partial(partial, signed, body_type)
     room = size - len(canonical_json(body)) - 400
@@ -121,7 +120,7 @@ def hostile(body_type: type[Body], body: Any) -> Iterator[tuple[str, Callable[[]
     yield "a string that stays open", lambda: b'"' + b"a" * (size - 1)
 
 
-def megabytes(data: bytes, body_type: type[Body]) -> float:
+def megabytes(data, body_type):
     """Growth of the resident set of a process that reads an object, beyond the object's length."""
     receiving, sending = os.pipe()
     child = os.fork()
@@ -142,14 +141,14 @@ def megabytes(data: bytes, body_type: type[Body]) -> float:
     return grown / 1e6
 
 
-def resident(field: str) -> float:
+def resident(field):
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return float(line.split()[1]) * 1024
 
 
 @pytest.mark.parametrize("step", [STEP, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
 @pytest.mark.parametrize("kind", large_kinds(), ids=lambda kind: str(kind[0].kind))
-def test_a_hostile_object_costs_little_memory(kind: tuple[type[Body], Any], step: int) -> None:
+def test_a_hostile_object_costs_little_memory(kind, step):
     for number, (name, make) in enumerate(hostile(*kind)):
         if "legal" in name or number % step == 0:
             data = make()
@@ -157,7 +156,7 @@ def test_a_hostile_object_costs_little_memory(kind: tuple[type[Body], Any], step
             assert megabytes(data, kind[0]) <= MOST_MB, name
 
 
-def parts(schema: Any) -> Iterator[dict[str, Any]]:
+def parts(schema):
     """Every object within a core schema."""
     if isinstance(schema, dict):
         yield schema
@@ -167,7 +166,7 @@ def parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("body_type", kinds(), ids=lambda body_type: str(body_type.kind))
-def test_a_list_stops_at_its_first_bad_element(body_type: type[Body]) -> None:
+def test_a_list_stops_at_its_first_bad_element(body_type):
     for each in parts(body_type.__pydantic_core_schema__):
         if each.get("type") == "list" or (each.get("type") == "tuple" and "variadic_item_index" in each):
             assert each.get("fail_fast"), "add FailFast() to each list of the schema"
@@ -175,6 +174,6 @@ def test_a_list_stops_at_its_first_bad_element(body_type: type[Body]) -> None:
             assert len(each["fields"]) <= body_type.max_keys
 
 
-def test_every_kind_is_measured() -> None:
+def test_every_kind_is_measured():
     binary = {Kind.AGGREGATE, Kind.GRADIENT, Kind.PRIVATE}
     assert {body_type.kind for body_type in kinds()} >= set(Kind) - binary

@@ -1,15 +1,12 @@
 """The audit as an operator sees it: a final state that says what is wrong, and a table on the server."""
 
 import json
-from typing import Any
 
 import pytest
-from prefect.client.schemas.objects import State
 
 from flows.audit_window import audit_window
 from tests.support.audited import VALIDATOR, evidence_of, publish, run_alone
 from tests.support.flow_network import run_flow
-from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 
 NAME = "auditor"
@@ -17,7 +14,7 @@ NUM_WINDOWS = 2
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+def network(tmp_path_factory, prefect_server):
     """A network with a validator's evidence, and a miner of it that looks at it later."""
     network = PreparedNetwork(tmp_path_factory.mktemp("audited"), deciding="validator")
     run_alone(network, NUM_WINDOWS)
@@ -26,15 +23,15 @@ def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPre
     return network
 
 
-def run(**parameters: Any) -> State[Any]:
+def run(**parameters):
     return run_flow(audit_window, NAME, **parameters)
 
 
-def rows(server: RunningPrefectServer, state: State[Any]) -> list[dict[str, str]]:
+def rows(server, state):
     return json.loads(str(server.artifacts(state)[f"audit-{NAME}"].data))
 
 
-def test_what_is_true_is_verified(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
+def test_what_is_true_is_verified(network, prefect_api):
     """By default it is the newest final window that there is evidence of."""
     last = network.first_window + NUM_WINDOWS - 1
     state = run()
@@ -46,7 +43,7 @@ def test_what_is_true_is_verified(network: PreparedNetwork, prefect_api: Running
     assert {row["what"] for row in rows(prefect_api, state)} == {"verified"}
 
 
-def test_a_lie_fails_the_run_and_is_named(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
+def test_a_lie_fails_the_run_and_is_named(network, prefect_api):
     window = network.first_window
     true = evidence_of(network, window)
     publish(network, true.model_copy(update={"weights": (), "seed_block": 0}))
@@ -68,7 +65,7 @@ def test_a_lie_fails_the_run_and_is_named(network: PreparedNetwork, prefect_api:
     assert "[not_registered]" in str(other.message)
 
 
-def test_what_nobody_published_cannot_be_audited(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
+def test_what_nobody_published_cannot_be_audited(network, prefect_api):
     state = run(window=network.first_window, validator=1)
     assert (state.is_failed(), state.name) == (True, "Failed")
     assert f"[evidence_missing] no evidence of window {network.first_window} is there: uid 1 shows none" in str(

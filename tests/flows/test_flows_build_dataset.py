@@ -1,11 +1,8 @@
 """The flow that builds a dataset, on a real server: from files to a folder, artifacts and a bucket."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import pytest
-from prefect.client.schemas.objects import State
 from prefect.exceptions import ParameterTypeError
 
 from flows.build_dataset import build_dataset
@@ -16,7 +13,6 @@ from templar.datasets.documents import TextSource
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from tests.support.datasets import numbered_documents
 from tests.support.flow_network import task_runs
-from tests.support.prefect_server import RunningPrefectServer
 
 SETTINGS = {"held_out_fraction": 0.2, "vocab_size": 300, "sequence_length": 16, "row_chars": 100}
 WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
@@ -25,14 +21,14 @@ STEPS += ["plan dataset"]
 
 
 @pytest.fixture(autouse=True)
-def _configured(prefect_api: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def _configured(prefect_api, monkeypatch):
     del prefect_api
     for name in WRITE:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def books(tmp_path: Path) -> Path:
+def books(tmp_path):
     folder = tmp_path / "books"
     folder.mkdir()
     for document in numbered_documents("books", num_documents=10, num_lines=20):
@@ -40,17 +36,17 @@ def books(tmp_path: Path) -> Path:
     return folder
 
 
-def run(sources: list[Path], out: Path, **parameters: Any) -> State[Any]:
+def run(sources, out, **parameters):
     parameters.setdefault("settings", BuildSettings(DatasetLayout.SHARDS, **SETTINGS))
     return asyncio.run(build_dataset([str(path) for path in sources], str(out), return_state=True, **parameters))
 
 
-def names_of(server: RunningPrefectServer, state: State[Any], at_least: int) -> list[str]:
+def names_of(server, state, at_least):
     with server.client() as client:
         return sorted(each.name for each in task_runs(client, state, at_least=at_least))
 
 
-def test_from_files_to_a_folder(books: Path, tmp_path: Path, prefect_server: RunningPrefectServer) -> None:
+def test_from_files_to_a_folder(books, tmp_path, prefect_server):
     out = tmp_path / "My dataset_1"
     state = run([books], out)
     assert state.is_completed()
@@ -75,7 +71,7 @@ def test_from_files_to_a_folder(books: Path, tmp_path: Path, prefect_server: Run
             assert bar["data"] == 100.0
 
 
-def test_into_a_bucket(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_into_a_bucket(books, tmp_path, monkeypatch):
     (tmp_path / "buckets" / "mine").mkdir(parents=True)
     monkeypatch.setenv("TEMPLAR_STORAGE", (tmp_path / "buckets").as_uri())
     monkeypatch.setenv(WRITE[0], "key")
@@ -93,14 +89,14 @@ def test_into_a_bucket(books: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "[object_differs]" in str(state.message)
 
 
-def test_missing_keys_are_noticed_before_anything_is_built(books: Path, tmp_path: Path) -> None:
+def test_missing_keys_are_noticed_before_anything_is_built(books, tmp_path):
     state = run([books], tmp_path / "out", upload_account="mine")
     assert state.is_failed()
     assert all(name in str(state.message) for name in WRITE)
     assert [path.name for path in tmp_path.iterdir()] == ["books"]
 
 
-def test_a_source_that_is_not_there_is_not_tried_again(tmp_path: Path, prefect_server: RunningPrefectServer) -> None:
+def test_a_source_that_is_not_there_is_not_tried_again(tmp_path, prefect_server):
     state = run([tmp_path / "none"], tmp_path / "out")
     assert state.is_failed()
     assert "[dataset_missing]" in str(state.message)
@@ -112,12 +108,12 @@ def test_a_source_that_is_not_there_is_not_tried_again(tmp_path: Path, prefect_s
     ("wrong", "words"),
     [({"workers": 0}, "workers"), ({"upload_account": "../x"}, "lower-case letters"), ({"dask": "host"}, "dask")],
 )
-def test_wrong_parameters(wrong: dict[str, Any], words: str) -> None:
+def test_wrong_parameters(wrong, words):
     with pytest.raises(ParameterTypeError, match=words):
         build_dataset.validate_parameters({"sources": ["a"], "out": "b"} | wrong)
 
 
-def test_settings_come_as_plain_values() -> None:
+def test_settings_come_as_plain_values():
     """As the UI and the command line give them."""
     given = build_dataset.validate_parameters(
         {"sources": ["a"], "out": "b", "settings": {"layout": "pages", "row_chars": 7}}

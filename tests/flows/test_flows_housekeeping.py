@@ -8,13 +8,9 @@ import fcntl
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from prefect import Flow
-from prefect.client.schemas.objects import State
 from pydantic import SecretStr
 
 import tasks.evaluation
@@ -39,7 +35,6 @@ from templar.neuron.snapshot import PRIVATE_FILE
 from templar.store.directory import DirectoryStore
 from tests.support.audited import run_alone
 from tests.support.flow_network import rows_of_table, run_flow, run_id, saved, task_runs
-from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 from tests.support.servers import random_key, start_rclone
 from tests.support.shards import on_disk
@@ -53,7 +48,7 @@ PROBE = "access-check-0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+def network(tmp_path_factory, prefect_server):
     """A network, one of whose miners ran a few windows by its flow, each of them null: no payload was there in time."""
     storage = {"retention_windows": RETENTION, "checkpoint_frequency": 3, "checkpoints_kept": 1}
     network = PreparedNetwork(tmp_path_factory.mktemp("keeper"), storage=storage)
@@ -68,33 +63,31 @@ def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPre
 
 
 @pytest.fixture
-def last(network: PreparedNetwork) -> int:
+def last(network):
     return network.first_window + NUM_WINDOWS - 1
 
 
 @pytest.fixture
-def store(network: PreparedNetwork) -> DirectoryStore:
+def store(network):
     """The miner's bucket."""
     return DirectoryStore(network.bucket("lazy"))
 
 
-def run(flow: Flow[..., Any], neuron: str = NAME, **parameters: Any) -> State[Any]:
+def run(flow, neuron=NAME, **parameters):
     return run_flow(flow, neuron, **parameters)
 
 
-def keys(store: DirectoryStore) -> set[str]:
+def keys(store):
     return {info.key for info in store.list()}
 
 
 class TestMiner:
-    def test_a_block_is_all_that_a_window_needs(self, network: PreparedNetwork, store: DirectoryStore) -> None:
+    def test_a_block_is_all_that_a_window_needs(self, network, store):
         kinds = {key.partition("-")[0] for key in keys(store)}
         assert {"commit", "manifest", "gradient", "proof"} <= kinds
         assert (Path(network.block("lazy").home) / "snapshots").is_dir()
 
-    def test_the_newest_snapshot_is_published(
-        self, last: int, store: DirectoryStore, prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_the_newest_snapshot_is_published(self, last, store, prefect_server):
         state = run(checkpoint)
         with prefect_server.client() as client:
             bar = client.request("GET", f"/artifacts/checkpoint-{NAME}/latest").json()
@@ -103,14 +96,12 @@ class TestMiner:
         assert str(state.message).startswith(f"window {last}, 0 outer steps, root ")
         assert list_checkpoints(store, 3) == [last]
 
-    def test_without_a_snapshot_it_says_so(self, network: PreparedNetwork, tmp_path: Path) -> None:
+    def test_without_a_snapshot_it_says_so(self, network, tmp_path):
         state = run(checkpoint, saved(network.block("lazy").model_copy(update={"home": str(tmp_path)})))
         assert (state.is_completed(), state.name) == (True, "Skipped")
         assert state.message == "[object_missing] no snapshot yet; the first window makes one"
 
-    def test_a_backup_is_stored_once_and_says_why_not(
-        self, network: PreparedNetwork, last: int, store: DirectoryStore
-    ) -> None:
+    def test_a_backup_is_stored_once_and_says_why_not(self, network, last, store):
         block = network.block("lazy")
         state = run(private_backup)
         assert (state.name, "no payload of this miner was applied" in str(state.message)) == ("NotDue", True)
@@ -127,9 +118,7 @@ class TestMiner:
         state = run(private_backup, saved(block.model_copy(update={"preset": "nothing"})))
         assert (state.is_failed(), "[bad_hparams]" in str(state.message)) == (True, True)
 
-    def test_what_has_expired_is_counted_and_then_goes(
-        self, network: PreparedNetwork, store: DirectoryStore, prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_what_has_expired_is_counted_and_then_goes(self, network, store, prefect_server):
         """The first two of the miner's windows have expired, for it has worked in a later one."""
         first, window = network.first_window, network.first_window + RETENTION + 2
         newest, strangers = window_key(Kind.PROOF, window, 3), {"readme.txt", "gradient-1-3-v999.bin", START_WINDOW_KEY}
@@ -158,9 +147,7 @@ class TestMiner:
         assert ": 0 objects expired, 0 deleted" in str(run(bucket_cleanup, neuron).message)
         store.delete([newest, *strangers])
 
-    def test_each_checkpoint_is_measured_once(
-        self, last: int, store: DirectoryStore, prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_each_checkpoint_is_measured_once(self, last, store, prefect_server):
         assert run(checkpoint).is_completed()
         first, before = run(evaluate_checkpoint), keys(store)
         assert first.is_completed()
@@ -173,10 +160,8 @@ class TestMiner:
         assert str(again.message).startswith("0 of 1 checkpoints")
         assert keys(store) == before
 
-    def test_tasks_are_run_on_each_checkpoint(
-        self, network: PreparedNetwork, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def run_tasks(folder: Path, tasks: tuple[str, ...]) -> list[tuple[str, str, float]]:
+    def test_tasks_are_run_on_each_checkpoint(self, network, prefect_server, monkeypatch):
+        def run_tasks(folder, tasks):
             assert (folder / "model.safetensors").is_file()
             return [(task, "acc", 0.25) for task in tasks]
 
@@ -189,18 +174,18 @@ class TestMiner:
 
 
 @pytest.fixture(scope="module")
-def sharded(tmp_path_factory: pytest.TempPathFactory) -> PreparedNetwork:
+def sharded(tmp_path_factory):
     """A network that trains on shards."""
     return PreparedNetwork(tmp_path_factory.mktemp("sharded"), data={"layout": "shards"})
 
 
 class TestRotation:
-    def test_a_dataset_of_pages_needs_none(self, network: PreparedNetwork) -> None:
+    def test_a_dataset_of_pages_needs_none(self, network):
         state = run(shard_rotation, saved(network.block("lazy")))
         assert (state.is_completed(), state.name) == (True, "Skipped")
         assert state.message == "[no_shards] the dataset consists of pages, which need no rotation"
 
-    def test_shards_are_fetched_and_rotated(self, sharded: PreparedNetwork, tmp_path: Path) -> None:
+    def test_shards_are_fetched_and_rotated(self, sharded, tmp_path):
         name, shards = saved(sharded.block("lazy").model_copy(update={"home": str(tmp_path)})), tmp_path / "shards"
         shards.mkdir()
         with (shards / LOCK_FILE).open("w") as file:
@@ -224,7 +209,7 @@ class TestCleaner:
     """Flows of the aggregator, which published the genesis."""
 
     @pytest.fixture
-    def store(self, network: PreparedNetwork) -> Iterator[DirectoryStore]:
+    def store(self, network):
         """Its bucket, with objects of an old version and what a check left that died."""
         store = DirectoryStore(network.bucket("aggregator"))
         for window in range(3):
@@ -236,15 +221,13 @@ class TestCleaner:
         store.delete([PROBE, *(info.key for info in store.list("gradient-"))])
 
     @pytest.fixture
-    def other(self, network: PreparedNetwork, store: DirectoryStore) -> dict[str, Any]:
+    def other(self, network, store):
         """Parameters of a neuron that names the bucket as that of an account, with a saved key."""
         BucketCredentials(access_key_id="id", secret_access_key=SecretStr(SECRET)).save("of-account", overwrite=True)
         name = saved(network.at("lazy", network.first_window))
         return {"neuron": name, "bucket": "account", "account": store.name, "credentials": "of-account"}
 
-    def test_a_purge_only_counts_unless_the_buckets_name_is_repeated(
-        self, store: DirectoryStore, other: dict[str, Any], prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_a_purge_only_counts_unless_the_buckets_name_is_repeated(self, store, other, prefect_server):
         before, old = keys(store), {"mode": "version", "version": "0.2.8"}
         state = run(bucket_purge, CLEANER, **old)
         assert state.is_completed()
@@ -265,7 +248,7 @@ class TestCleaner:
         assert ": 3 objects meant, 3 deleted, 15 bytes" in str(state.message)
         assert SECRET not in str(state.message)
 
-    def test_the_form_of_a_purge_says_what_there_is_and_takes_nothing_else(self) -> None:
+    def test_the_form_of_a_purge_says_what_there_is_and_takes_nothing_else(self):
         properties = bucket_purge.parameters.properties
         assert properties["mode"]["enum"] == ["version", "aggregates", "older_than", "prefix", "suffix", "wipe"]
         assert properties["bucket"]["enum"] == ["neuron", "gradients", "aggregator", "dataset", "account"]
@@ -275,9 +258,7 @@ class TestCleaner:
             with pytest.raises(Exception, match=r"mode|hours"):
                 asyncio.run(bucket_purge(**parameters))
 
-    def test_probes_of_checks_that_died_go(
-        self, store: DirectoryStore, other: dict[str, Any], prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_probes_of_checks_that_died_go(self, store, other, prefect_server):
         """Those of another bucket are only counted until its name is repeated."""
         assert ": 1 objects abandoned, 0 deleted" in str(run(temporary_cleanup, CLEANER, dry_run=True).message)
         assert ": 1 objects abandoned, 0 deleted" in str(run(temporary_cleanup, **other).message)
@@ -293,9 +274,7 @@ class TestCleaner:
         assert ": 1 objects abandoned, 1 deleted" in str(state.message)
         assert store.head(PROBE) is None
 
-    def test_a_directory_store_says_that_keys_mean_nothing(
-        self, store: DirectoryStore, prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_a_directory_store_says_that_keys_mean_nothing(self, store, prefect_server):
         state, before = run(validate_storage_access, CLEANER), list(store.list())
         assert state.is_completed()
         assert "cannot be told: own read key: put (a directory store looks at no keys)" in str(state.message)
@@ -305,9 +284,7 @@ class TestCleaner:
         assert found["own read key", "put"] == "cannot be told"
         assert found["dataset read key", "get"] == "yes"
 
-    def test_a_read_key_that_writes_fails_the_run(
-        self, network: PreparedNetwork, prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_a_read_key_that_writes_fails_the_run(self, network, prefect_server):
         block, random = network.block("aggregator"), random_key()
         server = start_rclone(network.plan.folder / "buckets", random)
         key = BucketCredentials(
@@ -327,12 +304,8 @@ class TestCleaner:
         assert problems["own write key", "put"] == ""
 
     def test_litter_of_a_folder_goes_and_what_a_restart_needs_stays(
-        self,
-        network: PreparedNetwork,
-        prefect_server: RunningPrefectServer,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+        self, network, prefect_server, tmp_path, monkeypatch
+    ):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         home = tmp_path / "home"
         for name in ("publishing/3/model.safetensors", "snapshots/.writing-1-1/model.safetensors", "journal.sqlite"):

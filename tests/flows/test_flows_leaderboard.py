@@ -1,17 +1,12 @@
 """The leaderboard as an operator sees it: a table and a plot on the server, out of a validator's bucket."""
 
 import json
-from typing import Any
 
 import pytest
-from prefect.client.schemas.objects import State
 
 from flows.leaderboard import leaderboard
 from templar.reports.leaderboard import leaderboard as leaderboard_of
-from templar.scoring.evidence import Evidence
 from tests.support.flow_network import run_flow
-from tests.support.prefect_server import RunningPrefectServer
-from tests.support.prepared import PreparedNetwork
 from tests.support.published import MINERS, evaluate_genesis, publish_evidence, with_reader
 
 NAME = "looker"
@@ -19,23 +14,23 @@ NUM_WINDOWS = 4
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+def network(tmp_path_factory, prefect_server):
     """A network, and a miner of it that looks at the fifth window."""
     return with_reader(tmp_path_factory.mktemp("standings"), prefect_server, NAME, after=NUM_WINDOWS)
 
 
 @pytest.fixture(scope="module")
-def published(network: PreparedNetwork) -> tuple[int, list[Evidence]]:
+def published(network):
     """Evidence of the first windows but one, and the validator's uid."""
     first = network.first_window
     return publish_evidence(network, [first, first + 1, first + 3])
 
 
-def run(**parameters: Any) -> State[Any]:
+def run(**parameters):
     return run_flow(leaderboard, NAME, **parameters)
 
 
-def test_nothing_published_is_no_failure(network: PreparedNetwork, prefect_api: RunningPrefectServer) -> None:
+def test_nothing_published_is_no_failure(network, prefect_api):
     state = run()
     assert (state.is_completed(), state.name) == (True, "Skipped")
     last = network.first_window + NUM_WINDOWS - 1
@@ -46,9 +41,7 @@ def test_nothing_published_is_no_failure(network: PreparedNetwork, prefect_api: 
     assert prefect_api.artifacts(state) == {}
 
 
-def test_the_standings_are_a_table_and_a_plot(
-    network: PreparedNetwork, published: tuple[int, list[Evidence]], prefect_api: RunningPrefectServer
-) -> None:
+def test_the_standings_are_a_table_and_a_plot(network, published, prefect_api):
     uid, evidences = published
     board, first = leaderboard_of(evidences), network.first_window
     state = run()
@@ -64,9 +57,7 @@ def test_the_standings_are_a_table_and_a_plot(
     assert str(plot.data).startswith(f"![leaderboard-plot-{NAME}](data:image/svg+xml;base64,")
 
 
-def test_a_validator_and_fewer_windows_can_be_asked_for(
-    network: PreparedNetwork, published: tuple[int, list[Evidence]], prefect_api: RunningPrefectServer
-) -> None:
+def test_a_validator_and_fewer_windows_can_be_asked_for(network, published, prefect_api):
     uid, evidences = published
     last = network.first_window + 3
     state = run(windows=1, validator=uid)
@@ -80,9 +71,7 @@ def test_a_validator_and_fewer_windows_can_be_asked_for(
     assert run(windows=0).is_failed()
 
 
-def test_the_newest_checkpoints_on_held_out_text_are_a_table(
-    network: PreparedNetwork, published: tuple[int, list[Evidence]], prefect_api: RunningPrefectServer
-) -> None:
+def test_the_newest_checkpoints_on_held_out_text_are_a_table(network, published, prefect_api):
     del published
     score = evaluate_genesis(network).score
     shown = prefect_api.artifacts(run())[f"held-out-{NAME}"]

@@ -26,7 +26,7 @@ CHOICES = {
 """What flows for an operator take besides: numbers and names, never a secret."""
 
 
-def flow_in(name: str) -> Flow:
+def flow_in(name):
     module = importlib.import_module(f"flows.{name}")
     (flow,) = (
         member
@@ -37,7 +37,7 @@ def flow_in(name: str) -> Flow:
 
 
 @pytest.mark.parametrize("name", FLOW_FILES)
-def test_a_flow_reads_like_a_description(name: str) -> None:
+def test_a_flow_reads_like_a_description(name):
     flow = flow_in(name)
     assert flow.name == name.replace("_", "-")
     assert inspect.iscoroutinefunction(flow.fn)  # a sync flow pays a second for its heartbeat
@@ -48,7 +48,7 @@ def test_a_flow_reads_like_a_description(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted({*FLOW_FILES} - {"build_dataset", "gauntlet"}))  # they have no neuron
-def test_a_flow_is_told_by_numbers_and_names(name: str) -> None:
+def test_a_flow_is_told_by_numbers_and_names(name):
     flow = flow_in(name)
     parameters = flow.parameters.properties
     assert set(parameters) <= {"window", "neuron", "dry_run"} | CHOICES.get(name, set())

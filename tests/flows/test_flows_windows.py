@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ from lab.adversary.actors import SilentPublisher
 from tasks.alerts import EVENT, Alert
 from tasks.glance import neuron_key
 from templar.errors import PermanentError, Reason, TransientError
-from templar.neuron.node import Node
 from templar.reports.metrics import FILE_NAME
 from tests.support.flow_network import run_beside_publishers, run_id, run_window, run_windows, task_runs
 from tests.support.network import Network, tiny
@@ -26,7 +24,7 @@ WINDOWS = range(1, 4)
 ROLES = ("miner", "validator", "aggregator")
 
 
-def new_network(folder: Any, **kinds: type[Node]) -> Network:
+def new_network(folder, **kinds):
     return Network(folder, tiny(), actors=("honest", "lazy"), seed=11, kinds=kinds)
 
 
@@ -37,17 +35,17 @@ class FlowRuns:
     server: RunningPrefectServer
     alerts: list[tuple[str, str, str]]
 
-    def name(self, role: str) -> str:
+    def name(self, role):
         """The name of a role's first node; an honest miner's for `miner`."""
         prefix = "honest" if role == "miner" else role
         return next(name for name in self.network.nodes if name.startswith(prefix))
 
-    def node(self, role: str) -> Node:
+    def node(self, role):
         return self.network.nodes[self.name(role)]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> Iterator[FlowRuns]:
+def runs(tmp_path_factory, prefect_server):
     network = new_network(tmp_path_factory.mktemp("flows"))
     with prefect_server.configured():
         with pytest.MonkeyPatch.context() as monkeypatch:
@@ -58,15 +56,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefec
 
 
 @pytest.fixture
-def alerts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
+def alerts(monkeypatch):
     return recorded(monkeypatch)
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
+def recorded(monkeypatch):
     """Neuron, name and reason of each alert from now on, instead of the event."""
     found: list[tuple[str, str, str]] = []
 
-    def emit(event: str, resource: dict[str, str], payload: dict[str, str]) -> None:
+    def emit(event, resource, payload):
         found.append((resource["prefect.resource.name"], event.removeprefix(EVENT), payload["reason"]))
 
     monkeypatch.setattr(tasks.alerts, "emit_event", emit)
@@ -74,7 +72,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, str]]:
 
 
 class TestThreeWindows:
-    def test_every_run_completes_with_its_message(self, runs: FlowRuns) -> None:
+    def test_every_run_completes_with_its_message(self, runs):
         for name, states in runs.states.items():
             for window, state in zip(WINDOWS, states, strict=True):
                 assert (state.type.value, state.name) == ("COMPLETED", "Completed"), (name, state.message)
@@ -86,12 +84,10 @@ class TestThreeWindows:
         assert re.search(r": loss \d\.\d{4}, applied \(3, 4\), weights set, root", str(validator[1].message))
         assert ": roster (3, 4), root" in str(aggregator[0].message)
 
-    def test_healthy_windows_alert_nobody(self, runs: FlowRuns) -> None:
+    def test_healthy_windows_alert_nobody(self, runs):
         assert runs.alerts == []
 
-    def test_the_state_is_that_of_the_same_network_without_prefect(
-        self, runs: FlowRuns, tmp_path_factory: pytest.TempPathFactory
-    ) -> None:
+    def test_the_state_is_that_of_the_same_network_without_prefect(self, runs, tmp_path_factory):
         twin = new_network(tmp_path_factory.mktemp("twin"))
         twin.run(WINDOWS)
         for window in WINDOWS:
@@ -102,7 +98,7 @@ class TestThreeWindows:
         twin.stop()
 
     @pytest.mark.parametrize("role", ROLES)
-    def test_an_operator_sees_every_step(self, runs: FlowRuns, role: str) -> None:
+    def test_an_operator_sees_every_step(self, runs, role):
         """`tests/test_window.py` says which they are."""
         name = runs.name(role)
         with runs.server.client() as client:
@@ -115,7 +111,7 @@ class TestThreeWindows:
                 assert {task.state_name for task in tasks} == {"Completed"}
 
     @pytest.mark.parametrize("role", ROLES)
-    def test_every_role_leaves_its_figures_in_its_folder(self, runs: FlowRuns, role: str) -> None:
+    def test_every_role_leaves_its_figures_in_its_folder(self, runs, role):
         text = (runs.node(role).home / FILE_NAME).read_text()
         values = {family.name: family.samples[0].value for family in text_string_to_metric_families(text)}
         assert values[f"templar_{role}_network_window"] == WINDOWS[-1]
@@ -130,7 +126,7 @@ class TestThreeWindows:
             ("validator", ["gather", "scores", "time"]),
         ],
     )
-    def test_a_window_has_one_table_of_each_kind(self, runs: FlowRuns, role: str, keys: list[str]) -> None:
+    def test_a_window_has_one_table_of_each_kind(self, runs, role, keys):
         name = runs.name(role)
         with runs.server.client() as client:
             for window, state in zip(WINDOWS, runs.states[name], strict=True):
@@ -151,7 +147,7 @@ class TestThreeWindows:
             assert len(history) >= len(WINDOWS)
 
     @pytest.mark.parametrize("role", ROLES)
-    def test_the_training_is_on_one_page_that_every_window_replaces(self, runs: FlowRuns, role: str) -> None:
+    def test_the_training_is_on_one_page_that_every_window_replaces(self, runs, role):
         key = neuron_key(runs.name(role))
         with runs.server.client() as client:
             (shown,) = client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
@@ -161,8 +157,8 @@ class TestThreeWindows:
         assert f"| outer steps | {len(WINDOWS)} |" in str(shown.data)
         assert len(str(shown.data)) < 10_000
 
-    def test_the_same_window_again_changes_nothing(self, runs: FlowRuns) -> None:
-        def everything() -> Any:
+    def test_the_same_window_again_changes_nothing(self, runs):
+        def everything():
             nodes = runs.network.nodes
             return (
                 {name: runs.network.objects(name) for name in nodes},
@@ -184,24 +180,22 @@ class TestAlone:
     """A miner whose own steps alone are flow runs."""
 
     @pytest.fixture
-    def network(self, tmp_path: Any) -> Iterator[Network]:
+    def network(self, tmp_path):
         network = new_network(tmp_path)
         yield network
         network.stop()
 
     @pytest.fixture
-    def miner(self, network: Network) -> Node:
+    def miner(self, network):
         return network.miners[0]
 
-    def test_without_a_window_it_takes_the_next_one(self, network: Network, miner: Node) -> None:
+    def test_without_a_window_it_takes_the_next_one(self, network, miner):
         messages = [str(state.message) for state in run_beside_publishers(network, miner, None, None)]
         assert [message.partition(":")[0] for message in messages] == ["window 1", "window 2"]
         uid = network.member(miner).uid
         assert all("published" in message and f"applied ({uid},)" in message for message in messages)
 
-    def test_a_transient_error_is_retried(
-        self, network: Network, miner: Node, prefect_server: RunningPrefectServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_transient_error_is_retried(self, network, miner, prefect_server, monkeypatch):
         fail(monkeypatch, miner, "commit", TransientError(Reason.STORE_BUSY, "busy for a moment"), times=2)
         (state,) = run_beside_publishers(network, miner, 1)
         assert state.is_completed()
@@ -214,13 +208,8 @@ class TestAlone:
         assert len(network.objects(miner.name, "commit-")) == 1
 
     def test_a_permanent_error_fails_at_once_and_the_next_run_takes_the_window_up(
-        self,
-        network: Network,
-        miner: Node,
-        prefect_server: RunningPrefectServer,
-        monkeypatch: pytest.MonkeyPatch,
-        alerts: list[tuple[str, str, str]],
-    ) -> None:
+        self, network, miner, prefect_server, monkeypatch, alerts
+    ):
         denied = PermanentError(Reason.ACCESS_DENIED, "the key was refused")
         fail(monkeypatch, miner, "publish_sync_proof", denied, times=1)
         (failed,) = run_beside_publishers(network, miner, 1)
@@ -245,9 +234,9 @@ class TestAlone:
         assert len(alerts) == 2, "the resumed window is no fault"
 
     def test_a_miner_that_comes_too_late_to_train_is_shown_as_failed_and_closes_the_window(
-        self, network: Network, miner: Node, prefect_server: RunningPrefectServer, alerts: list[tuple[str, str, str]]
-    ) -> None:
-        def late() -> None:
+        self, network, miner, prefect_server, alerts
+    ):
+        def late():
             network.to_window(1, miner.chain)
             miner.chain.clock.sleep_until(miner.exchange.expected_times(1).train_until)
 
@@ -262,9 +251,7 @@ class TestAlone:
         assert names[-2:] == ["publish sync proof 1", "close window 1"]
         assert alerts == [(miner.name, alert, "no_time_left") for alert in (Alert.WINDOW_MISSED, Alert.LATE)]
 
-    def test_findings_are_in_the_runs_message_and_in_a_table(
-        self, tmp_path: Any, prefect_server: RunningPrefectServer
-    ) -> None:
+    def test_findings_are_in_the_runs_message_and_in_a_table(self, tmp_path, prefect_server):
         """A silent aggregator: everybody follows the next rank, and says so."""
         network = new_network(tmp_path, aggregator=SilentPublisher)
         silent = network.name(network.aggregator)
@@ -285,10 +272,10 @@ class TestAlone:
         network.stop()
 
 
-def fail(monkeypatch: pytest.MonkeyPatch, node: Node, method: str, error: Exception, *, times: int) -> None:
+def fail(monkeypatch, node, method, error, *, times):
     real, failures = getattr(node, method), [error] * times
 
-    def flaky(*arguments: Any, **keywords: Any) -> Any:
+    def flaky(*arguments, **keywords):
         if failures:
             raise failures.pop()
         return real(*arguments, **keywords)

@@ -9,17 +9,16 @@ from lab.gauntlet import asking
 from templar.errors import Reason
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import Evidence
 from tests.support.facts import AUTHOR, absent, revealed, standing_of, veteran, window_of
 
 
 @pytest.fixture
-def evidence() -> Evidence:
+def evidence():
     window = window_of(revealed(3, 0.2), absent(4, Reason.WRONG_HASH))
     return conclude(window, standing_of([veteran(3)]), load_hparams("local"), AUTHOR)
 
 
-def test_what_an_answer_says_otherwise_is_a_difference(evidence: Evidence) -> None:
+def test_what_an_answer_says_otherwise_is_a_difference(evidence):
     answers = {uid: Answer(2, evidence.digest, explain(evidence, uid)) for uid in (3, 4)}
     assert [list(asking.differences(answers[uid], evidence, uid)) for uid in (3, 4)] == [[], []]
     assert list(asking.differences(replace(answers[3], evidence="ab" * 32), evidence, 3)) == [
@@ -38,7 +37,7 @@ def test_what_an_answer_says_otherwise_is_a_difference(evidence: Evidence) -> No
         assert list(asking.differences(replace(answers[uid], points=points), evidence, uid)) == [difference]
 
 
-def test_an_answer_without_a_reason_for_nothing_is_none(evidence: Evidence) -> None:
+def test_an_answer_without_a_reason_for_nothing_is_none(evidence):
     whole = Answer(2, evidence.digest, explain(evidence, 4))
     assert asking.is_answered(whole)
     assert asking.is_answered(Answer(2, None, (Point("evidence", "none", Reason.EVIDENCE_MISSING),)))
@@ -47,7 +46,7 @@ def test_an_answer_without_a_reason_for_nothing_is_none(evidence: Evidence) -> N
     assert not asking.is_answered(Answer(2, None, ()))
 
 
-def test_what_is_wrong_with_an_answer_is_told_of_its_miner_alone() -> None:
+def test_what_is_wrong_with_an_answer_is_told_of_its_miner_alone():
     right = asking.Asked(3, 1, 0.2, True, ())
     silent, wrong = (
         replace(right, uid=4, answered=False),

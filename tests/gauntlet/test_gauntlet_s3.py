@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,9 @@ from deployments.s3_endpoint import AccessKey
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.judge import Cast, Expect, History, Verdict
 from lab.gauntlet.casting import OVERRIDES, PRESET, Order, Parts, overrides
-from lab.gauntlet.endpoints import Endpoint, endpoint
-from lab.gauntlet.gate import Ask, Drip, Gates, Log, Refusal, Treatment
-from lab.gauntlet.judging import Judging, Storm, judge_scenario, measure_storm, with_silence
+from lab.gauntlet.endpoints import endpoint
+from lab.gauntlet.gate import Ask, Drip, Gates, Log, Refusal
+from lab.gauntlet.judging import Judging, judge_scenario, measure_storm, with_silence
 from lab.gauntlet.second import Start
 from lab.gauntlet.subset import AVAILABLE, BUCKET_RULES, LATE_OR_ABSENT, SUBSET, chosen, telling_reasons
 from templar.errors import PermanentError, Reason, TransientError
@@ -53,13 +52,13 @@ PAYLOAD = b"payload " * 1000
 
 
 @pytest.fixture(scope="module", params=["moto", "rclone"])
-def serving(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
+def serving(request, tmp_path_factory):
     with endpoint(request.param, tmp_path_factory.mktemp(request.param), num_buckets=10) as found:
         yield found
 
 
 class TestEndpoints:
-    def test_the_reading_key_reads_and_cannot_write(self, serving: Endpoint) -> None:
+    def test_the_reading_key_reads_and_cannot_write(self, serving):
         keys, other = serving.make("keys"), serving.make("other")
         assert len({keys.read, keys.write, other.read, other.write}) == 4
         store(serving.writing, "keys", keys.write).put("object", PAYLOAD)
@@ -69,19 +68,19 @@ class TestEndpoints:
             reader.put("object", b"other")
         assert reader.get("object", max_bytes=1 << 20) == PAYLOAD
 
-    def test_a_foreign_key_is_refused(self, serving: Endpoint) -> None:
+    def test_a_foreign_key_is_refused(self, serving):
         serving.make("closed")
         with raising(PermanentError, Reason.ACCESS_DENIED):
             store(serving.reading, "closed", AccessKey("0" * 32, "1" * 64)).get("object", max_bytes=10)
 
-    def test_moto_lets_a_key_into_its_own_bucket_only(self, tmp_path: Path) -> None:
+    def test_moto_lets_a_key_into_its_own_bucket_only(self, tmp_path):
         with endpoint("moto", tmp_path, num_buckets=2) as moto:
             own, other = moto.make("own"), moto.make("other")
             store(moto.writing, "other", other.write).put("object", PAYLOAD)
             with raising(PermanentError, Reason.ACCESS_DENIED):
                 store(moto.reading, "other", own.read).get("object", max_bytes=1 << 20)
 
-    def test_a_missing_program_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_program_is_named(self, tmp_path, monkeypatch):
         monkeypatch.setattr("shutil.which", lambda name, path: None)
         with (
             pytest.raises(PermanentError, match="rclone: it is not installed"),
@@ -93,12 +92,12 @@ class TestEndpoints:
 class TestGates:
     """One real endpoint; each test makes its own bucket and its own gates."""
 
-    def gates(self, serving: Endpoint, rule: dict[str, Treatment]) -> tuple[Gates, Log]:
+    def gates(self, serving, rule):
         """Doors at which some readers of any bucket meet something."""
         log = Log()
         return Gates(serving.reading, serving.writing, lambda ask: rule.get(ask.who), log), log
 
-    def test_a_request_passes_unchanged_and_is_logged(self, serving: Endpoint) -> None:
+    def test_a_request_passes_unchanged_and_is_logged(self, serving):
         keys, before = serving.make("passes"), time.time()
         gates, log = self.gates(serving, {})
         with closing(gates):
@@ -113,7 +112,7 @@ class TestGates:
         assert asks[2:4] == [("reader", "HEAD", "passes", "an/object"), ("reader", "HEAD", "passes", "missing")]
         assert all(before <= ask.at <= time.time() for ask in log.asks())
 
-    def test_only_the_readers_of_the_rule_are_refused(self, serving: Endpoint) -> None:
+    def test_only_the_readers_of_the_rule_are_refused(self, serving):
         keys = serving.make("refuses")
         gates, _ = self.gates(serving, {"a": Refusal(403, "AccessDenied"), "b": Refusal(503, "ServiceUnavailable")})
         with closing(gates):
@@ -125,7 +124,7 @@ class TestGates:
             other = store(gates.url("c", writes=False), "refuses", keys.read)
             assert other.get("object", max_bytes=1 << 20) == PAYLOAD
 
-    def test_a_slow_body_is_given_up(self, serving: Endpoint) -> None:
+    def test_a_slow_body_is_given_up(self, serving):
         keys = serving.make("drips")
         gates, _ = self.gates(serving, {"slow": Drip(1024), "slower-end": Drip(len(PAYLOAD) * 100)})
         with closing(gates):
@@ -135,7 +134,7 @@ class TestGates:
             whole = store(gates.url("slower-end", writes=False), "drips", keys.read)
             assert whole.get("object", max_bytes=1 << 20) == PAYLOAD  # drops are the body, in order
 
-    def test_a_gate_without_an_endpoint_answers_as_a_failing_server(self) -> None:
+    def test_a_gate_without_an_endpoint_answers_as_a_failing_server(self):
         with closing(Gates("http://127.0.0.1:1", "http://127.0.0.1:1", lambda ask: None, Log())) as gates:
             reader = store(gates.url("reader", writes=False), "nowhere", AccessKey("0" * 32, "1" * 64))
             with pytest.raises(TransientError) as caught:
@@ -144,29 +143,29 @@ class TestGates:
 
 
 class TestSubset:
-    def test_it_has_about_ten_scenarios_of_many_kinds(self) -> None:
+    def test_it_has_about_ten_scenarios_of_many_kinds(self):
         scenarios = chosen(())
         assert tuple(scenario.name for scenario in scenarios) == SUBSET
         rows = {row for scenario in scenarios for row in scenario.rows}
         assert rows >= {1, 5, 7, 12, 19, 20, 21, 22, 30, 32, 33, 39}
 
-    def test_buckets_misbehave_at_the_gates_only(self) -> None:
+    def test_buckets_misbehave_at_the_gates_only(self):
         assert {name for name in BUCKET_RULES if AVAILABLE[name].bucket is not None} == set()
         assert AVAILABLE["stamped_late"].bucket is SCENARIOS["stamped_late"].bucket  # no gate can do that
 
-    def test_being_late_is_legal_and_proves_no_attack(self) -> None:
+    def test_being_late_is_legal_and_proves_no_attack(self):
         assert AVAILABLE["pickle"].reasons == {Reason.MALFORMED} | LATE_OR_ABSENT
         assert telling_reasons("pickle") == {Reason.MALFORMED}
         assert telling_reasons("late") == {Reason.REVEAL_LATE}
         assert all(telling_reasons(name) for name in AVAILABLE if AVAILABLE[name].expect is Expect.REJECT)
 
-    def test_a_withheld_bucket_answers_the_aggregator(self) -> None:
+    def test_a_withheld_bucket_answers_the_aggregator(self):
         ask = Ask("who", "bucket", "key", "GET", 0.0)
         readers: list[Any] = [SimpleNamespace(uid=uid) for uid in range(1, 5)]
         refused = Refusal(403, "AccessDenied")
         assert [BUCKET_RULES["withheld"](ask, reader) for reader in readers] == [None, refused, None, refused]
 
-    def test_every_payload_outlasts_a_reader_at_a_kilobyte_per_second(self) -> None:
+    def test_every_payload_outlasts_a_reader_at_a_kilobyte_per_second(self):
         hparams = load_hparams(PRESET, overrides=overrides(chosen(())))
         layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
         assert layout.max_payload_bytes > 5_000
@@ -175,20 +174,20 @@ class TestSubset:
 
 
 class TestParts:
-    def test_honest_miners_first_then_the_attackers_of_each(self) -> None:
+    def test_honest_miners_first_then_the_attackers_of_each(self):
         parts = Parts.of(chosen(["late", "pickle", "one_hotkey"]), Order(attackers=2))
         assert parts.actors == ["honest", "honest", "honest", "late", "late", "pickle", "pickle"]
         assert parts.num_buckets == 10
         assert Parts.of(chosen(["late"]), Order(miners=7)).actors == ["honest"] * 6 + ["late"]
 
     @pytest.mark.parametrize("miners", [1, 2])
-    def test_without_an_honest_miner_there_is_no_network(self, miners: int) -> None:
+    def test_without_an_honest_miner_there_is_no_network(self, miners):
         with raising(PermanentError, Reason.BAD_PARAMETERS, match=f"miners: {miners} are too few for 2 attackers"):
             Parts.of(chosen(["late", "pickle"]), Order(miners=miners))
 
 
 class TestStorm:
-    def measure(self, calm: int, failing: int, *, who: str = "node") -> Storm:
+    def measure(self, calm, failing, *, who="node"):
         """Requests of one node, spread over two seconds at the edges of a calm window and of one that is not."""
         hparams = load_hparams(PRESET)
         edges = [WindowTimes(window, 100.0 * window, 100.0 * (window + 1), hparams.windows) for window in (1, 2)]
@@ -200,13 +199,13 @@ class TestStorm:
         ]
         return measure_storm(asks, edges, num_calm=1, healthy={"node"}, failing={"bad"})
 
-    def test_twice_as_many_are_legal_and_more_are_not(self) -> None:
+    def test_twice_as_many_are_legal_and_more_are_not(self):
         assert self.measure(10, 20).problems == ()
         assert self.measure(10, 20).measured["requests_per_second_failing"] == 20
         (problem,) = self.measure(10, 21).problems
         assert "21 requests in one second while a bucket fails, 2.1 times the 10" in problem
 
-    def test_without_requests_nothing_was_measured(self) -> None:
+    def test_without_requests_nothing_was_measured(self):
         assert self.measure(10, 0).problems == ("nobody asked for the bucket that fails, so nothing was measured",)
         assert self.measure(10, 20, who="attacker").problems != ()
 
@@ -214,16 +213,16 @@ class TestStorm:
 class TestVerdicts:
     """What this stage adds to the verdicts of `lab.adversary.judge`; each turns red."""
 
-    def verdict(self, name: str, **observed: int) -> Verdict:
+    def verdict(self, name, **observed):
         scenario = AVAILABLE[name]
         return Verdict(name, scenario.expect.value, 1, 2, 1, (), observed, 0, 0, 0, True, {}, ())
 
-    def test_an_attack_that_no_reader_reports_fails(self) -> None:
+    def test_an_attack_that_no_reader_reports_fails(self):
         assert with_silence(AVAILABLE["pickle"], self.verdict("pickle", malformed=1, commit_missing=9)).passed
         silent = with_silence(AVAILABLE["pickle"], self.verdict("pickle", commit_missing=9))
         assert silent.problems == ("nobody ever said malformed",)
 
-    def test_a_bound_on_what_was_never_applied_proves_nothing(self) -> None:
+    def test_a_bound_on_what_was_never_applied_proves_nothing(self):
         hparams = load_hparams(PRESET)
         layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
         history = History((1,), {1: (3,)}, {1: {}}, (), {"honest-3": {1: "root"}}, {})
@@ -240,17 +239,17 @@ class TestVerdicts:
             (None, "it never came to its start"),
         ],
     )
-    def test_a_second_process_must_be_refused_for_that_reason(self, second: Start | None, words: str | None) -> None:
+    def test_a_second_process_must_be_refused_for_that_reason(self, second, words):
         judging = Judging(None, None, None, None, second, 1)  # type: ignore[arg-type]
         verdict = judging.with_second(AVAILABLE["one_hotkey"], self.verdict("one_hotkey"))
         assert verdict.problems == (() if words is None else (f"the second process was not refused: {words}",))
 
 
 class TestCommand:
-    def command(self, *options: str) -> list[str]:
+    def command(self, *options):
         return [sys.executable, "-m", "lab.adversary", "--where", "s3", *options]
 
-    def test_what_cannot_be_run_says_why_and_leaves_nothing(self, tmp_path: Path) -> None:
+    def test_what_cannot_be_run_says_why_and_leaves_nothing(self, tmp_path):
         environment = os.environ | {"TMPDIR": str(tmp_path)}
         for options, words in [
             (["--scenario", "clean_up"], "[bad_parameters] scenarios: 'clean_up': it runs on simulated time only"),
@@ -264,7 +263,7 @@ class TestCommand:
         assert leftovers(tmp_path) == []
 
     @pytest.mark.slow
-    def test_a_signal_takes_everything_down(self, tmp_path: Path) -> None:
+    def test_a_signal_takes_everything_down(self, tmp_path):
         process = subprocess.Popen(
             self.command("--scenario", "pickle"),
             cwd=REPOSITORY,
@@ -286,7 +285,7 @@ class TestCommand:
 
     @pytest.mark.long
     @pytest.mark.timeout(600)
-    def test_the_named_subset(self, tmp_path: Path) -> None:
+    def test_the_named_subset(self, tmp_path):
         answer = subprocess.run(
             self.command(),
             cwd=REPOSITORY,
@@ -304,7 +303,7 @@ class TestCommand:
         self.check_the_answers(answer.stderr)
         assert leftovers(tmp_path) == []
 
-    def check_the_answers(self, said: str) -> None:
+    def check_the_answers(self, said):
         """`templar why` was asked about each miner in each window, and every answer agrees with the evidence."""
         found = re.search(r"why: (\d+) of (\d+) answers agree with the evidence, the slowest took [\d.]+ s", said)
         assert found, said[-2000:]
@@ -312,6 +311,6 @@ class TestCommand:
         assert int(found[1]) == int(found[2]) >= 3 * (miners - 1)
 
 
-def leftovers(folder: Path) -> list[str]:
+def leftovers(folder):
     """What lies in the folder for temporary files that a gauntlet made."""
     return sorted(path.name for path in folder.glob("templar-gauntlet-*"))

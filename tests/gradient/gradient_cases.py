@@ -3,16 +3,12 @@
 import math
 import struct
 import zlib
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from torch import Tensor
 
 from templar.gradient import Recipe
 from templar.gradient.codec.planes import pack_bits
@@ -51,22 +47,20 @@ layouts = st.builds(Layout.of, shapes, gradients, recipes)
 seeds = st.integers(0, 2**32)
 
 
-def settings_of(target: int = 8, k: int = 5, *, use_dct: bool = False) -> Gradient:
+def settings_of(target=8, k=5, *, use_dct=False):
     return Gradient(momentum_decay=0.95, topk_compression=k, target_chunk=target, use_dct=use_dct)
 
 
-def layout_of(
-    shapes: dict[str, tuple[int, ...]] = SHAPES, gradient: Gradient | None = None, recipe: Recipe = "sparseloco"
-) -> Layout:
+def layout_of(shapes=SHAPES, gradient=None, recipe="sparseloco"):
     return Layout.of(shapes, settings_of() if gradient is None else gradient, recipe)
 
 
-def tensor_of(num_chunks: int, chunk_length: int, k: int) -> TensorLayout:
+def tensor_of(num_chunks, chunk_length, k):
     """A vector of so many chunks."""
     return TensorLayout("p", (num_chunks * chunk_length,), (chunk_length,), k)
 
 
-def random_update(layout: Layout, seed: int) -> dict[str, Tensor]:
+def random_update(layout, seed):
     """Normal numbers over many octaves, with some ties and zeros of both signs; some chunks are tiny, some silent."""
     generator = torch.Generator().manual_seed(seed)
     update = {}
@@ -83,11 +77,11 @@ def random_update(layout: Layout, seed: int) -> dict[str, Tensor]:
     return update
 
 
-def header_of(layout: Layout, seed: int = 0) -> Header:
+def header_of(layout, seed=0):
     return Header(layout.recipe, seed % 1000, seed % 256, HOTKEY, layout.digest)
 
 
-def random_payload(layout: Layout, seed: int, *, size: float = 1.0) -> Payload:
+def random_payload(layout, seed, *, size=1.0):
     """What a miner publishes in its first window."""
     update = {name: tensor * size for name, tensor in random_update(layout, seed).items()}
     rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
@@ -95,7 +89,7 @@ def random_payload(layout: Layout, seed: int, *, size: float = 1.0) -> Payload:
     return Payload.of(header_of(layout, seed), compressed.tensors, layout)
 
 
-def any_payload(layout: Layout, seed: int) -> Payload:
+def any_payload(layout, seed):
     """A made-up payload: any legal coefficients, likely or not."""
     sections = {
         tensor.name: pack(random_coefficients(tensor, seed + place), tensor)
@@ -104,7 +98,7 @@ def any_payload(layout: Layout, seed: int) -> Payload:
     return Payload(header_of(layout, seed), sections)
 
 
-def payload_of(layout: Layout, tensors: dict[str, list[list[tuple[int, float]]]]) -> Payload:
+def payload_of(layout, tensors):
     """A payload from (index, value) pairs, chunk by chunk; the values are ones that can be written exactly."""
     coded, coding = {}, SignAndScale()
     for name, chunks in tensors.items():
@@ -115,7 +109,7 @@ def payload_of(layout: Layout, tensors: dict[str, list[list[tuple[int, float]]]]
     return Payload.of(replace(header_of(layout), window=1, uid=2), coded, layout)
 
 
-def random_indices(rows: int, length: int, k: int, generator: np.random.Generator) -> NDArray[np.uint16]:
+def random_indices(rows, length, k, generator):
     """Ascending in each row: anything, all at the start, all at the end, or at both ends."""
     kinds = generator.integers(0, 6, rows)
     indices = np.sort(generator.permuted(np.tile(np.arange(length), (rows, 1)), axis=1)[:, :k], axis=1)
@@ -125,7 +119,7 @@ def random_indices(rows: int, length: int, k: int, generator: np.random.Generato
     return indices.astype(np.uint16)
 
 
-def random_coefficients(tensor: TensorLayout, seed: int) -> Coefficients:
+def random_coefficients(tensor, seed):
     """Any legal coefficients of a tensor, silent chunks and the ends of the range among them."""
     generator = np.random.default_rng(seed)
     rows, k, shape = tensor.num_chunks, tensor.k, (tensor.num_chunks, tensor.k)
@@ -141,27 +135,27 @@ def random_coefficients(tensor: TensorLayout, seed: int) -> Coefficients:
     )
 
 
-def silence(tensor: TensorLayout) -> Coefficients:
+def silence(tensor):
     """The coefficients with the shortest section."""
     no = np.zeros((tensor.num_chunks, tensor.k), np.bool_)
     indices = np.tile(np.arange(tensor.k, dtype=np.uint16), (tensor.num_chunks, 1))
     return Coefficients(indices, no, np.zeros(tensor.num_chunks, np.uint16))
 
 
-def indices_at_the_end(tensor: TensorLayout) -> Coefficients:
+def indices_at_the_end(tensor):
     """Coefficients with the longest section."""
     last = np.arange(tensor.chunk_length - tensor.k, tensor.chunk_length, dtype=np.uint16)
     steps = np.full(tensor.num_chunks, MAX_STEP, np.uint16)
     return replace(silence(tensor), indices=np.tile(last, (tensor.num_chunks, 1)), steps=steps)
 
 
-def section_bytes(top: int, codes: list[int], *planes: str) -> NDArray[np.uint8]:
+def section_bytes(top, codes, *planes):
     """A section, legal or not, from its parts; planes as zeros and ones in the order in which they are read."""
     packed = [pack_bits(np.array([int(bit) for bit in plane])) for plane in planes]
     return np.frombuffer(b"".join([top.to_bytes(2, "little"), bytes(codes), *packed]), np.uint8)
 
 
-def dense(coefficients: Coefficients, chunk_length: int) -> NDArray[np.float32]:
+def dense(coefficients, chunk_length):
     """What a section stands for, float32, shape (C, chunk_length)."""
     chunks = np.zeros((len(coefficients.steps), chunk_length), np.float32)
     values = SignAndScale().decode(coefficients).numpy()
@@ -169,19 +163,19 @@ def dense(coefficients: Coefficients, chunk_length: int) -> NDArray[np.float32]:
     return chunks
 
 
-def sealed(data: bytes | bytearray) -> bytes:
+def sealed(data):
     """The bytes with a right checksum, so that what stands before it is looked at."""
     return bytes(data[:-4]) + struct.pack("<I", zlib.crc32(data[:-4]))
 
 
-def with_bit_flipped(data: bytes, place: int) -> bytes:
+def with_bit_flipped(data, place):
     """The bytes with one other bit, counted from the least significant bit of the first byte."""
     changed = bytearray(data)
     changed[place // 8] ^= 1 << place % 8
     return bytes(changed)
 
 
-def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+def same_bits(one, other):
     """Whether float32 tensors of the same names are the same, signs of zeros included."""
     return one.keys() == other.keys() and all(
         torch.equal(one[name].view(torch.int32), other[name].view(torch.int32)) for name in one
@@ -191,7 +185,7 @@ def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 # The second implementation reads JSON.
 
 
-def spec_of(layout: Layout) -> dict[str, Any]:
+def spec_of(layout):
     """A layout as the second implementation has it, with matrices for tensors of more dimensions."""
     return {
         "digest": layout.digest,
@@ -201,13 +195,13 @@ def spec_of(layout: Layout) -> dict[str, Any]:
     }
 
 
-def spec_of_tensor(tensor: TensorLayout) -> dict[str, Any]:
+def spec_of_tensor(tensor):
     shape = tensor.shape if len(tensor.shape) < 3 else (math.prod(tensor.shape[:-1]), tensor.shape[-1])
     sizes = {"edges": list(tensor.edges), "chunks": tensor.num_chunks, "k": tensor.k}
     return {"name": tensor.name, "shape": list(shape), **sizes}
 
 
-def rows_of(coefficients: Coefficients) -> list[list[tuple[int, int, int]]]:
+def rows_of(coefficients):
     """Index, sign and step of each coefficient, chunk by chunk."""
     signs = np.where(coefficients.negative, -1, 1).tolist()
     return [
@@ -216,7 +210,7 @@ def rows_of(coefficients: Coefficients) -> list[list[tuple[int, int, int]]]:
     ]
 
 
-def spec_reason(data: bytes, layout: Layout) -> str | None:
+def spec_reason(data, layout):
     """The reason why the second implementation refuses bytes; None if they are a payload."""
     try:
         Spec.read_payload(data, spec_of(layout))

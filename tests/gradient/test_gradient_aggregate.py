@@ -1,7 +1,5 @@
 """Aggregation: the second implementation's, bounds, and the same bits in any order and on any number of threads."""
 
-import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -24,8 +22,7 @@ from hypothesis import strategies as st
 
 from templar.gradient.aggregate import aggregate, outer_step, peer_norms, single_update, target_norms
 from templar.gradient.codec.values import QUANTUM
-from templar.gradient.codec.wire import Payload, encode
-from templar.gradient.layout import Layout
+from templar.gradient.codec.wire import encode
 from templar.hparams import MAX_PEERS
 from tests.docs.second_implementation import Spec
 from tests.support.threads import threads
@@ -34,11 +31,11 @@ VECTOR = layout_of({"p": (8,)}, settings_of(target=2, k=1))
 SCALARS = layout_of({"p": (7,)}, settings_of(target=1, k=1))  # chunks of one element: every value is its own scale
 
 
-def vector(*chunks: tuple[int, float], layout: Layout = VECTOR) -> Payload:
+def vector(*chunks, layout=VECTOR):
     return payload_of(layout, {"p": [[pair] for pair in chunks]})
 
 
-def scalars(*values: float, layout: Layout = SCALARS) -> Payload:
+def scalars(*values, layout=SCALARS):
     """Of values that can be written exactly."""
     return payload_of(layout, {"p": [[(0, value)] for value in values]})
 
@@ -55,7 +52,7 @@ PEERS = [
 
 @given(layouts, st.lists(seeds, min_size=1, max_size=4), st.sampled_from([random_payload, any_payload]))
 @few
-def test_the_second_implementation_aggregates_the_same(layout: Layout, peers: list[int], make: object) -> None:
+def test_the_second_implementation_aggregates_the_same(layout, peers, make):
     """Bit for bit, with silent peers and tensors, and with coefficients that are clipped to zero."""
     payloads, spec = [make(layout, seed) for seed in peers], spec_of(layout)
     read = [Spec.read_payload(encode(payload, layout), spec) for payload in payloads]
@@ -67,7 +64,7 @@ def test_the_second_implementation_aggregates_the_same(layout: Layout, peers: li
         assert np.array_equal(found[name].reshape(expected.shape).numpy(), expected)
 
 
-def test_coefficients_clipped_to_zero_dilute_no_other_peer() -> None:
+def test_coefficients_clipped_to_zero_dilute_no_other_peer():
     """Clipped to the norm of the small peer, the large peer's first coefficient is less than a quantum."""
     small, large = scalars(2.0**-36, 0, 0, 0, 0, 0, 0), scalars(-(2.0**-11), 512.0, 0, 0, 0, 0, 0)
     assert aggregate([small, large], SCALARS)["p"].tolist() == [2.0**-36, 255 * QUANTUM, 0, 0, 0, 0, 0]
@@ -86,19 +83,19 @@ def test_coefficients_clipped_to_zero_dilute_no_other_peer() -> None:
         (lambda: single_update(LOUD, SCALARS, {"p": 1}), "another layout"),
     ],
 )
-def test_the_number_of_peers_and_their_layout_are_checked(call: Callable[[], object], message: str) -> None:
+def test_the_number_of_peers_and_their_layout_are_checked(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
 @pytest.mark.parametrize("use_dct", [False, True])
-def test_a_full_subnet_at_the_end_of_the_range_is_exact(use_dct: bool) -> None:
+def test_a_full_subnet_at_the_end_of_the_range_is_exact(use_dct):
     layout = replace(SCALARS, use_dct=use_dct)
     payload = scalars(*[966.0, -966.0] * 3, 966.0, layout=layout)
     assert aggregate([payload] * MAX_PEERS, layout)["p"].tolist() == [*[966.0, -966.0] * 3, 966.0]
 
 
-def test_the_largest_update_is_finite() -> None:
+def test_the_largest_update_is_finite():
     layout = layout_of({"p": (64, 64)}, settings_of(target=64, k=4096, use_dct=True))
     payload = payload_of(layout, {"p": [[(index, 966.0) for index in range(4096)]]})
     update = aggregate([payload] * MAX_PEERS, layout)["p"]
@@ -108,9 +105,7 @@ def test_the_largest_update_is_finite() -> None:
 
 @given(layouts, st.lists(seeds, min_size=1, max_size=5), st.sampled_from([random_payload, any_payload]), st.randoms())
 @few
-def test_same_bits_in_any_order_and_on_any_number_of_threads(
-    layout: Layout, peers: list[int], make: object, shuffler: random.Random
-) -> None:
+def test_same_bits_in_any_order_and_on_any_number_of_threads(layout, peers, make, shuffler):
     payloads = [make(layout, seed) for seed in peers]
     expected = aggregate(payloads, layout)
     targets = target_norms(payloads[:1], layout)
@@ -129,7 +124,7 @@ def test_same_bits_in_any_order_and_on_any_number_of_threads(
 # The outer step.
 
 
-def test_outer_step_in_unfused_float32() -> None:
+def test_outer_step_in_unfused_float32():
     generator = np.random.default_rng(1)
     theta, direction = (generator.standard_normal(999).astype(np.float32) for _ in range(2))
     rate, decay = np.float32(0.4e-3), np.float32(1 - 0.4e-3 * 0.1)
@@ -141,7 +136,7 @@ def test_outer_step_in_unfused_float32() -> None:
     assert not np.array_equal(expected, fused)
 
 
-def test_outer_step_moves_models_parameters_in_place() -> None:
+def test_outer_step_moves_models_parameters_in_place():
     layer = torch.nn.Linear(3, 2)
     before = layer.weight.detach().clone()
     params = dict(layer.named_parameters())
@@ -149,7 +144,7 @@ def test_outer_step_moves_models_parameters_in_place() -> None:
     assert torch.equal(layer.weight.detach(), before - 0.5)
 
 
-def test_outer_step_changes_all_or_nothing() -> None:
+def test_outer_step_changes_all_or_nothing():
     params, ones = {"p": torch.ones(2)}, torch.ones(2)
     for update in ({"p": ones, "q": ones}, {}, {"p": torch.ones(3)}, {"p": ones.double()}):
         with pytest.raises(ValueError, match=r"names|one shape"):
@@ -158,7 +153,7 @@ def test_outer_step_changes_all_or_nothing() -> None:
 
 
 @given(layouts, seeds, st.floats(1e-9, 1e3), st.integers(1, 4))
-def test_no_tensor_is_louder_than_the_limit(layout: Layout, seed: int, limit: float, count: int) -> None:
+def test_no_tensor_is_louder_than_the_limit(layout, seed, limit, count):
     """Its root mean square over the coefficients, or over the elements with the DCT, which keeps norms."""
     layout = replace(layout, recipe="sparseloco")
     payloads = [random_payload(layout, seed + number) for number in range(count)]

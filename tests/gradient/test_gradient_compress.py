@@ -2,9 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -26,13 +25,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.errors import PermanentError, Reason
-from templar.gradient import Recipe, dct, kernels
+from templar.gradient import dct, kernels
 from templar.gradient.codec.sections import pack
-from templar.gradient.codec.values import CODES, STEP_VALUES, Coefficients
+from templar.gradient.codec.values import CODES, STEP_VALUES
 from templar.gradient.codec.wire import Payload, encode
-from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_each, top_k
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress, compress_each, top_k
 from templar.gradient.dct import to_chunks
-from templar.gradient.layout import Layout
 from templar.tensorfile import StoredTensors, TensorWriter, write_tensors
 
 SPARSELOCO = FeedbackRule("sparseloco", decay=0.95, learning_rate=0.7)
@@ -40,17 +38,13 @@ ONCE = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
 each_backend = pytest.mark.parametrize("implementation", ["torch", "numba"])
 
 
-def run(
-    state: FeedbackState, update: dict, layout: Layout, rule: FeedbackRule = SPARSELOCO
-) -> Compressed[Coefficients]:
+def run(state, update, layout, rule=SPARSELOCO):
     return compress(state, update, layout=layout, rule=rule)
 
 
 @given(layouts, seeds, recipes, st.integers(1, 8))
 @more
-def test_the_buffer_keeps_exactly_what_receivers_did_not_get(
-    layout: Layout, seed: int, recipe: Recipe, number: int
-) -> None:
+def test_the_buffer_keeps_exactly_what_receivers_did_not_get(layout, seed, recipe, number):
     """`demo` forgets its buffer at the first call, and subtracts what it published from the sixth on."""
     rule = FeedbackRule(recipe, decay=0.95, learning_rate=0.7)
     state, update = FeedbackState(random_update(layout, seed + 1), number - 1), random_update(layout, seed)
@@ -72,7 +66,7 @@ def test_the_buffer_keeps_exactly_what_receivers_did_not_get(
 
 @given(layouts, seeds)
 @few
-def test_compression_is_staged_and_repeatable(layout: Layout, seed: int) -> None:
+def test_compression_is_staged_and_repeatable(layout, seed):
     state, update = FeedbackState(random_update(layout, seed + 1), 3), random_update(layout, seed)
     buffers = {name: buffer.clone() for name, buffer in state.buffers.items()}
     before = {name: tensor.clone() for name, tensor in update.items()}
@@ -85,7 +79,7 @@ def test_compression_is_staged_and_repeatable(layout: Layout, seed: int) -> None
     assert (state.num_calls, first.state.num_calls) == (3, 4)
 
 
-def test_values_too_small_beside_the_largest_wait_until_that_is_gone() -> None:
+def test_values_too_small_beside_the_largest_wait_until_that_is_gone():
     layout = layout_of({"p": (8,)}, settings_of(target=4, k=2))
     large, small = float(STEP_VALUES[400]), float(STEP_VALUES[400 - CODES])
     update = {"p": torch.tensor([large, 0.0, -large, 0.0, small, -small, 0.0, small / 2])}
@@ -98,7 +92,7 @@ def test_values_too_small_beside_the_largest_wait_until_that_is_gone() -> None:
 
 
 @pytest.mark.parametrize("use_dct", [False, True])
-def test_without_new_updates_the_buffer_empties_window_by_window(use_dct: bool) -> None:
+def test_without_new_updates_the_buffer_empties_window_by_window(use_dct):
     layout = layout_of({"embed": (24, 16), "norm": (16,)}, settings_of(use_dct=use_dct))
     update = random_update(layout, 7)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in update.items()}
@@ -116,9 +110,7 @@ def test_without_new_updates_the_buffer_empties_window_by_window(use_dct: bool) 
 @pytest.mark.parametrize(
     ("update_is", "buffer_is"), [(math.nan, 0.0), (0.0, math.nan), (-math.inf, 0.0), (0.0, math.inf), (3e38, 3e38)]
 )
-def test_an_update_or_buffer_that_is_not_finite_is_refused(
-    update_is: float, buffer_is: float, use_dct: bool, implementation: kernels.Backend
-) -> None:
+def test_an_update_or_buffer_that_is_not_finite_is_refused(update_is, buffer_is, use_dct, implementation):
     layout = layout_of(gradient=settings_of(use_dct=use_dct))
     update, state = random_update(layout, 1), FeedbackState(random_update(layout, 2), 1)
     update["prime"][6, 10], state.buffers["prime"][6, 10] = update_is, buffer_is
@@ -131,7 +123,7 @@ def test_an_update_or_buffer_that_is_not_finite_is_refused(
 
 
 @each_backend
-def test_tensors_other_than_the_layouts_are_refused(implementation: kernels.Backend) -> None:
+def test_tensors_other_than_the_layouts_are_refused(implementation):
     """A kernel would write beyond them, or over them."""
     layout = layout_of()
     update, state = random_update(layout, 1), FeedbackState.zeros(layout)
@@ -146,9 +138,7 @@ def test_tensors_other_than_the_layouts_are_refused(implementation: kernels.Back
 
 @each_backend
 @pytest.mark.parametrize("use_dct", [False, True])
-def test_tensor_by_tensor_the_result_is_the_same_and_the_state_is_read_once(
-    use_dct: bool, implementation: kernels.Backend
-) -> None:
+def test_tensor_by_tensor_the_result_is_the_same_and_the_state_is_read_once(use_dct, implementation):
     layout = layout_of(gradient=settings_of(use_dct=use_dct))
     update, buffers = random_update(layout, 1), random_update(layout, 2)
     read: list[str] = []
@@ -158,14 +148,14 @@ def test_tensor_by_tensor_the_result_is_the_same_and_the_state_is_read_once(
 
         shapes: ClassVar = {name: tuple(buffer.shape) for name, buffer in buffers.items()}
 
-        def __getitem__(self, name: str) -> torch.Tensor:
+        def __getitem__(self, name):
             read.append(name)
             return buffers[name].clone()
 
-        def __iter__(self) -> Iterator[str]:
+        def __iter__(self):
             return iter(buffers)
 
-        def __len__(self) -> int:
+        def __len__(self):
             return len(buffers)
 
     with kernels.forced(implementation):
@@ -184,8 +174,8 @@ def test_tensor_by_tensor_the_result_is_the_same_and_the_state_is_read_once(
 @each_backend
 @pytest.mark.parametrize("use_dct", [False, True])
 def test_updates_that_several_ranks_leave_in_a_file_give_the_same_payloads_and_residuals_for_20_windows(
-    use_dct: bool, implementation: kernels.Backend, tmp_path: Path
-) -> None:
+    use_dct, implementation, tmp_path
+):
     layout = layout_of(gradient=settings_of(use_dct=use_dct))
     memory = FeedbackState.zeros(layout)
     path, before = tmp_path / "update.safetensors", tmp_path / "feedback.safetensors"
@@ -212,19 +202,19 @@ def test_updates_that_several_ranks_leave_in_a_file_give_the_same_payloads_and_r
 # The selection.
 
 
-def by_sorting(chunk: list[float], k: int) -> list[int]:
+def by_sorting(chunk, k):
     return sorted(sorted(range(len(chunk)), key=lambda index: (-abs(chunk[index]), index))[:k])
 
 
 @given(st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3e38, 0.3]), min_size=1, max_size=30), st.data())
 @more
-def test_top_k_takes_the_largest_and_among_equals_the_lower_index(chunk: list[float], data: st.DataObject) -> None:
+def test_top_k_takes_the_largest_and_among_equals_the_lower_index(chunk, data):
     """As docs/protocol.md 6 says; -0.0 is 0.0."""
     k = data.draw(st.integers(1, len(chunk)))
     assert top_k(torch.tensor([chunk]), k)[0].tolist() == by_sorting(chunk, k)
 
 
-def test_top_k_of_the_longest_chunks_and_no_others() -> None:
+def test_top_k_of_the_longest_chunks_and_no_others():
     chunks = torch.randn(2, 4096, generator=torch.Generator().manual_seed(1)).round(decimals=1)
     for k in (1, 64, 4096):
         assert top_k(chunks, k).tolist() == [by_sorting(chunk, k) for chunk in chunks.tolist()]

@@ -3,10 +3,9 @@
 import pytest
 import torch
 from gradient_cases import RECIPES, header_of, layout_of, random_update, same_bits, settings_of
-from torch import Tensor
 
 from templar.agreement.state import parameters_digest
-from templar.gradient import Recipe, kernels
+from templar.gradient import kernels
 from templar.gradient.aggregate import aggregate, outer_step
 from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
@@ -22,9 +21,7 @@ PEERS = 3
 @pytest.mark.parametrize("shapes", [SMALL, LARGE])
 @pytest.mark.parametrize("use_dct", [False, True])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_three_windows_on_a_device_have_the_bits_of_the_cpu(
-    recipe: Recipe, shapes: dict[str, tuple[int, ...]], *, use_dct: bool
-) -> None:
+def test_three_windows_on_a_device_have_the_bits_of_the_cpu(recipe, shapes, *, use_dct):
     layout = layout_of(shapes, settings_of(64, 64, use_dct=use_dct), recipe)
     assert kernels.uses_kernels(layout.num_elements) == (shapes is LARGE)
     rule, places = FeedbackRule(recipe, decay=0.9, learning_rate=0.7), ("cpu", "cuda")
@@ -50,5 +47,5 @@ def test_three_windows_on_a_device_have_the_bits_of_the_cpu(
         assert same_bits(ours.buffers, moved(theirs.buffers, "cpu"))
 
 
-def moved(tensors: dict[str, Tensor], place: str) -> dict[str, Tensor]:
+def moved(tensors, place):
     return {name: tensor.to(place) for name, tensor in tensors.items()}

@@ -16,7 +16,7 @@ import pytest
 from gradient_cases import RECIPES, any_payload, layout_of, random_payload, sealed, settings_of, spec_reason
 
 from templar.errors import Reason, RejectedError
-from templar.gradient import Recipe, kernels
+from templar.gradient import kernels
 from templar.gradient.codec.values import CODES, MAX_STEP
 from templar.gradient.codec.wire import decode, encode
 from templar.gradient.layout import CHECKSUM_BYTES, HEADER_BYTES, Layout
@@ -38,15 +38,15 @@ class Case:
     layout: Layout
 
     @classmethod
-    def of(cls, shapes: dict[str, tuple[int, ...]], recipe: Recipe) -> "Case":
+    def of(cls, shapes, recipe):
         gradient = settings_of(target=4, k=5, use_dct=recipe == "demo")
         return cls(layout_of(shapes, gradient, recipe))
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.layout.tensors[0].name}-{self.layout.recipe}"
 
     @cached_property
-    def legal(self) -> list[list[bytes]]:
+    def legal(self):
         """Payloads as their parts: header, sections, room for a checksum."""
         found = []
         for payload in (make(self.layout, seed) for make in (random_payload, any_payload) for seed in range(12)):
@@ -62,17 +62,17 @@ each_case = pytest.mark.parametrize("case", CASES, ids=str)
 # Ways to damage one part of a payload; what follows moves along.
 
 
-def flip_bits(part: bytearray, case: Case, place: int, generator: random.Random) -> None:
+def flip_bits(part, case, place, generator):
     for _ in range(generator.choice([1, 1, 1, 2, 5])):
         part[generator.randrange(len(part))] ^= 1 << generator.randrange(8)
 
 
-def set_bytes(part: bytearray, case: Case, place: int, generator: random.Random) -> None:
+def set_bytes(part, case, place, generator):
     for _ in range(generator.choice([1, 1, 3])):
         part[generator.randrange(len(part))] = generator.choice([0, 1, 0x80, 254, 255, generator.randrange(256)])
 
 
-def insert_or_delete(part: bytearray, case: Case, place: int, generator: random.Random) -> None:
+def insert_or_delete(part, case, place, generator):
     where = generator.randrange(len(part))
     if generator.random() < 0.5:
         del part[where : where + generator.randrange(1, 4)]
@@ -80,14 +80,14 @@ def insert_or_delete(part: bytearray, case: Case, place: int, generator: random.
         part[where:where] = generator.randbytes(generator.randrange(1, 4))
 
 
-def splice(part: bytearray, case: Case, place: int, generator: random.Random) -> None:
+def splice(part, case, place, generator):
     """Take another payload's section, or the end of one."""
     other = generator.choice(case.legal)[generator.choice([place, place, generator.randrange(1, len(case.legal[0]))])]
     start = generator.choice([0, 0, generator.randrange(len(part) + 1)])
     part[start:] = other[start:]
 
 
-def random_scales(part: bytearray, case: Case, place: int, generator: random.Random) -> None:
+def random_scales(part, case, place, generator):
     """Any top, or any codes; some of them such that the planes that follow still fit."""
     if not 1 <= place <= len(case.layout.tensors):
         return
@@ -104,7 +104,7 @@ WAYS: list[Callable[[bytearray, Case, int, random.Random], None]] = [
 ]
 
 
-def mutated(case: Case, generator: random.Random) -> bytes:
+def mutated(case, generator):
     """A legal payload, damaged in one way or several, nearly always under a right checksum."""
     parts = [bytearray(part) for part in generator.choice(case.legal)]
     for _ in range(generator.choice([1, 1, 1, 2, 4])):
@@ -120,7 +120,7 @@ def mutated(case: Case, generator: random.Random) -> bytes:
     return sealed(data) if len(data) >= CHECKSUM_BYTES and generator.random() < 0.98 else data
 
 
-def outcome(data: bytes, case: Case) -> Reason | None:
+def outcome(data, case):
     """The reason why definition and kernels refuse the bytes; None if they are a payload in its only encoding."""
     messages = [read(data, case, implementation) for implementation in IMPLEMENTATIONS]
     assert str(messages[0]) == str(messages[1])
@@ -129,7 +129,7 @@ def outcome(data: bytes, case: Case) -> Reason | None:
     return reason
 
 
-def read(data: bytes, case: Case, implementation: kernels.Backend) -> RejectedError | None:
+def read(data, case, implementation):
     with kernels.forced(implementation):
         try:
             payload = decode(data, case.layout)
@@ -139,13 +139,13 @@ def read(data: bytes, case: Case, implementation: kernels.Backend) -> RejectedEr
         return None
 
 
-def outcomes_of(case: Case, number: int, seed: int) -> Counter[Reason | None]:
+def outcomes_of(case, number, seed):
     generator = random.Random(seed)
     return Counter(outcome(mutated(case, generator), case) for _ in range(number))
 
 
 @each_case
-def test_mutated_payloads_are_rejected_or_canonical(case: Case) -> None:
+def test_mutated_payloads_are_rejected_or_canonical(case):
     outcomes = outcomes_of(case, 400, seed=1)
     assert set(outcomes) <= REASONS | {None}
     for tried in DAMAGED | {None}:
@@ -153,7 +153,7 @@ def test_mutated_payloads_are_rejected_or_canonical(case: Case) -> None:
 
 
 @each_case
-def test_payloads_of_other_peers_sections_are_payloads(case: Case) -> None:
+def test_payloads_of_other_peers_sections_are_payloads(case):
     """Whole sections are independent of each other, so every combination is legal."""
     generator, columns = random.Random(3), list(zip(*case.legal, strict=True))
     for _ in range(20):
@@ -163,7 +163,7 @@ def test_payloads_of_other_peers_sections_are_payloads(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @each_case
-def test_thousands_of_mutated_payloads(case: Case) -> None:
+def test_thousands_of_mutated_payloads(case):
     """In batches; a part of each is read under tracemalloc, which makes it slow."""
     number, outcomes = CASES.index(case), Counter[Reason | None]()
     for batch in range(12):
@@ -174,7 +174,7 @@ def test_thousands_of_mutated_payloads(case: Case) -> None:
     assert min(outcomes[None], outcomes.total() - outcomes[None]) > 1_200
 
 
-def outcomes_within(limit_bytes: int, case: Case, number: int, seed: int) -> Counter[Reason | None]:
+def outcomes_within(limit_bytes, case, number, seed):
     tracemalloc.start()
     try:
         outcomes = outcomes_of(case, number, seed)

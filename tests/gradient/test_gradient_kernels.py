@@ -1,13 +1,10 @@
 """The compiled kernels against the definitions: the same bytes, for every shape, in any order, on any thread count."""
 
 import os
-import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,11 +22,9 @@ from gradient_cases import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
-from templar.gradient import Recipe, aggregate, kernels
+from templar.gradient import aggregate, kernels
 from templar.gradient.aggregate import compile_kernels, outer_step, single_update, target_norms
-from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_each
 from templar.gradient.kernels import bit_planes, combine, error_feedback, machine
@@ -44,14 +39,14 @@ each_way = pytest.mark.parametrize(("recipe", "use_dct"), [(name, dct) for name 
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _threads_for_small_tensors() -> Iterator[None]:
+def _threads_for_small_tensors():
     """Tensors of these tests would be too small for a second thread."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "LEAST_VALUES", 1)
         yield
 
 
-def update_of(layout: Layout, seed: int) -> dict[str, Tensor]:
+def update_of(layout, seed):
     """Many octaves, ties, zeros of both signs, silent chunks and tiny ones; sometimes near an end of the range."""
     size = (1.0, 1.0, 1e-6, 1e-12, 1e4)[seed % 5]
     update = {name: tensor * size for name, tensor in random_update(layout, seed).items()}
@@ -61,7 +56,7 @@ def update_of(layout: Layout, seed: int) -> dict[str, Tensor]:
     return update
 
 
-def run(layout: Layout, calls: int, seed: int, *, each: bool = False) -> list[Compressed[Coefficients]]:
+def run(layout, calls, seed, *, each=False):
     """Compress some updates, one after the other; with `each`, tensor by tensor in the memory of one."""
     rule = FeedbackRule(layout.recipe, decay=0.9, learning_rate=0.7)
     state, found = FeedbackState.zeros(layout), []
@@ -79,11 +74,11 @@ def run(layout: Layout, calls: int, seed: int, *, each: bool = False) -> list[Co
     return found
 
 
-def payload(layout: Layout, seed: int) -> Payload:
+def payload(layout, seed):
     return Payload.of(header_of(layout, seed), run(layout, 1, seed)[0].tensors, layout)
 
 
-def both_implementations(layout: Layout, seed: int, calls: int = 2) -> None:
+def both_implementations(layout, seed, calls=2):
     """Error feedback, bytes, and reading them back."""
     with kernels.forced("torch"):
         expected = run(layout, calls, seed)
@@ -102,28 +97,28 @@ def both_implementations(layout: Layout, seed: int, calls: int = 2) -> None:
 
 @given(layouts, seeds)
 @few
-def test_compression_of_any_shape(layout: Layout, seed: int) -> None:
+def test_compression_of_any_shape(layout, seed):
     both_implementations(layout, seed)
 
 
 @each_way
-def test_compression_of_large_chunks(recipe: Recipe, *, use_dct: bool) -> None:
+def test_compression_of_large_chunks(recipe, *, use_dct):
     for k in (1, 64, 4096):
         both_implementations(Layout.of(LARGE, settings_of(64, k, use_dct=use_dct), recipe), seed=k)
 
 
-def test_compression_during_the_warm_up_of_demo() -> None:
+def test_compression_during_the_warm_up_of_demo():
     both_implementations(Layout.of(SHAPES, settings_of(use_dct=True), "demo"), seed=5, calls=8)
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
-def test_compression_of_updates_of_other_types_transposed_and_in_a_graph(kind: torch.dtype) -> None:
+def test_compression_of_updates_of_other_types_transposed_and_in_a_graph(kind):
     layout = layout_of({"p": (192, 128)}, settings_of(64, 64))
     update = random_update(layout_of({"p": (128, 192)}, settings_of(64, 64)), 3)["p"].T.to(kind)
     assert_same_compression(layout, {"p": update.clone().requires_grad_()})
 
 
-def assert_same_compression(layout: Layout, update: dict[str, Tensor]) -> None:
+def assert_same_compression(layout, update):
     found = []
     for name in IMPLEMENTATIONS:
         with kernels.forced(name):
@@ -135,7 +130,7 @@ def assert_same_compression(layout: Layout, update: dict[str, Tensor]) -> None:
 
 @given(layouts, st.lists(seeds, min_size=1, max_size=6), st.randoms())
 @few
-def test_aggregates_of_any_shape_in_any_order(layout: Layout, peers: list[int], shuffler: random.Random) -> None:
+def test_aggregates_of_any_shape_in_any_order(layout, peers, shuffler):
     with kernels.forced("torch"):
         payloads = [payload(layout, seed) for seed in peers]
         expected = aggregate.aggregate(payloads, layout)
@@ -149,7 +144,7 @@ def test_aggregates_of_any_shape_in_any_order(layout: Layout, peers: list[int], 
 
 
 @each_way
-def test_aggregates_of_large_chunks_to_parameters(recipe: Recipe, *, use_dct: bool) -> None:
+def test_aggregates_of_large_chunks_to_parameters(recipe, *, use_dct):
     layout = Layout.of(LARGE, settings_of(64, 64, use_dct=use_dct), recipe)
     payloads, after = [payload(layout, seed) for seed in range(4)], []
     for name, count in (("torch", 1), ("numba", 1), ("numba", 3)):
@@ -160,7 +155,7 @@ def test_aggregates_of_large_chunks_to_parameters(recipe: Recipe, *, use_dct: bo
     assert all(same_bits(after[0], other) for other in after[1:])
 
 
-def test_slabs_of_a_large_transform_make_one_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slabs_of_a_large_transform_make_one_update(monkeypatch):
     layout = layout_of({"p": (64, 96)}, settings_of(16, 8, use_dct=True), "demo")
     payloads = [payload(layout, seed) for seed in range(3)]
     with kernels.forced("torch"):
@@ -171,7 +166,7 @@ def test_slabs_of_a_large_transform_make_one_update(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-def test_an_update_is_not_written_over_tensors_of_other_shapes(name: kernels.Backend) -> None:
+def test_an_update_is_not_written_over_tensors_of_other_shapes(name):
     """A kernel would write beyond them."""
     layout = layout_of({"p": (64, 64)}, settings_of(16, 8))
     published = payload(layout, 1)
@@ -179,7 +174,7 @@ def test_an_update_is_not_written_over_tensors_of_other_shapes(name: kernels.Bac
         aggregate.aggregate([published], layout, out={"p": torch.zeros(8, 64)})
 
 
-def test_kernels_run_for_large_models_on_the_cpu() -> None:
+def test_kernels_run_for_large_models_on_the_cpu():
     assert not kernels.uses_kernels(kernels.MIN_ELEMENTS - 1)
     assert kernels.uses_kernels(kernels.MIN_ELEMENTS)
     assert not kernels.uses_kernels(kernels.MIN_ELEMENTS, "meta")
@@ -190,7 +185,7 @@ def test_kernels_run_for_large_models_on_the_cpu() -> None:
         assert not kernels.uses_kernels(1, "meta")
 
 
-def test_a_large_model_uses_every_kernel_unforced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_uses_every_kernel_unforced(monkeypatch):
     used: list[str] = []
     names = {error_feedback: "compress_tensor", bit_planes: "encode_indices", combine: "combine"}
     for module, name in (*names.items(), (bit_planes, "indices_fit")):
@@ -204,21 +199,21 @@ def test_a_large_model_uses_every_kernel_unforced(monkeypatch: pytest.MonkeyPatc
     assert len(used) == 4
 
 
-def spy(function: Callable[..., Any], used: list[str]) -> Callable[..., Any]:
-    def called(*arguments: Any, **options: Any) -> Any:
+def spy(function, used):
+    def called(*arguments, **options):
         used.append(function.__name__)
         return function(*arguments, **options)
 
     return called
 
 
-def test_small_models_compile_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_models_compile_nothing(monkeypatch):
     monkeypatch.setattr(aggregate, "compress", None)
     compile_kernels(layout_of())
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_large_models_compile_the_kernels_of_a_window(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_models_compile_the_kernels_of_a_window(recipe, monkeypatch):
     monkeypatch.setattr(kernels, "MIN_ELEMENTS", 1)
     compile_kernels(layout_of(gradient=settings_of(use_dct=recipe == "demo"), recipe=recipe))
     step = combine._combine if recipe == "sparseloco" else combine._means
@@ -226,9 +221,7 @@ def test_large_models_compile_the_kernels_of_a_window(recipe: Recipe, monkeypatc
     assert all(kernel.signatures for kernel in (*written, bit_planes._largest_index, step))
 
 
-def test_compiled_code_lies_where_the_operator_says_and_otherwise_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_code_lies_where_the_operator_says_and_otherwise_in_memory(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "chosen"))
     folder = cache_folder()
@@ -245,12 +238,12 @@ FOLDER = "import numba, templar.gradient.kernels.machine; print(numba.config.CAC
 
 
 @pytest.mark.slow
-def test_compiled_code_belongs_to_one_state_of_the_source(tmp_path: Path) -> None:
+def test_compiled_code_belongs_to_one_state_of_the_source(tmp_path):
     """Kernels are compiled with constants of other modules, whose changes numba does not notice."""
     package = tmp_path / "templar"
     shutil.copytree(Path(kernels.__file__).parents[2], package)
 
-    def cache_folder() -> str:
+    def cache_folder():
         environment = os.environ | {"PYTHONPATH": str(tmp_path)}
         return subprocess.run(
             [sys.executable, "-c", FOLDER], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True

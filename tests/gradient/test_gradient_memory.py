@@ -10,20 +10,19 @@ from gradient_cases import header_of, indices_at_the_end, layout_of, random_payl
 from templar.errors import RejectedError
 from templar.gradient import kernels
 from templar.gradient.codec.wire import Payload, decode, encode
-from templar.gradient.kernels import Backend
-from templar.gradient.layout import HEADER_BYTES, Layout
+from templar.gradient.layout import HEADER_BYTES
 
 WORKING_SET_BYTES = 1 << 19
 
 
-def peak_of_decoding(data: bytes, layout: Layout, implementation: Backend) -> int:
+def peak_of_decoding(data, layout, implementation):
     """The most bytes that Python and numpy hold at a time, in the second run: the first one imports and compiles."""
     with kernels.forced(implementation):
         peaks = [_peak(data, layout) for _ in range(2)]
     return peaks[1]
 
 
-def _peak(data: bytes, layout: Layout) -> int:
+def _peak(data, layout):
     tracemalloc.start()
     try:
         decode(data, layout)
@@ -37,21 +36,21 @@ def _peak(data: bytes, layout: Layout) -> int:
 
 @pytest.mark.parametrize("implementation", ["torch", "numba"])
 @pytest.mark.parametrize("kind", ["longest", "zeros", "ones", "mixed", "late"])
-def test_decoding_allocates_less_than_twice_the_legal_size(kind: str, implementation: Backend) -> None:
+def test_decoding_allocates_less_than_twice_the_legal_size(kind, implementation):
     layout = layout_of({"p": (1536, 1024), "q": (1024, 1536)}, settings_of(target=16, k=64))
     assert peak_of_decoding(payload(layout, kind), layout, implementation) < 2 * layout.max_payload_bytes
 
 
 @pytest.mark.parametrize("implementation", ["torch", "numba"])
 @pytest.mark.parametrize("kind", ["honest", "longest", "noise"])
-def test_the_working_set_is_small_beside_a_small_model(kind: str, implementation: Backend) -> None:
+def test_the_working_set_is_small_beside_a_small_model(kind, implementation):
     layout = layout_of({"p": (1024, 1024), "q": (512, 512)}, settings_of(target=64, k=64))
     peak = peak_of_decoding(payload(layout, kind), layout, implementation)
     assert peak < 2 * layout.max_payload_bytes + WORKING_SET_BYTES
 
 
 @cache
-def payload(layout: Layout, kind: str) -> bytes:
+def payload(layout, kind):
     """A payload of some kind, legal or not."""
     if kind in ("zeros", "ones", "mixed", "noise", "late"):
         return junk(layout, kind)
@@ -59,7 +58,7 @@ def payload(layout: Layout, kind: str) -> bytes:
         return encode(random_payload(layout, 1) if kind == "honest" else longest(layout), layout)
 
 
-def junk(layout: Layout, kind: str) -> bytes:
+def junk(layout, kind):
     """The longest that is legal, behind a right header and legal scales."""
     scales = (300).to_bytes(2, "little") + b"\xff" * (layout.tensors[0].min_section_bytes - 2)
     room = layout.max_payload_bytes - HEADER_BYTES - len(scales) - 4
@@ -72,5 +71,5 @@ def junk(layout: Layout, kind: str) -> bytes:
     return sealed(header + scales + bits + bytes(4))
 
 
-def longest(layout: Layout) -> Payload:
+def longest(layout):
     return Payload.of(header_of(layout), {each.name: indices_at_the_end(each) for each in layout.tensors}, layout)

@@ -7,7 +7,6 @@ import pytest
 from gradient_cases import more, random_indices, silence, tensor_of
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from templar.gradient.codec.planes import (
     Section,
@@ -18,13 +17,12 @@ from templar.gradient.codec.planes import (
     unpack_bits,
 )
 from templar.gradient.codec.sections import pack
-from templar.gradient.layout import TensorLayout
 
 ROWS = st.integers(1, 70) | st.sampled_from([63, 64, 65, 128, 129, 150])  # blocks have 64 rows for k = 8
 
 
 @st.composite
-def index_cases(draw: st.DrawFn) -> tuple[TensorLayout, NDArray[np.uint16]]:
+def index_cases(draw):
     """Some chunks of a tensor that are not published whole, and ascending indices of each."""
     length = draw(st.integers(2, 100) | st.just(4096))
     k = draw(st.integers(1, length - 1) | st.sampled_from([1, length - 1]))
@@ -33,22 +31,20 @@ def index_cases(draw: st.DrawFn) -> tuple[TensorLayout, NDArray[np.uint16]]:
     return tensor_of(rows, length, k), indices
 
 
-def section_of(tensor: TensorLayout, indices: NDArray[np.uint16], after: bytes = b"") -> Section:
+def section_of(tensor, indices, after=b""):
     """A section with these indices, followed by other bytes."""
     steps = np.full(tensor.num_chunks, 5, np.uint16)
     section = pack(replace(silence(tensor), indices=indices, steps=steps), tensor)
     return Section(np.frombuffer(section.data.tobytes() + after, np.uint8), tensor)
 
 
-def as_bytes(plane: str) -> bytes:
+def as_bytes(plane):
     return bytes(int(plane[start : start + 8][::-1], 2) for start in range(0, len(plane), 8))
 
 
 @given(index_cases(), st.binary(max_size=20))
 @more
-def test_any_indices_come_back_before_any_other_bytes(
-    case: tuple[TensorLayout, NDArray[np.uint16]], after: bytes
-) -> None:
+def test_any_indices_come_back_before_any_other_bytes(case, after):
     tensor, indices = case
     section = section_of(tensor, indices, after)
     assert np.array_equal(decode_indices(section), indices)
@@ -57,7 +53,7 @@ def test_any_indices_come_back_before_any_other_bytes(
 
 @given(st.lists(st.booleans(), max_size=200), st.data())
 @more
-def test_bits_are_packed_and_unpacked_from_anywhere(bits: list[bool], data: st.DataObject) -> None:
+def test_bits_are_packed_and_unpacked_from_anywhere(bits, data):
     plane = np.frombuffer(pack_bits(np.array(bits)), np.uint8)
     assert plane.tobytes() == as_bytes("".join("01"[bit] for bit in bits))
     first = data.draw(st.integers(0, len(bits)))
@@ -67,13 +63,13 @@ def test_bits_are_packed_and_unpacked_from_anywhere(bits: list[bool], data: st.D
 
 @given(st.binary(max_size=40), st.integers(0, 330))
 @more
-def test_end_of_ones(data: bytes, count: int) -> None:
+def test_end_of_ones(data, count):
     plane = np.frombuffer(data, np.uint8)
     assert end_of_ones(plane, count) == plain_end_of_ones(plane, count)
 
 
 @pytest.mark.parametrize("length", [4095, 4096, 4097, 10_000])
-def test_end_of_ones_across_blocks(length: int) -> None:
+def test_end_of_ones_across_blocks(length):
     generator = np.random.default_rng(length)
     for density in (0, 1, 200):
         plane = np.where(generator.integers(0, 256, length) < density, generator.integers(0, 256, length), 0)
@@ -84,6 +80,6 @@ def test_end_of_ones_across_blocks(length: int) -> None:
             assert end_of_ones(plane, count) == plain_end_of_ones(plane, count)
 
 
-def plain_end_of_ones(plane: NDArray[np.uint8], count: int) -> int | None:
+def plain_end_of_ones(plane, count):
     ends = np.flatnonzero(np.unpackbits(plane, bitorder="little")) + 1
     return 0 if count == 0 else int(ends[count - 1]) if count <= len(ends) else None

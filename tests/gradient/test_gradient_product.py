@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -20,14 +19,12 @@ from gradient_cases import (
     settings_of,
 )
 from hypothesis import given
-from torch import Tensor
 
 from templar.gradient import kernels
 from templar.gradient.aggregate import single_update, target_norms
 from templar.gradient.codec.wire import Payload
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.kernels import Backend
-from templar.gradient.layout import Layout
 from templar.gradient.product import UpdateProducts
 from tests.support.threads import threads
 
@@ -35,22 +32,17 @@ IMPLEMENTATIONS: tuple[Backend, ...] = ("torch", "numba")
 LAYOUTS = [layout_of(SHAPES, settings_of(use_dct=use_dct), recipe) for recipe in RECIPES for use_dct in (False, True)]
 
 
-def payloads_of(layout: Layout) -> list[Payload]:
+def payloads_of(layout):
     """Small, medium, large and made up: some are clipped."""
     made_up = [any_payload(layout, 4), any_payload(layout, 5)]
     return [*(random_payload(layout, seed, size=size) for seed, size in enumerate((0.01, 1.0, 50.0))), *made_up]
 
 
-def gradients_of(layout: Layout, seed: int = 9) -> dict[str, Tensor]:
+def gradients_of(layout, seed=9):
     return random_update(layout, seed)
 
 
-def products(
-    payloads: Sequence[Payload],
-    layout: Layout,
-    gradients: Mapping[str, Tensor],
-    targets: Mapping[str, int] | None = None,
-) -> list[float]:
+def products(payloads, layout, gradients, targets=None):
     known = target_norms(payloads, layout) if targets is None else targets
     return UpdateProducts(payloads, layout, known).with_gradients(gradients, range(len(payloads)))
 
@@ -58,7 +50,7 @@ def products(
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @few
 @given(layout=layouts, seed=seeds)
-def test_a_product_is_that_of_the_update(implementation: Backend, layout: Layout, seed: int) -> None:
+def test_a_product_is_that_of_the_update(implementation, layout, seed):
     payloads = [any_payload(layout, seed), random_payload(layout, seed), random_payload(layout, 1, size=50.0)]
     zeros = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
     with kernels.forced(implementation):
@@ -75,7 +67,7 @@ def test_a_product_is_that_of_the_update(implementation: Backend, layout: Layout
 
 @few
 @given(layout=layouts, seed=seeds)
-def test_both_implementations_give_the_same_bits(layout: Layout, seed: int) -> None:
+def test_both_implementations_give_the_same_bits(layout, seed):
     payloads, gradients = [any_payload(layout, seed), random_payload(layout, seed)], gradients_of(layout, seed)
     found = []
     for implementation in IMPLEMENTATIONS:
@@ -92,7 +84,7 @@ def test_both_implementations_give_the_same_bits(layout: Layout, seed: int) -> N
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[:3:2] + LAYOUTS[4:5])
-def test_one_at_a_time_or_all_at_once_in_any_order(layout: Layout) -> None:
+def test_one_at_a_time_or_all_at_once_in_any_order(layout):
     payloads, gradients = payloads_of(layout), gradients_of(layout)
     asked = UpdateProducts(payloads, layout, target_norms(payloads, layout))
     together = asked.with_gradients(gradients, range(len(payloads)))
@@ -104,7 +96,7 @@ def test_one_at_a_time_or_all_at_once_in_any_order(layout: Layout) -> None:
     assert asked.with_gradients(gradients, range(len(payloads))) == together
 
 
-def test_gradients_are_only_read_in_any_memory_layout() -> None:
+def test_gradients_are_only_read_in_any_memory_layout():
     layout = LAYOUTS[0]
     gradients = gradients_of(layout)
     before = {name: tensor.clone() for name, tensor in gradients.items()}
@@ -115,7 +107,7 @@ def test_gradients_are_only_read_in_any_memory_layout() -> None:
     assert products([random_payload(layout, 1)], layout, turned) == found
 
 
-def test_a_payload_of_another_layout_is_refused() -> None:
+def test_a_payload_of_another_layout_is_refused():
     own, foreign = random_payload(LAYOUTS[0], 1), random_payload(layout_of({"p": (8,), "q": (4,)}), 1)
     with pytest.raises(ValueError, match="another layout"):
         UpdateProducts([own, foreign], LAYOUTS[0], target_norms([own], LAYOUTS[0]))
@@ -124,7 +116,7 @@ def test_a_payload_of_another_layout_is_refused() -> None:
 # Gradients that are not finite.
 
 
-def active(layout: Layout) -> Payload:
+def active(layout):
     """No chunk is silent."""
     update = {tensor.name: torch.randn(tensor.shape) + 3 for tensor in layout.tensors}
     rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
@@ -134,7 +126,7 @@ def active(layout: Layout) -> Payload:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("layout", LAYOUTS[:3:2], ids=lambda each: f"{each.recipe}-{each.use_dct}")
-def test_gradients_that_are_not_finite_give_no_number_and_no_warning(layout: Layout, implementation: Backend) -> None:
+def test_gradients_that_are_not_finite_give_no_number_and_no_warning(layout, implementation):
     payload = active(layout)
     gradients = gradients_of(layout)
     broken = [

@@ -4,7 +4,6 @@ The reasons of many more damages are in docs/vectors/payload.json.
 """
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -21,20 +20,18 @@ from gradient_cases import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from templar.errors import Reason, RejectedError
 from templar.gradient.codec.planes import Section
 from templar.gradient.codec.sections import pack, read_section, unpack
 from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients
-from templar.gradient.layout import Layout, TensorLayout
 from tests.docs.second_implementation import Spec
 
 SOME = tensor_of(3, 8, 3)  # b = 1
 PLANES = ("000", "000", "111")  # one chunk with the indices 0, 1, 2
 
 
-def rejected(data: NDArray[np.uint8], tensor: TensorLayout, reason: Reason, message: str) -> None:
+def rejected(data, tensor, reason, message):
     with pytest.raises(RejectedError, match=message) as caught:
         read_section(data, tensor)
     assert caught.value.reason is reason
@@ -42,7 +39,7 @@ def rejected(data: NDArray[np.uint8], tensor: TensorLayout, reason: Reason, mess
 
 @given(layouts, seeds, st.binary(max_size=30))
 @more
-def test_any_coefficients_come_back_before_any_other_bytes(layout: Layout, seed: int, rest: bytes) -> None:
+def test_any_coefficients_come_back_before_any_other_bytes(layout, seed, rest):
     for tensor in layout.tensors:
         coefficients = random_coefficients(tensor, seed)
         section = pack(coefficients, tensor)
@@ -57,7 +54,7 @@ def test_any_coefficients_come_back_before_any_other_bytes(layout: Layout, seed:
 
 
 @pytest.mark.parametrize(("chunks", "length", "k"), [(140, 4096, 64), (70, 4096, 4096), (5, 4096, 1), (1, 4096, 4095)])
-def test_large_chunks_come_back(chunks: int, length: int, k: int) -> None:
+def test_large_chunks_come_back(chunks, length, k):
     tensor = tensor_of(chunks, length, k)
     for seed in range(2):
         coefficients = random_coefficients(tensor, seed)
@@ -84,11 +81,11 @@ def test_large_chunks_come_back(chunks: int, length: int, k: int) -> None:
         (9, [255, 0, 0], ("000", "000", "1100000000000000" + "1"), Reason.MALFORMED, "ends within"),
     ],
 )
-def test_illegal_sections(top: int, codes: list[int], planes: Sequence[str], reason: Reason, message: str) -> None:
+def test_illegal_sections(top, codes, planes, reason, message):
     rejected(section_bytes(top, codes, *planes), SOME, reason, message)
 
 
-def test_an_index_beyond_a_late_chunk() -> None:
+def test_an_index_beyond_a_late_chunk():
     tensor = tensor_of(150, 8, 1)
     good = replace(random_coefficients(tensor, 1), indices=np.full((150, 1), 7, np.uint16))
     good = replace(good, steps=np.full(150, 5, np.uint16))
@@ -104,7 +101,7 @@ def test_an_index_beyond_a_late_chunk() -> None:
 
 @given(layouts, seeds)
 @more
-def test_a_section_that_ends_too_early(layout: Layout, seed: int) -> None:
+def test_a_section_that_ends_too_early(layout, seed):
     for tensor in layout.tensors:
         data = pack(random_coefficients(tensor, seed), tensor).data
         for length in {0, 1, tensor.min_section_bytes - 1, len(data) // 2, len(data) - 1}:
@@ -115,13 +112,13 @@ def test_a_section_that_ends_too_early(layout: Layout, seed: int) -> None:
 # Coefficients that are not written.
 
 
-def good() -> Coefficients:
+def good():
     indices = np.array([[0, 2, 7], [0, 1, 2], [5, 6, 7]], np.uint16)
     negative = np.array([[False, True, True], [False] * 3, [True] * 3])
     return Coefficients(indices, negative, np.array([300, 0, 299], np.uint16))
 
 
-def with_entry(name: str, place: int | tuple[int, int], value: int) -> Coefficients:
+def with_entry(name, place, value):
     array = getattr(good(), name).copy()
     array[place] = value
     return replace(good(), **{name: array})
@@ -143,13 +140,13 @@ def with_entry(name: str, place: int | tuple[int, int], value: int) -> Coefficie
         (replace(good(), steps=good().steps[:2]), "with a scale each"),
     ],
 )
-def test_illegal_coefficients_are_not_written(wrong: Coefficients, message: str) -> None:
+def test_illegal_coefficients_are_not_written(wrong, message):
     assert unpack(pack(good(), SOME)) == good()
     with pytest.raises(ValueError, match=message):
         pack(wrong, SOME)
 
 
-def test_sections_compare_by_value_and_cannot_be_changed() -> None:
+def test_sections_compare_by_value_and_cannot_be_changed():
     section = pack(good(), SOME)
     assert section == read_section(section.data.copy(), SOME)
     assert section not in (pack(with_entry("negative", (0, 0), 1), SOME), Section(section.data, tensor_of(6, 4, 3)), "")
@@ -172,9 +169,7 @@ BYTES = range(256)
         (tensor_of(1, 4, 1), 300, [255], [range(4), range(4), range(64)], 2 * 4),
     ],
 )
-def test_there_are_as_many_legal_sections_as_coefficients(
-    tensor: TensorLayout, top: int, codes: list[int], planes: list[range], count: int
-) -> None:
+def test_there_are_as_many_legal_sections_as_coefficients(tensor, top, codes, planes, count):
     """All planes that there are: each set of coefficients has one, and none is left over."""
     head, found = section_bytes(top, codes).tobytes(), set()
     for bits in itertools.product(*planes):

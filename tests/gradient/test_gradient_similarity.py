@@ -6,13 +6,12 @@ import torch
 from gradient_cases import few, header_of, layouts, random_payload, seeds, settings_of, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from templar.gradient import kernels
 from templar.gradient.codec.wire import Payload, encode
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.gradient.similarity import Similarity, similarity
+from templar.gradient.similarity import similarity
 from tests.docs.second_implementation import Judge, Spec
 from tests.support.threads import threads
 
@@ -20,22 +19,22 @@ LAYOUT = Layout.of({"matrix": (128, 128), "norm": (64,)}, settings_of(64, 64), "
 each_backend = pytest.mark.parametrize("name", ["torch", "numba"])
 
 
-def update(seed: int) -> dict[str, Tensor]:
+def update(seed):
     generator = torch.Generator().manual_seed(seed)
     return {tensor.name: torch.randn(tensor.shape, generator=generator) for tensor in LAYOUT.tensors}
 
 
-def packed(values: dict[str, Tensor]) -> Payload:
+def packed(values):
     rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
     compressed = compress(FeedbackState.zeros(LAYOUT), values, layout=LAYOUT, rule=rule)
     return Payload.of(header_of(LAYOUT), compressed.tensors, LAYOUT)
 
 
-def pair(first: dict[str, Tensor], second: dict[str, Tensor]) -> Similarity:
+def pair(first, second):
     return similarity([packed(first), packed(second)], LAYOUT)
 
 
-def test_independent_payloads_share_what_chance_gives_them() -> None:
+def test_independent_payloads_share_what_chance_gives_them():
     found = similarity([packed(update(seed)) for seed in range(6)], LAYOUT)
     apart = ~np.eye(6, dtype=bool)
     assert found.chance == pytest.approx(64 / 4096)
@@ -44,12 +43,12 @@ def test_independent_payloads_share_what_chance_gives_them() -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.01, -300.0])
-def test_a_scaled_or_negated_copy_is_taken_whole(factor: float) -> None:
+def test_a_scaled_or_negated_copy_is_taken_whole(factor):
     found = pair(update(1), {name: tensor * factor for name, tensor in update(1).items()})
     assert found.overlap[0, 1] == found.taken[0, 1] == found.taken[1, 0] == 1.0
 
 
-def test_a_partial_copy_shows_the_part() -> None:
+def test_a_partial_copy_shows_the_part():
     original = update(1)
     small = {"matrix": original["matrix"].clone(), "norm": original["norm"] * 0}
     small["matrix"][:, 64:] = 0
@@ -60,7 +59,7 @@ def test_a_partial_copy_shows_the_part() -> None:
 
 
 @each_backend
-def test_nothing_is_shared_without_payloads_coefficients_or_places(name: kernels.Backend) -> None:
+def test_nothing_is_shared_without_payloads_coefficients_or_places(name):
     with kernels.forced(name):
         assert similarity([], LAYOUT).overlap.shape == (0, 0)
         silent = pair({name: tensor * 0 for name, tensor in update(1).items()}, update(2))
@@ -74,9 +73,7 @@ def test_nothing_is_shared_without_payloads_coefficients_or_places(name: kernels
 @each_backend
 @given(layout=layouts, peers=st.lists(seeds, min_size=1, max_size=5))
 @few
-def test_counts_are_those_of_sets_on_any_number_of_threads(
-    name: kernels.Backend, layout: Layout, peers: list[int]
-) -> None:
+def test_counts_are_those_of_sets_on_any_number_of_threads(name, layout, peers):
     payloads = [random_payload(layout, seed) for seed in peers]
     spec = spec_of(layout)
     sets = [Judge.places(Spec.read_payload(encode(payload, layout), spec), spec) for payload in payloads]
@@ -88,7 +85,7 @@ def test_counts_are_those_of_sets_on_any_number_of_threads(
         assert found.counts.tolist() == [len(one) for one in sets]
 
 
-def test_a_payload_of_another_layout_is_an_error() -> None:
+def test_a_payload_of_another_layout_is_an_error():
     other = Layout.of({"matrix": (64, 64)}, settings_of(64, 64), "sparseloco")
     with pytest.raises(ValueError, match="another layout"):
         similarity([packed(update(1)), random_payload(other, 1)], LAYOUT)

@@ -9,7 +9,6 @@ import torch
 from gradient_cases import more, tensor_of
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from templar.gradient.codec.sections import pack
 from templar.gradient.codec.values import (
@@ -26,19 +25,19 @@ from tests.docs.second_implementation import Spec
 CODING = SignAndScale()
 
 
-def step_of(value: float) -> int:
+def step_of(value):
     """The step of a magnitude that is exactly one."""
     return STEP_VALUES.tolist().index(value)
 
 
-def nearest(*means: float) -> list[int]:
+def nearest(*means):
     return nearest_steps(torch.tensor(means, dtype=torch.float64)).tolist()
 
 
 # Steps.
 
 
-def test_steps_are_exact_whole_quanta_and_ascend() -> None:
+def test_steps_are_exact_whole_quanta_and_ascend():
     assert (STEP_QUANTA.dtype, STEP_VALUES.dtype) == (np.int64, np.float32)
     assert len(STEP_QUANTA) == len(STEP_VALUES) == len(BOUNDARIES) + 1 == MAX_STEP + 1
     steps = range(MAX_STEP + 1)
@@ -48,7 +47,7 @@ def test_steps_are_exact_whole_quanta_and_ascend() -> None:
     assert (STEP_VALUES[0], STEP_VALUES[1], STEP_VALUES[MAX_STEP], STEP_VALUES[433]) == (0.0, 2.0**-36, 966.0, 1.0)
 
 
-def test_a_mean_is_written_as_the_nearest_step_and_halfway_as_the_lower_one() -> None:
+def test_a_mean_is_written_as_the_nearest_step_and_halfway_as_the_lower_one():
     assert nearest(*STEP_VALUES.astype(np.float64)) == list(range(MAX_STEP + 1))
     assert nearest(1e6, 3e38, math.inf) == [MAX_STEP] * 3
     for step, boundary in enumerate(BOUNDARIES.tolist()):
@@ -58,19 +57,19 @@ def test_a_mean_is_written_as_the_nearest_step_and_halfway_as_the_lower_one() ->
     assert nearest(*np.nextafter(BOUNDARIES, 0.0)) == list(range(MAX_STEP))
 
 
-def test_one_coefficient_is_its_own_mean() -> None:
+def test_one_coefficient_is_its_own_mean():
     coded = CODING.encode(torch.tensor([[3], [1]]), torch.tensor([[-4.0], [0.0]]))
     assert coded.steps.tolist() == [step_of(4.0), 0]
 
 
-def with_steps(*steps: int) -> tuple[Tensor, Tensor]:
+def with_steps(*steps):
     """Chunks of two equal magnitudes each."""
     values = torch.from_numpy(STEP_VALUES[list(steps)].copy())[:, None] * torch.tensor([1.0, -1.0])
     return torch.tensor([[0, 1]] * len(steps)), values
 
 
 @pytest.mark.parametrize("top", [MAX_STEP, CODES + 1])
-def test_a_chunk_far_below_the_largest_of_its_tensor_is_silent(top: int) -> None:
+def test_a_chunk_far_below_the_largest_of_its_tensor_is_silent(top):
     coded = CODING.encode(*with_steps(top, top - CODES + 1, top - CODES))
     assert coded.steps.tolist() == [top, top - CODES + 1, 0]
     received = CODING.decode(coded)
@@ -80,7 +79,7 @@ def test_a_chunk_far_below_the_largest_of_its_tensor_is_silent(top: int) -> None
     assert CODING.encode(*with_steps(CODES, 1)).steps.tolist() == [CODES, 1]
 
 
-def chunks_of_three(lowest: int, highest: int) -> st.SearchStrategy[list[tuple[float, ...]]]:
+def chunks_of_three(lowest, highest):
     """Powers of two and other numbers between two octaves, and zeros of both signs."""
     numbers = st.builds(
         lambda sign, octave, factor: sign * factor * 2.0**octave,
@@ -93,7 +92,7 @@ def chunks_of_three(lowest: int, highest: int) -> st.SearchStrategy[list[tuple[f
 
 @given(chunks_of_three(-140, 126))
 @more
-def test_every_encoding_can_be_packed(chunks: list[tuple[float, ...]]) -> None:
+def test_every_encoding_can_be_packed(chunks):
     values = torch.tensor(chunks, dtype=torch.float32)
     coded = CODING.encode(torch.arange(3).repeat(len(chunks), 1), values)
     pack(coded, tensor_of(len(chunks), 3, 3))
@@ -105,7 +104,7 @@ def test_every_encoding_can_be_packed(chunks: list[tuple[float, ...]]) -> None:
 @example([(8.0, 8.0, 8.0), (-(2.0**-25), 2.0**-8, 2.0**-8)])
 @example([(1.0, 2.0, -3.0)])
 @more
-def test_coefficients_are_those_of_the_second_implementation(chunks: list[tuple[float, ...]]) -> None:
+def test_coefficients_are_those_of_the_second_implementation(chunks):
     values = torch.tensor(chunks, dtype=torch.float32)
     expected = Spec.code(values.double().tolist())
     coded = CODING.encode(torch.tensor([[1, 3, 4]] * len(chunks)), values)

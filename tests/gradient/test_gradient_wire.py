@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from templar.errors import Reason, RejectedError
 from templar.gradient.codec.values import Coefficients
 from templar.gradient.codec.wire import VERSION, Payload, decode, encode
-from templar.gradient.layout import HEADER_BYTES, Layout
+from templar.gradient.layout import HEADER_BYTES
 
 LAYOUT = layout_of()
 PAYLOAD = random_payload(LAYOUT, 5)
@@ -36,7 +36,7 @@ DATA = encode(PAYLOAD, LAYOUT)
 EMBED = HEADER_BYTES  # "embed" is the first section
 
 
-def outcome(data: bytes, layout: Layout = LAYOUT) -> Reason | None:
+def outcome(data, layout=LAYOUT):
     """The reason why bytes are refused, which is that of the second implementation; None if they are a payload."""
     try:
         decode(data, layout)
@@ -49,7 +49,7 @@ def outcome(data: bytes, layout: Layout = LAYOUT) -> Reason | None:
 
 @given(layouts, seeds, st.sampled_from([random_payload, any_payload]))
 @more
-def test_round_trip_and_length(layout: Layout, seed: int, make: object) -> None:
+def test_round_trip_and_length(layout, seed, make):
     payload = make(layout, seed)
     data = encode(payload, layout)
     assert layout.min_payload_bytes <= len(data) <= layout.max_payload_bytes
@@ -58,7 +58,7 @@ def test_round_trip_and_length(layout: Layout, seed: int, make: object) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "number"), [("sparseloco", "00"), ("demo", "01")])
-def test_the_bytes_are_these(recipe: str, number: str) -> None:
+def test_the_bytes_are_these(recipe, number):
     """A fixed point: a change of the format must change the protocol version."""
     layout = layout_of({"p": (2, 4)}, settings_of(target=4, k=3), recipe)
     coefficients = Coefficients(
@@ -84,7 +84,7 @@ HEADERS = [
 ]
 
 
-def test_illegal_fields_and_wrong_lengths_have_the_reason_of_the_second_implementation() -> None:
+def test_illegal_fields_and_wrong_lengths_have_the_reason_of_the_second_implementation():
     found = []
     for offset, new in HEADERS:
         data = bytearray(DATA)
@@ -102,13 +102,13 @@ def test_illegal_fields_and_wrong_lengths_have_the_reason_of_the_second_implemen
     assert outcome(DATA, layout_of(recipe="demo")) is Reason.WRONG_SHAPES
 
 
-def test_one_other_bit_is_found_by_the_checksum() -> None:
+def test_one_other_bit_is_found_by_the_checksum():
     for place in range(8 * EMBED, 8 * len(DATA), 7):  # 7: every bit of a byte comes
         with pytest.raises(RejectedError, match="checksum"):
             decode(with_bit_flipped(DATA, place), LAYOUT)
 
 
-def test_bytes_after_the_last_section_are_refused() -> None:
+def test_bytes_after_the_last_section_are_refused():
     sections = b"".join(bytes(tensor.min_section_bytes) for tensor in LAYOUT.tensors)
     silent = DATA[:HEADER_BYTES] + sections + bytes(4)
     for extra in (1, 4, LAYOUT.max_payload_bytes - LAYOUT.min_payload_bytes):
@@ -119,7 +119,7 @@ def test_bytes_after_the_last_section_are_refused() -> None:
 
 @given(st.binary(max_size=2000))
 @more
-def test_any_bytes_are_rejected(data: bytes) -> None:
+def test_any_bytes_are_rejected(data):
     for candidate in (data, DATA[:HEADER_BYTES] + data, DATA[:6] + data):
         assert outcome(candidate) is not None
 
@@ -141,13 +141,13 @@ def test_any_bytes_are_rejected(data: bytes) -> None:
         {"recipe": "demo"},
     ],
 )
-def test_illegal_headers_are_not_written(change: dict) -> None:
+def test_illegal_headers_are_not_written(change):
     with pytest.raises(ValueError, match=r"hotkey|out of range|layout"):
         encode(replace(PAYLOAD, header=replace(PAYLOAD.header, **change)), LAYOUT)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_headers_at_the_ends_of_their_range(recipe: str) -> None:
+def test_headers_at_the_ends_of_their_range(recipe):
     layout = layout_of(recipe=recipe)
     payload = random_payload(layout, 1)
     for change in ({"uid": 0, "window": 0}, {"uid": 2**16 - 1, "window": 2**64 - 1}):
@@ -155,7 +155,7 @@ def test_headers_at_the_ends_of_their_range(recipe: str) -> None:
         assert decode(encode(payload, layout), layout).header == payload.header
 
 
-def test_sections_of_another_layout_are_not_written() -> None:
+def test_sections_of_another_layout_are_not_written():
     own, other = PAYLOAD.sections, random_payload(layout_of(gradient=settings_of(k=4)), 5).sections
     for sections, message in (
         ({name: section for name, section in own.items() if name != "embed"}, "exactly the tensors"),

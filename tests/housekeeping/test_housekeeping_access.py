@@ -1,6 +1,5 @@
 """Checks of keys on servers that enforce them, with right and with wrong policies."""
 
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -10,21 +9,20 @@ from deployments import s3_endpoint
 from deployments.s3_endpoint import AccessKey
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
-from templar.housekeeping.access import AccessReport, Credential, Right, check_access
+from templar.housekeeping.access import Credential, Right, check_access
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
 from templar.interrupt import StoppedError
 from templar.store.base import DeleteReport
 from templar.store.directory import DirectoryStore, DirectoryUploads
 from templar.store.s3 import S3Store, S3Uploads
 from templar.store.s3_protocol import S3Settings
-from tests.support.servers import MotoEndpoint, RcloneEndpoints
 
 READ = ("s3:GetObject", "s3:ListBucket")
 WRITE = (*READ, "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListBucketMultipartUploads")
 SETTINGS = S3Settings(read_timeout_seconds=10.0, max_attempts=1)
 
 
-def credential(name: str, url: str, bucket: str, key: AccessKey, *, writes: bool) -> Credential:
+def credential(name, url, bucket, key, *, writes):
     address: dict[str, Any] = {
         "endpoint_url": url,
         "access_key_id": key.access_key_id,
@@ -37,39 +35,39 @@ def credential(name: str, url: str, bucket: str, key: AccessKey, *, writes: bool
 class Policies:
     """A bucket of the embedded endpoint, and keys with any rights."""
 
-    def __init__(self, endpoint: MotoEndpoint) -> None:
+    def __init__(self, endpoint):
         self.admin = endpoint.admin
         self.bucket = uuid4().hex
         s3_endpoint._client(self.admin, "s3").create_bucket(Bucket=self.bucket)
         self.store = credential("admin", self.admin.endpoint_url, self.bucket, self.admin.key, writes=True).store
 
-    def key(self, *actions: str) -> AccessKey:
+    def key(self, *actions):
         return s3_endpoint._create_key(self.admin, uuid4().hex, self.bucket, actions)
 
-    def credential(self, *actions: str, writes: bool) -> Credential:
+    def credential(self, *actions, writes):
         name = "write key" if writes else "read key"
         return credential(name, self.admin.endpoint_url, self.bucket, self.key(*actions), writes=writes)
 
-    def check(self, read: AccessKey | None, write: AccessKey | None) -> AccessReport:
+    def check(self, read, write):
         url = self.admin.endpoint_url
         pairs = (("read key", read, False), ("write key", write, True))
         keys = [credential(name, url, self.bucket, key, writes=writes) for name, key, writes in pairs if key]
         return check_access([keys])
 
-    def objects(self) -> list[str]:
+    def objects(self):
         return [info.key for info in self.store.list()]
 
 
 @pytest.fixture
-def policies(moto: MotoEndpoint) -> Policies:
+def policies(moto):
     return Policies(moto)
 
 
-def reasons(report: AccessReport) -> set[str]:
+def reasons(report):
     return {str(reason) for reason, _ in report.problems}
 
 
-def test_the_right_keys_are_right_and_nothing_stays(policies: Policies) -> None:
+def test_the_right_keys_are_right_and_nothing_stays(policies):
     policies.store.put("gradient", b"1")
     report = policies.check(policies.key(*READ), policies.key(*WRITE))
     assert report.problems == ()
@@ -89,7 +87,7 @@ def test_the_right_keys_are_right_and_nothing_stays(policies: Policies) -> None:
     assert policies.objects() == ["gradient"]
 
 
-def test_a_bucket_that_keeps_versions_is_found_out(policies: Policies) -> None:
+def test_a_bucket_that_keeps_versions_is_found_out(policies):
     s3_endpoint._client(policies.admin, "s3").put_bucket_versioning(
         Bucket=policies.bucket, VersioningConfiguration={"Status": "Enabled"}
     )
@@ -101,7 +99,7 @@ def test_a_bucket_that_keeps_versions_is_found_out(policies: Policies) -> None:
     }
 
 
-def without(action: str) -> tuple[str, ...]:
+def without(action):
     return tuple(each for each in WRITE if each != action)
 
 
@@ -117,9 +115,7 @@ def without(action: str) -> tuple[str, ...]:
         (READ, without("s3:PutObject"), Reason.WRITE_KEY_REFUSED, {Right.PUT, Right.PARTS}),
     ],
 )
-def test_a_key_with_a_right_too_much_or_too_few_is_found_out(
-    policies: Policies, read: tuple[str, ...], write: tuple[str, ...], reason: Reason, rights: set[Right]
-) -> None:
+def test_a_key_with_a_right_too_much_or_too_few_is_found_out(policies, read, write, reason, rights):
     report = policies.check(policies.key(*read), policies.key(*write))
     assert reasons(report) == {reason}
     assert rights <= {row.right for row in report.rows if row.problem}
@@ -127,7 +123,7 @@ def test_a_key_with_a_right_too_much_or_too_few_is_found_out(
     assert policies.objects() == [], "what a read key wrote is removed by the write key"
 
 
-def test_a_write_key_that_may_not_delete_leaves_what_it_wrote_and_says_so(policies: Policies) -> None:
+def test_a_write_key_that_may_not_delete_leaves_what_it_wrote_and_says_so(policies):
     report = policies.check(policies.key(*READ), policies.key(*READ, "s3:PutObject"))
     assert reasons(report) == {"write_key_refused", "objects_left"}
     left = policies.objects()
@@ -136,14 +132,14 @@ def test_a_write_key_that_may_not_delete_leaves_what_it_wrote_and_says_so(polici
     assert all(key.startswith(PROBE_PREFIX) and parse_key(key) is None for key in left)
 
 
-def test_a_wrong_secret_opens_nothing_and_is_shown_nowhere(policies: Policies) -> None:
+def test_a_wrong_secret_opens_nothing_and_is_shown_nowhere(policies):
     wrong = AccessKey(policies.key(*WRITE).access_key_id, "not-the-secret-of-this-key-at-all")
     report = policies.check(wrong, wrong)
     assert reasons(report) == {"bucket_unreadable", "write_key_refused"}
     assert "not-the-secret" not in report.summary + repr(report)
 
 
-def test_a_bucket_that_is_not_there(moto: MotoEndpoint) -> None:
+def test_a_bucket_that_is_not_there(moto):
     url, key = moto.admin.endpoint_url, moto.admin.key
     report = check_access([[credential("read key", url, "missing", key, writes=False)]])
     assert "bucket_unreadable" in reasons(report)
@@ -152,11 +148,11 @@ def test_a_bucket_that_is_not_there(moto: MotoEndpoint) -> None:
     assert untold == {Right.PUT, Right.PARTS, Right.DELETE}, "a bucket that is missing refuses nobody"
 
 
-def test_only_a_refusal_proves_that_a_right_is_not_there(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_refusal_proves_that_a_right_is_not_there(policies, monkeypatch):
     read = policies.credential(*READ, writes=False)
     write = policies.credential(*WRITE, writes=True)
 
-    def answers_something_else(*_: object) -> None:
+    def answers_something_else(*_):
         raise PermanentError(Reason.STORE_REFUSED, "501 NotImplemented")
 
     for store, right in ((read.store, "put"), (read.uploads, "store_in_parts"), (read.store, "delete")):
@@ -167,13 +163,11 @@ def test_only_a_refusal_proves_that_a_right_is_not_there(policies: Policies, mon
     assert report.unknown == tuple(f"read key: {name} (store_refused, which is not a refusal)" for name in names)
 
 
-def test_a_delete_that_fails_for_another_reason_proves_nothing(
-    policies: Policies, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_delete_that_fails_for_another_reason_proves_nothing(policies, monkeypatch):
     read = policies.credential(*READ, writes=False)
     write = policies.credential(*WRITE, writes=True)
 
-    def fails(keys: list[str]) -> DeleteReport:
+    def fails(keys):
         return DeleteReport((), tuple((key, "InternalError") for key in keys))
 
     monkeypatch.setattr(read.store, "delete", fails)
@@ -183,8 +177,8 @@ def test_a_delete_that_fails_for_another_reason_proves_nothing(
 
 
 @pytest.mark.parametrize("answer", [False, PermanentError(Reason.STORE_REFUSED, "501")])
-def test_what_publications_send_is_tried(policies: Policies, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
-    def refusing(*_: object) -> object:
+def test_what_publications_send_is_tried(policies, monkeypatch, answer):
+    def refusing(*_):
         if isinstance(answer, PermanentError):
             raise answer
         return answer
@@ -193,10 +187,10 @@ def test_what_publications_send_is_tried(policies: Policies, monkeypatch: pytest
     assert Reason.WRITE_KEY_REFUSED in reasons(policies.check(policies.key(*READ), policies.key(*WRITE)))
 
 
-def test_a_stop_is_no_verdict(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_is_no_verdict(policies, monkeypatch):
     read = policies.credential(*READ, writes=False)
 
-    def stopped(key: str, data: bytes) -> None:
+    def stopped(key, data):
         raise StoppedError("stopped")
 
     monkeypatch.setattr(read.store, "put", stopped)
@@ -204,7 +198,7 @@ def test_a_stop_is_no_verdict(policies: Policies, monkeypatch: pytest.MonkeyPatc
         check_access([[read]])
 
 
-def test_without_a_write_key_an_existing_object_is_read(policies: Policies) -> None:
+def test_without_a_write_key_an_existing_object_is_read(policies):
     report = policies.check(policies.key(*READ), None)
     assert report.problems == ()
     assert [row.right for row in report.rows if row.has is None] == [Right.GET, Right.STAMPS]
@@ -213,12 +207,10 @@ def test_without_a_write_key_an_existing_object_is_read(policies: Policies) -> N
     assert (report.problems, report.unknown) == ((), ())
 
 
-def test_a_store_that_goes_away_is_no_verdict_and_what_was_written_is_removed(
-    policies: Policies, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_goes_away_is_no_verdict_and_what_was_written_is_removed(policies, monkeypatch):
     write = policies.credential(*WRITE, writes=True)
 
-    def away(key: str, start: int, length: int) -> bytes:
+    def away(key, start, length):
         raise TransientError(Reason.STORE_UNREACHABLE, "away")
 
     monkeypatch.setattr(write.store, "get_range", away)
@@ -230,7 +222,7 @@ def test_a_store_that_goes_away_is_no_verdict_and_what_was_written_is_removed(
 class TestRclone:
     """A server whose read-only process answers a forbidden write with 500: that is no refusal, and it is said."""
 
-    def test_inconclusive_rights_are_reported(self, rclone: RcloneEndpoints) -> None:
+    def test_inconclusive_rights_are_reported(self, rclone):
         bucket = uuid4().hex
         (rclone.root / bucket).mkdir()
         keys = [
@@ -245,14 +237,14 @@ class TestRclone:
 
 
 class TestDirectory:
-    def keys(self, root: Path) -> list[Credential]:
+    def keys(self, root):
         uploads = DirectoryUploads(root)
         return [
             Credential("read key", DirectoryStore(root, writable=False), uploads, writes=False, enforced=False),
             Credential("write key", DirectoryStore(root), uploads, writes=True, enforced=False),
         ]
 
-    def test_it_says_that_keys_mean_nothing(self, tmp_path: Path) -> None:
+    def test_it_says_that_keys_mean_nothing(self, tmp_path):
         report = check_access([self.keys(tmp_path)])
         assert report.problems == ()
         assert report.unknown == tuple(
@@ -263,10 +255,10 @@ class TestDirectory:
         assert reasons(check_access([self.keys(tmp_path / "none")])) == {"bucket_unreadable", "write_key_refused"}
 
 
-def test_a_listing_that_breaks_off_removes_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_breaks_off_removes_what_was_written(tmp_path, monkeypatch):
     store = DirectoryStore(tmp_path)
 
-    def fails(key: str) -> None:
+    def fails(key):
         raise PermanentError(Reason.STOPPED, "stopped")
 
     monkeypatch.setattr(store, "head", fails)

@@ -1,10 +1,9 @@
 """The objects that a clean-up deletes and keeps, as a property of any bucket."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +59,7 @@ uids = st.sampled_from([1, 2, 11, 111])
 versions = st.sampled_from([PROTOCOL_VERSION, *VERSIONS])
 
 
-def of_version(version: str, window: int, uid: int) -> list[str]:
+def of_version(version, window, uid):
     """One object of every kind, ours and the reference's."""
     return [
         *(str(ObjectKey(kind, window, uid, version)) for kind in PER_WINDOW),
@@ -81,12 +80,12 @@ keys = st.one_of(st.builds(of_version, versions, windows, uids).flatmap(st.sampl
 buckets = st.dictionaries(keys, st.integers(0, 2 * NOW * WINDOW_SECONDS), max_size=30)
 
 
-def listing(bucket: dict[str, int]) -> list[ObjectInfo]:
+def listing(bucket):
     """A listing of keys and their ages in seconds."""
     return [ObjectInfo(key, 10, TIME - age) for key, age in sorted(bucket.items())]
 
 
-def guard_of(objects: list[ObjectInfo], *, chain_time: float = TIME, now: int = NOW, **changes: Any) -> Guard:
+def guard_of(objects, *, chain_time=TIME, now=NOW, **changes):
     """What `templar.housekeeping.maintenance` knows of a bucket."""
     found = survey(objects, now)
     base = now if found.newest_window is None else found.newest_window
@@ -95,11 +94,11 @@ def guard_of(objects: list[ObjectInfo], *, chain_time: float = TIME, now: int = 
     return Guard(retention, newest, latest=now + AHEAD, **changes)
 
 
-def meant(objects: list[ObjectInfo], criterion: Criterion, guard: Guard | None = None) -> list[str]:
+def meant(objects, criterion, guard=None):
     return [each.info.key for each in plan(objects, criterion, guard or guard_of(objects))]
 
 
-def gone(objects: list[ObjectInfo], criterion: Criterion, guard: Guard | None = None) -> list[str]:
+def gone(objects, criterion, guard=None):
     return [each.info.key for each in plan(objects, criterion, guard or guard_of(objects)) if not each.kept]
 
 
@@ -122,9 +121,7 @@ criteria = st.one_of(
 
 @given(buckets, criteria, st.integers(-600, 600))
 @settings(max_examples=150)
-def test_live_objects_are_never_deleted_with_skewed_clocks(
-    bucket: dict[str, int], criterion: Criterion, skew: int
-) -> None:
+def test_live_objects_are_never_deleted_with_skewed_clocks(bucket, criterion, skew):
     objects = listing(bucket)
     guard = guard_of(objects, chain_time=TIME + skew)
     base = guard.retention.window
@@ -143,7 +140,7 @@ def test_live_objects_are_never_deleted_with_skewed_clocks(
 
 @given(buckets, criteria)
 @settings(max_examples=100)
-def test_selected_expired_and_unknown_objects_are_deleted(bucket: dict[str, int], criterion: Criterion) -> None:
+def test_selected_expired_and_unknown_objects_are_deleted(bucket, criterion):
     objects = listing(bucket)
     guard, found = guard_of(objects), meant(objects, criterion)
     expired = set(gone(objects, Criterion(Mode.RETENTION)))
@@ -153,7 +150,7 @@ def test_selected_expired_and_unknown_objects_are_deleted(bucket: dict[str, int]
 
 @given(buckets, criteria)
 @settings(max_examples=50)
-def test_a_second_run_deletes_nothing(bucket: dict[str, int], criterion: Criterion) -> None:
+def test_a_second_run_deletes_nothing(bucket, criterion):
     store = MemoryStore(clock=lambda: TIME)
     for key in bucket:
         store.put(key, b"1")
@@ -166,12 +163,12 @@ def test_a_second_run_deletes_nothing(bucket: dict[str, int], criterion: Criteri
 
 
 @given(buckets)
-def test_a_wipe_takes_everything(bucket: dict[str, int]) -> None:
+def test_a_wipe_takes_everything(bucket):
     assert gone(listing(bucket), Criterion(Mode.WIPE)) == sorted(bucket)
 
 
 @given(buckets, criteria)
-def test_a_dataset_in_the_same_bucket_stays(bucket: dict[str, int], criterion: Criterion) -> None:
+def test_a_dataset_in_the_same_bucket_stays(bucket, criterion):
     guard = guard_of(listing(bucket), kept_prefixes=("data/",))
     assert not [key for key in gone(listing(bucket), criterion, guard) if key.startswith("data/")]
 
@@ -180,27 +177,27 @@ def test_a_dataset_in_the_same_bucket_stays(bucket: dict[str, int], criterion: C
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_version_is_exactly_that_version(version: str) -> None:
+def test_a_version_is_exactly_that_version(version):
     every = {each: of_version(each, 1, 1) for each in (*VERSIONS, PROTOCOL_VERSION)}
     objects = listing(dict.fromkeys([key for several in every.values() for key in several], 0))
     assert sorted(gone(objects, Criterion(Mode.VERSION, version=version))) == sorted(every[version])
 
 
-def test_aggregates_are_those_of_both_systems() -> None:
+def test_aggregates_are_those_of_both_systems():
     objects = listing(dict.fromkeys(of_version("0.2.8", 1, 1) + of_version("0.2.82", 1, 1), 0))
     found = sorted(gone(objects, Criterion(Mode.AGGREGATES, version="0.2.8")))
     assert found == ["aggregator-1-v0.2.8.bin", "aggregator-1-v0.2.8.pt", "gathers/0.2.8/1/1.pt"]
 
 
 @pytest.mark.parametrize("hours", [0, 0.25])
-def test_an_age_counts_from_the_newest_object_with_a_margin(hours: float) -> None:
+def test_an_age_counts_from_the_newest_object_with_a_margin(hours):
     limit = int(3600 * hours) + CLOCK_MARGIN_SECONDS
     objects = listing({"newest": 0, "at-the-limit": limit, "older": limit + 1})
     assert gone(objects, Criterion(Mode.OLDER_THAN, hours=hours)) == ["older"]
 
 
 @given(buckets, st.sampled_from(["", *OTHER_KEYS, "gradient-", "1"]))
-def test_a_prefix_and_a_suffix_are_what_they_say(bucket: dict[str, int], text: str) -> None:
+def test_a_prefix_and_a_suffix_are_what_they_say(bucket, text):
     objects = listing(bucket)
     if text:
         assert meant(objects, Criterion(Mode.PREFIX, prefix=text)) == [k for k in sorted(bucket) if k.startswith(text)]
@@ -215,13 +212,13 @@ def test_a_prefix_and_a_suffix_are_what_they_say(bucket: dict[str, int], text: s
         (Mode.SUFFIX, {"prefix": "x", "suffix": ".pt"}, "prefix: mode 'suffix' does not take it"),
     ],
 )
-def test_missing_and_extra_parameters_are_refused(mode: Mode, given_: dict[str, Any], word: str) -> None:
+def test_missing_and_extra_parameters_are_refused(mode, given_, word):
     with raising(PermanentError, Reason.BAD_PARAMETERS, word):
         Criterion(mode, **given_)
 
 
 @pytest.mark.parametrize("text", ["gradient-1-1-v0.2.8.pth", "gradient-01-1-v1.pt", "gathers//x"])
-def test_unknown_keys_have_no_version(text: str) -> None:
+def test_unknown_keys_have_no_version(text):
     assert parse_legacy_key(text) is None
     assert kind_and_version(text) == ("other", None)
 
@@ -229,7 +226,7 @@ def test_unknown_keys_have_no_version(text: str) -> None:
 # Windows that are far from coming.
 
 
-def far(window: int) -> list[str]:
+def far(window):
     """One object of every kind of a window, and those of no window."""
     return [*(key for key in of_version(PROTOCOL_VERSION, window, 1) if parse_current_key(key)), LEASE]
 
@@ -238,7 +235,7 @@ LEASE = str(ObjectKey(Kind.LEASE, role="miner", holder="ab" * 16))
 
 
 @pytest.mark.parametrize("prefix", ["gradient-", "checkpoint-", "aggregator-", "peers_", "start", "lease-"])
-def test_a_prefix_deletes_objects_of_far_future_windows_only(prefix: str) -> None:
+def test_a_prefix_deletes_objects_of_far_future_windows_only(prefix):
     far_off, near = far(NOW + AHEAD + 1), far(NOW + AHEAD)
     objects = listing(dict.fromkeys([*far_off, *near], 0))
     found = gone(objects, Criterion(Mode.PREFIX, prefix=prefix))
@@ -257,12 +254,12 @@ def test_a_prefix_deletes_objects_of_far_future_windows_only(prefix: str) -> Non
     ],
     ids=lambda criterion: criterion.mode,
 )
-def test_other_criteria_keep_far_future_windows(criterion: Criterion) -> None:
+def test_other_criteria_keep_far_future_windows(criterion):
     objects = listing({"newest": 0} | dict.fromkeys(far(50_000), 10**6))
     assert not [key for key in gone(objects, criterion) if parse_current_key(key)]
 
 
-def test_a_far_future_genesis_stays() -> None:
+def test_a_far_future_genesis_stays():
     keys = [checkpoint_key(window, 1, MANIFEST_FILE) for window in (50_000, 50_001)]
     objects, purge = listing(dict.fromkeys(keys, 0)), Criterion(Mode.PREFIX, prefix="checkpoint-")
     guard = guard_of(objects)
@@ -277,16 +274,16 @@ def test_a_far_future_genesis_stays() -> None:
 # Deleting.
 
 
-def numbered(store: MemoryStore, count: int) -> None:
+def numbered(store, count):
     for number in range(count):
         store.put(f"old-{number:05}", b"12345")
 
 
-def test_thousands_of_keys_go_in_batches_while_the_listing_is_read() -> None:
+def test_thousands_of_keys_go_in_batches_while_the_listing_is_read():
     class Batching(MemoryStore):
         sizes: ClassVar[list[int]] = []
 
-        def delete(self, keys: Iterable[str]) -> DeleteReport:
+        def delete(self, keys):
             keys = list(keys)
             self.sizes.append(len(keys))
             return super().delete(keys)
@@ -301,9 +298,9 @@ def test_thousands_of_keys_go_in_batches_while_the_listing_is_read() -> None:
     assert list(store.list()) == []
 
 
-def test_failed_deletions_are_counted_and_the_first_are_named() -> None:
+def test_failed_deletions_are_counted_and_the_first_are_named():
     class Refusing(MemoryStore):
-        def delete(self, keys: Iterable[str]) -> DeleteReport:
+        def delete(self, keys):
             keys = list(keys)
             return DeleteReport(tuple(keys[1::2]), tuple((key, "InternalError") for key in keys[::2]))
 
@@ -315,7 +312,7 @@ def test_failed_deletions_are_counted_and_the_first_are_named() -> None:
     assert report.failed[0] == ("old-00000", "InternalError")
 
 
-def test_a_clean_up_that_is_stopped_ends_between_two_batches() -> None:
+def test_a_clean_up_that_is_stopped_ends_between_two_batches():
     store = MemoryStore(clock=lambda: TIME)
     numbered(store, 3)
     with stopped():
@@ -330,7 +327,7 @@ def test_a_clean_up_that_is_stopped_ends_between_two_batches() -> None:
 PROBE = "access-check-0123456789abcdef"
 
 
-def left_behind(bucket: dict[str, int], hours: float = 1, **changes: Any) -> list[str]:
+def left_behind(bucket, hours=1, **changes):
     objects = listing(bucket)
     complete = survey(objects, NOW).complete
     guard = guard_of(objects, **changes)
@@ -340,7 +337,7 @@ def left_behind(bucket: dict[str, int], hours: float = 1, **changes: Any) -> lis
 OLD = 3600 + CLOCK_MARGIN_SECONDS + 1
 
 
-def test_probes_go_when_they_are_old() -> None:
+def test_probes_go_when_they_are_old():
     probes = [PROBE, f"{PROBE}-parts", f"{PROBE}-denied", "test_permissions_file"]
     assert sorted(left_behind({"newest": 0} | dict.fromkeys(probes, OLD))) == sorted(probes)
     assert left_behind({"newest": 0} | dict.fromkeys(probes, OLD - 1)) == []
@@ -357,9 +354,7 @@ def test_probes_go_when_they_are_old() -> None:
         (GENESIS, OLD, False, False),
     ],
 )
-def test_a_checkpoint_is_abandoned_when_it_is_old_in_windows_and_in_hours(
-    window: int, age: int, complete: bool, goes: bool
-) -> None:
+def test_a_checkpoint_is_abandoned_when_it_is_old_in_windows_and_in_hours(window, age, complete, goes):
     names = ["config.json", *([MANIFEST_FILE] if complete else [])]
     bucket = {checkpoint_key(window, 1, name): age for name in names}
     found = left_behind({**bucket, window_key(Kind.PROOF, NOW, 1): 0})
@@ -368,7 +363,7 @@ def test_a_checkpoint_is_abandoned_when_it_is_old_in_windows_and_in_hours(
 
 @given(buckets, st.sampled_from([0.0, 1.0, 24.0]))
 @settings(max_examples=75)
-def test_no_temporary_clean_up_touches_what_is_complete(bucket: dict[str, int], hours: float) -> None:
+def test_no_temporary_clean_up_touches_what_is_complete(bucket, hours):
     objects = listing(bucket)
     complete = survey(objects, NOW).complete
     for key in left_behind(bucket, hours):

@@ -6,9 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -16,7 +14,7 @@ import pytest
 from templar.agreement.state import StateMark
 from templar.errors import PermanentError, Reason
 from templar.exchange.signed import Network as NetworkId
-from templar.housekeeping.disk_cleanup import LocalReport, LocalRules, clean_local
+from templar.housekeeping.disk_cleanup import LocalRules, clean_local
 from templar.neuron.snapshot import PRIVATE_FILE, Snapshots
 from tests.support.errors import raising
 from tests.support.network import Network, tiny
@@ -25,7 +23,7 @@ DAY = 86_400
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def network(tmp_path_factory):
     """A network after six windows, whose first miner was stopped."""
     network = Network(tmp_path_factory.mktemp("ran"), tiny(storage={"snapshots_kept": 2}))
     network.run(range(1, 7))
@@ -34,22 +32,22 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     network.stop()
 
 
-def stopped(network: Network) -> str:
+def stopped(network):
     return next(member.name for member in network.members if member.name not in network.nodes)
 
 
-def home_of(network: Network, name: str) -> Path:
+def home_of(network, name):
     return network.aggregator.home.parent / name
 
 
 @pytest.fixture
-def home(network: Network, tmp_path: Path) -> Path:
+def home(network, tmp_path):
     """A copy of the stopped miner's folder."""
     return shutil.copytree(home_of(network, stopped(network)), tmp_path / "home")
 
 
 @pytest.fixture(autouse=True)
-def temporary(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(network, tmp_path, monkeypatch):
     """A place for temporary folders that is this test's own; the network's text is elsewhere."""
     root = tmp_path / "temporary"
     root.mkdir()
@@ -57,16 +55,16 @@ def temporary(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return root
 
 
-def rules(network: Network, *, later: float = 0, hours: float = 24) -> LocalRules:
+def rules(network, *, later=0, hours=24):
     identity = network.aggregator.birth.network
     return LocalRules(identity, network.hparams.storage, hours, time.time() + later)
 
 
-def clean(network: Network, home: Path, *, later: float = 2 * DAY, dry_run: bool = False) -> LocalReport:
+def clean(network, home, *, later=2 * DAY, dry_run=False):
     return clean_local(home, rules(network, later=later), kernels=None, dry_run=dry_run)
 
 
-def files(folder: Path) -> dict[str, str]:
+def files(folder):
     """Every file of a folder by its hash."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -75,7 +73,7 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
-def litter(home: Path) -> list[str]:
+def litter(home):
     """What processes that died leave behind; the paths."""
     names = [
         "snapshots/.writing-3-77/model.safetensors",
@@ -99,7 +97,7 @@ def litter(home: Path) -> list[str]:
     return names
 
 
-def test_abandoned_files_are_removed_and_their_bytes_counted(network: Network, home: Path) -> None:
+def test_abandoned_files_are_removed_and_their_bytes_counted(network, home):
     before = files(home)
     names = litter(home)
     old = {name for name in names if not name.startswith(("spool/payload-1", "spool/staged-1", "payloads/"))}
@@ -116,7 +114,7 @@ def test_abandoned_files_are_removed_and_their_bytes_counted(network: Network, h
     assert clean(network, home).total("removed") == 0
 
 
-def test_private_state_stays_and_a_file_of_two_names_is_counted_once(network: Network, home: Path) -> None:
+def test_private_state_stays_and_a_file_of_two_names_is_counted_once(network, home):
     """The live state may be older than every snapshot, and only the neuron knows which it is."""
     half = home / "private" / f".9-{'d' * 64}.safetensors.part"
     half.write_bytes(b"half")
@@ -131,7 +129,7 @@ def test_private_state_stays_and_a_file_of_two_names_is_counted_once(network: Ne
     assert len(files(home / "private")) == len(before)
 
 
-def test_young_files_stay_and_a_stamp_makes_nothing_old(network: Network, home: Path) -> None:
+def test_young_files_stay_and_a_stamp_makes_nothing_old(network, home):
     for name in litter(home):
         os.utime(home / name, (1000, 1000))
     before = files(home)
@@ -139,7 +137,7 @@ def test_young_files_stay_and_a_stamp_makes_nothing_old(network: Network, home: 
     assert (report.total("removed"), files(home)) == (0, before)
 
 
-def test_files_that_may_be_read_stay_for_a_day(network: Network, home: Path, temporary: Path) -> None:
+def test_files_that_may_be_read_stay_for_a_day(network, home, temporary):
     """An upload or a copy reads for hours, which moves no change time."""
     litter(home)
     for name in ("templar-dataset-abc", "templar-preview-abc"):
@@ -153,7 +151,7 @@ def test_files_that_may_be_read_stay_for_a_day(network: Network, home: Path, tem
         assert (temporary / "templar-preview-abc").exists() is left
 
 
-def test_a_dry_run_removes_nothing(network: Network, home: Path) -> None:
+def test_a_dry_run_removes_nothing(network, home):
     litter(home)
     before = files(home)
     dry = clean(network, home, dry_run=True)
@@ -162,7 +160,7 @@ def test_a_dry_run_removes_nothing(network: Network, home: Path) -> None:
     assert [asdict(row) for row in dry.rows] == [asdict(row) for row in real.rows]
 
 
-def test_windows_before_the_oldest_snapshot_go(network: Network, home: Path) -> None:
+def test_windows_before_the_oldest_snapshot_go(network, home):
     oldest = min(Snapshots(home / "snapshots", network.aggregator.birth.network, kept=2).windows())
     limit = oldest - 2 - network.hparams.storage.snapshot_frequency
     for folder in ("payloads", "spool"):
@@ -178,14 +176,14 @@ def test_windows_before_the_oldest_snapshot_go(network: Network, home: Path) -> 
     assert {path.name for path in (home / "spool").iterdir()} == kept
 
 
-def foreign_snapshot(network: Network, home: Path) -> Snapshots:
+def foreign_snapshot(network, home):
     """Another network's snapshots in the folder, with one of window 900."""
     other = Snapshots(home / "snapshots", NetworkId(9, "ab" * 32), kept=2)
     other.save(dict(network.aggregator.state.params), StateMark(900, 1, "cd" * 32, "ef" * 32, False), None)
     return other
 
 
-def test_snapshots_of_another_network_stay_for_a_week(network: Network, home: Path) -> None:
+def test_snapshots_of_another_network_stay_for_a_week(network, home):
     own = Snapshots(home / "snapshots", network.aggregator.birth.network, kept=2)
     foreign_snapshot(network, home)
     before = own.windows()
@@ -195,13 +193,13 @@ def test_snapshots_of_another_network_stay_for_a_week(network: Network, home: Pa
     assert own.windows() == tuple(window for window in before if window != 900)
 
 
-def test_without_a_snapshot_of_its_own_another_networks_stays(network: Network, tmp_path: Path) -> None:
+def test_without_a_snapshot_of_its_own_another_networks_stays(network, tmp_path):
     other = foreign_snapshot(network, tmp_path)
     clean(network, tmp_path, later=365 * DAY)
     assert other.windows() == (900,)
 
 
-def test_only_folders_of_commands_are_removed(network: Network, home: Path, temporary: Path) -> None:
+def test_only_folders_of_commands_are_removed(network, home, temporary):
     for name in ("templar-dataset-abc", "templar-preview-abc", "somebody-elses", "templar-other"):
         (temporary / name).mkdir()
         (temporary / name / "file").write_bytes(b"1")
@@ -212,7 +210,7 @@ def test_only_folders_of_commands_are_removed(network: Network, home: Path, temp
 
 
 @pytest.mark.parametrize("form", ["{}", "kernels-{}"])
-def test_kernels_of_other_releases_go(network: Network, home: Path, tmp_path: Path, form: str) -> None:
+def test_kernels_of_other_releases_go(network, home, tmp_path, form):
     root = tmp_path / "cache"
     names = [form.format(uuid4().hex[:16]) for _ in range(3)]
     for name in (*names, "kernels", "source.cpython-311.pyc"):
@@ -222,10 +220,10 @@ def test_kernels_of_other_releases_go(network: Network, home: Path, tmp_path: Pa
     assert {path.name for path in root.iterdir()} == {names[0], "kernels", "source.cpython-311.pyc"}
 
 
-def test_failed_removals_are_named(network: Network, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_removals_are_named(network, home, monkeypatch):
     litter(home)
 
-    def refuses(path: Path) -> None:  # root, which tests may run as, is refused nothing
+    def refuses(path):  # root, which tests may run as, is refused nothing
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     with monkeypatch.context() as patch:
@@ -239,12 +237,12 @@ def test_failed_removals_are_named(network: Network, home: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("hours", [0.5, float("nan")])
-def test_hours_leave_time_for_slow_writers(network: Network, hours: float) -> None:
+def test_hours_leave_time_for_slow_writers(network, hours):
     with raising(PermanentError, Reason.BAD_PARAMETERS):
         rules(network, hours=hours)
 
 
-def test_neither_a_restart_nor_a_running_neuron_misses_a_file(network: Network) -> None:
+def test_neither_a_restart_nor_a_running_neuron_misses_a_file(network):
     state, name = network.aggregator.state.root, stopped(network)
     litter(home_of(network, name))
     clean(network, home_of(network, name), later=365 * DAY)

@@ -1,7 +1,6 @@
 """Work beside the windows, as other processes do it: on snapshots and buckets, without the live neuron."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,18 +13,17 @@ from templar.housekeeping.maintenance import clean_bucket, known_epochs, publish
 from templar.neuron.configuration import NeuronConfig
 from tests.support.checkpoints import fetch_checkpoint
 from tests.support.errors import raising
-from tests.support.network import Network
 
 AGGREGATOR = "aggregator-1"
 
 
-def windows_in(network: Network, name: str) -> set[int]:
+def windows_in(network, name):
     """The windows of the per-window objects in a bucket."""
     keys = (parse_key(key) for key in network.objects(name))
     return {key.window for key in keys if key and key.window is not None and key.kind not in ("peers", "checkpoint")}
 
 
-def test_the_newest_snapshot_is_published_once_and_read_back(network: Network, tmp_path: Path) -> None:
+def test_the_newest_snapshot_is_published_once_and_read_back(network, tmp_path):
     """While the neuron writes the next one, which is not disturbed."""
     network.run([1, 2])
     aggregator, reader, config = network.aggregator, network.miners[0], network.config(AGGREGATOR)
@@ -53,12 +51,12 @@ def test_the_newest_snapshot_is_published_once_and_read_back(network: Network, t
     check_mark(read_weights(folder, model), mark, "checkpoint")
 
 
-def test_a_publication_that_failed_goes_on(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publication_that_failed_goes_on(network, monkeypatch):
     network.run([1])
     config = network.config(AGGREGATOR)
     store, real = config.buckets.own, config.buckets.own.put_if_absent
 
-    def put(key: str, data: bytes) -> bool:
+    def put(key, data):
         if key.endswith("manifest.json"):
             raise TransientError(Reason.STORE_BUSY, "503")
         return real(key, data)
@@ -73,7 +71,7 @@ def test_a_publication_that_failed_goes_on(network: Network, monkeypatch: pytest
     assert list_checkpoints(store, uid) == [1, 0]
 
 
-def test_a_hotkey_that_is_not_registered_publishes_nothing(network: Network) -> None:
+def test_a_hotkey_that_is_not_registered_publishes_nothing(network):
     network.run([1])
     config = network.config(AGGREGATOR)
     stranger = replace(config, signer=network.world.members[0].hotkey)
@@ -82,7 +80,7 @@ def test_a_hotkey_that_is_not_registered_publishes_nothing(network: Network) -> 
         publish_newest_checkpoint(stranger)
 
 
-def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:
+def test_a_dry_run_counts_and_deletes_nothing(old):
     before = old.objects(AGGREGATOR)
     report = clean_bucket(old.config(AGGREGATOR), dry_run=True)
     assert old.objects(AGGREGATOR) == before
@@ -99,7 +97,7 @@ def test_a_dry_run_counts_and_deletes_nothing(old: Network) -> None:
     assert report.failed == ()
 
 
-def test_what_has_expired_is_deleted_and_nothing_else(old: Network) -> None:
+def test_what_has_expired_is_deleted_and_nothing_else(old):
     foreign = ["gradient-x-1-v1.bin", "notes/decision-1-1-v1.json", "readme.txt", "gradient-1-3-v999.bin"]
     for key in foreign:
         old.bucket(AGGREGATOR).put(key, b"mine")
@@ -119,7 +117,7 @@ def test_what_has_expired_is_deleted_and_nothing_else(old: Network) -> None:
     assert len(old.roots(7)) == 1
 
 
-def test_without_a_genesis_or_the_pinned_one_nothing_is_cleaned(network: Network) -> None:
+def test_without_a_genesis_or_the_pinned_one_nothing_is_cleaned(network):
     config = network.config(AGGREGATOR)
     with raising(PermanentError, Reason.WRONG_NETWORK):
         clean_bucket(replace(config, pinned_genesis="ab" * 32), dry_run=False)
@@ -128,16 +126,14 @@ def test_without_a_genesis_or_the_pinned_one_nothing_is_cleaned(network: Network
         clean_bucket(config, dry_run=False)
 
 
-def test_an_unreachable_store_is_not_taken_for_no_genesis(network: Network) -> None:
+def test_an_unreachable_store_is_not_taken_for_no_genesis(network):
     config = network.config("validator-2")
     for work in (publish_newest_checkpoint, lambda each: clean_bucket(each, dry_run=True)):
         with network.outage(AGGREGATOR), raising(TransientError, Reason.STORE_UNREACHABLE):
             work(config)
 
 
-def test_the_genesis_of_the_own_start_window_stays_whatever_network_is_found(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_genesis_of_the_own_start_window_stays_whatever_network_is_found(network, monkeypatch):
     network.run([1, 2, 3])
     for _ in range(2):
         publish_newest_checkpoint(network.config(AGGREGATOR))

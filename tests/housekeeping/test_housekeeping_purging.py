@@ -10,7 +10,7 @@ from templar import PROTOCOL_VERSION
 from templar.agreement.checkpoint import EVALUATION_FILE, list_checkpoints
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import START_WINDOW_KEY, Kind, checkpoint_key, window_key
-from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion, Mode
+from templar.housekeeping.bucket_cleanup import Criterion, Mode
 from templar.housekeeping.maintenance import (
     Target,
     clean_bucket,
@@ -21,25 +21,17 @@ from templar.housekeeping.maintenance import (
 from templar.store.directory import INCOMING, DirectoryUploads
 from templar.store.s3 import S3Store, S3Uploads
 from tests.support.errors import raising
-from tests.support.network import Build, Network, tiny
-from tests.support.servers import MotoEndpoint
+from tests.support.network import tiny
 
 AGGREGATOR = "aggregator-1"
 
 
-def target(network: Network, **changes: tuple[str, ...]) -> Target:
+def target(network, **changes):
     store = network.bucket(AGGREGATOR)
     return Target(store, DirectoryUploads(Path(store._root)), is_own=True, **changes)
 
 
-def purge(
-    network: Network,
-    criterion: Criterion,
-    at: Target | None = None,
-    *,
-    dry_run: bool = False,
-    confirm: str | None = None,
-) -> CleanupReport:
+def purge(network, criterion, at=None, *, dry_run=False, confirm=None):
     config, at = network.config(AGGREGATOR), at or target(network)
     return purge_bucket(
         at,
@@ -51,14 +43,14 @@ def purge(
     )
 
 
-def test_without_the_buckets_name_nothing_is_even_read(old: Network) -> None:
+def test_without_the_buckets_name_nothing_is_even_read(old):
     before = old.objects(AGGREGATOR)
     with old.outage(AGGREGATOR), raising(PermanentError, Reason.NOT_CONFIRMED, repr(old.member(AGGREGATOR).account_id)):
         purge(old, Criterion(Mode.WIPE), confirm="BUCKET")
     assert old.objects(AGGREGATOR) == before
 
 
-def test_a_network_continues_after_any_purge(build: Build) -> None:
+def test_a_network_continues_after_any_purge(build):
     storage = {"checkpoint_frequency": 2, "checkpoints_kept": 1, "retention_windows": 3}
     network = build(tiny(storage=storage))
     network.run([1, 2, 3, 4, 5])
@@ -82,7 +74,7 @@ def test_a_network_continues_after_any_purge(build: Build) -> None:
     assert list(network.bucket(AGGREGATOR).list()) == []
 
 
-def test_an_unreadable_start_window_keeps_every_checkpoint(old: Network) -> None:
+def test_an_unreadable_start_window_keeps_every_checkpoint(old):
     store = old.bucket(AGGREGATOR)
     start = store.get(START_WINDOW_KEY, max_bytes=1 << 20)
     store.put(START_WINDOW_KEY, b"damaged")
@@ -92,7 +84,7 @@ def test_an_unreadable_start_window_keeps_every_checkpoint(old: Network) -> None
     store.put(START_WINDOW_KEY, start)
 
 
-def test_objects_of_later_windows_are_deleted_by_prefix_only(old: Network) -> None:
+def test_objects_of_later_windows_are_deleted_by_prefix_only(old):
     store, uid = old.bucket(AGGREGATOR), old.member(AGGREGATOR).uid
     planted = [checkpoint_key(50_000, uid, "manifest.json"), window_key(Kind.PROOF, 50_000, uid)]
     for key in planted:
@@ -104,7 +96,7 @@ def test_objects_of_later_windows_are_deleted_by_prefix_only(old: Network) -> No
     assert not any(store.head(key) for key in planted)
 
 
-def test_a_dataset_in_the_same_bucket_stays(old: Network) -> None:
+def test_a_dataset_in_the_same_bucket_stays(old):
     store = old.bucket(AGGREGATOR)
     store.put("data/old.npy", b"1")
     purge(old, Criterion(Mode.SUFFIX, suffix=".npy"), target(old, kept_prefixes=("data/",)))
@@ -113,7 +105,7 @@ def test_a_dataset_in_the_same_bucket_stays(old: Network) -> None:
     assert store.head("data/old.npy") is None
 
 
-def test_a_bucket_that_does_not_answer_is_not_an_empty_one(old: Network) -> None:
+def test_a_bucket_that_does_not_answer_is_not_an_empty_one(old):
     with old.outage(AGGREGATOR), raising(TransientError, Reason.STORE_UNREACHABLE):
         purge(old, Criterion(Mode.PREFIX, prefix="checkpoint-"))
 
@@ -121,7 +113,7 @@ def test_a_bucket_that_does_not_answer_is_not_an_empty_one(old: Network) -> None
 # Temporary things.
 
 
-def test_abandoned_objects_go_and_running_uploads_stay(old: Network) -> None:
+def test_abandoned_objects_go_and_running_uploads_stay(old):
     at = target(old)
     store, root = old.bucket(AGGREGATOR), Path(old.bucket(AGGREGATOR)._root)
     half = checkpoint_key(1, 9, "config.json")
@@ -150,7 +142,7 @@ def test_abandoned_objects_go_and_running_uploads_stay(old: Network) -> None:
     assert clean_temporary(later, chain, hparams, hours=0.5, dry_run=False).report.rows == ()
 
 
-def test_another_bucket_is_cleaned_of_nothing_without_its_name(old: Network) -> None:
+def test_another_bucket_is_cleaned_of_nothing_without_its_name(old):
     at, chain = replace(target(old), is_own=False), old.config(AGGREGATOR).chain
     half = Path(old.bucket(AGGREGATOR)._root) / INCOMING / "dead"
     half.write_bytes(b"1")
@@ -164,7 +156,7 @@ def test_another_bucket_is_cleaned_of_nothing_without_its_name(old: Network) -> 
     assert (done.report.total("deleted"), half.exists()) == (1, False)
 
 
-def test_a_write_key_that_may_not_list_uploads_is_no_failure(old: Network, moto: MotoEndpoint) -> None:
+def test_a_write_key_that_may_not_list_uploads_is_no_failure(old, moto):
     keys = create_bucket_with_keys(moto.admin, uuid4().hex)
     url = moto.admin.endpoint_url
     write = {"access_key_id": keys.write.access_key_id, "secret_access_key": keys.write.secret_access_key}

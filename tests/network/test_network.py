@@ -12,14 +12,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from prefect.client.schemas.objects import FlowRun
 
 from deployments.local.plan import DEFAULT_NEURON
 from deployments.prefect_server import DATABASE_URL, SERVER_NAME
@@ -30,7 +27,7 @@ from templar.window import MinerSteps, Missed
 from tests.support.live_network import LiveNetwork, is_free, logs_on_failure
 from tests.support.postgresql import PostgreSQL
 from tests.support.prefect_server import talking_to
-from tests.support.prometheus import Prometheus, panel_queries, scraping
+from tests.support.prometheus import panel_queries, scraping
 from tests.support.repeated_steps import steps_of
 from tests.support.scripted_server import serving
 from tests.support.sinks import Receiver
@@ -58,18 +55,18 @@ NOT_HERE = {
 
 
 @pytest.fixture(scope="module")
-def receiver() -> Iterator[Receiver]:
+def receiver():
     with serving(Receiver()) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def ports() -> dict[str, int]:
+def ports():
     return {name: free_port() for name in NEURONS}
 
 
 @pytest.fixture(scope="module")
-def postgresql() -> Iterator[PostgreSQL | None]:
+def postgresql():
     """The server with Prefect's database; where Debian's package is not installed, Prefect has its SQLite file."""
     if not PostgreSQL.installed():
         yield None
@@ -79,9 +76,7 @@ def postgresql() -> Iterator[PostgreSQL | None]:
 
 
 @pytest.fixture(scope="module")
-def network(
-    postgresql: PostgreSQL | None, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver, ports: dict[str, int]
-) -> Iterator[LiveNetwork]:
+def network(postgresql, tmp_path_factory, receiver, ports):
     settings = {
         name: {
             "TEMPLAR_SINK_PROMETHEUS": f"127.0.0.1:{port}",
@@ -104,20 +99,20 @@ def network(
 
 
 @pytest.fixture(scope="module")
-def prometheus(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, int]) -> Iterator[Prometheus]:
+def prometheus(tmp_path_factory, ports):
     with scraping(ports.values(), tmp_path_factory.mktemp("prometheus")) as server:
         yield server
 
 
 @pytest.fixture
-def shards(network: LiveNetwork) -> Path:
+def shards(network):
     """Where the first miner keeps its shards."""
     miner = next(neuron for neuron in network.neurons if neuron.name == DEFAULT_NEURON)
     return network.plan.home(miner) / "shards"
 
 
 class TestADayOfANetwork:
-    def test_windows_end_in_one_state_everywhere(self, network: LiveNetwork) -> None:
+    def test_windows_end_in_one_state_everywhere(self, network):
         window, root = network.complete_window(network.first_window)
         assert root != network.view.birth.start.root
         row = network.view.row(window)
@@ -131,7 +126,7 @@ class TestADayOfANetwork:
             tables = sorted(str(artifact.key) for artifact in network.artifacts(network.run(neuron.name, window)))
             assert tables == [f"{kind}-{neuron.name}" for kind in TABLES[neuron.role]]
 
-    def test_a_neuron_runs_once(self, network: LiveNetwork) -> None:
+    def test_a_neuron_runs_once(self, network):
         with talking_to(network.plan.server):
             state = asyncio.run(miner_window(neuron=DEFAULT_NEURON, return_state=True))
         assert state.is_failed()
@@ -140,11 +135,11 @@ class TestADayOfANetwork:
             state.message
         )
 
-    def test_prometheus_answers_every_panel_of_a_real_run(self, network: LiveNetwork, prometheus: Prometheus) -> None:
+    def test_prometheus_answers_every_panel_of_a_real_run(self, network, prometheus):
         left = {query for query in panel_queries() if not any(name in query for name in NOT_HERE)}
         assert len(left) > 30
 
-        def all_answered() -> bool:
+        def all_answered():
             left.difference_update({query for query in left if prometheus.answers(query)})
             return not left
 
@@ -153,8 +148,8 @@ class TestADayOfANetwork:
         for metric in ("disk_free_share", "chain_lag_seconds", "state_windows_behind", "bytes_up_total"):
             assert prometheus.neurons(f'{{__name__=~"templar_.*_{metric}"}} >= 0') == {*NEURONS}, metric
 
-    def test_a_window_of_a_miner_is_a_trace_of_all_its_steps(self, network: LiveNetwork, receiver: Receiver) -> None:
-        def miner_traces() -> dict[bytes, list[Span]]:
+    def test_a_window_of_a_miner_is_a_trace_of_all_its_steps(self, network, receiver):
+        def miner_traces():
             found: dict[bytes, list[Span]] = {}
             for path, _, body in [*receiver.posted]:
                 for each in ExportTraceServiceRequest.FromString(body).resource_spans if path == "/v1/traces" else ():
@@ -169,7 +164,7 @@ class TestADayOfANetwork:
             lambda: any(steps == {span.name for span in spans} for spans in miner_traces().values()), "a trace"
         )
 
-    def test_the_other_sinks_get_figures_and_lines(self, network: LiveNetwork, receiver: Receiver) -> None:
+    def test_the_other_sinks_get_figures_and_lines(self, network, receiver):
         metrics = [
             metric.name
             for path, _, body in [*receiver.posted]
@@ -186,12 +181,12 @@ class TestADayOfANetwork:
         assert any("window" in each for each in labels)
         home = next(network.plan.home(neuron) for neuron in network.neurons if neuron.name == DEFAULT_NEURON)
 
-        def written() -> bytes:
+        def written():
             return b"".join(file.read_bytes() for file in (home / "wandb").glob("offline-run-*/run-*.wandb"))
 
         network.wait(lambda: b"miner/loss" in written(), "W&B's file has the figures")
 
-    def test_a_killed_worker_takes_its_window_up_again(self, network: LiveNetwork) -> None:
+    def test_a_killed_worker_takes_its_window_up_again(self, network):
         window = network.in_mid_window(VICTIM, "compress")
         victim = network.process(f"worker of {VICTIM}")
         os.kill(victim.pid, signal.SIGKILL)
@@ -205,11 +200,11 @@ class TestADayOfANetwork:
         # The new worker may start too late to reveal, or so late that the next window's run has done it.
         assert past[-1] in {"Completed", "Skipped", *Missed}
 
-    def test_a_miner_swaps_to_the_second_shard(self, network: LiveNetwork, shards: Path) -> None:
+    def test_a_miner_swaps_to_the_second_shard(self, network, shards):
         # Two outer steps are done after the second window at the earliest: the fourth one trains on the second shard.
         network.wait(lambda: [*shards.glob(f"{tokens_file('train', 1)}*")], "the miner reads the second shard")
 
-    def test_rotation_brings_whole_shards_and_deletes_the_others(self, network: LiveNetwork, shards: Path) -> None:
+    def test_rotation_brings_whole_shards_and_deletes_the_others(self, network, shards):
         state = network.end_of_a_run(ROTATION)
         assert state.is_completed()
         message = str(state.message)
@@ -219,7 +214,7 @@ class TestADayOfANetwork:
         assert f"on the disk {whole}" in message
         assert network.end_of_a_run(ROTATION).is_completed()
 
-    def test_the_network_goes_on_with_the_miner_that_came_back(self, network: LiveNetwork) -> None:
+    def test_the_network_goes_on_with_the_miner_that_came_back(self, network):
         first = network.first_window
         back, root = network.complete_window(
             max(network.next_window() - 1, first + 3)
@@ -229,7 +224,7 @@ class TestADayOfANetwork:
         assert len({*roots, network.view.birth.start.root}) == len(roots) + 1 >= 4
         assert network.run(VICTIM, back).run_count == 1
 
-    def test_weights_are_those_of_the_evidence(self, network: LiveNetwork) -> None:
+    def test_weights_are_those_of_the_evidence(self, network):
         validator = network.uids["validator"]
         network.wait(lambda: validator in network.view.chain.weights(), "weights are set")
         weights = network.view.chain.weights()[validator]
@@ -240,7 +235,7 @@ class TestADayOfANetwork:
         evidence = [{uid: weight for uid, weight in row.weights.items() if weight} for row in rows]
         assert any(weights == pytest.approx(each, abs=1e-3) for each in evidence), (weights, evidence)
 
-    def test_checkpoints_come_and_are_measured_by_themselves(self, network: LiveNetwork) -> None:
+    def test_checkpoints_come_and_are_measured_by_themselves(self, network):
         """With PostgreSQL, if it is there; `test_network_up.py` has all of the scheduled work with SQLite."""
         for deployment in ("checkpoint/validator", "evaluate-checkpoint/validator"):
             network.wait(
@@ -249,10 +244,8 @@ class TestADayOfANetwork:
                 poll_seconds=1.0,
             )
 
-    def test_windows_go_on_after_the_server_was_killed(
-        self, network: LiveNetwork, postgresql: PostgreSQL | None
-    ) -> None:
-        def runs(window: int) -> list[FlowRun]:
+    def test_windows_go_on_after_the_server_was_killed(self, network, postgresql):
+        def runs(window):
             return [run for name in sorted(network.names) for run in network.runs(name, window)]
 
         # 1. The server is killed in the middle of a window, and is started again.
@@ -273,7 +266,7 @@ class TestADayOfANetwork:
             assert int(postgresql.query("SELECT count(*) FROM flow_run", "prefect")) >= len(runs(window) + runs(back))
             assert not [*network.plan.server.home.glob("prefect.db*")]
 
-    def test_a_silent_store_is_waited_out(self, network: LiveNetwork) -> None:
+    def test_a_silent_store_is_waited_out(self, network):
         window = network.in_mid_window(DEFAULT_NEURON, "claimed")
         with network.silent_storage(SILENCE_SECONDS) as silence:
             network.wait(
@@ -289,7 +282,7 @@ class TestADayOfANetwork:
         assert observer.state.root == root
         assert set(network.view.roots(window).values()) <= {silent.root}
 
-    def test_down_leaves_nothing(self, network: LiveNetwork) -> None:
+    def test_down_leaves_nothing(self, network):
         entries = network.record.running()
         names = {entry.name for entry in entries}
         assert names == {

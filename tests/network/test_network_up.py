@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -25,7 +24,7 @@ from tests.support.servers import REPOSITORY
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def local(network: LiveNetwork, what: str, *more: str) -> "subprocess.CompletedProcess[str]":
+def local(network, what, *more):
     """The command line that a Makefile would run."""
     plan = network.plan
     options = ["--folder", plan.folder, "--preset", plan.preset, "--hparams", plan.hparams_path, "--store", "directory"]
@@ -35,7 +34,7 @@ def local(network: LiveNetwork, what: str, *more: str) -> "subprocess.CompletedP
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
 
-def previewed(network: LiveNetwork, window: int, uid: int) -> "subprocess.CompletedProcess[str]":
+def previewed(network, window, uid):
     """What anybody is shown of a miner's text."""
     server = network.plan.server
     return subprocess.run(
@@ -59,7 +58,7 @@ pages: list[str] = []
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNetwork]:
+def network(tmp_path_factory):
     folder = tmp_path_factory.mktemp("up")
     network = LiveNetwork(folder, directory_store=True, data=SHARDS, storage=STORAGE, hour=HOUR)
     try:
@@ -76,12 +75,12 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveNetwork]:
 
 
 class TestUp:
-    def test_what_is_running(self, network: LiveNetwork) -> None:
+    def test_what_is_running(self, network):
         names = {entry.name for entry in network.record.running()}
         workers = {f"worker of {name}" for name in network.names}
         assert names == {"the Prefect server", "window clock", "housekeeping worker", *workers}
 
-    def test_schedules_are_listed(self, network: LiveNetwork) -> None:
+    def test_schedules_are_listed(self, network):
         listed = network.prefect("deployment", "ls")
         for name in network.names:  # every bucket is cleaned, and every checkpoint that somebody reads is published
             assert f"bucket-cleanup/{name}" in listed
@@ -90,7 +89,7 @@ class TestUp:
         assert "validator-window/validator" in listed
         assert "validator-window/default" not in listed
 
-    def test_the_commands_that_it_prints_can_be_copied_as_they_stand(self, network: LiveNetwork) -> None:
+    def test_the_commands_that_it_prints_can_be_copied_as_they_stand(self, network):
         export, window, *schedules = printed
         assert export.startswith(f"export PREFECT_API_URL={network.plan.server.api_url} PREFECT_HOME=")
         assert window.endswith("prefect deployment run miner-window/default")
@@ -106,7 +105,7 @@ class TestUp:
             assert shown.returncode == 0, shown.stderr
         assert len(schedules) == len(scheduled_deployments(network.plan))
 
-    def test_a_second_network_is_refused_and_the_first_is_left_alone(self, network: LiveNetwork) -> None:
+    def test_a_second_network_is_refused_and_the_first_is_left_alone(self, network):
         before = {entry.identity for entry in network.record.running()}
         answer = local(network, "up")
         assert answer.returncode == 1
@@ -114,11 +113,11 @@ class TestUp:
         assert answer.stderr.count("\n") == 1
         assert {entry.identity for entry in network.record.running()} == before
 
-    def test_windows_are_told_on_a_directory_store(self, network: LiveNetwork) -> None:
+    def test_windows_are_told_on_a_directory_store(self, network):
         _, root = network.complete_window(network.first_window)
         assert root != network.view.birth.start.root
 
-    def test_anybody_may_see_what_a_miner_trains_on(self, network: LiveNetwork) -> None:
+    def test_anybody_may_see_what_a_miner_trains_on(self, network):
         window = network.first_window
         with ThreadPoolExecutor() as pool:
             answers = [*pool.map(lambda uid: previewed(network, window, uid), network.miners)]
@@ -128,7 +127,7 @@ class TestUp:
             assert f"uid {uid}, assignment" in answer.stdout
             assert "sequences; the first 1 in training order:" in answer.stdout
 
-    def test_a_neuron_by_hand_gets_a_place_in_which_nothing_is_wrong(self, network: LiveNetwork) -> None:
+    def test_a_neuron_by_hand_gets_a_place_in_which_nothing_is_wrong(self, network):
         env_file = network.plan.folder / "mine.env"
         place = ["--role=miner", "--wallet.hotkey=mine", "--local", network.plan.folder]
         for command, options in (("init", place), ("doctor", ["--name=mine"])):
@@ -136,18 +135,18 @@ class TestUp:
             answer = subprocess.run([*map(str, words)], cwd=REPOSITORY, capture_output=True, text=True, check=False)
             assert answer.returncode == 0, answer.stdout + answer.stderr
 
-    def test_a_window_that_is_typed_in_runs_on_the_warm_worker(self, network: LiveNetwork) -> None:
+    def test_a_window_that_is_typed_in_runs_on_the_warm_worker(self, network):
         state = network.end_of(network.typed_run(f"miner-window/{DEFAULT_NEURON}"))
         assert state.name in {"Completed", "Skipped", *Missed}, state.message
 
-    def test_scheduled_work_happens_by_itself_and_in_order(self, network: LiveNetwork) -> None:
+    def test_scheduled_work_happens_by_itself_and_in_order(self, network):
         """Nobody starts any of it: each run is one that a schedule made."""
 
-        def first(deployment: str, message: str) -> FlowRun:
+        def first(deployment, message):
             """The first scheduled run of a deployment that says so, once there is one."""
             found: list[FlowRun] = []
 
-            def is_there() -> bool:
+            def is_there():
                 runs = network.scheduled_runs(deployment)
                 found[:] = [run for run in runs if re.search(message, str(run.state.message))]
                 return bool(found)
@@ -164,7 +163,7 @@ class TestUp:
         assert published.start_time < cleaned.start_time, "what has expired goes after what replaces it has come"
         assert all(run.auto_scheduled for run in (published, measured, stored, rotated, cleaned))
 
-    def test_the_model_of_a_scheduled_checkpoint_goes_on_with_a_text(self, network: LiveNetwork) -> None:
+    def test_the_model_of_a_scheduled_checkpoint_goes_on_with_a_text(self, network):
         words = ["model", "generate", "--env-file", str(network.plan.network_env), "--prompt", "def "]
         command = [sys.executable, "-m", "deployments", *words, "--tokens", "4"]
         answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
@@ -174,13 +173,13 @@ class TestUp:
         runs = [run for name in ("aggregator", "validator") for run in network.scheduled_runs(f"checkpoint/{name}")]
         assert window in {re.findall(r"^window (\d+)", str(run.state.message))[0] for run in runs}
 
-    def test_the_network_has_gone_on(self, network: LiveNetwork) -> None:
+    def test_the_network_has_gone_on(self, network):
         window, root = network.complete_window(network.next_window())
         roots = network.agreed_roots(range(network.first_window, window + 1))
         assert root == roots[-1]
         assert len({*roots, network.view.birth.start.root}) == len(roots) + 1 >= 3
 
-    def test_status_shows_what_runs_and_the_newest_windows_of_each_neuron(self, network: LiveNetwork) -> None:
+    def test_status_shows_what_runs_and_the_newest_windows_of_each_neuron(self, network):
         answer = local(network, "status", "--json")
         assert answer.returncode == 0, answer.stdout + answer.stderr
         found = json.loads(answer.stdout)
@@ -193,7 +192,7 @@ class TestUp:
         shown = local(network, "status").stdout
         assert all(f"neuron {name!r}" in shown for name in network.names)
 
-    def test_the_training_is_shown_at_a_glance(self, network: LiveNetwork) -> None:
+    def test_the_training_is_shown_at_a_glance(self, network):
         assert len(pages) == 1 + len(network.names)
         ids = [page.rpartition("/")[2] for page in pages]
         shown = [network.client.request("GET", f"/artifacts/{each}").json() for each in ids]
@@ -204,7 +203,7 @@ class TestUp:
         assert "| default | " in network_page["data"]  # a neuron of this host
         assert "| held-out text | " in network_page["data"]  # the scheduled evaluations
 
-    def test_down_leaves_nothing(self, network: LiveNetwork) -> None:
+    def test_down_leaves_nothing(self, network):
         entries = network.record.running()
         answer = local(network, "down")
         kept, stopped = answer.stdout.splitlines()

@@ -3,28 +3,26 @@
 import pytest
 
 from templar.agreement.checkpoint import EVALUATION_FILE, MANIFEST_FILE
-from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import checkpoint_key
 from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkpoint
-from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
+from templar.reports.checkpoint_evaluation import evaluate_checkpoints, shown_results
 from templar.reports.text_score import score_texts
 from templar.training.model import build_model, load_parameters
 from tests.support.errors import raising
-from tests.support.network import Network
 
 AGGREGATOR = "aggregator-1"
 TEXTS = ["a text that nobody trains on", "and another one"]
 
 
-def evaluate(network: Network, name: str = AGGREGATOR) -> tuple[EvaluatedCheckpoint, ...]:
-    def read_texts(tokenizer: Tokenizer, most: int) -> list[str]:
+def evaluate(network, name=AGGREGATOR):
+    def read_texts(tokenizer, most):
         return TEXTS[:most]
 
     return evaluate_checkpoints(network.config(name), read_texts)
 
 
-def test_a_second_run_changes_nothing_and_measures_what_is_new(network: Network) -> None:
+def test_a_second_run_changes_nothing_and_measures_what_is_new(network):
     network.run([1, 2])
     publish_newest_checkpoint(network.config(AGGREGATOR))
     first = evaluate(network)
@@ -50,7 +48,7 @@ def test_a_second_run_changes_nothing_and_measures_what_is_new(network: Network)
     assert [(each.window, each.is_new) for each in evaluate(network)] == [(0, False), (2, False), (3, True)]
 
 
-def test_it_stays_when_its_checkpoint_expires(old: Network) -> None:
+def test_it_stays_when_its_checkpoint_expires(old):
     measured = [each.window for each in evaluate(old)]
     clean_bucket(old.config(AGGREGATOR), dry_run=False)
     assert [each.window for each in evaluate(old)] == [0, 6]
@@ -59,19 +57,19 @@ def test_it_stays_when_its_checkpoint_expires(old: Network) -> None:
     assert not {checkpoint_key(window, uid, MANIFEST_FILE) for window in set(measured) - {0, 6}} & left
 
 
-def test_without_a_checkpoint_it_says_so(network: Network) -> None:
+def test_without_a_checkpoint_it_says_so(network):
     with raising(PermanentError, Reason.OBJECT_MISSING, match="publish one first"):
         evaluate(network, network.miners[0].name)
 
 
-def test_an_evaluation_that_is_not_the_publishers_is_refused(network: Network) -> None:
+def test_an_evaluation_that_is_not_the_publishers_is_refused(network):
     key = checkpoint_key(0, network.member(AGGREGATOR).uid, EVALUATION_FILE)
     network.bucket(AGGREGATOR).put(key, b"{}")
     with pytest.raises(PermanentError):
         evaluate(network)
 
 
-def test_names_of_tasks_are_shown_without_what_renderers_make_links_of() -> None:
+def test_names_of_tasks_are_shown_without_what_renderers_make_links_of():
     names = [("arc_easy", "acc_norm", 0.5), ("mmlu_1.0", "exact_match,strict", 0.25)]
     assert shown_results(tuple(names)) == "arc_easy acc_norm 0.5000, mmlu_1.0 exact_match,strict 0.2500"
     for address in ("http://a.example/x", "www.a.example", "a.example", "//a", "mailto:a", "ftp://1.example", "a1.b"):

@@ -3,12 +3,11 @@
 import math
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,6 @@ from templar.exchange.signed import seal, unseal
 from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.reports import checkpoint_evaluation, history
 from templar.reports.checkpoint_evaluation import (
-    HeldOut,
     HeldOutPoint,
     evaluate_checkpoints,
     read_evaluations,
@@ -38,11 +36,11 @@ PUBLISHERS = ("aggregator-1", "validator-2")
 WINDOWS = (2, 4, 6)
 
 
-def evaluate(network: Network, name: str, tasks: Any = None) -> list[int]:
+def evaluate(network, name, tasks=None):
     """Let a member measure its checkpoints on the network's held-out text; the windows that were measured now."""
     stores, config = [network.world.stage.open_store(DATASET_BUCKET)], network.config(name)
 
-    def read_texts(tokenizer: Any, most: int) -> list[str]:
+    def read_texts(tokenizer, most):
         data, folder = network.hparams.data, config.home / "shards"
         return read_held_out_texts(stores, DATASET_PREFIX, data, folder, tokenizer=tokenizer, most=min(most, 32))
 
@@ -50,7 +48,7 @@ def evaluate(network: Network, name: str, tasks: Any = None) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def trained(tmp_path_factory):
     """Six windows, and checkpoints of three of them by two publishers, each measured before the next one is made."""
     training = {"inner_steps": 6}
     network = Network(tmp_path_factory.mktemp("held-out"), tiny(training=training))
@@ -64,23 +62,23 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     network.stop()
 
 
-def read(network: Network, known: HeldOut | None = None) -> HeldOut:
+def read(network, known=None):
     """The evaluations as a miner's host sees them."""
     miner = network.miners[0]
     return read_evaluations(miner.exchange, miner.birth, known)
 
 
-def key_of(network: Network, name: str, window: int) -> str:
+def key_of(network, name, window):
     return checkpoint_key(window, network.member(name).uid, EVALUATION_FILE)
 
 
-def stored(network: Network, name: str, window: int) -> CheckpointEvaluation:
+def stored(network, name, window):
     data = network.bucket(name).get(key_of(network, name, window), max_bytes=1 << 20)
     return unseal(data, CheckpointEvaluation).body
 
 
 class TestCurve:
-    def test_a_point_per_checkpoint_with_tokens_time_and_all_who_found_it(self, trained: Network) -> None:
+    def test_a_point_per_checkpoint_with_tokens_time_and_all_who_found_it(self, trained):
         found = read(trained)
         uids = tuple(trained.member(name).uid for name in PUBLISHERS)
         assert [point.window for point in found.points] == [0, *WINDOWS]
@@ -99,12 +97,12 @@ class TestCurve:
         seconds = [rules.blocks_per_window * rules.block_seconds * point.window for point in found.points]
         assert [point.hours * 3600 for point in found.points] == pytest.approx(seconds)
 
-    def test_bits_per_byte_fall_over_the_checkpoints(self, trained: Network) -> None:
+    def test_bits_per_byte_fall_over_the_checkpoints(self, trained):
         bits = [point.score.bits_per_byte for point in read(trained).points]
         assert all(later < earlier for earlier, later in pairwise(bits))
         assert bits[-1] < 0.9 * bits[0]
 
-    def test_a_second_run_measures_and_changes_nothing(self, trained: Network) -> None:
+    def test_a_second_run_measures_and_changes_nothing(self, trained):
         before = {name: trained.objects(name) for name in PUBLISHERS}
         found = read(trained)
         assert [evaluate(trained, name) for name in PUBLISHERS] == [[], []]
@@ -114,11 +112,11 @@ class TestCurve:
         assert len(sizes) == 4
         assert max(sizes) < 1000, "they are kept for ever"
 
-    def test_a_later_reading_reads_only_what_is_new(self, trained: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_later_reading_reads_only_what_is_new(self, trained, monkeypatch):
         known, asked = read(trained), list[str]()
         real = checkpoint_evaluation.read_signed
 
-        def reading(store: Any, key: str, *rest: Any, **more: Any) -> Any:
+        def reading(store, key, *rest, **more):
             asked.append(key)
             return real(store, key, *rest, **more)
 
@@ -128,9 +126,7 @@ class TestCurve:
         assert read(trained) == known
         assert len(asked) == 7
 
-    def test_a_bucket_that_cannot_be_read_costs_its_own_word_alone(
-        self, trained: Network, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_bucket_that_cannot_be_read_costs_its_own_word_alone(self, trained, monkeypatch):
         silent, other = map(trained.member, PUBLISHERS)
         known, reader = read(trained), trained.miners[0]
         monkeypatch.setattr(reader.buckets, "reader", reader.buckets.reader)  # as it is now, after this test
@@ -141,11 +137,11 @@ class TestCurve:
             (silent.hotkey.address, None): Reason.STORE_UNREACHABLE
         }
 
-    def test_the_time_of_a_pruned_block_is_estimated(self, trained: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_time_of_a_pruned_block_is_estimated(self, trained, monkeypatch):
         whole, chain = read(trained), trained.miners[0].exchange.chain
         real, newest = chain.block_time, chain.block()
 
-        def pruned(number: int, *, finalized: bool = True) -> float:
+        def pruned(number, *, finalized=True):
             if number < newest:
                 raise PermanentError(Reason.BLOCK_UNKNOWN, f"block {number} is pruned")
             return real(number, finalized=finalized)
@@ -158,7 +154,7 @@ class TestCurve:
 Forge = Callable[[CheckpointEvaluation, Signer], bytes]
 
 
-def sealed(body: CheckpointEvaluation, signer: Signer, **changes: Any) -> bytes:
+def sealed(body, signer, **changes):
     return seal(body.model_copy(update=changes), signer).encode()
 
 
@@ -193,7 +189,7 @@ class TestHostile:
     LAST = WINDOWS[-1]
 
     @pytest.mark.parametrize("name", HOSTILE)
-    def test_what_is_not_legal_is_left_out_with_its_reason(self, trained: Network, name: str) -> None:
+    def test_what_is_not_legal_is_left_out_with_its_reason(self, trained, name):
         forge, reason = HOSTILE[name]
         liar, honest = trained.member(PUBLISHERS[0]), trained.member(PUBLISHERS[1])
         before = read(trained)
@@ -205,7 +201,7 @@ class TestHostile:
             (liar.hotkey.address, self.LAST): reason
         }
 
-    def test_a_stranger_cannot_speak_for_a_validator(self, trained: Network) -> None:
+    def test_a_stranger_cannot_speak_for_a_validator(self, trained):
         """The object is in order, but its author is another neuron."""
         liar, miner = trained.member(PUBLISHERS[0]), trained.member(trained.miners[0])
         body = stored(trained, liar.name, self.LAST)
@@ -214,7 +210,7 @@ class TestHostile:
             (error,) = read(trained).left_out.values()
         assert error.reason is Reason.WRONG_IDENTITY
 
-    def test_of_two_that_differ_the_one_with_more_stake_counts(self, trained: Network) -> None:
+    def test_of_two_that_differ_the_one_with_more_stake_counts(self, trained):
         members = {member.hotkey.address: member for member in map(trained.member, PUBLISHERS)}
         ranked = [each.hotkey for each in trained.miners[0].exchange.newest_metagraph().validators()]
         first, second = (members[hotkey] for hotkey in ranked)
@@ -229,7 +225,7 @@ class TestHostile:
                 (second.hotkey.address, self.LAST): Reason.EVIDENCE_DIFFERS
             }
 
-    def test_a_window_to_come_is_left_out_until_it_is_closed(self, trained: Network) -> None:
+    def test_a_window_to_come_is_left_out_until_it_is_closed(self, trained):
         liar, far = trained.member(PUBLISHERS[0]), 10**9
         body, key = stored(trained, liar.name, self.LAST), checkpoint_key(far, liar.uid, EVALUATION_FILE)
         trained.bucket(liar).put(key, sealed(body, liar.hotkey, window=far))
@@ -244,9 +240,7 @@ class TestHostile:
             (error,) = reading.left_out.values()
             assert (type(error), error.reason) == (RejectedError, Reason.WRONG_WINDOW)
 
-    def test_a_state_that_nobody_proved_waits_for_its_proof(
-        self, trained: Network, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_state_that_nobody_proved_waits_for_its_proof(self, trained, monkeypatch):
         monkeypatch.setattr(checkpoint_evaluation, "proven_state", lambda *_: None)
         found = read(trained)
         assert [point.window for point in found.points] == [0]
@@ -257,7 +251,7 @@ class TestHostile:
         assert read(trained, found).points == read(trained).points
 
     @contextmanager
-    def replaced(self, network: Network, data: bytes, name: str = PUBLISHERS[0]) -> Iterator[None]:
+    def replaced(self, network, data, name=PUBLISHERS[0]):
         """The evaluation of the newest checkpoint in a publisher's bucket is these bytes for a while."""
         bucket, key = network.bucket(name), key_of(network, name, self.LAST)
         real = bucket.get(key, max_bytes=1 << 20)
@@ -268,14 +262,14 @@ class TestHostile:
             bucket.put(key, real)
 
 
-def point(window: int, trained: int | None, nats: float, results: Any = ()) -> HeldOutPoint:
+def point(window, trained, nats, results=()):
     return HeldOutPoint(window, (4, 9), window / 2, trained, TextScore(8, 100, 400, nats), results)
 
 
 class TestShown:
     POINTS = (point(0, 0, 600.0), point(2, 1_000_000, 450.0, (("arc", "acc", 0.25),)), point(200, None, 300.0))
 
-    def test_rows_say_what_is_not_known(self) -> None:
+    def test_rows_say_what_is_not_known(self):
         first, second, third = held_out_rows(self.POINTS)
         assert first == {
             "window": "0",
@@ -290,7 +284,7 @@ class TestShown:
         assert second["tasks"] == "arc acc 0.2500"
         assert (third["tokens trained"], third["time"]) == ("unknown", "4.2 days")
 
-    def test_the_drawing_has_tokens_and_time_on_its_axes(self) -> None:
+    def test_the_drawing_has_tokens_and_time_on_its_axes(self):
         drawn = draw_held_out(self.POINTS)
         assert drawn == draw_held_out(self.POINTS)
         root = ET.fromstring(drawn)
@@ -305,11 +299,11 @@ class TestShown:
         assert tokens == [(56.0, 36.0), (330.0, 126.0)]
         assert hours == [(410.0, 36.0), (412.5, 126.0), (664.0, 216.0)]
 
-    def test_one_point_without_tokens_is_enough(self) -> None:
+    def test_one_point_without_tokens_is_enough(self):
         texts = [each.text for each in ET.fromstring(draw_held_out((point(0, None, 600.0),))).iter()]
         assert "tokens are not known" in texts
 
-    def test_the_networks_page_has_the_curve_beside_the_evaluation_curve(self, trained: Network) -> None:
+    def test_the_networks_page_has_the_curve_beside_the_evaluation_curve(self, trained):
         miner = trained.miners[0]
         glance = NetworkCurve(miner.exchange, miner.birth, {}).look(WINDOWS[-1])
         assert glance.held_out == read(trained).points
@@ -319,16 +313,16 @@ class TestShown:
         )
         assert "evaluations left out" not in dict(glance.rows)
 
-    def test_the_page_names_what_is_left_out(self, trained: Network) -> None:
+    def test_the_page_names_what_is_left_out(self, trained):
         miner = trained.miners[0]
         with TestHostile().replaced(trained, b"{}"):
             rows = dict(NetworkCurve(miner.exchange, miner.birth, {}).look(WINDOWS[-1]).rows)
         assert rows["evaluations left out"].startswith("[malformed] checkpoint: ")
 
-    def test_the_card_of_the_next_checkpoint_has_table_and_picture(self, trained: Network) -> None:
+    def test_the_card_of_the_next_checkpoint_has_table_and_picture(self, trained):
         uid, bucket = trained.member(PUBLISHERS[0]).uid, trained.bucket(PUBLISHERS[0])
 
-        def text_of(window: int, name: str) -> str:
+        def text_of(window, name):
             return bucket.get(checkpoint_key(window, uid, name), max_bytes=1 << 20).decode()
 
         card, points = text_of(6, "README.md"), [each for each in read(trained).points if each.window < 6]
@@ -340,13 +334,13 @@ class TestShown:
             text_of(0, PICTURE_FILE)
 
 
-def test_results_of_tasks_are_signed_with_the_score(network: Network) -> None:
+def test_results_of_tasks_are_signed_with_the_score(network):
     network.run([1])
     network.to_window(3)
     found = [("arc_easy", "acc", 0.25), ("arc_easy", "acc_norm", math.nan)]
     folders = list[Path]()
 
-    def run_tasks(folder: Path) -> list[tuple[str, str, float]]:
+    def run_tasks(folder):
         assert (folder / "config.json").is_file()
         folders.append(folder)
         return found
@@ -359,7 +353,7 @@ def test_results_of_tasks_are_signed_with_the_score(network: Network) -> None:
     assert len(folders) == 1
 
 
-def test_tokens_of_windows_that_have_expired_are_unknown_unless_they_were_counted_before(old: Network) -> None:
+def test_tokens_of_windows_that_have_expired_are_unknown_unless_they_were_counted_before(old):
     first, late = PUBLISHERS
     publish_newest_checkpoint(old.config(late))
     old.to_window(8)
@@ -370,8 +364,8 @@ def test_tokens_of_windows_that_have_expired_are_unknown_unless_they_were_counte
     assert trained[0] == 0 < trained[2] < trained[4] < trained[6]
 
 
-def test_tokens_are_unknown_while_a_roster_cannot_be_read(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> Any:
+def test_tokens_are_unknown_while_a_roster_cannot_be_read(network, monkeypatch):
+    def missing(*_):
         raise TransientError(Reason.DECISION_MISSING, "ask again later")
 
     network.run([1, 2])
@@ -382,11 +376,11 @@ def test_tokens_are_unknown_while_a_roster_cannot_be_read(network: Network, monk
     assert [each.trained for each in read(network).points] == [0, None]
 
 
-def test_no_payload_counts_for_more_than_a_windows_training(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_payload_counts_for_more_than_a_windows_training(network, monkeypatch):
     """A miner states its tokens itself."""
     real = history.decided_roster
 
-    def boasting(exchange: Any, window: int) -> Any:
+    def boasting(exchange, window):
         roster, publisher = real(exchange, window) or (None, None)
         assert roster is not None
         entries = tuple(entry.model_copy(update={"tokens": 2**40}) for entry in roster.entries)

@@ -1,7 +1,5 @@
 """What a validator published is read by anybody: what is missing is a gap, what is forged is left out and why."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from lab.hotkeys import hotkey_from_seed
@@ -18,7 +16,7 @@ WINDOWS = (1, 2, 3)
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def network(tmp_path_factory):
     """Three windows; the aggregator and a miner have buckets without evidence."""
     network = Network(tmp_path_factory.mktemp("standings"), tiny(), actors=["honest", "silent"])
     network.run(WINDOWS)
@@ -27,7 +25,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 @pytest.fixture
-def shown(network: Network) -> Iterator[Network]:
+def shown(network):
     """The same; a test's changes of the validator's evidence are undone."""
     validator = network.validator
     before = {key: data for key, (_, data) in network.objects(validator, Kind.EVIDENCE).items()}
@@ -38,15 +36,15 @@ def shown(network: Network) -> Iterator[Network]:
         bucket.put(key, data)
 
 
-def uid_of(network: Network) -> int:
+def uid_of(network):
     return network.member(network.validator).uid
 
 
-def key_of(network: Network, window: int) -> str:
+def key_of(network, window):
     return window_key(Kind.EVIDENCE, window, uid_of(network))
 
 
-def test_everybody_reads_what_the_validator_has_in_its_book(network: Network) -> None:
+def test_everybody_reads_what_the_validator_has_in_its_book(network):
     own = tuple(network.validator.book.evidence(window) for window in WINDOWS)
     for node in network.nodes.values():
         found = read_recent(network.config(node), 100)
@@ -60,7 +58,7 @@ def test_everybody_reads_what_the_validator_has_in_its_book(network: Network) ->
     ]
 
 
-def test_a_window_that_is_not_there_is_a_gap(shown: Network) -> None:
+def test_a_window_that_is_not_there_is_a_gap(shown):
     validator, miner = shown.validator, shown.miners[0]
     shown.bucket(validator).delete([key_of(shown, 2)])
     found = read_recent(shown.config(miner), 100)
@@ -71,7 +69,7 @@ def test_a_window_that_is_not_there_is_a_gap(shown: Network) -> None:
     assert read_recent(shown.config(miner), 100).gaps == ()  # it may still come
 
 
-def test_an_object_that_is_not_evidence_is_left_out_with_its_reason(shown: Network) -> None:
+def test_an_object_that_is_not_evidence_is_left_out_with_its_reason(shown):
     validator, miner = shown.validator, shown.miners[0]
     signer, stranger = shown.member(validator).hotkey, shown.member(miner).hotkey
     own = seal(shown.evidence(2), signer)
@@ -90,7 +88,7 @@ def test_an_object_that_is_not_evidence_is_left_out_with_its_reason(shown: Netwo
         assert found.summary.endswith(f"1 to 3; window 2 is left out [{reason}]")
 
 
-def test_only_forgeries_are_evidence_of_nothing(shown: Network) -> None:
+def test_only_forgeries_are_evidence_of_nothing(shown):
     validator, miner = shown.validator, shown.miners[0]
     for window in WINDOWS:
         shown.bucket(validator).put(key_of(shown, window), b"{}")
@@ -101,7 +99,7 @@ def test_only_forgeries_are_evidence_of_nothing(shown: Network) -> None:
 
 
 class TestWhose:
-    def test_a_validator_is_asked_for_by_uid(self, network: Network) -> None:
+    def test_a_validator_is_asked_for_by_uid(self, network):
         aggregator, miner = network.aggregator, network.miners[0]
         config = network.config(miner)
         assert read_recent(config, 100, uid=uid_of(network)).validator.uid == uid_of(network)
@@ -110,13 +108,13 @@ class TestWhose:
         with raising(PermanentError, Reason.NOT_REGISTERED, "is no validator", "uids that are: 1, 2"):
             read_recent(config, 100, uid=network.member(miner).uid)
 
-    def test_a_bucket_that_nobody_named_is_said(self, network: Network) -> None:
+    def test_a_bucket_that_nobody_named_is_said(self, network):
         uid = network.register(hotkey_from_seed(bytes([7]) * 32), Role.VALIDATOR, stake=50.0, validator_permit=True)
         with raising(RejectedError, Reason.COMMITMENT_MISSING, match="had committed no bucket"):
             read_recent(network.config(network.miners[0]), 100, uid=uid)
         assert read_recent(network.config(network.miners[0]), 100).validator.uid == uid_of(network)
 
-    def test_a_store_that_fails_is_not_nothing(self, network: Network) -> None:
+    def test_a_store_that_fails_is_not_nothing(self, network):
         validator, miner = network.validator, network.miners[0]
         with network.outage(validator), pytest.raises(TransientError, match="no route"):
             read_published(network.validator.exchange, network.validator.exchange.identity(1), range(1, 4))

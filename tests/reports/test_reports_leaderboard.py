@@ -2,7 +2,6 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from xml.etree import ElementTree
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from templar.hparams import load_hparams
 from templar.reports.leaderboard import BARS, LINES, draw, leaderboard, sparkline
-from templar.scoring.evidence import Evidence, MinerFacts
+from templar.scoring.evidence import Evidence
 from tests.support.facts import LOSS, absent, bucket, hotkey, measurement, revealed
 from tests.support.published import evidences as evidences_of
 
@@ -23,11 +22,11 @@ HPARAMS = load_hparams("local")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def evidences(windows: Mapping[int, Sequence[MinerFacts]]) -> list[Evidence]:
+def evidences(windows):
     return evidences_of(windows, HPARAMS)
 
 
-def good(uid: int, window: int) -> MinerFacts:
+def good(uid, window):
     return revealed(uid, 0.1 - uid / 100 + window / 1000)
 
 
@@ -40,7 +39,7 @@ RUN = evidences(
 """Four windows; nobody measured window 12. Uid 5 misses every other one, uid 6 all."""
 
 
-def with_finals(evidence: Evidence, finals: Mapping[int, float]) -> Evidence:
+def with_finals(evidence, finals):
     """The same with other final scores."""
     miners = [
         record.model_copy(update={"after": record.after.model_copy(update={"final": finals[record.uid]})})
@@ -49,7 +48,7 @@ def with_finals(evidence: Evidence, finals: Mapping[int, float]) -> Evidence:
     return evidence.model_copy(update={"miners": tuple(miners)})
 
 
-def test_the_standings_are_those_of_the_evidence() -> None:
+def test_the_standings_are_those_of_the_evidence():
     newest, board = RUN[-1], leaderboard(RUN).standings
     records = {record.uid: record for record in newest.miners}
     weights = {record.uid: record.weight for record in newest.weights}
@@ -79,7 +78,7 @@ def test_the_standings_are_those_of_the_evidence() -> None:
         assert row["mean_weight"] == pytest.approx(fmean(each_weight))
 
 
-def test_penalties_are_counted_by_event_and_reason() -> None:
+def test_penalties_are_counted_by_event_and_reason():
     board = leaderboard(RUN)
     slashes = board.standings.set_index("uid")["slashes"]
     assert slashes[3] == slashes[4] == ""
@@ -89,7 +88,7 @@ def test_penalties_are_counted_by_event_and_reason() -> None:
     assert set(board.slashes["uid"]) == {5, 6}
 
 
-def test_a_window_without_evidence_is_a_gap_and_not_zero() -> None:
+def test_a_window_without_evidence_is_a_gap_and_not_zero():
     board = leaderboard(RUN[::-1])  # in any order
     assert (board.cells(), board.burned) == (leaderboard(RUN).cells(), HPARAMS.weights.burn_rate)
     assert board.summary.endswith(" miners earn, 0.5000 of the weight is burned")
@@ -104,7 +103,7 @@ def test_a_window_without_evidence_is_a_gap_and_not_zero() -> None:
     assert [len(part) for part in bars] == [2, 2]  # two windows, the gap, two windows
 
 
-def test_a_hotkey_keeps_its_past_on_another_uid_and_a_newcomer_has_none() -> None:
+def test_a_hotkey_keeps_its_past_on_another_uid_and_a_newcomer_has_none():
     moved = [good(3, 11).model_copy(update={"uid": 4}), good(4, 11).model_copy(update={"uid": 3, "hotkey": hotkey(9)})]
     board = leaderboard(evidences({10: [good(3, 10), good(4, 10)], 11: moved})).standings.set_index("hotkey")
     assert set(board.index) == {hotkey(3), hotkey(9)}  # uid 4's first owner has left
@@ -113,7 +112,7 @@ def test_a_hotkey_keeps_its_past_on_another_uid_and_a_newcomer_has_none() -> Non
     assert board.loc[hotkey(9), "trend"] == 0.0
 
 
-def test_bans_of_hotkey_and_bucket_show_until_when() -> None:
+def test_bans_of_hotkey_and_bucket_show_until_when():
     (evidence,) = evidences({10: [good(3, 10), good(4, 10), good(5, 10)]})
     bans = ({"subject": hotkey(3), "last_window": 20}, {"subject": bucket(4), "last_window": 30})
     banned = Evidence.model_validate({**evidence.model_dump(), "bans": bans})
@@ -126,7 +125,7 @@ def test_bans_of_hotkey_and_bucket_show_until_when() -> None:
 
 @settings(max_examples=10)
 @given(slope=st.floats(-3, 3), start=st.floats(-5, 5), windows=st.sets(st.integers(0, 60), min_size=2, max_size=9))
-def test_the_trend_is_the_slope(slope: float, start: float, windows: set[int]) -> None:
+def test_the_trend_is_the_slope(slope, start, windows):
     base = RUN[0]
     run = [
         with_finals(base.model_copy(update={"window": window}), dict.fromkeys((3, 4, 5, 6), start + slope * window))
@@ -135,7 +134,7 @@ def test_the_trend_is_the_slope(slope: float, start: float, windows: set[int]) -
     assert leaderboard(run).standings["trend"].tolist() == pytest.approx([slope] * 4, abs=1e-9)
 
 
-def test_the_history_survives_a_csv_file() -> None:
+def test_the_history_survives_a_csv_file():
     exact = evidences({10: [revealed(3, 0.1, measurement=measurement(0.05, 0.1)), revealed(4, None), absent(5)]})
     history = leaderboard(exact).history
     rows = history.set_index("uid")
@@ -153,14 +152,14 @@ def test_the_history_survives_a_csv_file() -> None:
     assert again["score"].isna().tolist() == [False, False, True]
 
 
-def test_an_empty_network_has_an_empty_table() -> None:
+def test_an_empty_network_has_an_empty_table():
     board = leaderboard(evidences({10: []}))
     assert (board.cells(), len(board.standings), len(board.history)) == ([], 0, 0)
     assert board.summary == "loss 4.0000, 0 of 0 miners earn, 1.0000 of the weight is burned"
     assert elements(draw(board), "path")  # the axes of a plot without a line
 
 
-def test_evidence_that_makes_no_history_is_refused() -> None:
+def test_evidence_that_makes_no_history_is_refused():
     with pytest.raises(ValueError, match="evidences: there is none"):
         leaderboard([])
     with pytest.raises(ValueError, match=r"their windows must rise, these are \[10, 10, 11\]"):
@@ -168,7 +167,7 @@ def test_evidence_that_makes_no_history_is_refused() -> None:
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-2, 12)), min_size=1, max_size=60), st.integers(1, 20))
-def test_a_sparkline_has_a_bar_for_every_part(numbers: list[float | None], width: int) -> None:
+def test_a_sparkline_has_a_bar_for_every_part(numbers, width):
     values = pd.Series([np.nan if number is None else number for number in numbers], dtype=float)
     line = sparkline(values, 10.0, width)
     assert len(line) == min(width, len(numbers))
@@ -182,15 +181,15 @@ def test_a_sparkline_has_a_bar_for_every_part(numbers: list[float | None], width
         assert all(lower[1] <= higher[1] for lower, higher in pairwise(known))
 
 
-def test_bars_go_from_nothing_to_the_highest() -> None:
+def test_bars_go_from_nothing_to_the_highest():
     assert sparkline(pd.Series([-3.0, 0.0, 5.0, 10.0]), 10.0) == "▁▁▅█"
 
 
-def elements(svg: bytes, name: str) -> list[ElementTree.Element]:
+def elements(svg, name):
     return list(ElementTree.fromstring(svg).iter(SVG + name))
 
 
-def test_the_drawing_names_the_best_ten_and_is_the_same_every_time() -> None:
+def test_the_drawing_names_the_best_ten_and_is_the_same_every_time():
     crowd = leaderboard(evidences({window: [good(uid, window) for uid in range(3, 43)] for window in (10, 11)}))
     svg = draw(crowd)
     assert svg == draw(crowd)

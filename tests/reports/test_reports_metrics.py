@@ -3,10 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from templar.errors import Reason, TransientError
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.hparams import load_hparams
-from templar.neuron.node import Node
 from templar.reports.metrics import (
     FILE_NAME,
     HELP,
@@ -28,7 +24,7 @@ from templar.reports.metrics import (
     publish_metrics,
 )
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import Estimate, Evidence, MinerFacts
+from templar.scoring.evidence import Estimate
 from templar.scoring.standing import Standing
 from templar.traffic import Traffic
 from tests.support.facts import AUTHOR, absent, like, revealed, standing_of, veteran, window_of
@@ -46,11 +42,11 @@ SMALL = Metrics(
 )
 
 
-def concluded(*miners: MinerFacts, standing: Standing | None = None, **changes: Any) -> Evidence:
+def concluded(*miners, standing=None, **changes):
     return conclude(window_of(*miners, **changes), standing or Standing(), load_hparams("local"), AUTHOR)
 
 
-def samples(text: str) -> dict[tuple[str, str | None], float]:
+def samples(text):
     """Name and uid -> number, as a scraper reads them."""
     return {
         (sample.name, sample.labels.get("uid")): sample.value
@@ -62,7 +58,7 @@ def samples(text: str) -> dict[tuple[str, str | None], float]:
 # Two forms.
 
 
-def test_the_text_format() -> None:
+def test_the_text_format():
     text = SMALL.to_prometheus()
     assert "# TYPE templar_validator_network_window gauge" in text.splitlines()
     assert f"# HELP templar_validator_loss {HELP['loss']}" in text.splitlines()
@@ -81,7 +77,7 @@ def test_the_text_format() -> None:
 
 
 @given(name=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"), max_size=20), value=st.floats())
-def test_a_scraper_reads_back_every_name_and_number(name: str, value: float) -> None:
+def test_a_scraper_reads_back_every_name_and_number(name, value):
     text = Metrics(name, "miner", 1, {"loss": value}).to_prometheus()
     ((sample,),) = ([*family.samples] for family in text_string_to_metric_families(text))
     assert sample.name == "templar_miner_loss"
@@ -89,13 +85,13 @@ def test_a_scraper_reads_back_every_name_and_number(name: str, value: float) -> 
     assert sample.value == pytest.approx(value, rel=0, abs=0, nan_ok=True)
 
 
-def test_a_penalty_that_is_there_twice_is_one_sample() -> None:
+def test_a_penalty_that_is_there_twice_is_one_sample():
     """Two samples with the same labels make a scraper refuse the whole file."""
     twice = Metrics("default", "validator", 1, {}, {}, (SMALL.slashes[0], SMALL.slashes[0]))
     assert twice.to_prometheus().count("templar_validator_slash{") == 1
 
 
-def test_every_name_is_in_the_guide() -> None:
+def test_every_name_is_in_the_guide():
     guide = (REPOSITORY / "docs" / "validator.md").read_text()
     section = guide[guide.index("## Metrics") :]
     named = set(re.findall(r"`([a-z_/]+)`", section[: section.index("\n## ", 1)]))
@@ -105,7 +101,7 @@ def test_every_name_is_in_the_guide() -> None:
 # Where the numbers come from.
 
 
-def test_validator_figures_of_all_miners() -> None:
+def test_validator_figures_of_all_miners():
     evidence = concluded(
         revealed(3, 0.1, overlap=like(4, 0.3)),
         revealed(4, 0.2, tier="reserve", overlap=like(3, 0.3)),
@@ -126,7 +122,7 @@ def test_validator_figures_of_all_miners() -> None:
     assert values["loss/random/improvement"] == pytest.approx(0.15)
 
 
-def test_unmeasured_figures_are_left_out() -> None:
+def test_unmeasured_figures_are_left_out():
     evidence = concluded(absent(3), absent(4, None, assigned=False, tier="other"), loss=None, roster=None)
     values = evidence_values(evidence)
     assert not [name for name in values if name.startswith(("loss", "overlap")) or name == "gather/actual_mean_final"]
@@ -136,7 +132,7 @@ def test_unmeasured_figures_are_left_out() -> None:
     assert of_uids["weights"] == {3: 0.0, 4: 0.0}
 
 
-def test_huge_losses_overflow_no_figure() -> None:
+def test_huge_losses_overflow_no_figure():
     huge = Estimate(own_before=1e308, own_gain=-1e308, random_before=1e308, random_gain=0.0, expected=0.0)
     evidence = concluded(revealed(3, estimate=huge), revealed(4, estimate=huge))
     values = evidence_values(evidence)
@@ -145,7 +141,7 @@ def test_huge_losses_overflow_no_figure() -> None:
     json.loads(Metrics("n", "validator", 1, values, miner_values(evidence)).to_json())
 
 
-def test_validator_figures_of_each_miner() -> None:
+def test_validator_figures_of_each_miner():
     standing = standing_of([veteran(3), veteran(4), veteran(5, idle=9)])
     evidence = concluded(revealed(3, 0.1, windows_behind=9), absent(4), absent(5), standing=standing)
     values = miner_values(evidence)
@@ -175,19 +171,19 @@ def test_validator_figures_of_each_miner() -> None:
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def ran(tmp_path_factory):
     network = Network(tmp_path_factory.mktemp("metrics"), actors=["honest", "silent"])
     network.run([1])
     yield network
     network.stop()
 
 
-def of(node: Node) -> Metrics:
+def of(node):
     report = GatherReport(1, (PeerOutcome(3, Tier.GATHER, None, Reason.PAYLOAD_MISSING, "", 0.1),), seconds=1.5)
     return metrics_of(node, report, node.settle(1), findings=2, seconds=9.5)
 
 
-def test_figures_of_every_role(ran: Network) -> None:
+def test_figures_of_every_role(ran):
     honest, silent = ran.miners
     evidence = ran.validator.book.evidence(1)
     validator = of(ran.validator)
@@ -228,14 +224,14 @@ DISK = {"disk/free_bytes", "disk/free_share"}
 LEASE = {"lease/held", "lease/seconds_left"}
 
 
-def condition(node: Node) -> dict[str, float]:
+def condition(node):
     """A node's own condition, without the traffic of this process."""
     metrics = condition_of(node, 1)
     assert (metrics.neuron, metrics.window, metrics.of_uids) == (node.name, 1, {})
     return {name: value for name, value in metrics.values.items() if not name.startswith("bytes")}
 
 
-def test_the_condition_of_a_node_that_is_behind(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_condition_of_a_node_that_is_behind(ran, monkeypatch):
     node = ran.miners[0]
     blocks = node.hparams.windows.blocks_per_window
     monkeypatch.setattr(type(node.chain), "block_seconds", BLOCK)
@@ -249,8 +245,8 @@ def test_the_condition_of_a_node_that_is_behind(ran: Network, monkeypatch: pytes
     assert 0 < values["disk/free_share"] < 1 < values["disk/free_bytes"]
 
 
-def test_what_cannot_be_read_of_a_node_is_left_out(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable() -> int:
+def test_what_cannot_be_read_of_a_node_is_left_out(ran, monkeypatch):
+    def unreachable():
         raise TransientError(Reason.CHAIN_UNREACHABLE, "no answer")
 
     node = ran.miners[0]
@@ -260,14 +256,14 @@ def test_what_cannot_be_read_of_a_node_is_left_out(ran: Network, monkeypatch: py
     assert condition(node) == {}
 
 
-def test_a_lease_that_is_lost_is_told(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_that_is_lost_is_told(ran, monkeypatch):
     node = ran.miners[1]
     monkeypatch.setattr(node._lease, "_lost", True)
     values = condition(node)
     assert (values["lease/held"], values["lease/seconds_left"]) == (0, 0)
 
 
-def test_traffic_is_counted_since_the_process_began(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traffic_is_counted_since_the_process_began(ran, monkeypatch):
     traffic = Traffic()
     monkeypatch.setattr("templar.reports.metrics.TRAFFIC", traffic)
     names = {"bytes/up", "bytes/down"}
@@ -281,7 +277,7 @@ def test_traffic_is_counted_since_the_process_began(ran: Network, monkeypatch: p
     assert json.loads(found.to_json())["miner/retries"] == {"alice store_busy": 1}
 
 
-def test_a_window_that_was_never_measured_has_no_scores(ran: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_was_never_measured_has_no_scores(ran, monkeypatch):
     monkeypatch.setattr(ran.validator.book, "evidence", lambda _: None)
     unmeasured = of(ran.validator)
     assert (unmeasured.of_uids, unmeasured.slashes, "loss" in unmeasured.values) == ({}, (), False)
@@ -290,7 +286,7 @@ def test_a_window_that_was_never_measured_has_no_scores(ran: Network, monkeypatc
 # Where they go.
 
 
-def test_the_file_is_replaced_and_the_line_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_file_is_replaced_and_the_line_is_logged(tmp_path, caplog):
     (tmp_path / FILE_NAME).write_text("of the window before")
     with caplog.at_level(logging.INFO, "templar"):
         publish_metrics(SMALL, tmp_path)
@@ -300,7 +296,7 @@ def test_the_file_is_replaced_and_the_line_is_logged(tmp_path: Path, caplog: pyt
     assert (name, line) == ("templar.metrics", SMALL.to_json())
 
 
-def test_a_disk_that_refuses_costs_the_file_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disk_that_refuses_costs_the_file_alone(tmp_path, caplog):
     (tmp_path / FILE_NAME).mkdir()
     with caplog.at_level(logging.INFO, "templar"):
         publish_metrics(SMALL, tmp_path)

@@ -2,18 +2,15 @@
 
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from torch.nn import functional
 
 from templar.agreement.model_folder import write_model
-from templar.data.tokenizer import Tokenizer, train_embedded_tokenizer
+from templar.data.tokenizer import train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.housekeeping.lm_tasks import run_tasks
 from templar.hparams import load_hparams
@@ -31,12 +28,12 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return train_embedded_tokenizer(TEXTS, MODEL.vocab_size)
 
 
 @pytest.fixture(scope="module")
-def net() -> nn.Module:
+def net():
     net = build_model(MODEL)
     for param in parameters_of(net).values():
         param.mul_(3)
@@ -44,7 +41,7 @@ def net() -> nn.Module:
 
 
 @given(st.integers(0, 90), st.integers(1, 33))
-def test_every_token_is_predicted_once_from_what_precedes_it(count: int, length: int) -> None:
+def test_every_token_is_predicted_once_from_what_precedes_it(count, length):
     tokens, stream = list(range(1, count + 1)), list(range(count + 1))
     windows = list(text_windows(tokens, 0, length))
     assert [token for _, targets in windows for token in targets] == tokens
@@ -55,7 +52,7 @@ def test_every_token_is_predicted_once_from_what_precedes_it(count: int, length:
         assert len(inputs) == min(length, end), "as much context as there is room for"
 
 
-def test_the_figures_are_those_of_transformers_token_by_token(net: Any, tokenizer: Tokenizer) -> None:
+def test_the_figures_are_those_of_transformers_token_by_token(net, tokenizer):
     score, nats, count = score_texts(net, tokenizer, TEXTS, LENGTH), 0.0, 0
     for text in TEXTS:
         stream = [tokenizer.eos_id, *tokenizer.encode_batch([text])[0].tolist()]
@@ -74,7 +71,7 @@ def test_the_figures_are_those_of_transformers_token_by_token(net: Any, tokenize
     assert score_texts(net, tokenizer, TEXTS, LENGTH) == score
 
 
-def test_without_text_or_with_a_broken_model_there_is_no_score(tokenizer: Tokenizer) -> None:
+def test_without_text_or_with_a_broken_model_there_is_no_score(tokenizer):
     broken = build_model(MODEL)
     with raising(PermanentError, Reason.DATASET_TOO_SMALL):
         score_texts(broken, tokenizer, ["", ""], LENGTH)
@@ -88,7 +85,7 @@ class TestHarness:
     """The same texts as a task of our own, from this disk."""
 
     @pytest.fixture
-    def folder(self, tmp_path: Path, net: nn.Module, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def folder(self, tmp_path, net, tokenizer, monkeypatch):
         pytest.importorskip("lm_eval")
         monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
         for offline in ("HF_DATASETS_OFFLINE", "HF_HUB_OFFLINE"):
@@ -110,13 +107,13 @@ class TestHarness:
         (tmp_path / "tasks" / "own.yaml").write_text(json.dumps(task))
         return tmp_path
 
-    def test_its_code_agrees_on_the_same_text(self, folder: Path, net: nn.Module, tokenizer: Tokenizer) -> None:
+    def test_its_code_agrees_on_the_same_text(self, folder, net, tokenizer):
         found = run_tasks(folder / "model", ["own_texts"], include=folder / "tasks")
         values = {metric: value for task, metric, value in found if task == "own_texts"}
         score = score_texts(net, tokenizer, TEXTS, LENGTH)
         assert values["bits_per_byte"] == pytest.approx(score.bits_per_byte, rel=1e-4)
         assert values["byte_perplexity"] == pytest.approx(2**score.bits_per_byte, rel=1e-4)
 
-    def test_a_task_that_it_does_not_have_is_named(self, folder: Path) -> None:
+    def test_a_task_that_it_does_not_have_is_named(self, folder):
         with raising(PermanentError, Reason.BAD_PARAMETERS, match="has no task no_such_task"):
             run_tasks(folder / "model", ["own_texts", "no_such_task"], include=folder / "tasks")

@@ -1,14 +1,10 @@
 """The training at a glance: what the pages of nodes and of the network say, and that a restart changes none of it."""
 
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 
 import pytest
 
-from templar.chain.base import NeuronInfo
-from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
-from templar.neuron.node import Node
 from templar.reports import history
 from templar.reports.training_curve import CurvePoint, NetworkCurve, NodeCurve, draw_curve, node_rows
 from tests.support.network import Network, tiny
@@ -17,7 +13,7 @@ WINDOWS = (1, 2, 3)
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def network(tmp_path_factory):
     """Three windows of an honest miner and of one that never publishes."""
     network = Network(tmp_path_factory.mktemp("curves"), tiny(), actors=["honest", "silent"])
     network.run(WINDOWS)
@@ -25,17 +21,17 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     network.stop()
 
 
-def rows_of(node: Node) -> dict[str, str]:
+def rows_of(node):
     return dict(node_rows(node, NodeCurve().points(node, 3)))
 
 
-def curve_of(network: Network, **names: str) -> NetworkCurve:
+def curve_of(network, **names):
     """The network as the clock of a miner's host sees it."""
     return NetworkCurve(network.miners[0].exchange, network.miners[0].birth, names)
 
 
 class TestNodes:
-    def test_a_point_per_window_with_what_the_journal_and_the_score_book_have(self, network: Network) -> None:
+    def test_a_point_per_window_with_what_the_journal_and_the_score_book_have(self, network):
         honest, silent = network.miners
         rosters = [network.roster(window) for window in WINDOWS]
         tokens = [sum(entry.tokens for entry in roster.entries) for roster in rosters if roster is not None]
@@ -53,7 +49,7 @@ class TestNodes:
         assert [point.own for point in of[silent.name]] == [False] * 3
         assert {point.own for point in of[network.validator.name]} == {None}
 
-    def test_rows_of_each_role(self, network: Network) -> None:
+    def test_rows_of_each_role(self, network):
         honest, silent = network.miners
         first, second, validator = rows_of(honest), rows_of(silent), rows_of(network.validator)
         assert (first["own payload applied"], second["own payload applied"]) == (
@@ -72,15 +68,13 @@ class TestNodes:
             assert rows["tokens in the applied payloads"].endswith(" since the start")
             assert rows["miners applied"] == "1 in the newest decided window, 1.0 on average"
 
-    def test_a_restart_changes_nothing(self, network: Network) -> None:
+    def test_a_restart_changes_nothing(self, network):
         before = {name: (NodeCurve().points(node, 3), rows_of(node)) for name, node in network.nodes.items()}
         for name in before:
             network.restart(name)
         assert before == {name: (NodeCurve().points(node, 3), rows_of(node)) for name, node in network.nodes.items()}
 
-    def test_a_window_is_read_once_until_the_node_applies_it_otherwise(
-        self, network: Network, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_window_is_read_once_until_the_node_applies_it_otherwise(self, network, monkeypatch):
         node = network.validator
         curve, read = NodeCurve(), list[int]()
         evidence = type(node.book).evidence
@@ -93,7 +87,7 @@ class TestNodes:
         monkeypatch.setattr(node.journal, "roots", lambda *_: {**roots, 2: "another"})
         assert (curve.points(node, 3), read) == (first, [1, 2, 3, 2])
 
-    def test_only_windows_that_are_kept_are_shown(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_windows_that_are_kept_are_shown(self, network, monkeypatch):
         node = network.aggregator
         storage = node.hparams.storage.model_copy(update={"retention_windows": 2})
         monkeypatch.setattr(node, "hparams", node.hparams.model_copy(update={"storage": storage}))
@@ -102,7 +96,7 @@ class TestNodes:
 
 
 class TestNetwork:
-    def test_it_is_read_from_public_objects_alone(self, network: Network) -> None:
+    def test_it_is_read_from_public_objects_alone(self, network):
         honest = network.member(network.miners[0])
         glance = curve_of(network, **{honest.hotkey.address: "mine"}).look(3)
         own = NodeCurve().points(network.validator, 3)
@@ -116,11 +110,11 @@ class TestNetwork:
         assert (first["uid"], first["neuron of this host"]) == (str(honest.uid), "mine")
         assert (first["newest payload"], second["newest payload"]) == ("applied", "manifest_missing")
 
-    def test_a_later_look_reads_only_what_is_new(self, network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_later_look_reads_only_what_is_new(self, network, monkeypatch):
         asked = list[range]()
         real = history.read_published
 
-        def read(exchange: NetworkView, validator: NeuronInfo, windows: range) -> history.Published:
+        def read(exchange, validator, windows):
             asked.append(windows)
             return real(exchange, validator, windows)
 
@@ -131,7 +125,7 @@ class TestNetwork:
         assert [point.window for point in curve.look(3).points] == [1, 2, 3]
         assert asked == [range(3, 4)]
 
-    def test_evidence_that_is_late_or_missing_is_a_gap_until_it_comes(self, network: Network) -> None:
+    def test_evidence_that_is_late_or_missing_is_a_gap_until_it_comes(self, network):
         bucket, uid = network.bucket(network.validator), network.member(network.validator).uid
         key = window_key(Kind.EVIDENCE, 2, uid)
         data = bucket.get(key, max_bytes=1 << 30)
@@ -143,7 +137,7 @@ class TestNetwork:
         bucket.put(key, data)
         assert [point.loss is None for point in curve.look(3).points] == [False] * 3
 
-    def test_without_a_validator_that_can_be_read_it_says_so(self, network: Network) -> None:
+    def test_without_a_validator_that_can_be_read_it_says_so(self, network):
         with network.outage(network.validator), network.outage(network.aggregator):
             glance = curve_of(network).look(3)
         assert dict(glance.rows)["evidence"] == "no validator shows any of these windows"
@@ -155,13 +149,13 @@ class TestNetwork:
 class TestDrawing:
     POINTS = (CurvePoint(7, 6.0, 3, 100), CurvePoint(8), CurvePoint(9, 5.0, 0, 0), CurvePoint(10, 4.0, 2, 50))
 
-    def test_the_same_points_give_the_same_small_drawing(self) -> None:
+    def test_the_same_points_give_the_same_small_drawing(self):
         drawn = draw_curve(self.POINTS, "loss < 6 & falling")
         assert drawn == draw_curve(self.POINTS, "loss < 6 & falling")
         many = tuple(CurvePoint(window, 6 - window / 100, window % 7, 9) for window in range(200))
         assert len(draw_curve(many, "two hundred windows")) < 40_000
 
-    def test_what_is_not_known_is_a_gap(self) -> None:
+    def test_what_is_not_known_is_a_gap(self):
         root = ET.fromstring(draw_curve(self.POINTS, "loss < 6 & falling"))
         texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
         assert texts[0] == "loss < 6 & falling"
@@ -173,5 +167,5 @@ class TestDrawing:
         assert len(lines) == 1  # windows 9 and 10; the window before the gap is a point
 
     @pytest.mark.parametrize("points", [(CurvePoint(7),), (CurvePoint(7, 2.0, 1, 1),), (CurvePoint(7, None, 0, 0),)])
-    def test_one_window_is_enough(self, points: tuple[CurvePoint, ...]) -> None:
+    def test_one_window_is_enough(self, points):
         ET.fromstring(draw_curve(points, "one"))

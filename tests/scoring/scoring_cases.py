@@ -1,14 +1,10 @@
 """Strategies that the tests of the scoring room share, and the second implementation's view of their cases."""
 
-from typing import Any
-
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from templar.errors import Reason
-from templar.hparams import HParams
-from templar.scoring.evidence import Estimate, Likeness, Measurement, MinerFacts, WindowFacts
-from templar.scoring.standing import MU, SIGMA, Rating, ScoreCard, Standing
+from templar.scoring.evidence import Estimate, Likeness, Measurement
+from templar.scoring.standing import MU, SIGMA, Rating, ScoreCard
 from tests.support.facts import WINDOW, absent, bucket, hotkey, revealed, standing_of, window_of
 
 cards = st.builds(
@@ -35,7 +31,7 @@ cards = st.builds(
 """Any past of a miner, with ties and the ends of all limits."""
 
 
-def halves(low: int, high: int) -> st.SearchStrategy[float | None]:
+def halves(low, high):
     """Multiples of 1/32, so that equal scores occur; None is missing or not finite."""
     return st.integers(32 * low, 32 * high).map(lambda number: number / 32) | st.none()
 
@@ -74,7 +70,7 @@ reasons = st.none() | st.sampled_from(list(Reason))
 
 
 @st.composite
-def miners(draw: st.DrawFn, uid: int) -> MinerFacts:
+def miners(draw, uid):
     """A miner of a window: in its place with its own hotkey, with a swapped one, or registered anew."""
     place = {"hotkey": hotkey(uid + draw(st.sampled_from([0, 0, 0, 18, 40])))}
     place["registered_at"] = uid + draw(st.sampled_from([10, 10, 510]))
@@ -85,7 +81,7 @@ def miners(draw: st.DrawFn, uid: int) -> MinerFacts:
 
 
 @st.composite
-def networks(draw: st.DrawFn) -> tuple[WindowFacts, Standing]:
+def networks(draw):
     """Some miners with any past."""
     uids = draw(st.lists(st.integers(2, 9), unique=True, max_size=8))
     facts = window_of(*(draw(miners(uid)) for uid in uids), roster=draw(st.sampled_from([None, "d" * 64])))
@@ -105,15 +101,15 @@ def networks(draw: st.DrawFn) -> tuple[WindowFacts, Standing]:
 # The second implementation reads JSON.
 
 
-def plain(value: BaseModel | None) -> Any:
+def plain(value):
     return None if value is None else value.model_dump(mode="json")
 
 
-def settings_of(hparams: HParams) -> dict[str, Any]:
+def settings_of(hparams):
     return {name: plain(getattr(hparams, name)) for name in ("scoring", "peers", "weights")}
 
 
-def body_of(facts: WindowFacts) -> dict[str, Any]:
+def body_of(facts):
     """The facts in the form of an evidence."""
     return {
         "window": facts.window,
@@ -122,7 +118,7 @@ def body_of(facts: WindowFacts) -> dict[str, Any]:
     }
 
 
-def memory_of(standing: Standing) -> dict[str, Any]:
+def memory_of(standing):
     """A standing in the form of the evidence that left it."""
     return {
         "miners": [{"facts": {"hotkey": key}, "after": plain(card)} for key, card in standing.cards.items()],
@@ -132,7 +128,7 @@ def memory_of(standing: Standing) -> dict[str, Any]:
     }
 
 
-def alike(ours: Any, theirs: Any) -> bool:
+def alike(ours, theirs):
     """Return whether two values are equal but for the last digit that scores are kept with."""
     if isinstance(ours, dict):
         return ours.keys() == theirs.keys() and all(alike(value, theirs[name]) for name, value in ours.items())

@@ -1,7 +1,6 @@
 """From the facts of a window to cards, weights, bans and the next standing: whole windows, and windows in a row."""
 
 import dataclasses
-from collections.abc import Mapping
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +11,12 @@ from hypothesis import strategies as st
 from scoring_cases import alike, body_of, memory_of, networks, plain, settings_of
 
 from templar.errors import PermanentError, Reason
-from templar.hparams import HParams, load_hparams
+from templar.hparams import load_hparams
 from templar.scoring.conclude import check_weights, conclude
-from templar.scoring.evidence import MAX_DEPARTED, Evidence, MinerFacts, WeightRecord, WindowFacts
+from templar.scoring.evidence import MAX_DEPARTED, Evidence, WeightRecord
 from templar.scoring.score import presumed_unassigned
 from templar.scoring.slashing import is_absent
-from templar.scoring.standing import FRESH, MU, Rating, ScoreCard, Standing, round_score
+from templar.scoring.standing import FRESH, MU, Rating, Standing, round_score
 from tests.docs.second_implementation import Judge
 from tests.support.errors import raising
 from tests.support.facts import (
@@ -48,14 +47,14 @@ BANNING = load_hparams(
 """No preset bans for anything; a network may."""
 
 
-def concluded(*miners: MinerFacts, after: Standing | None = None, hparams: HParams = V2, **changes: Any) -> Evidence:
+def concluded(*miners, after=None, hparams=V2, **changes):
     standing = standing_of() if after is None else after
     return conclude(window_of(*miners, **changes), standing, hparams, AUTHOR)
 
 
 @settings(max_examples=300)
 @given(network=networks(), hparams=st.sampled_from([V0, V2, LOCAL, CROWDED, BANNING]))
-def test_the_second_implementation_concludes_the_same(network: tuple[WindowFacts, Standing], hparams: HParams) -> None:
+def test_the_second_implementation_concludes_the_same(network, hparams):
     """Cards, penalties, bans, weights and who has left, of any facts after any past."""
     facts, standing = network
     found = plain(conclude(facts, standing, hparams, AUTHOR))
@@ -63,10 +62,10 @@ def test_the_second_implementation_concludes_the_same(network: tuple[WindowFacts
         assert alike(found[field], expected), field
 
 
-def test_a_miner_that_games_the_first_order_score_keeps_its_curvature() -> None:
+def test_a_miner_that_games_the_first_order_score_keeps_its_curvature():
     """Measured once, it is known for its curvature; half of that is forgiven by a harmless measurement."""
 
-    def seen(window: int) -> list[MinerFacts]:
+    def seen(window):
         exact = {1: measurement(-0.3, 0.9), 3: measurement(0.5, 0.5)}.get(window)
         return [revealed(2, 0.9, measurement=exact), revealed(3, 0.1, measurement=measurement(0.1, 0.1))]
 
@@ -81,7 +80,7 @@ def test_a_miner_that_games_the_first_order_score_keeps_its_curvature() -> None:
     [(revealed(2, 0.5), 9), (revealed(2, 0.5, norm_ratio=11.0), 2), (absent(2), 2)],
     ids=["registered again", "oversized", "absent"],
 )
-def test_no_penalty_ends_the_presumption_of_unassigned_data(facts: MinerFacts, uid: int) -> None:
+def test_no_penalty_ends_the_presumption_of_unassigned_data(facts, uid):
     """A cleared average would have to be measured anew for as long as a stranger's."""
     long = LOCAL.scoring.own_data_windows
     cheat = veteran(2, measured=long, binary_average=0.05).model_copy(update={"uid": uid})
@@ -94,7 +93,7 @@ def test_no_penalty_ends_the_presumption_of_unassigned_data(facts: MinerFacts, u
     assert record_of(again, 2).gradient_score == 0.0
 
 
-def test_a_miner_that_stays_away_loses_a_quarter_each_time_and_then_everything() -> None:
+def test_a_miner_that_stays_away_loses_a_quarter_each_time_and_then_everything():
     """In the first release: missing from the next window on, inactive after 5, forgotten after 25."""
     assert (V0.peers.recent_windows, V0.scoring.reset_inactivity_windows) == (5, 25)
     standing = standing_of([veteran(2)], window=WINDOW)
@@ -120,7 +119,7 @@ def test_a_miner_that_stays_away_loses_a_quarter_each_time_and_then_everything()
     seats=st.dictionaries(st.integers(2, 9), st.tuples(st.integers(20, 29), st.integers(0, 2)), min_size=1),
     later=st.dictionaries(st.integers(2, 9), st.tuples(st.integers(20, 29), st.integers(0, 2)), min_size=1),
 )
-def test_a_card_goes_where_its_place_is(seats: dict[int, tuple[int, int]], later: dict[int, tuple[int, int]]) -> None:
+def test_a_card_goes_where_its_place_is(seats, later):
     """After any swaps and registrations each place that is still there has its card, and no card is there twice."""
     seats, later = ({uid: seat for uid, seat in each.items() if [k for k, _ in each.values()].count(seat[0]) == 1}
                     for each in (seats, later))  # fmt: skip
@@ -140,7 +139,7 @@ def test_a_card_goes_where_its_place_is(seats: dict[int, tuple[int, int]], later
     assert all(after.bans[subject] >= last for subject, last in bans.items()), "nobody is freed"
 
 
-def test_of_too_many_departed_cards_those_that_revealed_last_are_kept() -> None:
+def test_of_too_many_departed_cards_those_that_revealed_last_are_kept():
     cards = {uid: veteran(uid, last_reveal=None if uid == 600 else uid % 97) for uid in range(10, 601)}
     found = concluded(revealed(3), after=standing_of(cards))
     assert len(found.departed) == MAX_DEPARTED
@@ -156,7 +155,7 @@ def test_of_too_many_departed_cards_those_that_revealed_last_are_kept() -> None:
 # Evidence.
 
 
-def test_evidence_contains_everything_to_conclude_it_again() -> None:
+def test_evidence_contains_everything_to_conclude_it_again():
     facts = window_of(revealed(2), absent(3), outer_steps=33, seed_block=444, loss=3.5)
     standing = standing_of([veteran(2)])
     found = conclude(facts, standing, V2, AUTHOR)
@@ -171,7 +170,7 @@ def test_evidence_contains_everything_to_conclude_it_again() -> None:
     assert conclude(found.facts, standing, V2, AUTHOR) == found, "who has the evidence of two windows redoes it"
 
 
-def test_a_null_window_and_an_empty_network_have_evidence_too() -> None:
+def test_a_null_window_and_an_empty_network_have_evidence_too():
     null = concluded(revealed(2, 0.2, applied=False), revealed(3, 0.1, applied=False), roster=None)
     assert record_of(null, 2).after.mu > record_of(null, 3).after.mu > MU
     assert (null.standing.applied, set(null.standing.payloads)) == (frozenset(), {2, 3})
@@ -186,7 +185,7 @@ def test_a_null_window_and_an_empty_network_have_evidence_too() -> None:
     [{3: 1.0}, {9: 1.0}, {2: 0.5}, {2: 1.5, 1: -0.5}, {1: 1.0, 2: 1.0}],
     ids=["of an absent miner", "of nobody", "too little", "negative", "too much"],
 )
-def test_weights_that_do_not_follow_from_the_scores_are_refused(weights: dict[int, float]) -> None:
+def test_weights_that_do_not_follow_from_the_scores_are_refused(weights):
     found = conclude(window_of(revealed(2), absent(3)), standing_of([veteran(2)]), V2, AUTHOR)
     check_weights(found, V2.weights)
     wrong = tuple(WeightRecord(uid=uid, weight=weight) for uid, weight in weights.items())
@@ -197,13 +196,13 @@ def test_weights_that_do_not_follow_from_the_scores_are_refused(weights: dict[in
 # Any network.
 
 
-def renamed(facts: WindowFacts, standing: Standing, names: Mapping[int, int]) -> tuple[WindowFacts, Standing]:
+def renamed(facts, standing, names):
     """The same network with other uids."""
 
-    def of_card(card: ScoreCard) -> ScoreCard:
+    def of_card(card):
         return card.model_copy(update={"uid": None if card.uid is None else names[card.uid]})
 
-    def of_miner(miner: MinerFacts) -> MinerFacts:
+    def of_miner(miner):
         changes: dict[str, Any] = {"uid": names[miner.uid]}
         for name in ("overlap", "repeat"):
             found = getattr(miner, name)
@@ -218,7 +217,7 @@ def renamed(facts: WindowFacts, standing: Standing, names: Mapping[int, int]) ->
     )
 
 
-def by_hotkey(evidence: Evidence) -> dict[str, Any]:
+def by_hotkey(evidence):
     """Return the conclusion without any uid."""
     anonymous = {record.uid: record.facts.hotkey for record in evidence.miners}
     return {
@@ -240,9 +239,7 @@ def by_hotkey(evidence: Evidence) -> dict[str, Any]:
 
 @settings(max_examples=60)
 @given(network=networks(), seed=st.integers(0, 999), hparams=st.sampled_from([V0, V2]))
-def test_any_facts_have_consistent_evidence_in_which_uids_mean_nothing(
-    network: tuple[WindowFacts, Standing], seed: int, hparams: HParams
-) -> None:
+def test_any_facts_have_consistent_evidence_in_which_uids_mean_nothing(network, seed, hparams):
     facts, standing = network
     found = conclude(facts, standing, hparams, AUTHOR)
     assert found.facts == facts

@@ -1,7 +1,6 @@
 """Two accounts of one window: exactly the fields that differ are named."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +11,10 @@ from templar.scoring.conclude import conclude
 from templar.scoring.differences import (
     GAIN_TOLERANCE,
     LOSS_TOLERANCE,
-    Difference,
     compare_evidence,
     compare_facts,
 )
-from templar.scoring.evidence import Ban, Departed, Evidence, MeasuredOn, WindowFacts
+from templar.scoring.evidence import Ban, Departed, MeasuredOn
 from tests.support.facts import (
     AUTHOR,
     LOSS,
@@ -42,17 +40,17 @@ STANDING = standing_of([veteran(uid) for uid in (3, 4, 5, 6)])
 EVIDENCE = conclude(FACTS, STANDING, HPARAMS, AUTHOR)
 
 
-def changed(facts: WindowFacts, uid: int, **changes: Any) -> WindowFacts:
+def changed(facts, uid, **changes):
     """The facts with another account of one miner."""
     miners = (each.model_copy(update=changes) if each.uid == uid else each for each in facts.miners)
     return replace(facts, miners=tuple(miners))
 
 
-def fields(found: tuple[Difference, ...]) -> list[str]:
+def fields(found):
     return [each.where for each in found]
 
 
-def test_the_same_has_no_differences() -> None:
+def test_the_same_has_no_differences():
     assert compare_facts(FACTS, FACTS) == ()
     assert compare_evidence(EVIDENCE, conclude(FACTS, STANDING, HPARAMS, AUTHOR)) == ()
 
@@ -92,11 +90,11 @@ def test_the_same_has_no_differences() -> None:
         ),
     ],
 )
-def test_a_changed_fact_is_named(published: WindowFacts, expected: str) -> None:
+def test_a_changed_fact_is_named(published, expected):
     assert [str(each) for each in compare_facts(published, FACTS)] == [expected]
 
 
-def test_a_miner_that_is_missing_moves_no_other() -> None:
+def test_a_miner_that_is_missing_moves_no_other():
     without = replace(FACTS, miners=tuple(each for each in FACTS.miners if each.uid != 4))
     (skipped,) = compare_facts(without, FACTS)
     assert skipped.where == "miners[uid 4]"
@@ -105,7 +103,7 @@ def test_a_miner_that_is_missing_moves_no_other() -> None:
     assert (added.where, added.recomputed) == ("miners[uid 4]", "nothing")
 
 
-def test_the_order_and_the_number_of_miners_count() -> None:
+def test_the_order_and_the_number_of_miners_count():
     backwards = replace(FACTS, miners=FACTS.miners[::-1])
     (found,) = compare_facts(backwards, FACTS)
     assert str(found) == "miners in order: published 6, 5, 4, 3, recomputed 3, 4, 5, 6 (observation)"
@@ -113,7 +111,7 @@ def test_the_order_and_the_number_of_miners_count() -> None:
     assert fields(compare_facts(twice, FACTS)) == ["miners in order"]
 
 
-def rewritten(uid: int, **changes: Any) -> Evidence:
+def rewritten(uid, **changes):
     """The evidence with another record of one miner."""
     miners = (each.model_copy(update=changes) if each.uid == uid else each for each in EVIDENCE.miners)
     return EVIDENCE.model_copy(update={"miners": tuple(miners)})
@@ -137,11 +135,11 @@ def rewritten(uid: int, **changes: Any) -> Evidence:
         (rewritten(5, slashes=()), "miners[uid 5].slashes"),
     ],
 )
-def test_the_conclusion_is_compared_exactly(published: Evidence, expected: str) -> None:
+def test_the_conclusion_is_compared_exactly(published, expected):
     assert fields(compare_evidence(published, EVIDENCE)) == [expected]
 
 
-def test_measured_numbers_may_be_left_out() -> None:
+def test_measured_numbers_may_be_left_out():
     other = changed(replace(FACTS, loss=9.0), 3, estimate=None, measurement=None, norm_ratio=2.0, repeat=like(4, 0.9))
     assert fields(compare_facts(other, FACTS, measured=False)) == []
     seen = changed(other, 3, payload_sha256="ab" * 32)
@@ -150,7 +148,7 @@ def test_measured_numbers_may_be_left_out() -> None:
 
 @settings(max_examples=30)
 @given(st.floats(-9e-6, 9e-6), st.sampled_from([3, 4, 6]))
-def test_a_tolerance_covers_measured_numbers_up_to_it(error: float, uid: int) -> None:
+def test_a_tolerance_covers_measured_numbers_up_to_it(error, uid):
     miner = next(each for each in FACTS.miners if each.uid == uid)
     moved = miner.estimate.model_copy(update={"random_gain": miner.estimate.random_gain * (1 + error)})
     other = changed(FACTS, uid, estimate=moved)
@@ -161,7 +159,7 @@ def test_a_tolerance_covers_measured_numbers_up_to_it(error: float, uid: int) ->
     ]
 
 
-def test_an_almost_zero_gain_is_compared_with_the_typical_size() -> None:
+def test_an_almost_zero_gain_is_compared_with_the_typical_size():
     """The gain of noise is almost zero, and another such number on other hardware."""
     noise = changed(FACTS, 6, estimate=estimate(1e-9, 0.1))
     other = changed(FACTS, 6, estimate=estimate(-2e-9, 0.1))
@@ -169,8 +167,8 @@ def test_an_almost_zero_gain_is_compared_with_the_typical_size() -> None:
     assert fields(compare_facts(other, noise, tolerance=1e-10)) == ["miners[uid 6].facts.estimate.random_gain"]
 
 
-def test_other_devices_have_a_tolerance_of_losses_and_one_of_gains_and_none_of_anything_else() -> None:
-    def found(uid: int, **changes: Any) -> list[str]:
+def test_other_devices_have_a_tolerance_of_losses_and_one_of_gains_and_none_of_anything_else():
+    def found(uid, **changes):
         return fields(compare_facts(changed(FACTS, uid, **changes), FACTS, tolerance=None))
 
     honest, size = next(each.estimate for each in FACTS.miners if each.uid == 3), abs(LOSS_TOLERANCE * LOSS)
@@ -188,13 +186,13 @@ def test_other_devices_have_a_tolerance_of_losses_and_one_of_gains_and_none_of_a
     assert found(4, overlap=like(3, 0.0200001)) == ["miners[uid 4].facts.overlap.share"]
 
 
-def test_what_measured_is_not_compared() -> None:
+def test_what_measured_is_not_compared():
     other = replace(FACTS, measured_on=MeasuredOn(device="cuda", precision="bfloat16", repeatable=False))
     assert compare_facts(other, FACTS) == ()
     assert fields(compare_evidence(conclude(other, STANDING, HPARAMS, AUTHOR), EVIDENCE)) == ["measured_on"]
 
 
-def test_a_liar_cannot_widen_the_tolerance() -> None:
+def test_a_liar_cannot_widen_the_tolerance():
     huge = estimate(1e300)
     other = FACTS
     for uid in (3, 4, 6):

@@ -1,9 +1,7 @@
 """The evaluation plan: properties, dependence on block and hotkeys only, and the rate of exact measurements."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,24 +13,15 @@ from tests.support.facts import hotkey
 HASH = "0x" + "ab" * 32
 
 
-def candidate(number: int, num_sequences: int = 20, unmeasured: int = 1) -> Candidate:
+def candidate(number, num_sequences=20, unmeasured=1):
     return Candidate(hotkey(number), num_sequences, unmeasured)
 
 
-def crowd(count: int, **changes: Any) -> dict[int, Candidate]:
+def crowd(count, **changes):
     return {uid: candidate(uid, **changes) for uid in range(count)}
 
 
-def plan_of(
-    candidates: Mapping[int, Candidate],
-    *,
-    num_spare: int = 5,
-    num_sequences: int = 4,
-    trained_first: int = 8,
-    exact_miners: int = 3,
-    exact_segments: int = 2,
-    block: str = HASH,
-) -> EvaluationPlan:
+def plan_of(candidates, *, num_spare=5, num_sequences=4, trained_first=8, exact_miners=3, exact_segments=2, block=HASH):
     return draw_plan(
         candidates,
         num_spare=num_spare,
@@ -44,7 +33,7 @@ def plan_of(
     )
 
 
-def blocks(count: int) -> list[str]:
+def blocks(count):
     return [f"0x{number:064x}" for number in range(count)]
 
 
@@ -66,7 +55,7 @@ sizes = st.fixed_dictionaries(
 
 @settings(max_examples=60)
 @given(candidates=networks.filter(bool), size=sizes)
-def test_the_second_implementation_draws_the_same_plan(candidates: dict[int, Candidate], size: dict[str, int]) -> None:
+def test_the_second_implementation_draws_the_same_plan(candidates, size):
     """It depends on block and hotkeys only: neither on the order of miners nor on their uids."""
     plan = plan_of(candidates, **size)
     miners = {str(uid): asdict(candidate) for uid, candidate in reversed(candidates.items())}
@@ -77,7 +66,7 @@ def test_the_second_implementation_draws_the_same_plan(candidates: dict[int, Can
 
 @settings(max_examples=20)
 @given(candidates=networks, joins=st.integers(256, 300))
-def test_a_newcomer_changes_no_own_segment(candidates: dict[int, Candidate], joins: int) -> None:
+def test_a_newcomer_changes_no_own_segment(candidates, joins):
     assert plan_of({}) == EvaluationPlan({}, {})
     larger = plan_of({**candidates, joins: candidate(joins)})
     for uid, places in plan_of(candidates).segments.items():
@@ -87,7 +76,7 @@ def test_a_newcomer_changes_no_own_segment(candidates: dict[int, Candidate], joi
 # Who is measured exactly.
 
 
-def test_every_miner_is_measured_exactly_within_few_windows() -> None:
+def test_every_miner_is_measured_exactly_within_few_windows():
     """A network of 30 of whom 8 are: with ages as weights nobody waits much longer than four windows."""
     last = dict.fromkeys(range(30), 0)
     waits = []
@@ -101,14 +90,14 @@ def test_every_miner_is_measured_exactly_within_few_windows() -> None:
     assert sum(wait <= 8 for wait in waits) > 0.95 * len(waits)
 
 
-def test_the_chance_of_a_measurement_grows_with_the_wait() -> None:
+def test_the_chance_of_a_measurement_grows_with_the_wait():
     """Three times the wait: drawn in 300 of 400 blocks; five standard deviations are 43."""
     pair = {3: candidate(3, unmeasured=10), 9: candidate(9, unmeasured=30)}
     drawn = Counter(next(iter(plan_of(pair, exact_miners=1, block=block).exact)) for block in blocks(400))
     assert 257 <= drawn[9] <= 343
 
 
-def test_every_segment_is_equally_likely_and_every_trained_sequence_is_drawn() -> None:
+def test_every_segment_is_equally_likely_and_every_trained_sequence_is_drawn():
     drawn: Counter[int] = Counter()
     sequences = set()
     orders = set()

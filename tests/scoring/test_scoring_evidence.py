@@ -1,7 +1,5 @@
 """Evidence as an object: signed, canonical, and small enough for a full subnet."""
 
-from typing import Any
-
 from templar.canonical import sha256_hex
 from templar.errors import Reason
 from templar.exchange.signed import seal, unseal
@@ -12,11 +10,10 @@ from templar.scoring.evidence import (
     Ban,
     Departed,
     Evidence,
-    MinerFacts,
     SlashRecord,
     WeightRecord,
 )
-from templar.scoring.standing import Event, Standing
+from templar.scoring.standing import Event
 from tests.support.facts import (
     AUTHOR,
     SIGNER,
@@ -35,7 +32,7 @@ from tests.support.facts import (
 HPARAMS = load_hparams("templar-2.1.3")
 
 
-def concluded(*miners: MinerFacts, after: Standing | None = None, **changes: Any) -> Evidence:
+def concluded(*miners, after=None, **changes):
     return conclude(window_of(*miners, **changes), standing_of() if after is None else after, HPARAMS, AUTHOR)
 
 
@@ -50,14 +47,14 @@ FULL = concluded(
 """Infinite losses, penalties, a ban, and a departed miner."""
 
 
-def test_evidence_is_a_signed_object_whose_numbers_survive_their_decimal_form() -> None:
+def test_evidence_is_a_signed_object_whose_numbers_survive_their_decimal_form():
     again = unseal(seal(FULL, SIGNER).encode(), Evidence).body
     assert again == FULL
     assert again.digest == FULL.digest == sha256_hex(FULL.canonical())
     assert (again.standing, again.facts) == (FULL.standing, FULL.facts)
 
 
-def test_a_full_subnet_fits() -> None:
+def test_a_full_subnet_fits():
     """256 miners with all facts and all penalties, and as many departed ones as are kept."""
     busy = FULL.miners[0]
     worst = [SlashRecord(event=event, reason=Reason.REPEATED_PAYLOAD) for event in Event]

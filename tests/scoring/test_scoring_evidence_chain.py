@@ -2,14 +2,11 @@
 
 import sqlite3
 from contextlib import closing
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import Evidence, MinerFacts
 from templar.scoring.evidence_chain import SCHEMA_VERSION, ScoreBook
 from templar.scoring.standing import FRESH, ScoreCard, Standing
 from tests.support.facts import AUTHOR, absent, cards_of, hotkey, like, record_of, revealed, window_of
@@ -18,27 +15,27 @@ from tests.support.state_writer import UIDS, run_and_kill
 HPARAMS = load_hparams("templar-2.1.3")
 
 
-def next_of(book: ScoreBook, window: int, *miners: MinerFacts, **changes: Any) -> Evidence:
+def next_of(book, window, *miners, **changes):
     """The evidence of a window that follows what is in the book."""
     seen = miners or (revealed(2, 0.2), revealed(3, 0.1))
     return conclude(window_of(*seen, window=window, **changes), book.standing, HPARAMS, AUTHOR)
 
 
-def entered(book: ScoreBook, window: int, *miners: MinerFacts) -> Evidence:
+def entered(book, window, *miners):
     evidence = next_of(book, window, *miners)
     book.record(evidence)
     return evidence
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> ScoreBook:
+def book(tmp_path):
     return ScoreBook(tmp_path / "new" / "scores.sqlite")
 
 
 # Windows.
 
 
-def test_the_standing_is_that_of_the_newest_evidence(book: ScoreBook) -> None:
+def test_the_standing_is_that_of_the_newest_evidence(book):
     assert (book.standing, book.evidence(7)) == (Standing(), None)
     copier = revealed(4, repeat=like(3, 0.99))
     evidence = entered(book, 7, revealed(2, 0.2), revealed(3, 0.1, applied=False), copier, absent(5))
@@ -51,7 +48,7 @@ def test_the_standing_is_that_of_the_newest_evidence(book: ScoreBook) -> None:
     assert book.standing.card(hotkey(77)) == FRESH
 
 
-def test_each_window_follows_the_one_before_and_reopening_finds_everything(tmp_path: Path) -> None:
+def test_each_window_follows_the_one_before_and_reopening_finds_everything(tmp_path):
     """Whether the validator saw the windows between or not."""
     path, before = tmp_path / "scores.sqlite", None
     for window in (7, 8, 20):
@@ -68,7 +65,7 @@ def test_each_window_follows_the_one_before_and_reopening_finds_everything(tmp_p
         before = evidence
 
 
-def test_a_window_is_entered_once_and_follows_the_newest(book: ScoreBook) -> None:
+def test_a_window_is_entered_once_and_follows_the_newest(book):
     stale = {window: next_of(book, window) for window in (5, 8)}
     first = entered(book, 7)
     for again in (first, next_of(book, 7, revealed(9))):
@@ -83,7 +80,7 @@ def test_a_window_is_entered_once_and_follows_the_newest(book: ScoreBook) -> Non
     entered(book, 9)
 
 
-def test_an_empty_book_may_begin_in_the_middle(book: ScoreBook, tmp_path: Path) -> None:
+def test_an_empty_book_may_begin_in_the_middle(book, tmp_path):
     elsewhere = ScoreBook(tmp_path / "elsewhere.sqlite")
     entered(elsewhere, 6)
     seventh, eighth, ninth = (entered(elsewhere, window) for window in (7, 8, 9))
@@ -97,7 +94,7 @@ def test_an_empty_book_may_begin_in_the_middle(book: ScoreBook, tmp_path: Path) 
     assert book.standing == eighth.standing
 
 
-def test_old_evidence_is_forgotten_but_for_the_newest(book: ScoreBook) -> None:
+def test_old_evidence_is_forgotten_but_for_the_newest(book):
     kept = [entered(book, window) for window in range(1, 6)]
     book.forget(3)
     assert [book.evidence(window) for window in range(1, 6)] == [None, None, *kept[2:]]
@@ -110,7 +107,7 @@ def test_old_evidence_is_forgotten_but_for_the_newest(book: ScoreBook) -> None:
 # Kills.
 
 
-def test_a_kill_leaves_whole_windows(tmp_path: Path) -> None:
+def test_a_kill_leaves_whole_windows(tmp_path):
     """Each follows from the one before, and nothing that was acknowledged is gone."""
     path = tmp_path / "scores.sqlite"
     acknowledged = run_and_kill("book", path, after=7)
@@ -147,7 +144,7 @@ OLD_CARDS = {
 
 
 @pytest.mark.parametrize("evidence", [[], [(7, b'{"body": "of another form"}')]])
-def test_a_book_of_the_first_release_goes_on_where_it_was(tmp_path: Path, evidence: list[tuple[int, bytes]]) -> None:
+def test_a_book_of_the_first_release_goes_on_where_it_was(tmp_path, evidence):
     path = tmp_path / "scores.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(FIRST_SCHEMA)

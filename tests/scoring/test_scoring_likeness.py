@@ -1,7 +1,5 @@
 """Similarity and size of payloads: whole, scaled and partial copies, and honest ones."""
 
-from collections.abc import Iterable, Mapping
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +14,7 @@ from templar.gradient.layout import Layout
 from templar.gradient.similarity import similarity
 from templar.hparams import Gradient, load_hparams
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import Evidence, Likeness
+from templar.scoring.evidence import Likeness
 from templar.scoring.measure import find_likenesses, norm_ratios
 from templar.scoring.slashing import is_alike
 from tests.docs.second_implementation import Judge, Spec
@@ -34,22 +32,17 @@ HONEST = {uid: random_payload(LAYOUT, uid) for uid in (3, 5, 8)}
 Found = dict[int, Likeness]
 
 
-def likenesses(
-    payloads: dict[int, Payload],
-    earlier: dict[int, Payload] | None = None,
-    applied: frozenset[int] = NOBODY,
-    layout: Layout = LAYOUT,
-) -> tuple[Found, Found]:
+def likenesses(payloads, earlier=None, applied=NOBODY, layout=LAYOUT):
     return find_likenesses(payloads, earlier or {}, applied, layout, threshold=SCORING.overlap_level)
 
 
-def overlaps(payloads: dict[int, Payload]) -> Found:
+def overlaps(payloads):
     found, repeats = likenesses(payloads)
     assert repeats == {}
     return found
 
 
-def test_strangers_have_nothing_in_common_beyond_chance() -> None:
+def test_strangers_have_nothing_in_common_beyond_chance():
     assert likenesses({3: HONEST[3]}, {}, frozenset({3})) == likenesses({}, HONEST) == ({}, {})
     silent = overlaps({3: zero_payload(LAYOUT), 5: zero_payload(LAYOUT), 8: HONEST[8]})
     assert [each.share for each in silent.values()] == [0.0] * 3
@@ -69,7 +62,7 @@ SPEC = {
 READ = {seed: Spec.read_payload(encode(source, LAYOUT), SPEC)["tensors"] for seed, source in SOURCES.items()}
 
 
-def patched(sources: list[int]) -> Payload:
+def patched(sources):
     """A payload with each tensor from some source, or silent."""
     found = SOURCES[sources[0]]
     for name, seed in zip("abcd", sources, strict=True):
@@ -77,7 +70,7 @@ def patched(sources: list[int]) -> Payload:
     return found
 
 
-def places_of(sources: list[int]) -> set[tuple[str, int, int]]:
+def places_of(sources):
     """Where it has coefficients, as the second implementation says."""
     tensors = {name: READ[seed][name] for name, seed in zip("abcd", sources, strict=True)}
     return Judge.places({"tensors": tensors}, SPEC)
@@ -85,9 +78,7 @@ def places_of(sources: list[int]) -> set[tuple[str, int, int]]:
 
 @settings(max_examples=60)
 @given(now=crowds, past=crowds, applied=st.frozensets(st.integers(2, 6)))
-def test_the_second_implementation_finds_the_same_likenesses(
-    now: dict[int, list[int]], past: dict[int, list[int]], applied: frozenset[int]
-) -> None:
+def test_the_second_implementation_finds_the_same_likenesses(now, past, applied):
     """Of payloads that share tensors with others and with those of the window before, their own among them."""
     payloads, earlier = ({uid: patched(each) for uid, each in crowd.items()} for crowd in (now, past))
     overlaps, repeats = likenesses(payloads, earlier, applied)
@@ -106,12 +97,12 @@ def test_the_second_implementation_finds_the_same_likenesses(
             assert alike(plain(found.get(uid)), expected)
 
 
-def test_a_copy_of_any_scale_is_a_copy() -> None:
+def test_a_copy_of_any_scale_is_a_copy():
     found = overlaps({1: random_payload(LAYOUT, 5, size=0.01), 5: HONEST[5], 7: random_payload(LAYOUT, 5, size=50.0)})
     assert found == {1: Likeness(uid=5, share=1.0), 5: Likeness(uid=1, share=1.0), 7: Likeness(uid=1, share=1.0)}
 
 
-def test_a_payload_of_one_chunk_makes_nobody_a_copier() -> None:
+def test_a_payload_of_one_chunk_makes_nobody_a_copier():
     """A single chunk whose places can be guessed is a copy of everybody's, but nobody's payload is a copy of it."""
     alike = random_update(LAYOUT, 0)["a"][:8, :8]
     crowd = {}
@@ -129,7 +120,7 @@ def test_a_payload_of_one_chunk_makes_nobody_a_copier() -> None:
 # Norms.
 
 
-def test_norms_are_taken_over_the_lower_median_of_those_that_say_something() -> None:
+def test_norms_are_taken_over_the_lower_median_of_those_that_say_something():
     payloads = {uid: random_payload(LAYOUT, 7, size=size) for uid, size in {2: 1.0, 3: 2.0, 4: 4.0, 5: 64.0}.items()}
     assert norm_ratios(payloads, LAYOUT) == {2: 0.5, 3: 1.0, 4: 2.0, 5: 32.0}
     assert norm_ratios({5: payloads[5]}, LAYOUT) == {5: 1.0}
@@ -152,11 +143,11 @@ OLD = {"measured": SCORING.own_data_windows, "applied": SCORING.overlap_grace_wi
 UNPROVEN = {"measured": 3, "applied": SCORING.overlap_grace_windows}
 
 
-def of(seed: int) -> Payload:
+def of(seed):
     return random_payload(LAYOUT, seed)
 
 
-def sent_again(seed: int) -> Payload:
+def sent_again(seed):
     """The payload of an honest miner that was not applied before: its error feedback stays, its update is another."""
     kept = FeedbackState(random_update(LAYOUT, 1000), 10)
     update = {name: 0.3 * tensor for name, tensor in random_update(LAYOUT, seed).items()}
@@ -164,11 +155,11 @@ def sent_again(seed: int) -> Payload:
     return Payload.of(Header(LAYOUT.recipe, 1, AUTHOR_UID, HOTKEY, LAYOUT.digest), coded, LAYOUT)
 
 
-def share(one: Payload, other: Payload) -> float:
+def share(one, other):
     return float(similarity([one, other], LAYOUT).taken[0, 1])
 
 
-def judged(windows: Iterable[Mapping[int, Payload]], *, applied: frozenset[int]) -> Evidence:
+def judged(windows, *, applied):
     """The evidence of the last of some windows, of which every validator keeps the payloads."""
     kept: dict[str, Payload] = {}
     cards = {uid: veteran(uid, **(OLD if uid == AUTHOR_UID else UNPROVEN)) for uid in (AUTHOR_UID, COPIER, STRANGER)}
@@ -194,7 +185,7 @@ def judged(windows: Iterable[Mapping[int, Payload]], *, applied: frozenset[int])
 
 
 @pytest.mark.parametrize("copied", ["a", "ab", "abc", "abcd"])
-def test_a_copy_of_a_payload_that_was_not_applied_costs_the_copier_only(copied: str) -> None:
+def test_a_copy_of_a_payload_that_was_not_applied_costs_the_copier_only(copied):
     """The copier hits what the miner sends again, and gets nothing for it, however much it takes over."""
     first, second = sent_again(2000), sent_again(2001)
     assert share(first, second) >= LEVEL, "so the copy is like what comes next"
@@ -211,9 +202,7 @@ def test_a_copy_of_a_payload_that_was_not_applied_costs_the_copier_only(copied: 
 
 @settings(max_examples=40)
 @given(now=st.tuples(parts, parts), past=st.tuples(parts, parts))
-def test_of_two_similar_payloads_at_least_one_pays(
-    now: tuple[list[int], list[int]], past: tuple[list[int], list[int]]
-) -> None:
+def test_of_two_similar_payloads_at_least_one_pays(now, past):
     """A payload that excuses another by repeating its earlier one pays for the repetition."""
     payloads = dict(zip((AUTHOR_UID, COPIER), map(patched, now), strict=True))
     earlier = dict(zip((AUTHOR_UID, COPIER), map(patched, past), strict=True))
@@ -229,7 +218,7 @@ def test_of_two_similar_payloads_at_least_one_pays(
 # What likeness costs.
 
 
-def test_payloads_that_are_alike_are_paid_as_one() -> None:
+def test_payloads_that_are_alike_are_paid_as_one():
     """Three uids of one trainer, of whom two name the third, share one value; a fourth miner is not concerned."""
     alike = [revealed(2, overlap=like(3, 0.9)), revealed(3, overlap=like(2, 0.9)), revealed(4, overlap=like(2, 0.4))]
     others = [revealed(5, overlap=like(2, 0.399))]

@@ -1,25 +1,19 @@
 """The evaluator against plain models: first-order gains, exact losses, untouched parameters, bounded memory."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from templar import interrupt
 from templar.agreement.state import parameters_digest
 from templar.errors import TransientError
-from templar.gradient import Recipe
 from templar.gradient.aggregate import single_update, target_norms
-from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
 from templar.hparams import load_hparams
 from templar.scoring.evaluation_plan import SPARE
-from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.measure import Evaluator
 from templar.training import loss
 from templar.training.loss import micro_batch_losses, sequence_losses, single_threaded, token_losses
@@ -36,7 +30,7 @@ ROUND = 1e-5
 """Float32 over some hundreds of additions."""
 
 
-def layout_of(recipe: Recipe = "sparseloco", *, use_dct: bool = False) -> Layout:
+def layout_of(recipe="sparseloco", *, use_dct=False):
     gradient = HPARAMS.gradient.model_copy(update={"use_dct": use_dct})
     return Layout.of(parameter_shapes(MODEL), gradient, recipe)
 
@@ -48,7 +42,7 @@ SEGMENTS = {uid: RNG.integers(0, MODEL.vocab_size, (n, 16), dtype=np.int32) for 
 DAMPED = 0.01
 
 
-def payloads_of(layout: Layout) -> dict[int, Payload]:
+def payloads_of(layout):
     """A helpful payload, two random ones, one too large, and a zero one."""
     helps = gradient_of(build_model(MODEL), SEGMENTS[4])
     chance = {uid: random_payload(layout, uid, size=DAMPED) for uid in (9, 12)}
@@ -60,7 +54,7 @@ def payloads_of(layout: Layout) -> dict[int, Payload]:
     }
 
 
-def gradient_of(net: nn.Module, tokens: np.ndarray) -> dict[str, Tensor]:
+def gradient_of(net, tokens):
     """Return the gradient of the sum of the sequences' losses, by plain autograd."""
     net.zero_grad()
     losses = token_losses(net, torch.from_numpy(tokens)).mean(dim=1)
@@ -69,31 +63,22 @@ def gradient_of(net: nn.Module, tokens: np.ndarray) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def payloads() -> dict[int, Payload]:
+def payloads():
     return payloads_of(LAYOUT)
 
 
 @pytest.fixture
-def params() -> dict[str, Tensor]:
+def params():
     return {name: tensor.clone() for name, tensor in parameters_of(build_model(MODEL)).items()}
 
 
 @pytest.fixture(autouse=True)
-def _no_stop_is_left() -> Iterator[None]:
+def _no_stop_is_left():
     yield
     interrupt.clear_stop()
 
 
-def evaluator(
-    params: Mapping[str, Tensor],
-    payloads: Mapping[int, Payload],
-    *,
-    segments: Mapping[int, np.ndarray] | None = None,
-    layout: Layout = LAYOUT,
-    targets: Mapping[str, int] | None = None,
-    factor: float = FACTOR,
-    model: nn.Module | None = None,
-) -> Evaluator:
+def evaluator(params, payloads, *, segments=None, layout=LAYOUT, targets=None, factor=FACTOR, model=None):
     return Evaluator(
         build_model(MODEL) if model is None else model,
         params,
@@ -106,9 +91,7 @@ def evaluator(
     )
 
 
-def measured(
-    measuring: Evaluator, plan: Mapping[int, Sequence[int]]
-) -> tuple[dict[int, Estimate], dict[int, Measurement]]:
+def measured(measuring, plan):
     estimates = measuring.estimate(list(plan))
     return estimates, measuring.measure(plan)
 
@@ -116,7 +99,7 @@ def measured(
 PLAN = {9: (4, SPARE), 30: (9, 4), 31: (4, 9, SPARE), 4: (9,)}
 
 
-def mean_loss(params: Mapping[str, Tensor], owners: Sequence[int]) -> float | None:
+def mean_loss(params, owners):
     """Return the mean loss of a separate model with these parameters."""
     net = build_model(MODEL)
     load_parameters(net, params)
@@ -129,7 +112,7 @@ def mean_loss(params: Mapping[str, Tensor], owners: Sequence[int]) -> float | No
     return math.fsum(losses) / len(losses) if losses else None
 
 
-def moved(params: Mapping[str, Tensor], payloads: Mapping[int, Payload], uid: int, step: float) -> dict[str, Tensor]:
+def moved(params, payloads, uid, step):
     update = single_update(payloads[uid], LAYOUT, target_norms(list(payloads.values()), LAYOUT))
     return {name: tensor - step * update[name] for name, tensor in params.items()}
 
@@ -137,9 +120,7 @@ def moved(params: Mapping[str, Tensor], payloads: Mapping[int, Payload], uid: in
 # Exact losses.
 
 
-def test_losses_before_and_after_are_those_of_two_models(
-    params: dict[str, Tensor], payloads: dict[int, Payload]
-) -> None:
+def test_losses_before_and_after_are_those_of_two_models(params, payloads):
     """Bit for bit: within the gradients' forward pass and without one, moved in place and made anew."""
     measuring = evaluator(params, payloads)
     assert measuring.loss is None, "before anything is measured"
@@ -161,7 +142,7 @@ def test_losses_before_and_after_are_those_of_two_models(
 
 
 @pytest.mark.parametrize(("recipe", "use_dct"), [("sparseloco", False), ("demo", True)])
-def test_gains_are_directional_derivatives(params: dict[str, Tensor], recipe: Recipe, use_dct: bool) -> None:
+def test_gains_are_directional_derivatives(params, recipe, use_dct):
     """Against autograd's gradients of each segment alone, multiplied with the whole update in float64."""
     layout = layout_of(recipe, use_dct=use_dct)
     payloads = payloads_of(layout)
@@ -173,7 +154,7 @@ def test_gains_are_directional_derivatives(params: dict[str, Tensor], recipe: Re
     for uid, payload in payloads.items():
         update = single_update(payload, layout, targets)
 
-        def gain(owners: Sequence[int], update: Mapping[str, Tensor] = update) -> Any:
+        def gain(owners, update=update):
             """The mean gain on some segments."""
             known = [owner for owner in owners if owner in SEGMENTS]
             count = sum(len(SEGMENTS[owner]) for owner in known)
@@ -188,9 +169,7 @@ def test_gains_are_directional_derivatives(params: dict[str, Tensor], recipe: Re
     assert estimates[4].own_gain > 0, "along its own gradient the loss falls"
 
 
-def test_the_expectation_is_the_median_gain_of_the_other_exact_miners(
-    params: dict[str, Tensor], payloads: dict[int, Payload]
-) -> None:
+def test_the_expectation_is_the_median_gain_of_the_other_exact_miners(params, payloads):
     exact_uids = [4, 9, 12, 30]
     estimates = evaluator(params, payloads).estimate(exact_uids)
     net = build_model(MODEL)
@@ -213,7 +192,7 @@ def test_the_expectation_is_the_median_gain_of_the_other_exact_miners(
 # Determinism.
 
 
-def test_neither_order_nor_threads_change_a_bit(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+def test_neither_order_nor_threads_change_a_bit(params, payloads):
     plain = measured(evaluator(params, payloads), PLAN)
     for count, order in ((1, sorted(payloads, reverse=True)), (3, [31, 4, 12, 30, 9])):
         with threads(count):
@@ -226,14 +205,12 @@ def test_neither_order_nor_threads_change_a_bit(params: dict[str, Tensor], paylo
 # Nothing is written.
 
 
-def pointers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def pointers(tensors):
     return {name: tensor.data_ptr() for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("factor", [FACTOR, 1e30, math.nan])
-def test_measuring_never_touches_the_agreed_parameters(
-    params: dict[str, Tensor], payloads: dict[int, Payload], factor: float
-) -> None:
+def test_measuring_never_touches_the_agreed_parameters(params, payloads, factor):
     before, net = parameters_digest(params), build_model(MODEL)
     measured(evaluator(params, payloads, model=net, factor=factor), PLAN)
     assert parameters_digest(params) == before
@@ -243,17 +220,11 @@ def test_measuring_never_touches_the_agreed_parameters(
 
 @pytest.mark.parametrize("failure", [interrupt.StoppedError, TransientError])
 @pytest.mark.parametrize("passes", [3, 8])
-def test_a_stop_or_a_failure_never_touches_the_agreed_parameters(
-    params: dict[str, Tensor],
-    payloads: dict[int, Payload],
-    passes: int,
-    failure: type[BaseException],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stop_or_a_failure_never_touches_the_agreed_parameters(params, payloads, passes, failure, monkeypatch):
     """After so many forward passes: there are five for the estimate, and more for what is measured exactly."""
     before, net, done = parameters_digest(params), build_model(MODEL), []
 
-    def interfere(net: nn.Module, tokens: Tensor) -> Tensor:
+    def interfere(net, tokens):
         done.append(1)
         if len(done) == passes:
             if failure is TransientError:
@@ -275,7 +246,7 @@ def test_a_stop_or_a_failure_never_touches_the_agreed_parameters(
 # Infinite losses, and missing data.
 
 
-def test_a_loss_that_is_not_finite_afterwards_is_none(params: dict[str, Tensor]) -> None:
+def test_a_loss_that_is_not_finite_afterwards_is_none(params):
     huge = {4: random_payload(LAYOUT, 4, size=1000.0), 31: zero_payload(LAYOUT)}
     estimates, found = measured(evaluator(params, huge, factor=1e38), {4: (9,), 31: (4,)})
     assert (found[4].own_after, found[4].random_after) == (None, None)
@@ -284,7 +255,7 @@ def test_a_loss_that_is_not_finite_afterwards_is_none(params: dict[str, Tensor])
     assert estimates[4].own_gain is not None
 
 
-def test_a_model_that_is_not_finite_measures_nothing(params: dict[str, Tensor], payloads: dict[int, Payload]) -> None:
+def test_a_model_that_is_not_finite_measures_nothing(params, payloads):
     broken = {name: torch.full_like(tensor, math.nan) for name, tensor in params.items()}
     measuring = evaluator(broken, payloads)
     estimates, found = measured(measuring, PLAN)
@@ -296,9 +267,7 @@ def test_a_model_that_is_not_finite_measures_nothing(params: dict[str, Tensor], 
     assert all(each.own_before is each.random_before is None for each in found.values())
 
 
-def test_a_miner_alone_has_no_data_of_others_and_another_model_none_at_all(
-    params: dict[str, Tensor], payloads: dict[int, Payload]
-) -> None:
+def test_a_miner_alone_has_no_data_of_others_and_another_model_none_at_all(params, payloads):
     alone = {4: SEGMENTS[4]}
     estimates, found = measured(evaluator(params, {4: payloads[4]}, segments=alone), {4: ()})
     assert (estimates[4].random_before, estimates[4].random_gain) == (None, None)
@@ -318,7 +287,7 @@ PYTHON_BYTES = 1 << 20
     ("recipe", "use_dct", "length"),
     [("sparseloco", False, 8), pytest.param("demo", True, 64, marks=pytest.mark.slow)],
 )
-def test_memory_is_the_model_one_update_and_the_activations(recipe: Recipe, use_dct: bool, length: int) -> None:
+def test_memory_is_the_model_one_update_and_the_activations(recipe, use_dct, length):
     """Of two million parameters. Activations are the memory of one plain pass forward and back.
 
     A transform makes one tensor dense, in float64: it hides behind the activations of more than a few tokens.
@@ -331,12 +300,12 @@ def test_memory_is_the_model_one_update_and_the_activations(recipe: Recipe, use_
     segments = {uid: RNG.integers(0, 1024, (4, length), dtype=np.int32) for uid in (1, 2)}
     payloads = {uid: random_payload(layout, uid, size=1e-3) for uid in segments}
 
-    def evaluate() -> None:
+    def evaluate():
         measuring = Evaluator(net, params, segments, payloads, layout=layout, micro_batch_size=4, factor=FACTOR,
                               targets=target_norms(list(payloads.values()), layout))  # fmt: skip
         measured(measuring, {1: (2,)})
 
-    def pass_once() -> None:
+    def pass_once():
         with single_threaded():
             for losses in micro_batch_losses(net, torch.from_numpy(segments[1]), micro_batch_size=4):
                 torch.autograd.backward(losses.sum())

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is 
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_device_finds_the_numbers_of_the_cpu_within_the_tolerance(precision: str) -> None:
+def test_a_device_finds_the_numbers_of_the_cpu_within_the_tolerance(precision):
     settings = TrainerSettings.model_validate({"device": "cuda", "precision": precision, "repeatable": False})
     measuring = evaluator(settings)
     before = parameters_digest(measuring.params)

@@ -1,19 +1,16 @@
 """Evaluation as the operator chose it: near the repeatable numbers on every device, and clear where it cannot be."""
 
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from templar.agreement.state import parameters_digest
 from templar.errors import PermanentError, Reason
 from templar.hparams import TrainerSettings, load_hparams
 from templar.scoring import meter
 from templar.scoring.differences import compare_facts
-from templar.scoring.evidence import MeasuredOn, WindowFacts
+from templar.scoring.evidence import MeasuredOn
 from templar.scoring.meter import Meter
 from templar.training import loss
 from templar.training.loss import mean_loss, token_losses
@@ -27,7 +24,7 @@ AUTO = FAST.model_copy(update={"micro_batch": "auto"})
 
 
 @pytest.fixture(scope="module")
-def repeatable() -> WindowFacts:
+def repeatable():
     return facts(evaluator(TrainerSettings()))
 
 
@@ -42,9 +39,7 @@ def repeatable() -> WindowFacts:
         ({"ranks": 5, "micro_batch": "auto"}, "float32"),
     ],
 )
-def test_other_settings_find_the_same_within_the_tolerance(
-    repeatable: WindowFacts, changes: dict[str, Any], precision: str
-) -> None:
+def test_other_settings_find_the_same_within_the_tolerance(repeatable, changes, precision):
     measuring = evaluator(FAST.model_copy(update=changes))
     before = parameters_digest(measuring.params)
     found = facts(measuring)
@@ -57,19 +52,19 @@ def test_other_settings_find_the_same_within_the_tolerance(
     assert parameters_digest(measuring.params) == before
 
 
-def test_the_default_is_repeatable_and_says_so(repeatable: WindowFacts) -> None:
+def test_the_default_is_repeatable_and_says_so(repeatable):
     assert repeatable.measured_on == MeasuredOn(device="cpu", precision="float32", repeatable=True)
     assert facts(evaluator(TrainerSettings())) == repeatable
     for changes in ({"micro_batch": "auto"}, {"micro_batch": 4}, {"checkpoint_layers": 1}):
         assert not Meter(TrainerSettings(**changes)).repeatable, "another micro-batch changes last bits"
 
 
-def test_several_devices_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_devices_share_the_work(monkeypatch):
     """Each passes over a part of the segments, and none twice; a device that fails ends the evaluation."""
     passed: dict[int, list[int]] = defaultdict(list)
     real = meter.hidden_states
 
-    def noting(net: nn.Module, tokens: Tensor, **options: Any) -> Tensor:
+    def noting(net, tokens, **options):
         passed[id(net)].append(len(tokens))
         return real(net, tokens, **options)
 
@@ -87,10 +82,10 @@ def test_several_devices_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None
 class Full:
     """A loss that runs out of memory with more than so many sequences, once a number of passes have succeeded."""
 
-    def __init__(self, most: int, real: Callable[..., Tensor], passes: int = 0) -> None:
+    def __init__(self, most, real, passes=0):
         self.most, self.real, self.passes, self.sizes = most, real, passes, list[int]()
 
-    def __call__(self, *arguments: Any, **options: Any) -> Tensor:
+    def __call__(self, *arguments, **options):
         size = len(arguments[1]) if self.real is token_losses else len(arguments[0]) // (LENGTH - 1)
         self.sizes.append(size)
         if size > self.most and len(self.sizes) > self.passes:
@@ -99,9 +94,7 @@ class Full:
 
 
 @pytest.mark.parametrize("passes", [0, 2, 6])
-def test_auto_halves_the_micro_batch_and_begins_again(
-    repeatable: WindowFacts, passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_halves_the_micro_batch_and_begins_again(repeatable, passes, monkeypatch):
     """Before anything, within the gradients of the second segment, and in an exact measurement."""
     full = Full(4, mean_loss, passes)
     monkeypatch.setattr(meter, "mean_loss", full)
@@ -123,9 +116,7 @@ def test_auto_halves_the_micro_batch_and_begins_again(
         (AUTO, "TEMPLAR_CHECKPOINT_LAYERS=1"),
     ],
 )
-def test_an_evaluation_without_memory_says_what_to_set(
-    settings: TrainerSettings, remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_without_memory_says_what_to_set(settings, remedy, monkeypatch):
     """Numbers that may not change are not measured in another way."""
     monkeypatch.setattr(meter, "mean_loss", Full(0, mean_loss))
     monkeypatch.setattr(loss, "token_losses", Full(0, token_losses))
@@ -146,13 +137,13 @@ def test_an_evaluation_without_memory_says_what_to_set(
         ({"micro_batch": 3}, "TEMPLAR_MICRO_BATCH is 3 and does not divide scoring.eval_micro_batch_size 8"),
     ],
 )
-def test_settings_that_an_evaluation_cannot_keep_are_named(changes: dict[str, Any], problem: str) -> None:
+def test_settings_that_an_evaluation_cannot_keep_are_named(changes, problem):
     with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
         Meter(FAST.model_copy(update=changes)).check(HPARAMS)
     assert problem in caught.value.message
 
 
-def test_a_model_that_does_not_fit_is_refused_before_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_is_refused_before_an_evaluation(monkeypatch):
     one, two = Meter(FAST), Meter(FAST.model_copy(update={"ranks": 2, "threads": 2}))
     length = HPARAMS.data.sequence_length
     needed = estimated_bytes(

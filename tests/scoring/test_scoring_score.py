@@ -2,16 +2,13 @@
 
 import math
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 from scoring_cases import alike, cards, estimates, measurements, plain
 
 from templar.hparams import Scoring, load_hparams
-from templar.scoring.evidence import Estimate, Measurement
 from templar.scoring.score import (
     WORST_SCORE,
     CurvaturePrior,
@@ -42,13 +39,7 @@ finite = st.floats(-1e30, 1e30)
     crowd=st.lists(estimates, max_size=5),
     measured=st.lists(measurements, max_size=5),
 )
-def test_the_second_implementation_scores_the_same(
-    linear: Estimate,
-    exact: Measurement | None,
-    card: ScoreCard,
-    crowd: list[Estimate],
-    measured: list[Measurement],
-) -> None:
+def test_the_second_implementation_scores_the_same(linear, exact, card, crowd, measured):
     """With the curvature that is assumed of a miner from what was measured of others."""
     prior = CurvaturePrior.of(crowd, measured, RATIO)
     assumed = Judge.assumed(list(map(plain, crowd)), list(map(plain, measured)), RATIO)
@@ -63,7 +54,7 @@ def test_the_second_implementation_scores_the_same(
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan, None])
-def test_a_number_that_is_not_finite_scores_worst(bad: float | None) -> None:
+def test_a_number_that_is_not_finite_scores_worst(bad):
     assert improvement(4.0, bad) == relative_gain(4.0, bad) == WORST_SCORE
     assert improvement(None, bad) == relative_gain(None, bad) == relative_gain(0.0, bad) == 0.0
 
@@ -79,23 +70,17 @@ worse_gain = st.none() | st.floats(-50, 0)
     typical=curves,
     falls=st.tuples(worse_gain, worse_gain, st.none() | st.floats(0, 20), st.none() | st.floats(0, 20)),
 )
-def test_scores_are_finite_and_doing_worse_is_never_better(
-    linear: Estimate,
-    exact: Measurement | None,
-    known: float | None,
-    typical: float,
-    falls: tuple[float | None, float | None, float | None, float | None],
-) -> None:
+def test_scores_are_finite_and_doing_worse_is_never_better(linear, exact, known, typical, falls):
     """As long as a gain is not large: a large one says little of the loss."""
 
-    def scored(linear: Estimate, exact: Measurement | None) -> WindowScore:
+    def scored(linear, exact):
         found = score_payload(linear, exact, ScoreCard(curvature=known), CurvaturePrior(typical))
         assert WORST_SCORE <= found.gradient_score == round(found.gradient_score, 10) < math.inf
         assert math.copysign(1, found.gradient_score) == 1 or found.gradient_score < 0, "no zero is negative"
         assert -1 <= found.own_excess == round(found.own_excess, 10) <= 1
         return found
 
-    def worse(body: BaseModel, name: str, change: float | None) -> Any:
+    def worse(body, name, change):
         value = getattr(body, name)
         return body.model_copy(update={name: None if value is None or change is None else value + change})
 
@@ -117,15 +102,13 @@ gained = st.lists(st.integers(-8, 8).map(lambda number: number / 8), max_size=9)
 
 
 @given(gained=gained, own=st.floats(-2, 2) | st.sampled_from([0.0, -0.25, 0.25]))
-def test_the_second_implementation_counts_as_much_against_a_place(gained: list[float], own: float) -> None:
+def test_the_second_implementation_counts_as_much_against_a_place(gained, own):
     assert alike(counted_against(own, gained), Judge.fruitless(own, gained))
     assert alike(clarity(gained), Judge.fruitless(0.0, gained))
 
 
 @given(st.lists(st.tuples(WORTH, st.booleans()), max_size=80))
-def test_only_clear_windows_without_an_advantage_cost_a_place_and_each_exclusion_is_longer(
-    windows: list[tuple[float, bool]],
-) -> None:
+def test_only_clear_windows_without_an_advantage_cost_a_place_and_each_exclusion_is_longer(windows):
     card, streak, since = FRESH, 0.0, 0
     for window, (counted, works) in enumerate(windows):
         card = placed(card.model_copy(update={"advantage": 0.1 if works else 0.0}), counted, window, PLACES)
@@ -153,7 +136,7 @@ def test_only_clear_windows_without_an_advantage_cost_a_place_and_each_exclusion
     sync=st.floats(0, 1),
     indicator=st.sampled_from([-1, 1]),
 )
-def test_a_card_keeps_rounded_numbers(rating: Rating, average: float, sync: float, indicator: int) -> None:
+def test_a_card_keeps_rounded_numbers(rating, average, sync, indicator):
     found, before = WindowScore(0.1, indicator, 0.5, 1 / 3), veteran(1, binary_average=average)
     card = next_card(before, found, rating, gained=1 / 7, excess=1 / 9, sync=sync, window=9, scoring=SCORING)
     for number in card.model_dump(exclude_none=True).values():
@@ -171,11 +154,11 @@ LARGE_GAIN = 0.9
 FALLEN_SHORT = measurement(-0.2, LARGE_GAIN)
 
 
-def prior(*measured: Measurement, estimates: list[Estimate] | None = None) -> CurvaturePrior:
+def prior(*measured, estimates=None):
     return CurvaturePrior.of([*CROWD, estimate(LARGE_GAIN)] if estimates is None else estimates, measured, RATIO)
 
 
-def assumed_score(linear: float, found: CurvaturePrior, known: float | None = None, predicted: float = 0.0) -> float:
+def assumed_score(linear, found, known=None, predicted=0.0):
     return score_payload(
         estimate(linear), None, ScoreCard(curvature=known, predicted_gain=predicted), found
     ).gradient_score
@@ -185,9 +168,7 @@ def assumed_score(linear: float, found: CurvaturePrior, known: float | None = No
 @pytest.mark.parametrize(
     "measured", [[FALLEN_SHORT], [*ORDINARY, FALLEN_SHORT], ORDINARY, [*ORDINARY, measurement(0.15, 0.16)]]
 )
-def test_a_predicted_gain_of_a_size_that_was_never_measured_is_not_paid(
-    measured: list[Measurement], known: float | None, predicted: float
-) -> None:
+def test_a_predicted_gain_of_a_size_that_was_never_measured_is_not_paid(measured, known, predicted):
     """It scores like others of that size, or else like one that is just not large."""
     found = prior(*measured)
     largest = assumed_score(RATIO * TYPICAL, prior(*ORDINARY))
@@ -195,7 +176,7 @@ def test_a_predicted_gain_of_a_size_that_was_never_measured_is_not_paid(
     assert assumed_score(LARGE_GAIN, found, known, predicted) <= (0.0 if FALLEN_SHORT in measured else largest + 1e-10)
 
 
-def test_no_minority_of_the_measured_decides() -> None:
+def test_no_minority_of_the_measured_decides():
     """Neither one that doubles the loss, nor one that turns the sign, nor one that predicts far more."""
     broken = [measurement(-0.2, LARGE_GAIN), measurement(-0.1, 0.8), measurement(0.0, 0.85)]
     for cheat in (measurement(-1.0, 3.0), measurement(-1.0, -1.0), measurement(None, 0.2), measurement(9.0, 9.0)):
@@ -206,7 +187,7 @@ def test_no_minority_of_the_measured_decides() -> None:
         assert 0.6 < assumed_score(0.7, prior(*ORDINARY, *kept, cheat)) < 0.7
 
 
-def test_among_idle_miners_a_working_one_scores_like_them_until_it_is_measured() -> None:
+def test_among_idle_miners_a_working_one_scores_like_them_until_it_is_measured():
     nothing = [estimate(0.0) for _ in range(7)]
     noise = [measurement(-0.0002, -0.0001), measurement(-0.0002, 0.00001), measurement(-0.0003, 0.00001)]
     found = prior(*noise, estimates=[*nothing, estimate(0.05)])
@@ -223,9 +204,7 @@ def test_among_idle_miners_a_working_one_scores_like_them_until_it_is_measured()
     known=st.none() | st.floats(-2, 2),
     predicted=finite,
 )
-def test_an_assumed_curvature_is_finite_and_independent_of_the_order(
-    estimates: list[Estimate], measured: list[Measurement], linear: float, known: float | None, predicted: float
-) -> None:
+def test_an_assumed_curvature_is_finite_and_independent_of_the_order(estimates, measured, linear, known, predicted):
     found = CurvaturePrior.of(estimates, measured, RATIO)
     curvature = found.curvature(linear, known, predicted)
     assert math.isfinite(curvature)

@@ -9,9 +9,8 @@ from scoring_cases import body_of, cards, plain
 
 from templar.errors import Reason
 from templar.hparams import Penalty, load_hparams
-from templar.scoring.evidence import MinerFacts
 from templar.scoring.slashing import MIN_FINAL, Slash, late_slashes
-from templar.scoring.standing import FRESH, Event, Rating, ScoreCard
+from templar.scoring.standing import FRESH, Event, Rating
 from tests.docs.second_implementation import Judge
 from tests.support.facts import absent, like, measurement, revealed, veteran, window_of
 
@@ -33,19 +32,19 @@ DOCUMENTED = {
 penalties = st.builds(Penalty, final=st.floats(0, 1), average=st.floats(0, 1), reset=st.booleans())
 
 
-def slashed(card: ScoreCard, penalty: Penalty) -> ScoreCard:
+def slashed(card, penalty):
     return Slash(Event.MISSING, Reason.COMMIT_MISSING, penalty).apply(card)
 
 
 @pytest.mark.parametrize("preset", DOCUMENTED)
-def test_the_table_is_the_documented_one(preset: str) -> None:
+def test_the_table_is_the_documented_one(preset):
     table = load_hparams(preset).scoring.slashing
     assert {event: getattr(table, event) for event in DOCUMENTED[preset]} == DOCUMENTED[preset]
 
 
 @settings(max_examples=100)
 @given(card=cards, penalty=penalties)
-def test_a_penalty_improves_nothing_and_a_reset_keeps_a_worse_rating(card: ScoreCard, penalty: Penalty) -> None:
+def test_a_penalty_improves_nothing_and_a_reset_keeps_a_worse_rating(card, penalty):
     """Positive scores shrink, up to the digits that are kept; others stay as they are, bit for bit."""
     after = slashed(card, penalty)
     for before, now in ((card.final, after.final), (card.binary_average, after.binary_average)):
@@ -62,7 +61,7 @@ def test_a_penalty_improves_nothing_and_a_reset_keeps_a_worse_rating(card: Score
 
 
 @pytest.mark.parametrize(("final", "left"), [(2e-4, 1.5e-4), (1.34e-4, 1.005e-4), (1.33e-4, 0.0), (1e-12, 0.0)])
-def test_a_final_score_below_the_minimum_becomes_zero(final: float, left: float) -> None:
+def test_a_final_score_below_the_minimum_becomes_zero(final, left):
     assert MIN_FINAL == 1e-4
     assert slashed(veteran(7, final=final), SCORING.slashing.missing).final == pytest.approx(left, abs=1e-15)
 
@@ -76,16 +75,14 @@ CROWDS = [WELL, WELL + WAITING, WELL[:1] + WAITING, *FAILING]
 """Others of whom a validator reads most or few; below 40 % of success two of five are not, and one of five is."""
 
 
-def late(
-    miner: MinerFacts, *others: MinerFacts, roster: str | None = "d" * 64, inactive: bool = False
-) -> list[tuple[str, Reason]]:
+def late(miner, *others, roster="d" * 64, inactive=False):
     """Return the events of a miner's window and their reasons, in a window with these others."""
     window = window_of(miner, *others, roster=roster)
     return [(each.event, each.reason) for each in late_slashes(FRESH, miner, window, SCORING, inactive=inactive)]
 
 
 @pytest.mark.parametrize("reason", [None, *Reason])
-def test_an_absence_is_held_against_the_miner_that_is_to_blame(reason: Reason | None) -> None:
+def test_an_absence_is_held_against_the_miner_that_is_to_blame(reason):
     tiers, both = ("gather", "reserve", "other"), (True, False)
     for others, tier, roster, assigned, inactive in itertools.product(CROWDS, tiers, ("d" * 64, None), both, both):
         miner = absent(2, reason, tier=tier, assigned=assigned)
@@ -95,7 +92,7 @@ def test_an_absence_is_held_against_the_miner_that_is_to_blame(reason: Reason | 
 
 
 @pytest.mark.parametrize("reason", [Reason.STORE_BUSY, Reason.TOO_SLOW, Reason.CHAIN_UNREACHABLE])
-def test_the_success_rate_is_of_the_readable_gather_tier(reason: Reason) -> None:
+def test_the_success_rate_is_of_the_readable_gather_tier(reason):
     failures = [absent(uid, tier=tier) for uid, tier in enumerate(("reserve", "other", "other", "other"), 3)]
     assert window_of(revealed(2), *failures).success_rate == 1
     assert window_of(absent(2), *map(revealed, (3, 4, 5))).success_rate == 0.75
@@ -105,7 +102,7 @@ def test_the_success_rate_is_of_the_readable_gather_tier(reason: Reason) -> None
     assert late(*everybody) == [("missing", Reason.COMMIT_MISSING)]
 
 
-def test_what_counts_costs_nothing_up_to_the_limits_and_events_add_up() -> None:
+def test_what_counts_costs_nothing_up_to_the_limits_and_events_add_up():
     fine = revealed(2, measurement=measurement(-0.5, 0.1, own=-0.5), windows_behind=3,
                     norm_ratio=10.0, overlap=like(3, 1.0), repeat=like(2, 1.0))  # fmt: skip
     assert late(fine) == late(fine.model_copy(update={"applied": False})) == []

@@ -1,7 +1,6 @@
 """Cards and bans of miners, and Plackett-Luce ratings against the published numbers of the reference."""
 
 import math
-from collections.abc import Sequence
 
 import openskill
 import pytest
@@ -13,7 +12,7 @@ from tests.docs.second_implementation import Judge
 from tests.support.facts import bucket, hotkey, veteran
 
 
-def test_a_card_is_found_by_its_hotkey_registered_or_departed() -> None:
+def test_a_card_is_found_by_its_hotkey_registered_or_departed():
     here, there, once = veteran(2, final=1.0), veteran(3, final=2.0), veteran(2, final=3.0)
     standing = Standing(cards={hotkey(2): here}, departed={hotkey(3): there, hotkey(2): once})
     assert standing.card(hotkey(2)) == here, "who is here is not gone"
@@ -22,7 +21,7 @@ def test_a_card_is_found_by_its_hotkey_registered_or_departed() -> None:
 
 
 @pytest.mark.parametrize(("window", "banned"), [(0, True), (9, True), (10, True), (11, False)])
-def test_a_ban_is_of_hotkey_or_bucket_up_to_its_last_window(window: int, banned: bool) -> None:
+def test_a_ban_is_of_hotkey_or_bucket_up_to_its_last_window(window, banned):
     standing = Standing(bans={hotkey(2): 10, bucket(3): 10})
     assert standing.is_banned(window, hotkey(2), bucket(9)) is banned
     assert standing.is_banned(window, hotkey(2), None) is banned
@@ -32,7 +31,7 @@ def test_a_ban_is_of_hotkey_or_bucket_up_to_its_last_window(window: int, banned:
 
 
 @given(st.floats(-1e3, 1e3), st.integers(-5, 5))
-def test_a_rounded_score_is_independent_of_last_bits(value: float, bits: int) -> None:
+def test_a_rounded_score_is_independent_of_last_bits(value, bits):
     score = round_score(value)
     assert abs(score - value) <= 10.0**-DIGITS
     assert round_score(score) == score
@@ -51,7 +50,7 @@ MISRANKS_ZERO = "6.1.3"
 [.01, .03, -.02, 0.0] and 24.87 for its -.02, the other way round than the formula and the releases around it."""
 
 
-def rate_fresh(scores: Sequence[float], beta: float) -> list[Rating]:
+def rate_fresh(scores, beta):
     rated = rate({}, dict(enumerate(scores)), beta=beta, tau=TAU)
     return [rated[uid] for uid in range(len(scores))]
 
@@ -67,7 +66,7 @@ def rate_fresh(scores: Sequence[float], beta: float) -> list[Rating]:
         ([0.5, 0.1], 7.0, [(27.25620921, 8.16689646), (22.74379079, 8.16689646)]),
     ],
 )  # fmt: skip
-def test_known_ratings(scores: list[float], beta: float, expected: list[tuple[float, float]]) -> None:
+def test_known_ratings(scores, beta, expected):
     """Exactly 0.0 is what a null payload scores. Release 6.1.3 fails here; see MISRANKS_ZERO."""
     assert openskill.__version__ != MISRANKS_ZERO
     found = [(rating.mu, rating.sigma) for rating in rate_fresh(scores, beta)]
@@ -76,7 +75,7 @@ def test_known_ratings(scores: list[float], beta: float, expected: list[tuple[fl
     assert zero.mu > negative.mu
 
 
-def test_equal_scores_get_equal_ratings() -> None:
+def test_equal_scores_get_equal_ratings():
     """Releases 6.1.0a0 and 6.1.3 break or reward the tie: 26.2338/25.3085/23.4577 and 26.2338/26.2338/24.3831."""
     first, second, last = rate_fresh([1.0, 1.0, 0.0], 20.0)
     assert (first.mu, second.mu, last.mu) == pytest.approx((25.30845, 25.30845, 24.38309), abs=5e-6)
@@ -84,7 +83,7 @@ def test_equal_scores_get_equal_ratings() -> None:
     assert first.sigma == pytest.approx(8.32378602, abs=5e-9)
 
 
-def test_only_scored_miners_are_rated_and_alone_nobody_is() -> None:
+def test_only_scored_miners_are_rated_and_alone_nobody_is():
     before = {1: Rating(30.0, 5.0), 9: Rating(10.0, 5.0)}
     rated = rate(before, {1: 0.1, 2: 0.2}, beta=7.0, tau=TAU)
     assert set(rated) == {1, 2}
@@ -103,9 +102,7 @@ ratings = st.builds(Rating, mu=st.floats(0, 50), sigma=st.floats(0.5, SIGMA))
 
 @settings(max_examples=60)
 @given(scores=scores, known=st.dictionaries(st.integers(0, 255), ratings), beta=st.sampled_from([7.0, 20.0]))
-def test_the_library_computes_the_published_formula(
-    scores: dict[int, float], known: dict[int, Rating], beta: float
-) -> None:
+def test_the_library_computes_the_published_formula(scores, known, beta):
     """Ties, zeros and negative scores included."""
     before = {uid: known.get(uid, Rating()) for uid in scores}
     expected = Judge.rated({uid: (scores[uid], each.mu, each.sigma) for uid, each in before.items()}, beta, TAU)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scoring_cases import plain
 
-from templar.hparams import Peers, Weights, load_hparams
+from templar.hparams import load_hparams
 from templar.scoring.conclude import compute_weights
 from tests.docs.second_implementation import Judge
 
@@ -16,7 +16,7 @@ V0, V2 = load_hparams("templar-0.2.82"), load_hparams("templar-2.1.3")
 finals = st.dictionaries(st.integers(0, 63), st.floats(-50, 50, allow_nan=False), max_size=40)
 
 
-def ramp(num_miners: int) -> list[float]:
+def ramp(num_miners):
     """Weights by rank, best first, of miners with the uids 100, 101, ..."""
     weights = compute_weights({100 + rank: 1000.0 - rank for rank in range(num_miners)}, V2.weights, V2.peers)
     assert weights[1] == pytest.approx(0.5)
@@ -32,9 +32,7 @@ def ramp(num_miners: int) -> list[float]:
     burn=st.sampled_from([(0.0, None), (0.0, 1), (0.25, 1), (0.5, 0), (1.0, 1)]),
     peers=st.sampled_from([V2.peers, V2.peers.model_copy(update={"gather_peer_count": 3, "reserve_peer_count": 2})]),
 )
-def test_the_second_implementation_weighs_the_same(
-    finals: dict[int, float], step: float, rule: str, burn: tuple[float, int | None], peers: Peers
-) -> None:
+def test_the_second_implementation_weighs_the_same(finals, step, rule, burn, peers):
     """Ties over the last places of both tiers among them, and miners that earned nothing."""
     coarse = {uid: round(final / step) * step for uid, final in finals.items()}
     weights = V2.weights.model_copy(update={"rule": rule, "burn_rate": burn[0], "burn_uid": burn[1]})
@@ -42,7 +40,7 @@ def test_the_second_implementation_weighs_the_same(
     assert compute_weights(coarse, weights, peers) == pytest.approx(expected, abs=2e-10)
 
 
-def test_the_ramp_of_the_gather_tier_and_the_geometric_tail_of_the_reserve() -> None:
+def test_the_ramp_of_the_gather_tier_and_the_geometric_tail_of_the_reserve():
     assert ramp(3) == pytest.approx([0.222222, 0.166667, 0.111111], abs=5e-7)
     short, full = ramp(22), ramp(40)
     assert (short[0], short[19], *short[20:]) == pytest.approx((0.0325203, 0.0162602, 0.0081301, 0.0040650), abs=5e-8)
@@ -53,9 +51,7 @@ def test_the_ramp_of_the_gather_tier_and_the_geometric_tail_of_the_reserve() -> 
 
 @settings(max_examples=100)
 @given(finals=finals, step=st.sampled_from([0.01, 20.0]), rule=st.sampled_from([V0.weights, V2.weights]))
-def test_weights_sum_to_one_and_follow_the_order_of_the_scores(
-    finals: dict[int, float], step: float, rule: Weights
-) -> None:
+def test_weights_sum_to_one_and_follow_the_order_of_the_scores(finals, step, rule):
     """A lower score never earns more, and equal ones earn the same."""
     coarse = {uid: round(final / step) * step for uid, final in finals.items()}
     weights = compute_weights(coarse, rule, V2.peers)

@@ -1,7 +1,6 @@
 """Failures of a store behind a network."""
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +23,7 @@ from templar.store.s3_protocol import (
 )
 from tests.store.conftest import HEADERS, KEY, place_on, s3_store
 from tests.support.errors import error_of, reason_of
-from tests.support.scripted_server import Reply, Request, s3_error, scripted_server
+from tests.support.scripted_server import Reply, s3_error, scripted_server
 from tests.support.servers import random_key
 
 QUICK = S3Settings(
@@ -40,7 +39,6 @@ LISTING = "<ListBucketResult><IsTruncated>false</IsTruncated>{}</ListBucketResul
 VARIABLES = [*BOTOCORE_DEFAUT_SESSION_VARIABLES.values(), *DEFAULT_S3_CONFIG_VARS.values()]
 """All that botocore reads of the machine."""
 
-Script = Callable[[Request], Reply]
 UNREACHABLE = (TransientError, Reason.STORE_UNREACHABLE)
 
 

@@ -1,13 +1,12 @@
 """How much memory work takes at most: what PyTorch's and Python's allocators gave out, to the byte."""
 
 import tracemalloc
-from collections.abc import Callable
 from itertools import accumulate
 
 from torch.profiler import ProfilerActivity, profile
 
 
-def peak_bytes(work: Callable[[], object]) -> tuple[int, int]:
+def peak_bytes(work):
     """Bytes that work holds at most at a time beyond what was held before: tensors on the CPU, and Python with numpy.
 
     The two peaks need not be at the same moment: their sum is a bound. What is imported or compiled once had better be

@@ -5,13 +5,12 @@ from templar.exchange.signed import seal, unseal
 from templar.scoring.evidence import Evidence
 from templar.store.directory import DirectoryStore
 from templar.window import Action, drive_window
-from tests.support.prepared import PreparedNetwork
 
 VALIDATOR = 2
 """Its uid."""
 
 
-def run_alone(network: PreparedNetwork, num_windows: int, *, name: str = "validator") -> None:
+def run_alone(network, num_windows, *, name="validator"):
     """Let a node that has a quorum of the stake do its windows by itself, on simulated time."""
     first = network.first_window
     node = network.at(name, first).build(name)
@@ -20,13 +19,13 @@ def run_alone(network: PreparedNetwork, num_windows: int, *, name: str = "valida
     node.stop()
 
 
-def evidence_of(network: PreparedNetwork, window: int) -> Evidence:
+def evidence_of(network, window):
     data = DirectoryStore(network.bucket("validator")).get(
         window_key(Kind.EVIDENCE, window, VALIDATOR), max_bytes=Evidence.max_bytes
     )
     return unseal(data, Evidence).body
 
 
-def publish(network: PreparedNetwork, evidence: Evidence) -> None:
+def publish(network, evidence):
     key, signer = window_key(Kind.EVIDENCE, evidence.window, VALIDATOR), network.block("validator").wallet.open()
     DirectoryStore(network.bucket("validator")).put(key, seal(evidence, signer).encode())

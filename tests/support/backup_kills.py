@@ -29,7 +29,7 @@ def run(folder):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def main() -> None:
+def main():
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     network = Network(folder, tiny(storage={"private_backup_windows": 1}))

@@ -1,24 +1,16 @@
 """Checkpoints for tests: fetched without a reader of their files, and published with files of a hostile validator."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from templar.agreement.checkpoint import fetched_checkpoint, publish_checkpoint
 from templar.agreement.model_folder import write_model
-from templar.agreement.state import StateMark
-from templar.exchange.objects import CheckpointManifest
-from templar.neuron.node import Node
-from tests.support.network import Network
 
 
-def fetch_checkpoint(*args: Any, **options: Any) -> CheckpointManifest:
+def fetch_checkpoint(*args, **options):
     """The manifest of a checkpoint that `fetched_checkpoint` fetches and nobody reads."""
     with fetched_checkpoint(*args, **options) as manifest:
         return manifest
 
 
-def publish_with(network: Network, node: Node, files: Mapping[str, bytes]) -> None:
+def publish_with(network, node, files):
     """Publish a checkpoint of a node's own state, with these files in it; it takes the place of an older one."""
     folder, mark = network.world.root / "with", node.state.mark
     write_model(folder, node.state.params, network.hparams.model, node.workload.tokenizer)
@@ -30,7 +22,7 @@ def publish_with(network: Network, node: Node, files: Mapping[str, bytes]) -> No
         (folder / name).unlink()
 
 
-def publish_folder(node: Node, folder: Path, mark: StateMark) -> None:
+def publish_folder(node, folder, mark):
     publish_checkpoint(
         node.buckets.own,
         folder,

@@ -1,18 +1,15 @@
 """Small real datasets for tests: documents with numbered lines, so that every row names its place."""
 
-from pathlib import Path
-
 import pyarrow.parquet as pq
 
 from templar.data.corpus import Document
 from templar.datasets.page_writer import build_dataset, upload_dataset
-from templar.store.base import ObjectStore
 from tests.support.commands import contents as contents  # noqa: PLC0414 - tests of datasets find it here
 
 PREFIX = "dataset"
 
 
-def numbered_documents(source: str, *, num_documents: int, num_lines: int, line_chars: int = 40) -> list[Document]:
+def numbered_documents(source, *, num_documents, num_lines, line_chars=40):
     """Documents whose lines are all different and all `line_chars` long, newline included."""
     return [
         Document(
@@ -27,7 +24,7 @@ def numbered_documents(source: str, *, num_documents: int, num_lines: int, line_
     ]
 
 
-def small_dataset(root: Path, store: ObjectStore, *, rows_per_group: int = 7, shard_rows: int = 25) -> Path:
+def small_dataset(root, store, *, rows_per_group=7, shard_rows=25):
     """Build two configs, one line per row, in groups and files that fit no page, and upload them under `PREFIX`."""
     documents = [
         *numbered_documents("alpha", num_documents=10, num_lines=13),
@@ -46,6 +43,6 @@ def small_dataset(root: Path, store: ObjectStore, *, rows_per_group: int = 7, sh
     return root
 
 
-def rows_of(root: Path, folder: str) -> list[str]:
+def rows_of(root, folder):
     files = sorted((root / folder).glob("*.parquet"))
     return [text for file in files for text in pq.read_table(file).column("text").to_pylist()]

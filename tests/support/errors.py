@@ -1,19 +1,16 @@
 """What a test expects of an error: its family, its reason code, and words of its message."""
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from templar import interrupt
-from templar.errors import Reason, TemplarError
+from templar.errors import TemplarError
 from templar.interrupt import StoppedError
 
 
 @contextmanager
-def raising(
-    family: type[TemplarError], reason: Reason, *words: object, match: str | None = None
-) -> Iterator[pytest.ExceptionInfo[TemplarError]]:
+def raising(family, reason, *words, match=None):
     """Expect an error of this family and reason inside, whose text has these words."""
     with pytest.raises(family, match=match) as caught:
         yield caught
@@ -22,24 +19,24 @@ def raising(
         assert str(word) in str(caught.value)
 
 
-def refusal(call: Callable[[], object], family: type[TemplarError], reason: Reason, *words: object) -> None:
+def refusal(call, family, reason, *words):
     """Expect that a call raises such an error."""
     with raising(family, reason, *words):
         call()
 
 
-def error_of(call: Callable[[], object]) -> TemplarError:
+def error_of(call):
     with pytest.raises(TemplarError) as caught:
         call()
     return caught.value
 
 
-def reason_of(call: Callable[[], object]) -> Reason:
+def reason_of(call):
     return error_of(call).reason
 
 
 @contextmanager
-def stopped() -> Iterator[None]:
+def stopped():
     """Expect StoppedError inside, and take the request to stop back."""
     try:
         with pytest.raises(StoppedError):

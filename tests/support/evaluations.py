@@ -2,12 +2,10 @@
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from templar.gradient.aggregate import target_norms
 from templar.gradient.layout import Layout
-from templar.hparams import TrainerSettings, load_hparams
-from templar.scoring.evidence import WindowFacts
+from templar.hparams import load_hparams
 from templar.scoring.measure import Evaluator
 from templar.scoring.meter import Meter
 from templar.training.loss import token_losses
@@ -23,7 +21,7 @@ SEGMENTS = {uid: CHANCE.integers(0, MODEL.vocab_size, (12, LENGTH), dtype=np.int
 PLAN = {3: (4, 6), 6: (3,)}
 
 
-def evaluator(settings: TrainerSettings) -> Evaluator:
+def evaluator(settings):
     """Two payloads that help on their own segments, and one of noise, on a model that knows nothing."""
     net = build_model(MODEL)
     params = {name: tensor.clone() for name, tensor in parameters_of(net).items()}
@@ -42,13 +40,13 @@ def evaluator(settings: TrainerSettings) -> Evaluator:
     )
 
 
-def _gradient(uid: int) -> dict[str, Tensor]:
+def _gradient(uid):
     net = build_model(MODEL)
     torch.autograd.backward(token_losses(net, torch.from_numpy(SEGMENTS[uid])).mean())
     return {name: param.grad for name, param in net.named_parameters() if param.grad is not None}
 
 
-def facts(measuring: Evaluator) -> WindowFacts:
+def facts(measuring):
     estimates = measuring.estimate(list(PLAN))
     exact = measuring.measure(PLAN)
     miners = (revealed(uid, estimate=found, measurement=exact.get(uid)) for uid, found in estimates.items())

@@ -1,14 +1,13 @@
 """Made-up facts and standings of validators: miners of a window, and the evidence concluded from them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from lab.hotkeys import hotkey_from_seed
 from templar.canonical import sha256_hex
 from templar.errors import Reason
-from templar.hparams import HParams
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import Estimate, Evidence, Likeness, Measurement, MinerFacts, MinerRecord, WindowFacts
+from templar.scoring.evidence import Estimate, Likeness, Measurement, MinerFacts, WindowFacts
 from templar.scoring.standing import ScoreCard, Standing
 
 SIGNER = hotkey_from_seed(bytes(31) + b"\x01")
@@ -20,17 +19,17 @@ LOSS = 4.0
 """What every segment of every batch has before."""
 
 
-def hotkey(number: int) -> str:
+def hotkey(number):
     """An address, as far as an object can tell."""
     return "5Miner" + str(number).replace("0", "A").rjust(42, "x")
 
 
-def bucket(number: int) -> str:
+def bucket(number):
     """The digest of a bucket's address."""
     return sha256_hex(f"bucket {number}".encode())
 
 
-def estimate(random: float | None, own: float | None = None, *, expected: float = 0.0) -> Estimate:
+def estimate(random, own=None, *, expected=0.0):
     """A linear score from relative gains; the own one is the other's double if none is given."""
     own = 2 * abs(random) + 0.01 if own is None and random is not None else own
     return Estimate(
@@ -42,7 +41,7 @@ def estimate(random: float | None, own: float | None = None, *, expected: float 
     )
 
 
-def measurement(random: float | None, predicted: float | None, own: float | None = 0.5) -> Measurement:
+def measurement(random, predicted, own=0.5):
     """An exact measurement from relative gains; None is a loss, or a predicted, that is not finite."""
     return Measurement(
         own_before=LOSS,
@@ -53,7 +52,7 @@ def measurement(random: float | None, predicted: float | None, own: float | None
     )
 
 
-def revealed(uid: int, gain: float | None = 0.1, **changes: Any) -> MinerFacts:
+def revealed(uid, gain=0.1, **changes):
     """A miner whose payload counts and was measured; `gain` is the relative one on the data of others."""
     values: dict[str, Any] = {
         "uid": uid,
@@ -75,7 +74,7 @@ def revealed(uid: int, gain: float | None = 0.1, **changes: Any) -> MinerFacts:
     return MinerFacts(**(values | changes))
 
 
-def absent(uid: int, reason: Reason | None = Reason.COMMIT_MISSING, **changes: Any) -> MinerFacts:
+def absent(uid, reason=Reason.COMMIT_MISSING, **changes):
     """A miner of whom no payload counts."""
     return revealed(uid, **({"applied": False, "reason": reason, **NOTHING_COUNTS} | changes))
 
@@ -86,12 +85,12 @@ NOTHING_COUNTS = dict.fromkeys(
 """The facts of a miner of whom no payload counts."""
 
 
-def like(uid: int, share: float) -> Likeness:
+def like(uid, share):
     """A payload of which so much is also in that of a miner."""
     return Likeness(uid=uid, share=share)
 
 
-def window_of(*miners: MinerFacts, **changes: Any) -> WindowFacts:
+def window_of(*miners, **changes):
     """What was seen in a window: late enough that everything counts, with a roster."""
     values: dict[str, Any] = {
         "window": WINDOW,
@@ -105,7 +104,7 @@ def window_of(*miners: MinerFacts, **changes: Any) -> WindowFacts:
     return WindowFacts(**(values | changes))
 
 
-def veteran(uid: int, **changes: Any) -> ScoreCard:
+def veteran(uid, **changes):
     """The card of a miner that is doing well and was scored in the window before."""
     values: dict[str, Any] = {
         "uid": uid,
@@ -120,28 +119,28 @@ def veteran(uid: int, **changes: Any) -> ScoreCard:
     return ScoreCard(**(values | changes))
 
 
-def standing_of(cards: Mapping[int, ScoreCard] | Iterable[ScoreCard] = (), **changes: Any) -> Standing:
+def standing_of(cards=(), **changes):
     """What was remembered after the window before: the cards of these uids, or of those that the cards name."""
     pairs = cards.items() if isinstance(cards, Mapping) else ((card.uid, card) for card in cards)
     named = {hotkey(uid): card for uid, card in pairs if uid is not None}
     return Standing(**({"window": WINDOW - 1, "evidence": "e" * 64, "cards": named} | changes))
 
 
-def concluded_again(true: Evidence, facts: WindowFacts, standing: Standing, hparams: HParams) -> Evidence:
+def concluded_again(true, facts, standing, hparams):
     """What the author of an evidence concludes from these facts after this standing."""
     return conclude(facts, standing, hparams, {name: getattr(true, name) for name in AUTHOR})
 
 
-def record_of(evidence: Evidence, uid: int) -> MinerRecord:
+def record_of(evidence, uid):
     """The record of one miner."""
     return next(record for record in evidence.miners if record.uid == uid)
 
 
-def cards_of(evidence: Evidence) -> dict[int, ScoreCard]:
+def cards_of(evidence):
     """Uid -> card after the window."""
     return {record.uid: record.after for record in evidence.miners}
 
 
-def events_of(evidence: Evidence, uid: int) -> list[tuple[str, str]]:
+def events_of(evidence, uid):
     """The penalties of one miner, in order, as event and reason."""
     return [(str(slash.event), str(slash.reason)) for slash in record_of(evidence, uid).slashes]

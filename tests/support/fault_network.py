@@ -1,11 +1,8 @@
 """A network of processes for faults: what is open on its server, and which of its processes nobody owns."""
 
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Self
 from unittest import mock
 
 import psutil
@@ -25,13 +22,13 @@ from tests.support.live_network import LiveNetwork
 class FaultNetwork(LiveNetwork):
     """A live network whose temporary folder marks all of its processes, also those that no record has."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder, **options):
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
         self._marked = ExitStack()
         super().__init__(folder, **options)
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._marked.enter_context(mock.patch.dict(os.environ, {"TMPDIR": str(self.temporary)}))
         try:
             return super().__enter__()
@@ -39,11 +36,11 @@ class FaultNetwork(LiveNetwork):
             self._marked.close()
             raise
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         with self._marked:
             super().__exit__(*error)
 
-    def processes(self) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
+    def processes(self):
         for process in psutil.process_iter():
             try:
                 environment = process.environ()
@@ -52,7 +49,7 @@ class FaultNetwork(LiveNetwork):
             except psutil.Error:  # it has just ended, or is another user's
                 continue
 
-    def orphans(self) -> list[str]:
+    def orphans(self):
         """The processes that neither the record has nor any of its processes has started; of no network, all."""
         owners = {entry.pid for entry in self.record.running()}
         found = []
@@ -64,10 +61,10 @@ class FaultNetwork(LiveNetwork):
                 continue
         return found
 
-    def is_final(self, neuron: str, window: int) -> bool:
+    def is_final(self, neuron, window):
         return any(run.state is not None and run.state.is_final() for run in self.runs(neuron, window))
 
-    def open_runs(self) -> list[str]:
+    def open_runs(self):
         """The flow runs that have no final state, each with its state; those that are not due yet are none of them."""
         types = FlowRunFilterStateType(any_=[each for each in StateType if each not in TERMINAL_STATES])
         due = FlowRunFilterExpectedStartTime.model_validate({"before_": datetime.now(UTC)})
@@ -75,7 +72,7 @@ class FaultNetwork(LiveNetwork):
         runs = self.client.read_flow_runs(flow_run_filter=due_or_begun)
         return [f"{run.name}: {run.state_name}" for run in runs]
 
-    def stop_clock(self) -> None:
+    def stop_clock(self):
         """Let no window begin any more, and wait until all runs have ended."""
         stop_process(self.process(bringup.CLOCK), grace_seconds=bringup.STOP_SECONDS)
         self.wait(lambda: not self.open_runs(), "all runs have ended")

@@ -2,12 +2,12 @@
 
 import http.client
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Literal
 
-from tests.support.scripted_server import Reply, Request, ScriptedServer, s3_error, serving
+from tests.support.scripted_server import Reply, ScriptedServer, s3_error, serving
 
 Fault = Literal["403", "404", "429", "500", "slow", "truncated", "flipped", "killed", "damaged"]
 
@@ -28,22 +28,22 @@ class FaultyEndpoint(ScriptedServer):
     `rule` gives the fault of a request for a path, if any.
     """
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream):
         super().__init__(self._reply)
         self.upstream = upstream.removeprefix("http://")
         self.rule: Callable[[str], Fault | None] = lambda path: None
         self.num_faults = 0
         self._lock = threading.Lock()
 
-    def always(self, fault: Fault, path: str = "") -> None:
+    def always(self, fault, path=""):
         """Let every request for paths with this in them meet a fault."""
         self.rule = lambda asked: fault if path in asked else None
 
-    def first(self, count: int, fault: Fault, path: str = "") -> None:
+    def first(self, count, fault, path=""):
         """Let only the first requests for such paths meet a fault."""
         left = [count]
 
-        def rule(asked: str) -> Fault | None:
+        def rule(asked):
             if path not in asked or not left[0]:
                 return None
             left[0] -= 1
@@ -51,10 +51,10 @@ class FaultyEndpoint(ScriptedServer):
 
         self.rule = rule
 
-    def well(self) -> None:
+    def well(self):
         self.rule = lambda path: None
 
-    def _reply(self, request: Request) -> Reply:
+    def _reply(self, request):
         with self._lock:
             fault = self.rule(request.path)
             self.num_faults += fault is not None
@@ -73,7 +73,7 @@ class FaultyEndpoint(ScriptedServer):
                 return replace(reply, drips=True)
         return reply
 
-    def _forwarded(self, request: Request) -> Reply:
+    def _forwarded(self, request):
         with closing(http.client.HTTPConnection(self.upstream, timeout=30)) as upstream:
             upstream.request(request.method, request.path, request.body, dict(request.headers))
             answer = upstream.getresponse()
@@ -82,11 +82,11 @@ class FaultyEndpoint(ScriptedServer):
         return Reply(answer.status, data, headers, int(answer.getheader("Content-Length") or len(data)))
 
 
-def _flipped(data: bytes, place: int) -> bytes:
+def _flipped(data, place):
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :] if data else data
 
 
 @contextmanager
-def faulty_endpoint(upstream: str) -> Iterator[FaultyEndpoint]:
+def faulty_endpoint(upstream):
     with serving(FaultyEndpoint(upstream)) as server:
         yield server

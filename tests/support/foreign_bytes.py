@@ -3,7 +3,6 @@
 import base64
 import json
 import struct
-from typing import Any
 
 _NORMALIZER = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"abc").decode()}
 PANICKING = json.dumps({"version": "1.0", "added_tokens": [], "normalizer": _NORMALIZER, "model": {"type": "BPE"}})
@@ -12,13 +11,13 @@ NESTED = b"[" * 100_000
 """JSON that is nested too deeply."""
 
 
-def safetensors(header: bytes | dict[str, Any], body: bytes = b"") -> bytes:
+def safetensors(header, body=b""):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text + body
 
 
-def entry(shape: list[int], end: int = 0, dtype: str = "F32") -> dict[str, Any]:
+def entry(shape, end=0, dtype="F32"):
     """A tensor in a header; its data begin at 0."""
     return {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}
 

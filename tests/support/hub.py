@@ -2,12 +2,10 @@
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
 
-from tests.support.scripted_server import Reply, Request, ScriptedServer, serving
+from tests.support.scripted_server import Reply, ScriptedServer, serving
 
 WRITER, READER = "hf_writer", "hf_reader"
 NO_COMMIT = "0" * 40
@@ -20,7 +18,7 @@ class FakeHub(ScriptedServer):
     status of every answer, if it is set.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(self._reply)
         self.files: dict[str, dict[str, bytes]] = {}
         self.private: dict[str, bool] = {}
@@ -28,7 +26,7 @@ class FakeHub(ScriptedServer):
         self.answer: int | None = None
         self.refused_commits = 0  # so many commits are answered with 503
 
-    def _reply(self, request: Request) -> Reply:
+    def _reply(self, request):
         token = request.headers.get("Authorization", "").removeprefix("Bearer ")
         path = request.path.partition("?")[0]
         if self.answer is not None:
@@ -44,7 +42,7 @@ class FakeHub(ScriptedServer):
         repository = "/".join(path.removeprefix("/api/models/").split("/")[:2])
         return self._on(repository, path.partition(repository)[2], request.body)
 
-    def _create(self, asked: dict[str, Any], token: str) -> Reply:
+    def _create(self, asked, token):
         repository = f"{asked.get('organization') or 'someone'}/{asked['name']}"
         if token != WRITER or not repository.startswith("someone/"):
             return _answer(403, {"error": "no rights"})
@@ -54,7 +52,7 @@ class FakeHub(ScriptedServer):
         self.private[repository] = asked.get("private", False) or asked.get("visibility") == "private"
         return _answer(200, {"url": f"{self.endpoint_url}/{repository}"})
 
-    def _on(self, repository: str, what: str, body: bytes) -> Reply:
+    def _on(self, repository, what, body):
         if repository not in self.files:
             return _answer(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
         files = self.files[repository]
@@ -74,7 +72,7 @@ class FakeHub(ScriptedServer):
             return self._commit(repository, [json.loads(line) for line in body.decode().splitlines()])
         return _answer(404, {"error": f"no such address: {what}"})
 
-    def _commit(self, repository: str, lines: list[dict[str, Any]]) -> Reply:
+    def _commit(self, repository, lines):
         if self.refused_commits:
             self.refused_commits -= 1
             return _answer(503, {"error": "for a test"})
@@ -92,11 +90,11 @@ class FakeHub(ScriptedServer):
         return _answer(200, {"success": True, "commitOid": NO_COMMIT, "commitUrl": url})
 
 
-def _answer(status: int, content: Any, headers: Mapping[str, str] = MappingProxyType({})) -> Reply:
+def _answer(status, content, headers=MappingProxyType({})):
     return Reply(status, json.dumps(content).encode(), {"Content-Type": "application/json", **headers})
 
 
 @contextmanager
-def fake_hub() -> Iterator[FakeHub]:
+def fake_hub():
     with serving(FakeHub()) as hub:
         yield hub

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def kill_before(number, folder):
     sys.addaudithook(hook)
 
 
-def killed_at_every_step(folders: Iterable[Path], work: Callable[[Path], object]) -> Iterator[Path]:
+def killed_at_every_step(folders, work):
     """Do work in each folder, killed before its n-th operation there; yields the folder after the kill.
 
     The last folder is that of the work that came to its end.

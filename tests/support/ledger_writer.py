@@ -11,16 +11,16 @@ from lab.hotkeys import hotkey_from_seed
 from templar.chain.ledger import Ledger
 
 
-def commitment(number: int, round_: int) -> str:
+def commitment(number, round_):
     return f"{number}:{round_}".ljust(128, ".")
 
 
-def _say(*words: object) -> None:
+def _say(*words):
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
-def main() -> None:
+def main():
     path, first, count, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     ledgers = {
         number: Ledger(path, hotkey=hotkey_from_seed(number.to_bytes(32))) for number in range(first, first + count)

@@ -7,13 +7,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -22,15 +20,14 @@ from prefect.client.schemas.filters import (
     FlowRunFilterId,
     FlowRunFilterName,
 )
-from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
 
 from deployments.local import bringup
 from deployments.local.bringup import STORAGE, LocalNetwork
 from deployments.local.pace import measure_pace
-from deployments.local.plan import LocalNeuron, LocalPlan
+from deployments.local.plan import LocalPlan
 from deployments.local.view import LocalView
 from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
+from deployments.processes import ProcessRecord, free_port, require_free_port, start_child
 from deployments.schedules import HOUR, runs_until
 from templar.agreement.genesis import find_birth
 from templar.errors import PermanentError, RejectedError, TransientError
@@ -60,7 +57,7 @@ class Silence:
 
     until: float
 
-    def is_long_enough(self) -> bool:
+    def is_long_enough(self):
         return time.monotonic() >= self.until
 
 
@@ -73,16 +70,16 @@ class LiveNetwork:
 
     def __init__(
         self,
-        folder: Path,
+        folder,
         *,
-        directory_store: bool = False,
-        data: dict[str, Any] | None = None,
-        windows: dict[str, Any] | None = None,
-        training: dict[str, Any] | None = None,
-        storage: dict[str, Any] | None = None,
-        settings: Mapping[str, Mapping[str, str]] | None = None,
-        hour: timedelta = HOUR,
-    ) -> None:
+        directory_store=False,
+        data=None,
+        windows=None,
+        training=None,
+        storage=None,
+        settings=None,
+        hour=HOUR,
+    ):
         sections = {
             "windows": WINDOWS | (windows or {}),
             "training": {"inner_steps": 10} | (training or {}),
@@ -107,15 +104,15 @@ class LiveNetwork:
         self.view: LocalView
         self.client: Any = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         self._network.up()
         self.attach()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.down()
 
-    def attach(self) -> None:
+    def attach(self):
         block = self._network.neuron_block(self.plan.running[0])
         chain = block.subnet.open(None)
         birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), block.hparams())
@@ -124,26 +121,26 @@ class LiveNetwork:
         self.client.__enter__()
 
     @property
-    def first_window(self) -> int:
+    def first_window(self):
         return self.view.birth.start.start_window
 
     @property
-    def neurons(self) -> tuple[LocalNeuron, ...]:
+    def neurons(self):
         return self.plan.running
 
     @property
-    def names(self) -> set[str]:
+    def names(self):
         return {neuron.name for neuron in self.neurons}
 
     @property
-    def uids(self) -> dict[str, int]:
+    def uids(self):
         return {neuron.name: uid for uid, neuron in enumerate(self.plan.neurons)}
 
     @property
-    def miners(self) -> tuple[int, ...]:
+    def miners(self):
         return tuple(self.uids[neuron.name] for neuron in self.neurons if neuron.role == "miner")
 
-    def prefect(self, *arguments: str) -> str:
+    def prefect(self, *arguments):
         """What `prefect` says in the shell that `up` prints."""
         command = [sys.executable, "-m", "prefect", *arguments]
         environment = self.plan.server.environment()
@@ -151,28 +148,28 @@ class LiveNetwork:
         assert answer.returncode == 0, answer.stdout + answer.stderr
         return answer.stdout
 
-    def end_of_a_run(self, deployment: str) -> State[Any]:
+    def end_of_a_run(self, deployment):
         """How a run of a scheduled deployment ends that is started by hand, while none that is planned is under way."""
         while "[already_running]" in str((state := self.end_of(self.start_run(deployment))).message):
             continue
         return state
 
-    def start_run(self, deployment: str) -> UUID:
+    def start_run(self, deployment):
         """Start a run of a deployment with the API that the UI has for it; which one it is."""
         return self.client.create_flow_run_from_deployment(self._deployment(deployment)).id
 
-    def typed_run(self, deployment: str) -> UUID:
+    def typed_run(self, deployment):
         (run,) = re.findall(r"UUID: ([0-9a-f-]{36})", self.prefect("deployment", "run", deployment))
         return UUID(run)
 
-    def scheduled_runs(self, deployment: str) -> list[FlowRun]:
+    def scheduled_runs(self, deployment):
         """The runs that a deployment's schedule has made and that have completed, the first one first."""
         of = self._deployment(deployment)
         runs = [run for run in runs_until(self.client, datetime.now(UTC)) if run.deployment_id == of]
         return [run for run in runs if run.auto_scheduled and run.state_name == "Completed"]
 
-    def end_of(self, run: UUID) -> State[Any]:
-        def state() -> State[Any] | None:
+    def end_of(self, run):
+        def state():
             return self.client.read_flow_run(run).state
 
         self.wait(lambda: (now := state()) is not None and now.is_final(), f"run {run} has ended")
@@ -180,13 +177,13 @@ class LiveNetwork:
         assert last is not None
         return last
 
-    def _deployment(self, name: str) -> UUID:
+    def _deployment(self, name):
         return self.client.read_deployment_by_name(name).id
 
-    def wait(self, condition: Callable[[], Any], what: str, *, poll_seconds: float = POLL_SECONDS) -> None:
+    def wait(self, condition, what, *, poll_seconds=POLL_SECONDS):
         """Wait until something holds; a store or a chain that fails for a moment is asked again."""
 
-        def holds() -> bool:
+        def holds():
             try:
                 return bool(condition())
             except (TransientError, RejectedError):
@@ -195,7 +192,7 @@ class LiveNetwork:
         patience = PATIENCE_SECONDS * max(1.0, self.plan.pace)
         wait_until(holds, what, patience_seconds=patience, poll_seconds=poll_seconds)
 
-    def complete_window(self, window: int) -> tuple[int, str]:
+    def complete_window(self, window):
         """Wait for a window that every node has proved, with every honest miner in its roster: this one or a later one.
 
         A bad actor loses its place after some windows. On a machine that is busy with something else a node may be late
@@ -207,13 +204,13 @@ class LiveNetwork:
         complete: list[int] = []
         honest = {self.uids[each.name] for each in self.neurons if each.role == "miner" and each.actor == "honest"}
 
-        def is_complete(window: int) -> bool:
+        def is_complete(window):
             row = self.view.row(window)
             if row is None or self.view.roots(window).keys() != self.names:
                 return False
             return honest <= set(row.roster or ()) <= set(self.miners)
 
-        def one_is() -> bool:
+        def one_is():
             complete[:] = [each for each in range(window, self.next_window()) if is_complete(each)]
             return bool(complete)
 
@@ -224,11 +221,11 @@ class LiveNetwork:
         (root,) = set(self.view.roots(found).values())
         return found, root
 
-    def in_mid_window(self, neuron: str, step: str) -> int:
+    def in_mid_window(self, neuron, step):
         """Wait for a new window of which a neuron has done a step, but not yet all; which window it is."""
         first = found = self.next_window()
 
-        def has_done_it() -> bool:
+        def has_done_it():
             nonlocal found
             found = self.next_window() - 1
             return found >= first and step in (steps := self.steps(neuron, found)) and "finished" not in steps
@@ -236,7 +233,7 @@ class LiveNetwork:
         self.wait(has_done_it, f"{neuron} has done {step} in a window from {first} on")
         return found
 
-    def agreed_roots(self, windows: Iterable[int]) -> list[str]:
+    def agreed_roots(self, windows):
         """The root of each of these windows, of which nobody has proved two; a window that nobody proved is left out.
 
         A node that was away or late proves no state of a window that it did not go through in time.
@@ -246,16 +243,16 @@ class LiveNetwork:
         assert not split
         return [root for roots in proved.values() for root in roots]
 
-    def down(self) -> tuple[str, ...]:
+    def down(self):
         if self.client is not None:
             self.client.__exit__(None, None, None)
             self.client = None
         return self._network.down()
 
-    def process(self, name: str) -> ProcessIdentity:
+    def process(self, name):
         return next(entry.identity for entry in self.record.running() if entry.name == name)
 
-    def start_worker(self, neuron: str) -> None:
+    def start_worker(self, neuron):
         """Start a neuron's worker again, as an operator would."""
         pool = f"neuron-{neuron}"
         log = self.plan.folder / "logs" / f"{pool}-again.log"
@@ -264,7 +261,7 @@ class LiveNetwork:
         command = bringup.ranked_command(bringup.worker_command(pool, "resident"), block)
         self.record.start(partial(start_child, f"worker of {neuron}", command, log=log, env=env, cwd=PROJECT_ROOT))
 
-    def steps(self, neuron: str, window: int) -> set[str]:
+    def steps(self, neuron, window):
         """The steps of a window that a neuron's journal has; `claimed` among them if the window is claimed."""
         home = next(self.plan.home(each) for each in self.neurons if each.name == neuron)
         path = home / "journal.sqlite"
@@ -277,30 +274,30 @@ class LiveNetwork:
             windows = connection.execute("SELECT status FROM windows WHERE window = ?", (window,)).fetchall()
         return {row[0] for row in (*steps, *windows)}
 
-    def runs(self, neuron: str, window: int) -> list[FlowRun]:
+    def runs(self, neuron, window):
         name = FlowRunFilterName(any_=[f"{neuron} window {window}"])
         return self.client.read_flow_runs(flow_run_filter=FlowRunFilter(name=name))
 
-    def run(self, neuron: str, window: int) -> FlowRun:
+    def run(self, neuron, window):
         (run,) = self.runs(neuron, window)
         return run
 
-    def state(self, neuron: str, window: int) -> State[Any]:
+    def state(self, neuron, window):
         state = self.run(neuron, window).state
         assert state is not None
         return state
 
-    def next_window(self) -> int:
+    def next_window(self):
         return max(self.first_window, window_of(self.view.chain.head(), self.view.hparams.windows) + 1)
 
-    def was_retried(self, window: int) -> bool:
+    def was_retried(self, window):
         """Whether a task of a window waits for another try, or has had one."""
         runs = [run for neuron in self.neurons for run in self.runs(neuron.name, window)]
         tasks = [task for run in runs for task in self.task_runs(run)]
         return any(task.state_name == "AwaitingRetry" or task.run_count > 1 for task in tasks)
 
     @contextmanager
-    def silent_storage(self, seconds: float) -> Iterator["Silence"]:
+    def silent_storage(self, seconds):
         """Stop the S3 endpoint as long as the context lasts: it accepts connections and answers nothing."""
         pid = self.process(STORAGE).pid
         os.kill(pid, signal.SIGSTOP)
@@ -309,18 +306,18 @@ class LiveNetwork:
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    def history(self, run: FlowRun) -> list[str]:
+    def history(self, run):
         return history_of(self.client, run.id)
 
-    def task_runs(self, run: FlowRun) -> list[TaskRun]:
+    def task_runs(self, run):
         this = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
         return self.client.read_task_runs(flow_run_filter=this)
 
-    def artifacts(self, run: FlowRun) -> list[Artifact]:
+    def artifacts(self, run):
         return artifacts_of(self.client, run.id)
 
 
-def is_free(port: int) -> bool:
+def is_free(port):
     """Whether the kernel has closed the sockets of a process that listened on a port."""
     try:
         require_free_port("127.0.0.1", port, remedy="wait")
@@ -330,7 +327,7 @@ def is_free(port: int) -> bool:
 
 
 @contextmanager
-def logs_on_failure(network: LiveNetwork) -> Iterator[None]:
+def logs_on_failure(network):
     try:
         yield
     except BaseException:

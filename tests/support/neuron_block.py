@@ -7,13 +7,11 @@ from pydantic import SecretStr
 from blocks import BucketCredentials, Dataset, DatasetBucket, Neuron, NeuronBucket, StorageEndpoint, Subnet, Wallet
 
 
-def key(word: str) -> BucketCredentials:
+def key(word):
     return BucketCredentials(access_key_id=f"id-{word}", secret_access_key=SecretStr(f"hush-{word}"))
 
 
-def neuron_block(
-    url: str = "http://127.0.0.1:9000", *, places: tuple[str, ...] = ("data-1",), prefix: str = "text", **changes: Any
-) -> Neuron:
+def neuron_block(url="http://127.0.0.1:9000", *, places=("data-1",), prefix="text", **changes):
     """A neuron whose dataset lies in the buckets `places`."""
     endpoint = StorageEndpoint(url=url, read_timeout_seconds=3.5, max_attempts=2)
     buckets: Any = [DatasetBucket(account_id=place, bucket=place, read=key(place)) for place in places]

@@ -1,19 +1,16 @@
 """Payloads of any model, compressed from given updates."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from templar.gradient.codec.wire import Header, Payload
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
-from templar.gradient.layout import Layout
 
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
 
 
-def random_update(layout: Layout, seed: int) -> dict[str, Tensor]:
+def random_update(layout, seed):
     """Normal numbers, of another scale in each tensor."""
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -22,22 +19,22 @@ def random_update(layout: Layout, seed: int) -> dict[str, Tensor]:
     }
 
 
-def payload_of(layout: Layout, update: Mapping[str, Tensor], *, uid: int = 0) -> Payload:
+def payload_of(layout, update, *, uid=0):
     """The payload of an update, without error feedback: equal updates give equal payloads."""
     rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
     found = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
     return Payload.of(Header(layout.recipe, 1, uid, HOTKEY, layout.digest), found.tensors, layout)
 
 
-def random_payload(layout: Layout, seed: int, *, size: float = 1.0, uid: int = 0) -> Payload:
+def random_payload(layout, seed, *, size=1.0, uid=0):
     return payload_of(layout, {name: size * tensor for name, tensor in random_update(layout, seed).items()}, uid=uid)
 
 
-def zero_payload(layout: Layout) -> Payload:
+def zero_payload(layout):
     return payload_of(layout, {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors})
 
 
-def mixed(one: Payload, other: Payload, is_of_one: Callable[[str], bool]) -> Payload:
+def mixed(one, other, is_of_one):
     return replace(
         one,
         sections={name: (one if is_of_one(name) else other).sections[name] for name in one.sections},

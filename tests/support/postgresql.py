@@ -5,8 +5,6 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import pytest
 
@@ -23,7 +21,7 @@ class PostgreSQL:
     PostgreSQL refuses to run as root: where a test does, it runs as Debian's user `postgres`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         versions = self.installed()
         if not versions:
             pytest.skip("Debian's PostgreSQL is not installed: ./deployments/debian.sh postgresql")
@@ -37,15 +35,15 @@ class PostgreSQL:
         self._child: Child | None = None
 
     @staticmethod
-    def installed() -> list[Path]:
+    def installed():
         """The program `initdb` of each version that this machine has."""
         return sorted(PROGRAMS.glob("*/bin/initdb"))
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"postgresql+asyncpg://prefect:{PASSWORD}@127.0.0.1:{self.port}/prefect"
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         data = self._folder / "data"
         self._run("initdb", "--pgdata", str(data), "--auth-local=trust", "--auth-host=scram-sha-256", "--no-sync")
         self.start()
@@ -53,13 +51,11 @@ class PostgreSQL:
         self.query("CREATE DATABASE prefect OWNER prefect")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind, error, traceback):
         self.stop()
         shutil.rmtree(self._folder)
 
-    def start(self) -> None:
+    def start(self):
         """Start it, or start it again, and wait until it takes queries."""
         socket = f"-cunix_socket_directories={self._folder}"
         command = [str(self._programs / "postgres"), "-D", str(self._folder / "data"), socket, f"-cport={self.port}"]
@@ -68,17 +64,17 @@ class PostgreSQL:
         ready = [str(self._programs / "pg_isready"), "--quiet", "--host", str(self._folder), "--port", str(self.port)]
         wait_until_ready(self._child, lambda: subprocess.run(ready, check=False).returncode == 0, timeout_seconds=60.0)
 
-    def stop(self) -> None:
+    def stop(self):
         if self._child is not None:
             self._run("pg_ctl", "--pgdata", str(self._folder / "data"), "--mode", "fast", "stop")
             self._child.handle.wait()
             self._child = None
 
-    def query(self, statement: str, database: str = SUPERUSER) -> str:
+    def query(self, statement, database=SUPERUSER):
         options = ["--host", str(self._folder), "--port", str(self.port), "--username", SUPERUSER]
         return self._run("psql", *options, "--tuples-only", "--no-align", "--command", statement, database)
 
-    def _run(self, program: str, *arguments: str) -> str:
+    def _run(self, program, *arguments):
         command = [*self._prefix, str(self._programs / program), *arguments]
         done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr

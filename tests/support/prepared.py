@@ -4,13 +4,10 @@ Its neurons are blocks, as an operator's are. `at` puts one on simulated time, s
 """
 
 import json
-from pathlib import Path
-from typing import Any
 
 from dotenv import dotenv_values
 
 from blocks.environment import neuron_from_environment
-from blocks.neuron import Neuron
 from deployments.local.plan import LocalPlan
 from deployments.local.prepare import (
     announce_bucket,
@@ -21,7 +18,6 @@ from deployments.local.prepare import (
     write_environments,
 )
 from deployments.prefect_server import PROJECT_ROOT
-from deployments.s3_endpoint import AccessKey
 from templar.chain.ledger import Ledger
 from templar.data.shards.shard_writer import build_shards
 from templar.datasets.page_writer import build_dataset
@@ -34,7 +30,7 @@ from tests.support.network import TINY
 PRESET = "test"
 
 
-def write_hparams(path: Path, **sections: dict[str, Any]) -> Path:
+def write_hparams(path, **sections):
     """Write the project's presets and one more, `test`: `local` with a model that trains in milliseconds."""
     presets = json.loads((PROJECT_ROOT / "hparams.json").read_text(encoding="utf-8"))
     changes = {name: {**TINY.get(name, {}), **sections.get(name, {})} for name in {*TINY, *sections}}
@@ -50,15 +46,7 @@ class PreparedNetwork:
     a quorum of the stake by itself; without one the aggregator has.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        num_honest: int = 0,
-        actors: tuple[str, ...] = ("lazy",),
-        deciding: str | None = None,
-        **sections: dict[str, Any],
-    ) -> None:
+    def __init__(self, folder, *, num_honest=0, actors=("lazy",), deciding=None, **sections):
         self.plan = LocalPlan(
             folder=folder / "network",
             preset=PRESET,
@@ -94,24 +82,24 @@ class PreparedNetwork:
         birth = publish_network(self.plan, self.block("aggregator"), opens_in_seconds=0)
         self.first_window = birth.start.start_window
 
-    def _give_stake(self, deciding: str) -> None:
+    def _give_stake(self, deciding):
         """Leave the other validators no more stake than they need to be validators."""
         ledger = Ledger(self.plan.ledger)
         for name in {"aggregator", "validator"} - {deciding}:
             ledger.set_stake(self.block(name).wallet.open().address, self.hparams.peers.validator_min_stake)
         ledger.close()
 
-    def forget(self, founder: str) -> "PreparedNetwork":
+    def forget(self, founder):
         """Empty the bucket of the member that started the network, so that there is none yet."""
         store = DirectoryStore(self.bucket(founder))
         store.delete([info.key for info in store.list()])
         return self
 
-    def environment(self, name: str) -> dict[str, str]:
+    def environment(self, name):
         values = dotenv_values(self.plan.folder / "env" / f"{name}.env")
         return {variable: value for variable, value in values.items() if value is not None}
 
-    def environment_on(self, url: str, account: str, read: AccessKey, write: AccessKey) -> dict[str, str]:
+    def environment_on(self, url, account, read, write):
         """That of the lazy miner, whose buckets are one on an endpoint; the dataset is in its own."""
         values = self.environment("lazy") | {"TEMPLAR_STORAGE": url}
         for name in ("GRADIENTS", "DATASET"):
@@ -121,10 +109,10 @@ class PreparedNetwork:
             values[f"R2_{name}_SECRET_ACCESS_KEY"] = key.secret_access_key
         return values
 
-    def block(self, name: str) -> Neuron:
+    def block(self, name):
         return neuron_from_environment(self.environment(name))
 
-    def at(self, name: str, window: int) -> Neuron:
+    def at(self, name, window):
         """A neuron's block with a clock of its own, simulated, that starts when a window opens."""
         block = self.block(name)
         ledger = Ledger(self.plan.ledger)
@@ -133,6 +121,6 @@ class PreparedNetwork:
         subnet = block.subnet.model_copy(update={"network": f"ledger:{self.plan.ledger}?clock={start}"})
         return block.model_copy(update={"subnet": subnet})
 
-    def bucket(self, name: str) -> Path:
+    def bucket(self, name):
         account = next(neuron.account_id for neuron in self.plan.neurons if neuron.name == name)
         return self.plan.folder / "buckets" / account

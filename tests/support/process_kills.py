@@ -34,17 +34,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
 from unittest import mock
 from uuid import UUID
 
 from dotenv import dotenv_values
-from prefect.client.schemas.objects import State
 
 from deployments import prefect_server
 from deployments.local import bringup, prepare
@@ -120,7 +118,7 @@ class Findings:
 class ProcessKills:
     """A network in a folder, and kills of its processes that are drawn from a seed."""
 
-    def __init__(self, folder: Path, *, seed: int, blocks: int) -> None:
+    def __init__(self, folder, *, seed, blocks):
         windows = {
             "blocks_per_window": blocks,
             "time_window_delta_seconds": 2 * blocks // 15,
@@ -136,10 +134,10 @@ class ProcessKills:
         self._auditor: Auditor
 
     @contextmanager
-    def up(self) -> Iterator[None]:
+    def up(self):
         """The network, as long as the context lasts; every start of a process of it is remembered."""
 
-        def remembering(name: str, *arguments: Any, **options: Any) -> Child:
+        def remembering(name, *arguments, **options):
             self._starts[name] = lambda: start_child(name, *arguments, **options)
             return self._starts[name]()
 
@@ -153,7 +151,7 @@ class ProcessKills:
             self._judged = self._audited = self.network.first_window - 1
             yield
 
-    def inject(self, number: int) -> None:
+    def inject(self, number):
         """Kill so many processes, and judge after each round; a line is printed for each kill."""
         network, first = self.network, self.network.first_window
         windows = range(first, first + 5)
@@ -168,7 +166,7 @@ class ProcessKills:
             for kill in kills:
                 print(json.dumps({name: value for name, value in asdict(kill).items() if name != "run"}), flush=True)
 
-    def settle(self) -> int:
+    def settle(self):
         """Let windows pass without a kill until all of them are final, and end the runs; the last that was judged."""
         network, last = self.network, self._judged
         for name in sorted({kill.name for kill in self.kills if kill.run}):
@@ -178,12 +176,12 @@ class ProcessKills:
         network.stop_clock()
         return last
 
-    def _newest_final(self) -> int:
+    def _newest_final(self):
         return window_of(self.network.view.chain.block(), self.network.view.hparams.windows) - 2
 
     # Kills.
 
-    def _round(self, number: int) -> list[Kill]:
+    def _round(self, number):
         network, clock, rules = self.network, self.network.view.chain.clock, self.network.view.hparams.windows
         start, victims = clock.now(), [self._draw()]
         while len(victims) < number:
@@ -197,20 +195,20 @@ class ProcessKills:
         self._judge(kills, network.next_window())
         return kills
 
-    def _draw(self) -> str:
+    def _draw(self):
         if not self._deck:
             self._deck = [*DECK]
             self.random.shuffle(self._deck)
         return self._deck.pop()
 
-    def _kill_process(self, victim: str) -> Kill:
+    def _kill_process(self, victim):
         name = f"worker of {victim}" if victim in NEURONS else victim
         window, second = self._moment()
         steps = tuple(sorted(self.network.steps(victim, window))) if victim in NEURONS else ()
         self._strike(name)
         return Kill(NEURONS.get(victim) or SERVERS[victim], name, window, round(second, 2), steps)
 
-    def _kill_run(self, victim: str) -> Kill:
+    def _kill_run(self, victim):
         """Kill the process of a run of the housekeeping worker, that worker, or both at once."""
         self.network.wait(self.network.plan.server.healthy, "the server answers")
         both = victim == HOUSEKEEPING and self.random.random() < 0.5
@@ -224,7 +222,7 @@ class ProcessKills:
         target = RUN if victim == RUN else f"worker{' and its run' if both else ''}"
         return Kill(target, name, window, round(second, 2), run=run)
 
-    def _cut_power(self, victim: str) -> Kill:
+    def _cut_power(self, victim):
         """Kill server, housekeeping worker and what there is of a run at once, when the run has taken its place.
 
         The worker may not have put its name on the run yet.
@@ -242,14 +240,14 @@ class ProcessKills:
         network.record.add(self._starts[HOUSEKEEPING]())
         return Kill(victim, name, window, round(second, 2), run=run)
 
-    def _started_run(self, begun: bool) -> tuple[UUID, str, ProcessIdentity]:
+    def _started_run(self, begun):
         """A run of the housekeeping worker that is under way, the name of its deployment, and its process."""
         network, names = self.network, [*RUNS]
         self.random.shuffle(names)
         for wanted, name in product((begun, False), names):
             run = network.client.create_flow_run_from_deployment(network.client.read_deployment_by_name(name).id).id
 
-            def is_seen(run: UUID = run, wanted: bool = wanted) -> bool:
+            def is_seen(run=run, wanted=wanted):
                 state = network.client.read_flow_run(run).state
                 return state.is_final() or (self._process_of(run) is not None and (state.is_running() or not wanted))
 
@@ -258,13 +256,13 @@ class ProcessKills:
                 return run, name, process
         raise TimeoutError("no scheduled run was caught while it ran")
 
-    def _process_of(self, run: UUID) -> ProcessIdentity | None:
+    def _process_of(self, run):
         for process, environment in self.network.processes():
             if environment.get("PREFECT__FLOW_RUN_ID") == str(run):
                 return ProcessIdentity.of(process.pid)
         return None
 
-    def _strike(self, name: str, *others: ProcessIdentity) -> None:
+    def _strike(self, name, *others):
         """Kill a process of the record, and others with it, and start it again, as a supervisor does."""
         plan = self.network.plan
         self._end(self.network.process(name), *others)
@@ -272,19 +270,19 @@ class ProcessKills:
             self.network.wait(lambda: is_free(port), f"port {port} is free")
         self.network.record.add(self._starts[name]())
 
-    def _end(self, *victims: ProcessIdentity) -> None:
+    def _end(self, *victims):
         for victim in victims:
             os.kill(victim.pid, signal.SIGKILL)
         self.network.wait(lambda: not any(victim.alive for victim in victims), "they are dead")
 
-    def _moment(self) -> tuple[int, float]:
+    def _moment(self):
         chain, rules = self.network.view.chain, self.network.view.hparams.windows
         window = self.network.next_window() - 1
         return window, chain.clock.now() - chain.block_time(first_block(window, rules), finalized=False)
 
     # What is left of them.
 
-    def _judge(self, kills: list[Kill], calm: int) -> None:
+    def _judge(self, kills, calm):
         """Judge a round whose first window without a kill is this one."""
         network, found = self.network, self.found
         network.wait(network.plan.server.healthy, "the server answers")
@@ -312,13 +310,13 @@ class ProcessKills:
         if not self._waited(lambda: not network.orphans()):
             found.orphans += network.orphans()
 
-    def _done_in(self, window: int) -> set[str]:
+    def _done_in(self, window):
         """The neurons that did a window; all runs of it have ended, or are noted as stuck."""
         network = self.network
         ended = {name: self._waited(lambda name=name: network.is_final(name, window)) for name in NEURONS}
         return {name for name, it in ended.items() if it and network.state(name, window).name == "Completed"}
 
-    def _judge_window(self, window: int) -> None:
+    def _judge_window(self, window):
         """Read how the runs of a window ended, and compare the roots."""
         network, found = self.network, self.found
         found.windows += 1
@@ -340,7 +338,7 @@ class ProcessKills:
         roots = network.view.roots(window)
         self._expect(len(set(roots.values())) <= 1, f"window {window} has several roots: {roots}")
 
-    def _audit(self, last: int) -> None:
+    def _audit(self, last):
         """Audit the windows up to this one that were not audited yet, and compare the replayed roots."""
         for window in range(self._audited + 1, last + 1):
             try:
@@ -358,11 +356,11 @@ class ProcessKills:
             self._expect(proved <= {before.root}, f"window {before.window}: replay has {before.root}, nodes {proved}")
         self._audited = max(self._audited, last)
 
-    def _end_of(self, run: UUID) -> str | None:
-        def state() -> State[Any]:
+    def _end_of(self, run):
+        def state():
             return self.network.client.read_flow_run(run).state
 
-        def has_ended() -> bool:
+        def has_ended():
             return state().is_final()
 
         if self._waited(has_ended) or self._waited(has_ended):  # one that nobody began is closed after five minutes
@@ -370,13 +368,13 @@ class ProcessKills:
         self.found.stuck.append(f"{self.network.client.read_flow_run(run).name}: {state().name}")
         return None
 
-    def _runs_again(self, deployment: str) -> bool:
+    def _runs_again(self, deployment):
         return self._waited(lambda: self.network.end_of_a_run(deployment).name in ("Completed", "Skipped"))
 
-    def _expect(self, holds: bool, problem: str) -> None:
+    def _expect(self, holds, problem):
         self.found.problems += [] if holds else [problem]
 
-    def _waited(self, condition: Callable[[], bool]) -> bool:
+    def _waited(self, condition):
         try:
             self.network.wait(condition, "it holds", poll_seconds=POLL_SECONDS)
         except TimeoutError:
@@ -385,11 +383,11 @@ class ProcessKills:
 
 
 @contextmanager
-def _lasting_storage(buckets: Path) -> Iterator[None]:
+def _lasting_storage(buckets):
     """Let a local network have an S3 endpoint whose objects, in this folder, outlive its process."""
     key, announced = random_key(), "Starting s3 server on "
 
-    def start_storage(network: LocalNetwork) -> None:
+    def start_storage(network):
         plan = network.plan
         buckets.mkdir()
         address = f"127.0.0.1:{plan.storage_port}"
@@ -399,7 +397,7 @@ def _lasting_storage(buckets: Path) -> Iterator[None]:
         wait_until_ready(child, lambda: announced in child.log.read_text(), timeout_seconds=bringup.START_SECONDS)
         EndpointAdmin(plan.storage_url, key).save(plan.admin_file)
 
-    def make_bucket(_: EndpointAdmin, account: str) -> Keys:
+    def make_bucket(_, account):
         (buckets / account).mkdir()
         return Keys(key.access_key_id, key.secret_access_key, key.access_key_id, key.secret_access_key)
 
@@ -410,14 +408,14 @@ def _lasting_storage(buckets: Path) -> Iterator[None]:
         yield
 
 
-def replayed(network: FaultNetwork, window: int) -> str:
+def replayed(network, window):
     command = [sys.executable, "-m", "deployments", "model", "verify", "--window", str(window)]
     command += ["--env-file", str(network.plan.network_env)]
     done = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=False)
     return (done.stdout + done.stderr).strip().splitlines()[-1]
 
 
-def summary_of(kills: ProcessKills, number: int, verified: str, seconds: float) -> dict[str, Any]:
+def summary_of(kills, number, verified, seconds):
     found, done = kills.found, kills.kills
     replays = verified.startswith("verified: from the genesis ")
     wrong = [*found.stuck, *found.orphans, *found.problems]
@@ -433,7 +431,7 @@ def summary_of(kills: ProcessKills, number: int, verified: str, seconds: float) 
     }
 
 
-def run(folder: Path, number: int, *, seed: int = 1, blocks: int = BLOCKS) -> dict[str, Any]:
+def run(folder, number, *, seed=1, blocks=BLOCKS):
     began, kills, verified = time.monotonic(), ProcessKills(folder, seed=seed, blocks=blocks), "not replayed"
     with kills.up():
         try:
@@ -448,7 +446,7 @@ def run(folder: Path, number: int, *, seed: int = 1, blocks: int = BLOCKS) -> di
     return summary_of(kills, number, verified, time.monotonic() - began)
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("kills", type=int)

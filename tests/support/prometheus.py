@@ -3,9 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,24 +17,24 @@ PATIENCE_SECONDS = 180.0
 
 
 class Prometheus(httpx.Client):
-    def is_ready(self) -> bool:
+    def is_ready(self):
         try:
             return self.get("/-/ready").is_success
         except httpx.TransportError:
             return False
 
-    def answers(self, query: str) -> list[dict[str, Any]]:
+    def answers(self, query):
         answer = self.get("/api/v1/query", params={"query": query}).json()
         assert answer["status"] == "success", (query, answer)
         found: list[dict[str, Any]] = answer["data"]["result"]
         return found
 
-    def neurons(self, query: str) -> set[str]:
+    def neurons(self, query):
         return {each["metric"]["neuron"] for each in self.answers(query)}
 
 
 @contextmanager
-def scraping(ports: Iterable[int], folder: Path) -> Iterator[Prometheus]:
+def scraping(ports, folder):
     """Debian's Prometheus, which scrapes these ports every second; skips the test where it is not installed."""
     program = shutil.which("prometheus")
     if program is None:
@@ -58,7 +56,7 @@ def scraping(ports: Iterable[int], folder: Path) -> Iterator[Prometheus]:
         child.handle.wait()
 
 
-def panel_queries() -> Iterator[str]:
+def panel_queries():
     for path in sorted(DASHBOARDS.iterdir()):
         for panel in json.loads(path.read_text())["panels"]:
             for target in panel["targets"]:

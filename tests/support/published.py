@@ -3,33 +3,23 @@
 And the evaluation of its genesis.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import seal
-from templar.hparams import HParams
-from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints
+from templar.reports.checkpoint_evaluation import evaluate_checkpoints
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import Evidence, MinerFacts
+from templar.scoring.evidence import Evidence
 from templar.scoring.standing import Standing
 from tests.support.facts import AUTHOR, absent, revealed, window_of
-from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 
 MINERS = (3, 4, 5)
 """Two miners whose payload counts, and one that is not there."""
 
 
-def evidences(
-    windows: Mapping[int, Sequence[MinerFacts]],
-    hparams: HParams,
-    author: Mapping[str, Any] = AUTHOR,
-    *,
-    after: Standing | None = None,
-) -> list[Evidence]:
+def evidences(windows, hparams, author=AUTHOR, *, after=None):
     """What is concluded from one window after the other, the first of them after nothing or after this."""
     standing, found = after or Standing(), list[Evidence]()
     for window, miners in windows.items():
@@ -38,14 +28,12 @@ def evidences(
     return found
 
 
-def announce(network: PreparedNetwork) -> None:
+def announce(network):
     """Let the chain name the validator's bucket, before anybody looks at a later window."""
     network.at("validator", network.first_window).config("validator").buckets.announce()
 
 
-def with_reader(
-    folder: Path, server: RunningPrefectServer, name: str, *, after: int, evidence: Iterable[int] = ()
-) -> PreparedNetwork:
+def with_reader(folder, server, name, *, after, evidence=()):
     """A network with evidence of these windows, counted from its first, and a miner's block that reads it later."""
     network = PreparedNetwork(folder)
     announce(network)
@@ -55,7 +43,7 @@ def with_reader(
     return network
 
 
-def publish_evidence(network: PreparedNetwork, windows: Iterable[int]) -> tuple[int, list[Evidence]]:
+def publish_evidence(network, windows):
     config = network.at("validator", network.first_window).config("validator")
     validator = config.chain.metagraph().by_hotkey(config.signer.address)
     author = {"uid": validator.uid, "hotkey": validator.hotkey}
@@ -68,7 +56,7 @@ def publish_evidence(network: PreparedNetwork, windows: Iterable[int]) -> tuple[
     return validator.uid, found
 
 
-def evaluate_genesis(network: PreparedNetwork) -> EvaluatedCheckpoint:
+def evaluate_genesis(network):
     """Let the aggregator measure the genesis checkpoint, which is the only one in its bucket."""
     block = network.at("aggregator", network.first_window)
     config = block.config("aggregator")

@@ -11,7 +11,6 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,17 +60,17 @@ class Outcome:
 class RankFaults:
     """A network in a folder, one of whose miners is a group of two ranks, and its faults."""
 
-    def __init__(self, folder: Path, windows: dict[str, int] | None = None) -> None:
+    def __init__(self, folder, windows=None):
         self.network = FaultNetwork(folder, windows=windows or WINDOWS, training=TRAINING, settings=SETTINGS)
         self.seen: set[ProcessIdentity] = set()
         """All launchers and ranks that were looked at."""
 
     @contextmanager
-    def up(self) -> Iterator[None]:
+    def up(self):
         """The network, as long as the context lasts; the victim's launcher is started again, as `neuron start` does."""
         ended = threading.Event()
 
-        def keep_running() -> None:
+        def keep_running():
             while not ended.wait(0.5):
                 if all(entry.name != f"worker of {VICTIM}" for entry in self.network.record.running()):
                     self.network.start_worker(VICTIM)
@@ -85,7 +84,7 @@ class RankFaults:
                 ended.set()
                 keeper.join()
 
-    def inject(self, number: int, *, seed: int = 1) -> list[Outcome]:
+    def inject(self, number, *, seed=1):
         """Inject faults of all kinds in turn, and wait for what comes of them; each is noted in a file as well."""
         moments, window = random.Random(seed), self.network.first_window
         outcomes, fault = list[Outcome](), None
@@ -101,7 +100,7 @@ class RankFaults:
             fault, window = (kind, window, marks), window + 2
         return [*outcomes, *([self._outcome(*fault)] if fault else [])]
 
-    def settle(self) -> int:
+    def settle(self):
         """Let windows pass without a fault until the victim is paid, and stop the clock; the last one that all proved.
 
         A miner that misses every second window is slashed each time, so it may have no weight at first.
@@ -113,30 +112,30 @@ class RankFaults:
         network.stop_clock()
         return last
 
-    def weight(self) -> float:
+    def weight(self):
         """The weight that the validator has set for the victim."""
         weights = self.network.view.chain.weights().get(self.network.uids["validator"], {})
         return weights.get(self.network.uids[VICTIM], 0.0)
 
-    def orphans(self) -> list[str]:
+    def orphans(self):
         """The processes of the network that still run, and those of its groups."""
         return [*(str(each) for each in self.seen if each.alive), *self.network.orphans()]
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self):
         """The temporary folders of groups that are left."""
         names = (path.name for path in self.network.temporary.iterdir())
         return [name for name in names if name.startswith(("templar-", "torchelastic_"))]
 
     @property
-    def _no_memory(self) -> Path:
+    def _no_memory(self):
         """The file that takes the memory of rank 1."""
         return self.network.temporary / "out_of_memory"
 
-    def _wait_for_training(self, first: int, marks: int) -> int:
+    def _wait_for_training(self, first, marks):
         """Wait until both ranks have made so many forward passes in a window, from this one on; which one it is."""
         found, before = first - 1, [0, 0]
 
-        def is_training() -> bool:
+        def is_training():
             nonlocal found, before
             sizes = [_size(self.network.temporary / f"forward-{rank}.marks") for rank in range(2)]
             if (now := self.network.next_window() - 1) != found:
@@ -148,7 +147,7 @@ class RankFaults:
         self.network.wait(is_training, f"{VICTIM} trains in window {first}")
         return found
 
-    def _processes(self) -> dict[str, psutil.Process]:
+    def _processes(self):
         """Launcher and ranks."""
         launcher = psutil.Process(self.network.process(f"worker of {VICTIM}").pid)
         ranks = {f"rank {child.environ()['RANK']}": child for child in launcher.children()}
@@ -157,21 +156,21 @@ class RankFaults:
         assert group.keys() == {"launcher", "rank 0", "rank 1"}
         return group
 
-    def _inject(self, kind: str, victims: dict[str, psutil.Process]) -> None:
+    def _inject(self, kind, victims):
         if kind == "out of memory":
             self._no_memory.touch()
             return
         name, _, fault = kind.rpartition(" ")
         victims[name].send_signal(signal.SIGSTOP if fault == "stopped" else signal.SIGKILL)
 
-    def _wait_for_end(self, window: int) -> None:
+    def _wait_for_end(self, window):
         self.network.wait(lambda: self.network.is_final(VICTIM, window), f"the run of window {window} has ended")
 
-    def _was_late(self, window: int) -> bool:
+    def _was_late(self, window):
         """Whether the victim had no time to train in a window."""
         return f"[{Reason.NO_TIME_LEFT}]" in str(self.network.state(VICTIM, window).message)
 
-    def _outcome(self, kind: str, window: int, marks: int) -> Outcome:
+    def _outcome(self, kind, window, marks):
         network, after = self.network, window + 1
         self._wait_for_end(after)
         after += self._was_late(after)
@@ -196,14 +195,14 @@ class RankFaults:
         return outcome
 
 
-def _size(file: Path) -> int:
+def _size(file):
     try:
         return file.stat().st_size
     except FileNotFoundError:  # the job is over
         return 0
 
 
-def main(folder: Path, number: int, seconds: int = WINDOWS["blocks_per_window"]) -> None:
+def main(folder, number, seconds=WINDOWS["blocks_per_window"]):
     """Inject faults, take the network down, and print what came of it; blocks take a second."""
     faults = RankFaults(folder, {"blocks_per_window": seconds})
     with faults.up():

@@ -7,21 +7,19 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from torch import Tensor
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import TrainerSettings, load_hparams
 from templar.interrupt import StoppedError, clear_stop, request_stop
 from templar.training.cluster import ClusterTrainer, GroupEndedError, open_trainer
 from templar.training.model import build_model, parameters_of
-from templar.training.train import OptimizerState, Trainer, TrainResult
+from templar.training.train import OptimizerState, Trainer
 
 HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 8, "micro_batch_size": 2, "inner_steps": 4}})
 TRAINING, MODEL = HPARAMS.training, HPARAMS.model
@@ -30,21 +28,21 @@ PARAMS = parameters_of(build_model(MODEL))
 ONE = TrainerSettings(repeatable=False)
 
 
-def forever() -> bool:
+def forever():
     return True
 
 
-def tokens() -> Tensor:
+def tokens():
     generator = torch.Generator().manual_seed(0)
     shape = (5 * TRAINING.batch_size, HPARAMS.data.sequence_length)
     return torch.randint(0, MODEL.vocab_size - 1, shape, generator=generator, dtype=torch.int32)
 
 
-def settings(ranks: int = 2, sharding: str = "replicated", **changes: Any) -> TrainerSettings:
+def settings(ranks=2, sharding="replicated", **changes):
     return TrainerSettings.model_validate({"ranks": ranks, "sharding": sharding, "repeatable": False} | changes)
 
 
-def learn(trainer: Trainer | ClusterTrainer, **changes: Any) -> TrainResult:
+def learn(trainer, **changes):
     params, sequences = changes.pop("params", PARAMS), changes.pop("sequences", tokens())
     arguments: dict[str, Any] = {
         "training": TRAINING,
@@ -55,7 +53,7 @@ def learn(trainer: Trainer | ClusterTrainer, **changes: Any) -> TrainResult:
     return trainer.learn(params, sequences, **(arguments | changes))
 
 
-def assert_close(found: TrainResult, expected: TrainResult) -> None:
+def assert_close(found, expected):
     """Every tensor is the same up to the order of additions."""
     pairs = [(found.update, expected.update)]
     if expected.optimizer is not None and found.optimizer is not None:
@@ -70,27 +68,27 @@ def assert_close(found: TrainResult, expected: TrainResult) -> None:
     assert found.mean_loss == pytest.approx(expected.mean_loss, rel=1e-5)
 
 
-def is_there(process: psutil.Process) -> bool:
+def is_there(process):
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def wait_until_gone(victims: list[psutil.Process]) -> None:
+def wait_until_gone(victims):
     give_up = time.monotonic() + 120
     while left := [victim for victim in victims if is_there(victim)]:
         assert time.monotonic() < give_up, left
         time.sleep(0.05)
 
 
-def times(count: int) -> Callable[[], bool]:
+def times(count):
     """Keep going for `count` questions."""
     left = iter(range(count))
     return lambda: next(left, None) is not None
 
 
-def expect(reason: Reason, trainer: ClusterTrainer, **changes: Any) -> PermanentError:
+def expect(reason, trainer, **changes):
     """The refusal of a training, with this reason."""
     with pytest.raises(PermanentError) as caught:
         learn(trainer, **changes)
@@ -98,7 +96,7 @@ def expect(reason: Reason, trainer: ClusterTrainer, **changes: Any) -> Permanent
     return caught.value
 
 
-def train_as_one(trainer: ClusterTrainer, chosen: TrainerSettings) -> None:
+def train_as_one(trainer, chosen):
     """All that one rank can do, with the same results."""
     alone, ranks = Trainer(MODEL, ONE), trainer.micro_batches._ranks
     # 1. Four inner steps, twice with the same bits; then four more, from the moments of the first call.
@@ -131,12 +129,12 @@ def train_as_one(trainer: ClusterTrainer, chosen: TrainerSettings) -> None:
     assert_close(learn(trainer), expected)
 
 
-def wait_for_the_end(trainer: ClusterTrainer, file: Path) -> None:
+def wait_for_the_end(trainer, file):
     """Train until a fault ends it, and note why; as a worker, this process goes on after the launcher's SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     count = 0
 
-    def keep_going() -> bool:
+    def keep_going():
         nonlocal count
         count += 1
         if count == 10:
@@ -153,7 +151,7 @@ def wait_for_the_end(trainer: ClusterTrainer, file: Path) -> None:
         part.replace(file)
 
 
-def main(scene: str, settings_json: str, name: str) -> None:
+def main(scene, settings_json, name):
     """Play rank 0."""
     chosen, file = TrainerSettings.model_validate_json(settings_json), Path(name)
     trainer = open_trainer(MODEL, chosen, file.parent)

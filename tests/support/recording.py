@@ -12,12 +12,12 @@ class Calls(list[tuple[Any, ...]]):
     """Method and arguments of each call, in order."""
 
 
-def recording_node(kind: type[N], **answers: Any) -> tuple[N, Calls]:
+def recording_node(kind, **answers):
     """A node of a kind whose named methods are recorded, and return these answers or raise them if they are errors."""
     calls = Calls()
 
-    def method(name: str) -> Callable[..., Any]:
-        def call(_: Node, *arguments: Any, **keywords: Any) -> Any:
+    def method(name):
+        def call(_, *arguments, **keywords):
             calls.append((name, *arguments, *keywords.values()))
             if isinstance(answers[name], Exception):
                 raise answers[name]

@@ -14,7 +14,7 @@ from tests.support import resident_state
 LOGGER = logging.getLogger("templar.resident_test")
 
 
-def note(folder: str, text: str) -> None:
+def note(folder, text):
     with (Path(folder) / "notes").open("a") as file:
         file.write(f"{text}\n")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from deployments.s3_endpoint import AccessKey
 from templar.data.shards.block_file import Transfer
 from templar.data.shards.rotation import ShardPlan, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
@@ -24,7 +23,7 @@ BUCKET = "dataset"
 READ = "read"
 
 
-def start(endpoint: str, root: Path, folder: Path, key: AccessKey, what: str) -> subprocess.Popen[str]:
+def start(endpoint, root, folder, key, what):
     command = [sys.executable, "-m", "tests.support.rotating", endpoint, str(root), str(folder)]
     command += [key.access_key_id, key.secret_access_key, what]
     # No accelerator and one thread: such a process is started many times.
@@ -32,11 +31,11 @@ def start(endpoint: str, root: Path, folder: Path, key: AccessKey, what: str) ->
     return subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True)
 
 
-def say(line: str) -> None:
+def say(line):
     print(line, flush=True)
 
 
-def read_for_ever(dataset: ShardedDataset, root: Path) -> None:
+def read_for_ever(dataset, root):
     """Read until this process is killed, or a sample is wrong."""
     chance = np.random.default_rng(5)
     truth = []
@@ -50,7 +49,7 @@ def read_for_ever(dataset: ShardedDataset, root: Path) -> None:
         say("ok")
 
 
-def main() -> None:
+def main():
     endpoint, root, folder, key_id, secret, what = sys.argv[1:]
     store = S3Store(BUCKET, endpoint_url=endpoint, access_key_id=key_id, secret_access_key=secret)
     # Few bytes at a time, so that there is much to interrupt.

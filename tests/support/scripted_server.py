@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,7 +32,7 @@ class Reply:
     endless: bytes = b""  # until then send these over and over again, now and then one
 
 
-def s3_error(status: int, code: str, message: str = "") -> Reply:
+def s3_error(status, code, message=""):
     body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
     return Reply(status, body.encode(), {"Content-Type": "application/xml"})
 
@@ -42,7 +42,7 @@ class ScriptedServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, script: Callable[[Request], Reply]) -> None:
+    def __init__(self, script):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.script = script
         self.requests: list[Request] = []
@@ -50,10 +50,10 @@ class ScriptedServer(ThreadingHTTPServer):
         self.closing = threading.Event()
 
     @property
-    def endpoint_url(self) -> str:
+    def endpoint_url(self):
         return f"http://127.0.0.1:{self.server_port}"
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def handle_error(self, request, client_address):
         """A client that hangs up is part of the tests."""
 
 
@@ -61,7 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: ScriptedServer
 
-    def _answer(self) -> None:
+    def _answer(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         request = Request(self.command, self.path, self.headers, body)
         self.server.requests.append(request)
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(reply)
             self.close_connection = length != len(reply.body)
 
-    def _send_raw(self, data: bytes, reply: Reply) -> None:
+    def _send_raw(self, data, reply):
         self.close_connection = True
         self.wfile.write(data)
         self.connection.settimeout(DRIP_SECONDS)
@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
                 break
         self.server.hung_up.set()
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, reply):
         step = DRIP_BYTES if reply.drips else max(len(reply.body), 1)
         for start in range(0, len(reply.body), step):
             if reply.drips and self.server.closing.wait(DRIP_SECONDS):
@@ -106,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format, *args):
         """Be quiet."""
 
 
@@ -114,7 +114,7 @@ S = TypeVar("S", bound=ScriptedServer)
 
 
 @contextmanager
-def serving(server: S) -> Iterator[S]:
+def serving(server):
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
@@ -127,6 +127,6 @@ def serving(server: S) -> Iterator[S]:
 
 
 @contextmanager
-def scripted_server(script: Callable[[Request], Reply]) -> Iterator[ScriptedServer]:
+def scripted_server(script):
     with serving(ScriptedServer(script)) as server:
         yield server

@@ -1,18 +1,16 @@
 """An object store that passes calls on to another one, with hooks for failures."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-from templar.store.base import ObjectStore
+from typing import TypeVar
 
 T = TypeVar("T")
 Hook = Callable[[str, str], None]
 
 
-def _passed_on(operation: str) -> Callable[..., Any]:
+def _passed_on(operation):
     """A call of the inner store."""
 
-    def call(self: "ScriptedStore", *arguments: Any, **options: Any) -> Any:
+    def call(self, *arguments, **options):
         key = arguments[0] if arguments and isinstance(arguments[0], str) else ""
         return self._do(operation, key, lambda: getattr(self.inner, operation)(*arguments, **options))
 
@@ -25,7 +23,7 @@ class ScriptedStore:
     An error that `before` raises replaces the call; one that `after` raises replaces the answer, as if that was lost.
     """
 
-    def __init__(self, inner: ObjectStore) -> None:
+    def __init__(self, inner):
         self.inner = inner
         self.calls: list[tuple[str, str]] = []  # operation and key of every call, in order, failed ones too
         self.before: Hook = lambda operation, key: None
@@ -34,18 +32,18 @@ class ScriptedStore:
         self.closed = 0
 
     @property
-    def name(self) -> str:
+    def name(self):
         return self.inner.name
 
-    def count(self, operation: str, key: str = "") -> int:
+    def count(self, operation, key=""):
         return sum(1 for call in self.calls if call[0] == operation and key in ("", call[1]))
 
     put, put_file, get, get_range, get_file, head, list, delete = map(
         _passed_on, ("put", "put_file", "get", "get_range", "get_file", "head", "list", "delete")
     )
 
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        def put() -> bool:
+    def put_if_absent(self, key, data):
+        def put():
             if self.ignores_conditions:
                 self.inner.put(key, data)
                 return True
@@ -53,14 +51,14 @@ class ScriptedStore:
 
         return self._do("put_if_absent", key, put)
 
-    def read_into(self, key: str, start: int, buffer: memoryview) -> None:
+    def read_into(self, key, start, buffer):
         buffer[:] = self.get_range(key, start, len(buffer))
 
-    def close(self) -> None:
+    def close(self):
         self.closed += 1
         self.inner.close()
 
-    def _do(self, operation: str, key: str, work: Callable[[], T]) -> T:
+    def _do(self, operation, key, work):
         self.calls.append((operation, key))
         self.before(operation, key)
         answer = work()
@@ -68,11 +66,11 @@ class ScriptedStore:
         return answer
 
 
-def failing(error: Exception, *operations: str, times: int | None = None, key: str = "") -> Hook:
+def failing(error, *operations, times=None, key=""):
     """A hook that raises an error: in these operations (all by default), on this key, this many times."""
     left = [times]
 
-    def hook(operation: str, called: str) -> None:
+    def hook(operation, called):
         if (operations and operation not in operations) or (key and called != key) or left[0] == 0:
             return
         if left[0] is not None:
@@ -82,16 +80,16 @@ def failing(error: Exception, *operations: str, times: int | None = None, key: s
     return hook
 
 
-def fail_once(store: ScriptedStore, error: Exception, *operations: str, key: str = "", lost: bool = False) -> None:
+def fail_once(store, error, *operations, key="", lost=False):
     """Let one call fail; if its answer is `lost`, it has done its work all the same."""
     setattr(store, "after" if lost else "before", failing(error, *operations, key=key, times=1))
 
 
-def once(operation: str, key: str, action: Callable[[], None]) -> Hook:
+def once(operation, key, action):
     """A hook that acts once, before the first call of an operation on a key, like a faster process."""
     pending = [action]
 
-    def hook(called: str, called_key: str) -> None:
+    def hook(called, called_key):
         if (called, called_key) == (operation, key) and pending:
             pending.pop()()
 

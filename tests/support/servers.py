@@ -5,7 +5,6 @@ import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,27 +22,27 @@ REPOSITORY = Path(__file__).parents[2]
 class Server:
     """A server process that has said where it listens: its endpoint follows the announcement on one of its lines."""
 
-    def __init__(self, command: Sequence[str], announcement: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, command, announcement, environment=None):
         self._folder = tempfile.TemporaryDirectory(prefix="templar-server-")
         log, env = Path(self._folder.name) / "log", {**os.environ, **(environment or {})}
         self._child = start_child("the server", command, log=log, env=env, cwd=REPOSITORY)
 
-        def announced() -> str:
+        def announced():
             return "".join(self.output).partition(announcement)[2]
 
         wait_until_ready(self._child, lambda: "\n" in announced(), timeout_seconds=START_SECONDS)
         self.endpoint_url = announced().splitlines()[0].strip().strip("[]/")
 
     @property
-    def output(self) -> list[str]:
+    def output(self):
         return self._child.log.read_text().splitlines(keepends=True)
 
     @property
-    def port(self) -> int:
+    def port(self):
         return int(self.endpoint_url.rpartition(":")[2])
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self):
         """The process stands still: connections are accepted by the kernel, and nothing answers."""
         self._child.handle.send_signal(signal.SIGSTOP)
         try:
@@ -51,10 +50,10 @@ class Server:
         finally:
             self._child.handle.send_signal(signal.SIGCONT)
 
-    def kill(self) -> None:
+    def kill(self):
         self._child.stop(grace_seconds=0.0)
 
-    def stop(self) -> int:
+    def stop(self):
         return self._child.stop(grace_seconds=STOP_SECONDS)
 
 
@@ -65,7 +64,7 @@ class MotoEndpoint:
 
 
 @contextmanager
-def moto_endpoint(folder: Path) -> Iterator[MotoEndpoint]:
+def moto_endpoint(folder):
     """Start the embedded S3 endpoint in a process of its own; `folder` takes its admin file."""
     admin_file = folder / "admin.json"
     command = [sys.executable, "-m", "deployments.s3_endpoint", "--port", "0", "--admin-file", str(admin_file)]
@@ -76,7 +75,7 @@ def moto_endpoint(folder: Path) -> Iterator[MotoEndpoint]:
         server.stop()
 
 
-def store_at(url: str, bucket: str, key: AccessKey, settings: S3Settings | None = None) -> S3Store:
+def store_at(url, bucket, key, settings=None):
     return S3Store(
         bucket,
         endpoint_url=url,
@@ -86,12 +85,12 @@ def store_at(url: str, bucket: str, key: AccessKey, settings: S3Settings | None 
     )
 
 
-def random_key() -> AccessKey:
+def random_key():
     """A key of the shape that R2 gives out: 32 and 64 hex digits."""
     return AccessKey(secrets.token_hex(16), secrets.token_hex(32))
 
 
-def start_rclone(root: Path, key: AccessKey, *, read_only: bool = False, port: int = 0) -> Server:
+def start_rclone(root, key, *, read_only=False, port=0):
     """Start `rclone serve s3` over `root`, whose folders are the buckets. The caller stops it.
 
     Every key of an rclone process may write, so a read-only key is a second process, `read_only`, over the same root.
@@ -120,7 +119,7 @@ class RcloneEndpoints:
 
 
 @contextmanager
-def rclone_endpoints(root: Path) -> Iterator[RcloneEndpoints]:
+def rclone_endpoints(root):
     write_key, read_key = random_key(), random_key()
     with ExitStack() as stack:
         writable = start_rclone(root, write_key)

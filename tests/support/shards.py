@@ -2,8 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,6 @@ from templar.data.shards.block_file import NAMES_LOCK
 from templar.data.shards.manifest import INDEX_FILE, ShardIndex
 from templar.data.shards.rotation import LOCK_FILE
 from templar.data.shards.shard_writer import write_split
-from templar.store.base import ObjectStore
 
 PREFIX = "dataset"
 TOKENIZER = "0" * 64
@@ -27,19 +25,19 @@ class Shards:
     samples: tuple[NDArray[Any], ...]  # of each shard of the split `train`
     index: ShardIndex
 
-    def names(self, *numbers: int) -> list[str]:
+    def names(self, *numbers):
         """Names of the files of some shards of the split `train`, their manifests included."""
         parts = [(f"train_{each:06d}.json", f"train_{each:06d}.npy", f"sample_ids_{each:06d}.bin") for each in numbers]
         return sorted(name for names in parts for name in names)
 
-    def size(self, *numbers: int) -> int:
+    def size(self, *numbers):
         return sum(self.index.splits["train"][number].num_bytes for number in numbers)
 
-    def put(self, store: ObjectStore) -> None:
+    def put(self, store):
         for name, data in self.files.items():
             store.put(f"{PREFIX}/{name}", data)
 
-    def wrong_files(self, folder: Path) -> list[str]:
+    def wrong_files(self, folder):
         """Files with a final name that have other bytes than the dataset, as one bit is enough to make them."""
         return [
             path.name
@@ -48,21 +46,13 @@ class Shards:
         ]
 
 
-def generated(count: int, length: int, dtype: Literal["uint16", "uint32"], seed: int = 1) -> NDArray[Any]:
+def generated(count, length, dtype, seed=1):
     return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, (count, length), dtype=dtype, endpoint=True)
 
 
 def write_shards(
-    root: Path,
-    *,
-    num_samples: int = 120,
-    samples_per_shard: int = 40,
-    length: int = 100,
-    dtype: Literal["uint16", "uint32"] = "uint16",
-    block_bytes: int = 512,
-    num_held_out: int = 5,
-    seed: int = 1,
-) -> Shards:
+    root, *, num_samples=120, samples_per_shard=40, length=100, dtype="uint16", block_bytes=512, num_held_out=5, seed=1
+):
     """Write a dataset into a folder, which is made."""
     root.mkdir(parents=True)
     splits = {
@@ -79,15 +69,15 @@ def write_shards(
     return Shards(files, tuple(splits["train"][start : start + samples_per_shard] for start in starts), index)
 
 
-def on_disk(folder: Path) -> list[str]:
+def on_disk(folder):
     return sorted(path.name for path in folder.iterdir() if path.name not in {LOCK_FILE, NAMES_LOCK})
 
 
-def flipped(data: bytes, place: int) -> bytes:
+def flipped(data, place):
     place %= len(data)
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
 
-def block_hashes(data: bytes, block_bytes: int) -> tuple[str, ...]:
+def block_hashes(data, block_bytes):
     starts = range(0, len(data), block_bytes)
     return tuple(hashlib.sha256(data[start : start + block_bytes]).hexdigest() for start in starts)

@@ -4,7 +4,7 @@ import threading
 
 from tasks.sinks.sending import Identity
 from templar.reports.metrics import Metrics
-from tests.support.scripted_server import Reply, Request, ScriptedServer
+from tests.support.scripted_server import Reply, ScriptedServer
 
 WHO = Identity("default", "validator", 3, "a" * 64, "5Hotkey")
 FIGURES = Metrics(
@@ -21,14 +21,14 @@ FIGURES = Metrics(
 class Receiver(ScriptedServer):
     """Keeps what is posted to it; refuses as long as `refusing` is set, and never answers while `hanging` is."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(self._reply)
         self.refusing, self.hanging = threading.Event(), threading.Event()
         self.refused, self.refusal = 0, 401
         self.answer = b""
         self.posted: list[tuple[str, str | None, bytes]] = []  # path and query, Authorization, body
 
-    def _reply(self, request: Request) -> Reply:
+    def _reply(self, request):
         if self.hanging.is_set():
             self.closing.wait()
         if self.refusing.is_set():

@@ -6,7 +6,6 @@ It enters window after window until it is killed, and prints each one that the f
 import itertools
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -14,7 +13,7 @@ UIDS = (2, 3)
 """The miners of the book; both reveal in every window."""
 
 
-def fill_book(path: Path) -> Callable[[int], None]:
+def fill_book(path):
     from templar.hparams import load_hparams
     from templar.scoring.conclude import conclude
     from templar.scoring.evidence_chain import ScoreBook
@@ -22,19 +21,19 @@ def fill_book(path: Path) -> Callable[[int], None]:
 
     book, hparams = ScoreBook(path), load_hparams("templar-2.1.3")
 
-    def enter(window: int) -> None:
+    def enter(window):
         facts = window_of(*(revealed(uid, uid / 10) for uid in UIDS), window=window)
         book.record(conclude(facts, book.standing, hparams, AUTHOR))
 
     return enter
 
 
-def fill_journal(path: Path) -> Callable[[int], None]:
+def fill_journal(path):
     from templar.neuron.journal import Applied, Journal, Status
 
     journal = Journal(path)
 
-    def enter(window: int) -> None:
+    def enter(window):
         journal.claim(window)
         journal.enter(window, "settle", str(window))
         journal.enter_applied(Applied(window, None, f"{window:064x}"))
@@ -43,7 +42,7 @@ def fill_journal(path: Path) -> Callable[[int], None]:
     return enter
 
 
-def run_and_kill(kind: str, path: Path, *, after: int) -> int:
+def run_and_kill(kind, path, *, after):
     """Let the process enter windows, kill it while it goes on; the last window that was acknowledged."""
     command = [sys.executable, "-m", "tests.support.state_writer", kind, str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -54,7 +53,7 @@ def run_and_kill(kind: str, path: Path, *, after: int) -> int:
     return int([line for line in acknowledged if line.endswith("\n")][-1])
 
 
-def main() -> None:
+def main():
     enter = {"book": fill_book, "journal": fill_journal}[sys.argv[1]](Path(sys.argv[2]))
     for window in itertools.count(1):
         enter(window)

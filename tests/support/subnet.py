@@ -1,6 +1,5 @@
 """A small network for tests: members with keys, buckets in memory, payloads of a tiny model."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,14 @@ from templar.exchange.buckets import Buckets, OwnBucket
 from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit, Manifest
-from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import Submission
-from templar.exchange.signed import Body, Network, seal
+from templar.exchange.signed import Network, seal
 from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
 from templar.hparams import Gradient, HParams, Windows, load_hparams
 from templar.store.address import BucketAddress, encode_address
 from templar.store.base import ObjectStore
-from templar.timeline import WindowTimes
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore
 
@@ -67,33 +64,33 @@ class Member:
     permit: bool = False
 
     @property
-    def neuron(self) -> NeuronInfo:
+    def neuron(self):
         return NeuronInfo(
             self.uid, self.hotkey.address, self.stake, self.permit, 0.0, encode_address(self.address), self.role
         )
 
     @property
-    def signing(self) -> dict[str, Any]:
+    def signing(self):
         return {"netuid": NETUID, "genesis": GENESIS, "uid": self.uid, "hotkey": self.hotkey.address}
 
     @property
-    def role(self) -> Role:
+    def role(self):
         return Role.VALIDATOR if self.permit else Role.MINER
 
     @property
-    def account(self) -> str:
+    def account(self):
         return f"bucket-{self.uid}"
 
     @property
-    def address(self) -> BucketAddress:
+    def address(self):
         return BucketAddress(self.account, "id", "secret")
 
 
-def member(uid: int, *, stake: float = 0.0, permit: bool = False) -> Member:
+def member(uid, *, stake=0.0, permit=False):
     return Member(uid, hotkey_from_seed(sha256_hex(f"member {uid}".encode()).encode()[:32]), stake, permit)
 
 
-def payload_bytes(author: Member, window: int, *, seed: int = 0, layout: Layout = LAYOUT) -> bytes:
+def payload_bytes(author, window, *, seed=0, layout=LAYOUT):
     """A legal payload; the same arguments give the same bytes."""
     generator = torch.Generator().manual_seed(1000 * author.uid + seed)
     update = {tensor.name: torch.randn(tensor.shape, generator=generator) for tensor in layout.tensors}
@@ -103,25 +100,25 @@ def payload_bytes(author: Member, window: int, *, seed: int = 0, layout: Layout 
     return encode(Payload.of(header, coded.tensors, layout), layout)
 
 
-def other_payload(author: Member, window: int) -> bytes:
+def other_payload(author, window):
     """Another legal payload than `payload_bytes(author, window)`, as long."""
     length = len(payload_bytes(author, window))
     others = (payload_bytes(author, window, seed=seed) for seed in range(1, 100))
     return next(other for other in others if len(other) == length)
 
 
-def signed_anyhow(kind: Kind, body: Any, signer: Hotkey, *, version: str = PROTOCOL_VERSION) -> bytes:
+def signed_anyhow(kind, body, signer, *, version=PROTOCOL_VERSION):
     """Sign any value, legal or not, in canonical form."""
     message = f"templar:{version}:{kind}:".encode() + canonical_json(body)
     return canonical_json({"body": body, "signature": signer.sign(message).hex()})
 
 
-def fields_of(body: Body, **changes: Any) -> dict[str, Any]:
+def fields_of(body, **changes):
     """A body as JSON, with changes."""
     return body.model_dump(mode="json") | changes
 
 
-def manifest_of(author: Member, window: int, payload: bytes, **changes: Any) -> Manifest:
+def manifest_of(author, window, payload, **changes):
     values: dict[str, Any] = {
         **author.signing,
         "window": window,
@@ -135,21 +132,19 @@ def manifest_of(author: Member, window: int, payload: bytes, **changes: Any) -> 
     return Manifest(**values | changes)
 
 
-def commit_to(manifest: Manifest, **changes: Any) -> Commit:
+def commit_to(manifest, **changes):
     """The commitment to a manifest."""
     values = manifest.model_dump(include={"protocol", "netuid", "genesis", "uid", "hotkey", "window"})
     return Commit(**values | {"commitment": manifest.digest} | changes)
 
 
-def submission_of(author: Member, manifest: Manifest, committed_at: int, revealed_at: int) -> Submission:
+def submission_of(author, manifest, committed_at, revealed_at):
     """The submission of an honest reveal, signed by its author."""
     signatures = [seal(body, author.hotkey).signature for body in (manifest.commit, manifest)]
     return Submission(manifest, committed_at, revealed_at, *signatures)
 
 
-def gathered(
-    cache: PayloadCache, authors: Sequence[Member], window: int, *, seed: int = 0, times: tuple[int, int] = (1, 2)
-) -> list[Submission]:
+def gathered(cache, authors, window, *, seed=0, times=(1, 2)):
     """What a publisher gathered of these miners and has in its cache; a miner's uid is added to the times."""
     submissions = []
     for author in authors:
@@ -163,10 +158,10 @@ def gathered(
 class Hand:
     """A clock that a test sets by hand, for the stamps of a store."""
 
-    def __init__(self, now: float = 0.0) -> None:
+    def __init__(self, now=0.0):
         self.now = now
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
@@ -177,27 +172,19 @@ class Bucket:
     owner: Member
     hand: Hand = field(default_factory=Hand)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.memory = MemoryStore(f"bucket-{self.owner.uid}", clock=self.hand)
         self.store = ScriptedStore(self.memory)
 
-    def put(self, key: str, data: bytes, at: float) -> None:
+    def put(self, key, data, at):
         """Store bytes at a time, replacing an earlier object."""
         self.hand.now = at
         self.memory.put(key, data)
 
-    def put_signed(self, key: str, body: Body, at: float) -> None:
+    def put_signed(self, key, body, at):
         self.put(key, seal(body, self.owner.hotkey).encode(), at)
 
-    def reveal(
-        self,
-        times: WindowTimes,
-        payload: bytes,
-        manifest: Manifest | None = None,
-        *,
-        committed: float | None = None,
-        revealed: float | None = None,
-    ) -> Manifest:
+    def reveal(self, times, payload, manifest=None, *, committed=None, revealed=None):
         """Commit and reveal, in time unless another time is given."""
         manifest = manifest or manifest_of(self.owner, times.window, payload)
         committed = times.commit_interval.last if committed is None else committed
@@ -215,14 +202,7 @@ class Subnet:
     Uid 0 is the burn uid, then come validators with the given stakes, then miners.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        stakes: Sequence[float] = (100.0,),
-        num_miners: int = 3,
-        overrides: Mapping[str, dict[str, Any]] | None = None,
-    ) -> None:
+    def __init__(self, folder, *, stakes=(100.0,), num_miners=3, overrides=None):
         sections = {"windows": RULES.model_dump(), **(overrides or {})}
         self.hparams: HParams = load_hparams(
             "simulation", path=Path(__file__).parents[2] / "hparams.json", overrides=sections
@@ -244,29 +224,29 @@ class Subnet:
             if each.uid:
                 self.ledger(each).set_role(each.role)
 
-    def store(self, owner: Member) -> ScriptedStore:
+    def store(self, owner):
         return self.stores[owner.account]
 
-    def put(self, owner: Member, key: str, data: Body | bytes) -> None:
+    def put(self, owner, key, data):
         """Store bytes, or a body that its owner signs, in a member's bucket, past what a test does to its store."""
         self.store(owner).inner.put(key, data if isinstance(data, bytes) else seal(data, owner.hotkey).encode())
 
-    def ledger(self, owner: Member | None) -> Ledger:
+    def ledger(self, owner):
         hotkey = None if owner is None else owner.hotkey
         return Ledger(self.ledger_path, hotkey=hotkey, clock=self.clock, durable=False)
 
-    def buckets(self, owner: Member | None = None, views: Mapping[str, ObjectStore] | None = None) -> Buckets:
+    def buckets(self, owner=None, views=None):
         """All buckets as one member sees them; `views` replace those of some accounts."""
         shown: dict[str, ObjectStore] = {**self.stores, **(views or {})}
         own = None if owner is None else OwnBucket(owner.address, self.store(owner))
         hotkey = None if owner is None else owner.hotkey.address
         return Buckets(self.ledger(owner), lambda address: shown[address.bucket], own=own, hotkey=hotkey)
 
-    def exchange(self, owner: Member | None = None, views: Mapping[str, ObjectStore] | None = None) -> NetworkView:
+    def exchange(self, owner=None, views=None):
         buckets = self.buckets(owner, views)
         signer = None if owner is None else owner.hotkey
         return NetworkView(self.ledger(owner), buckets, NETWORK, self.hparams, signer)
 
-    def times(self, window: int) -> WindowTimes:
+    def times(self, window):
         """The times of a window; waits for its closing block."""
         return self.exchange().times(window)

@@ -14,8 +14,6 @@ from typing import Any
 
 import bittensor as bt
 
-from templar.chain.clock import SimulatedClock
-
 SHAPES = json.loads((Path(__file__).parent / "chain_shapes.json").read_text())
 COLUMNS = {
     "coldkeys": "5C4hrfjw9DjXZTzV3MwzrrAr9P1MJhSrvWGWqi1eSuyUpnhM",
@@ -31,7 +29,7 @@ class KeyPairWallet:
     hotkey: Any
 
     @property
-    def coldkey(self) -> Any:
+    def coldkey(self):
         return self.hotkey
 
     coldkeypub = hotkeypub = coldkey
@@ -56,7 +54,7 @@ class State:
     hidden: list[tuple[str, int, str, int]] = field(default_factory=list)
     """Hotkey, block, ciphertext and round of each commit that is not revealed."""
 
-    def uid(self, hotkey: str) -> int | None:
+    def uid(self, hotkey):
         return next((uid for uid, neuron in enumerate(self.neurons) if neuron and neuron.hotkey == hotkey), None)
 
 
@@ -83,15 +81,7 @@ class MemorySubstrate:
     network breaks (`failures` of the recorded shapes).
     """
 
-    def __init__(
-        self,
-        clock: SimulatedClock,
-        *,
-        netuid: int,
-        block_seconds: float = 12.0,
-        finality_lag: int = 2,
-        weights_rate_limit: int = 0,
-    ) -> None:
+    def __init__(self, clock, *, netuid, block_seconds=12.0, finality_lag=2, weights_rate_limit=0):
         self.clock = clock
         self.netuid = netuid
         self.block_seconds = block_seconds
@@ -137,44 +127,44 @@ class MemorySubstrate:
 
     # What tests do to it.
 
-    def drop_connection(self) -> None:
+    def drop_connection(self):
         """The websocket dies: everything fails until somebody connects again."""
         self.connected = False
 
-    def refuse_next(self, error: bt.ChainError) -> None:
+    def refuse_next(self, error):
         self._refusal = error
 
-    def lose_next_submission(self, *, included: bool) -> None:
+    def lose_next_submission(self, *, included):
         """The connection dies while the next extrinsic is watched, before or after the chain took it."""
         self._lose = "after" if included else "before"
 
-    def exhaust_next_submission(self, *, included: bool) -> None:
+    def exhaust_next_submission(self, *, included):
         """The same, and no endpoint answers any more."""
         self._lose = "after for good" if included else "before for good"
 
-    def head_number(self) -> int:
+    def head_number(self):
         now = self.clock.now() if self.stands_still_at is None else min(self.stands_still_at, self.clock.now())
         return int((now - self.genesis) / self.block_seconds + 1e-9)
 
-    def time_of(self, number: int) -> float:
+    def time_of(self, number):
         return self.genesis + number * self.block_seconds
 
-    def hash_of(self, number: int) -> str:
+    def hash_of(self, number):
         hash_ = "0x" + hashlib.sha256(f"{self.seed} {number}".encode()).hexdigest()
         self._numbers[hash_] = number
         return hash_
 
-    def state_at(self, number: int) -> State:
+    def state_at(self, number):
         return next(state for since, state in reversed(self.versions) if since <= number)
 
-    def next_state(self) -> State:
+    def next_state(self):
         """A copy of the newest state, to be changed; it is that of the next block."""
         number = self.head_number() + 1
         state = copy.deepcopy(self.versions[-1][1])
         self.versions.append((number, state))
         return state
 
-    def reveal(self, weights: dict[int, int] | None = None, *, uid: int = 0, before: int | None = None) -> None:
+    def reveal(self, weights=None, *, uid=0, before=None):
         """Reveal all commits, or those before a block: the last one set these 16-bit weights; None drops them."""
         state = self.next_state()
         state.hidden = [commit for commit in state.hidden if before is not None and commit[1] >= before]
@@ -182,11 +172,11 @@ class MemorySubstrate:
             state.weights[uid] = [list(pair) for pair in weights.items()]
         self.finalize()
 
-    def finalize(self) -> None:
+    def finalize(self):
         """Let the clock run until the newest change is final."""
         self.clock.sleep_until(self.time_of(self.versions[-1][0] + self.finality_lag))
 
-    def register(self, hotkey: str, *, stake: float = 0.0, validator_permit: bool = False) -> int:
+    def register(self, hotkey, *, stake=0.0, validator_permit=False):
         neuron = Neuron(hotkey, round(stake * 1e9), validator_permit, self.head_number() + 1)
         state = self.next_state()
         if None in state.neurons:
@@ -198,7 +188,7 @@ class MemorySubstrate:
         self.finalize()
         return uid
 
-    def deregister(self, hotkey: str) -> None:
+    def deregister(self, hotkey):
         state = self.next_state()
         uid = state.uid(hotkey)
         assert uid is not None
@@ -206,7 +196,7 @@ class MemorySubstrate:
         state.weights.pop(uid, None)
         self.finalize()
 
-    def set_stake(self, hotkey: str, stake: float, *, validator_permit: bool | None = None) -> None:
+    def set_stake(self, hotkey, stake, *, validator_permit=None):
         neuron = self._neuron(self.next_state(), hotkey)
         assert neuron is not None
         neuron.stake_rao = round(stake * 1e9)
@@ -215,57 +205,55 @@ class MemorySubstrate:
 
     # What the SDK asks of it.
 
-    def balance(self, rao: int, netuid: int = 0) -> bt.Balance:
+    def balance(self, rao, netuid=0):
         return bt.Balance(rao, netuid)
 
-    async def connect(self) -> None:
+    async def connect(self):
         if self.offline:
             raise bt.RpcConnectionError("could not connect to any endpoint: refused")
         self.connects += not self.connected
         self.connected = True
 
-    async def close(self) -> None:
+    async def close(self):
         self.closes += self.connected
         self.connected = False
 
-    async def _request(self, name: str) -> None:
+    async def _request(self, name):
         self.requests.append(name)
         if self.offline or not self.connected:
             raise bt.RpcConnectionError("RPC request failed after exhausting endpoint retries")
 
-    async def block_number(self) -> int:
+    async def block_number(self):
         await self._request("block_number")
         return self.head_number()
 
-    async def finalized_block_number(self) -> int:
+    async def finalized_block_number(self):
         await self._request("finalized_block_number")
         return self.head_number() - self.finality_lag - self.finalized_behind
 
-    async def block_hash(self, block: int | None = None) -> str:
+    async def block_hash(self, block=None):
         await self._request("block_hash")
         number = self.head_number() if block is None else block
         if not 0 <= number <= self.head_number():
             raise bt.ChainError(f"no block at height {number}")
         return self.hash_of(number)
 
-    async def block_time(self) -> float:
+    async def block_time(self):
         await self._request("block_time")
         return self.block_seconds
 
-    async def spec_version(self) -> int:
+    async def spec_version(self):
         await self._request("spec_version")
         return 435
 
-    async def stored_block(self, block_hash: str) -> dict[str, Any] | None:
+    async def stored_block(self, block_hash):
         await self._request("stored_block")
         number = self._numbers[block_hash]
         milliseconds = round(self.time_of(number) * 1000).to_bytes(6, "little")
         inherent = "0x280402000b" + milliseconds.hex()
         return {"header": {"number": hex(number)}, "extrinsics": [inherent]} if self.keeps_bodies else None
 
-    async def query(
-        self, module: str, storage_function: str, params: list[Any] | None = None, block_hash: str | None = None
-    ) -> Any:
+    async def query(self, module, storage_function, params=None, block_hash=None):
         await self._request(f"query {module}.{storage_function}")
         number = self._number(block_hash)
         state = self.state_at(number)
@@ -292,12 +280,10 @@ class MemorySubstrate:
             return self.settings[storage_function]
         return values[f"{module}.{storage_function}"]()
 
-    def _last_epoch(self, number: int) -> int:
+    def _last_epoch(self, number):
         return number // self.tempo * self.tempo if self.last_epoch is None else self.last_epoch
 
-    async def query_map(
-        self, module: str, storage_function: str, params: list[Any] | None = None, block_hash: str | None = None
-    ) -> list[tuple[Any, Any]]:
+    async def query_map(self, module, storage_function, params=None, block_hash=None):
         await self._request(f"query_map {module}.{storage_function}")
         state = self.state_at(self._number(block_hash))
         match f"{module}.{storage_function}":
@@ -314,12 +300,10 @@ class MemorySubstrate:
                 return list(copy.deepcopy(state.weights).items())
         raise AssertionError(f"nobody taught this chain {module}.{storage_function}")
 
-    async def query_batch(
-        self, module: str, storage_function: str, param_sets: list[list[Any]], block_hash: str | None = None
-    ) -> list[Any]:
+    async def query_batch(self, module, storage_function, param_sets, block_hash=None):
         return [await self.query(module, storage_function, params, block_hash) for params in param_sets]
 
-    async def runtime_call(self, api: str, method: str, params: list[Any], block_hash: str | None = None) -> Any:
+    async def runtime_call(self, api, method, params, block_hash=None):
         await self._request(f"runtime_call {api}.{method}")
         number = self._number(block_hash)
         if method == "get_next_epoch_start_block":
@@ -345,25 +329,18 @@ class MemorySubstrate:
             **{name: [value] * len(neurons) for name, value in COLUMNS.items()},
         }
 
-    async def compose(self, call: Any) -> ComposedCall:
+    async def compose(self, call):
         await self._request("compose")
         module, function, params = call
         return ComposedCall(module, function, dict(params))
 
-    async def estimate_fee(self, call: ComposedCall, keypair: Any) -> bt.Balance:
+    async def estimate_fee(self, call, keypair):
         await self._request("estimate_fee")
         return bt.Balance(self.fee_rao)
 
     async def submit(
-        self,
-        call: ComposedCall,
-        keypair: Any,
-        *,
-        nonce: int | None = None,
-        period: int | None = None,
-        wait_for_inclusion: bool = True,
-        wait_for_finalization: bool = True,
-    ) -> bt.ExtrinsicResult:
+        self, call, keypair, *, nonce=None, period=None, wait_for_inclusion=True, wait_for_finalization=True
+    ):
         await self._request("submit")
         assert wait_for_inclusion, "an outcome that nobody waits for is not known"
         self._submitting += 1
@@ -387,7 +364,7 @@ class MemorySubstrate:
             success=True, message="Success", block_hash=self.hash_of(included), events=SHAPES["events"]
         )
 
-    def _lost(self, *, for_good: bool) -> bt.ExtrinsicResult:
+    def _lost(self, *, for_good):
         self.drop_connection()
         if for_good:
             raise bt.RpcConnectionError("RPC request failed after exhausting endpoint retries")
@@ -396,7 +373,7 @@ class MemorySubstrate:
 
     # The chain's rules.
 
-    def _dispatch(self, call: ComposedCall, signer: str) -> bt.ChainError | None:
+    def _dispatch(self, call, signer):
         newest = self.versions[-1][1]
         uid = newest.uid(signer)
         params = call.params
@@ -408,7 +385,7 @@ class MemorySubstrate:
                 return self._serve(signer, uid, {name: value for name, value in params.items() if name != "netuid"})
         return self._weigh(call, signer, uid)
 
-    def _weigh(self, call: ComposedCall, signer: str, uid: int | None) -> bt.ChainError | None:
+    def _weigh(self, call, signer, uid):
         newest, params = self.versions[-1][1], call.params
         verb = "commit_timelocked_mechanism_weights" if self.commit_reveal else "set_mechanism_weights"
         assert (call.call_module, call.call_function) == ("SubtensorModule", verb)
@@ -435,7 +412,7 @@ class MemorySubstrate:
         changed.last_update = self.versions[-1][0]
         return None
 
-    def _commit(self, signer: str, uid: int | None, info: dict[str, Any]) -> bt.ChainError | None:
+    def _commit(self, signer, uid, info):
         ((one,),) = info["fields"]
         ((variant, value),) = one.items()
         assert variant == f"Raw{len(bytes.fromhex(value.removeprefix('0x')))}", "the runtime has no such variant"
@@ -448,7 +425,7 @@ class MemorySubstrate:
         }
         return None
 
-    def _serve(self, signer: str, uid: int | None, axon: dict[str, int]) -> bt.ChainError | None:
+    def _serve(self, signer, uid, axon):
         recorded = SHAPES["metagraph_raw"]["axons"][0]
         assert axon.keys() == recorded.keys() - {"block"}, "the runtime has no such call"
         assert axon["port"], "the runtime refuses port 0"
@@ -460,11 +437,11 @@ class MemorySubstrate:
         changed.axon = {"block": self.versions[-1][0], **axon}
         return None
 
-    def _neuron(self, state: State, hotkey: str) -> Neuron | None:
+    def _neuron(self, state, hotkey):
         uid = state.uid(hotkey)
         return None if uid is None else state.neurons[uid]
 
-    def _number(self, block_hash: str | None) -> int:
+    def _number(self, block_hash):
         number = self.head_number() if block_hash is None else self._numbers[block_hash]
         if number < self.state_kept_from:
             raise bt.ChainError(

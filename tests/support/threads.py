@@ -1,13 +1,12 @@
 """The number of threads that PyTorch and the codec's kernels take."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 
 @contextmanager
-def threads(count: int) -> Iterator[None]:
+def threads(count):
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import pytest
 
 from tasks.sinks import sending
@@ -8,7 +6,7 @@ from tests.support.sinks import Receiver
 
 
 @pytest.fixture
-def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+def receiver(monkeypatch):
     """What sinks post to; they try again at once."""
     monkeypatch.setattr(sending, "PAUSES", (0.01,))
     with serving(Receiver()) as server:

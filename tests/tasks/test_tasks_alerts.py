@@ -2,7 +2,6 @@
 
 import shutil
 from collections import namedtuple
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +17,11 @@ Usage = namedtuple("Usage", ["total", "used", "free"])
 TIB = 2**40
 
 
-def names(found: Any) -> list[Alert]:
+def names(found):
     return [each.alert for each in found]
 
 
-def test_a_window_in_which_nothing_was_missed_alerts_nobody() -> None:
+def test_a_window_in_which_nothing_was_missed_alerts_nobody():
     assert names(of_result(WindowResult("window 3: published"))) == []
     assert names(of_opening(Opening(3, Action.RUN))) == []
     assert names(of_opening(Opening(3, Action.SKIP, Reason.WINDOW_FINISHED, "window 3 is finished"))) == []
@@ -38,7 +37,7 @@ def test_a_window_in_which_nothing_was_missed_alerts_nobody() -> None:
         (Reason.DATASET_TOO_SMALL, []),
     ],
 )
-def test_a_missed_window_is_told_with_its_reason(reason: Reason, besides: list[Alert]) -> None:
+def test_a_missed_window_is_told_with_its_reason(reason, besides):
     found = list(of_result(WindowResult("window 3: not trained", Missed.NOTHING_PUBLISHED, reason)))
     assert names(found) == [Alert.WINDOW_MISSED, *besides]
     assert {each.reason for each in found} == {reason}
@@ -57,14 +56,14 @@ def test_a_missed_window_is_told_with_its_reason(reason: Reason, besides: list[A
     ],
     ids=lambda value: value.reason.value if isinstance(value, Exception) else None,
 )
-def test_an_error_that_ends_a_run_is_told(error: Any, besides: list[Alert]) -> None:
+def test_an_error_that_ends_a_run_is_told(error, besides):
     found = list(of_error(error))
     assert names(found) == [Alert.WINDOW_MISSED, *besides]
     assert str(error) in found[0].text
 
 
-def test_a_state_that_lags_is_told_from_some_windows_on() -> None:
-    def opened(behind: int) -> list[Alert]:
+def test_a_state_that_lags_is_told_from_some_windows_on():
+    def opened(behind):
         opening = Opening(10, Action.CATCHING_UP, Reason.CHAIN_UNREACHABLE, "no answer", behind)
         return names(of_opening(opening))
 
@@ -72,10 +71,10 @@ def test_a_state_that_lags_is_told_from_some_windows_on() -> None:
     assert opened(BEHIND_WINDOWS) == [Alert.WINDOW_MISSED, Alert.BEHIND]
 
 
-def test_a_disk_that_is_nearly_full_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_nearly_full_is_told(tmp_path, monkeypatch):
     node: Any = SimpleNamespace(role="validator", home=tmp_path, hparams=load_hparams("local"), left_window=None)
 
-    def with_free(share: float) -> list[Alert]:
+    def with_free(share):
         usage = Usage(TIB, round((1 - share) * TIB), round(share * TIB))
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
         return names(of_node(node))
@@ -92,7 +91,7 @@ def test_a_disk_that_is_nearly_full_is_told(tmp_path: Path, monkeypatch: pytest.
         assert with_free(free) == alerts, "a miner that keeps its progress writes 28 bytes per parameter"
 
 
-def test_a_history_that_was_left_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_history_that_was_left_is_told_once(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(TIB, 0, TIB))
     node: Any = SimpleNamespace(role="validator", home=tmp_path, hparams=load_hparams("local"), left_window=7)
     (raised,) = of_node(node)

@@ -5,7 +5,6 @@ import json
 import logging
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
@@ -21,8 +20,7 @@ from templar.housekeeping.bucket_cleanup import CleanupReport, CleanupRow
 from templar.hparams import load_hparams
 from templar.neuron.miner import PageReport, TrainReport
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import Estimate, Evidence, MinerFacts
-from templar.scoring.standing import Standing
+from templar.scoring.evidence import Estimate
 from templar.training.train import TrainFigures
 from tests.support.facts import (
     AUTHOR,
@@ -38,20 +36,19 @@ from tests.support.facts import (
     veteran,
     window_of,
 )
-from tests.support.prefect_server import RunningPrefectServer
 
 HPARAMS = load_hparams("local")
 
 
-def concluded(*miners: MinerFacts, standing: Standing | None = None, **changes: Any) -> Evidence:
+def concluded(*miners, standing=None, **changes):
     return conclude(window_of(*miners, **changes), standing or standing_of(), HPARAMS, AUTHOR)
 
 
-def row_of(evidence: Evidence, uid: int) -> dict[str, Any]:
+def row_of(evidence, uid):
     return next(row for row in artifacts.score_rows(evidence) if row["uid"] == uid)
 
 
-def test_who_has_most_comes_first_and_every_row_has_every_column() -> None:
+def test_who_has_most_comes_first_and_every_row_has_every_column():
     evidence = concluded(
         revealed(3, 0.1), revealed(4, 0.2), absent(5), standing=standing_of([veteran(3), veteran(4, final=30.0)])
     )
@@ -66,7 +63,7 @@ def test_who_has_most_comes_first_and_every_row_has_every_column() -> None:
     )
 
 
-def test_training_shows_device_speed_and_where_the_time_went() -> None:
+def test_training_shows_device_speed_and_where_the_time_went():
     phases = {"forward": 1.0, "backward": 2.0, "step": 0.5, "other": 0.5}
     figures = TrainFigures("NVIDIA H100", "bfloat16", "the first", 8, 4096, 4.5, phases, 3 << 20, True, 0.4, 989e12)
     (row,) = artifacts.training_rows(TrainReport(7, None, 5.0, 4.0, 2, 16, figures))
@@ -91,7 +88,7 @@ def test_training_shows_device_speed_and_where_the_time_went() -> None:
     assert artifacts.training_rows(TrainReport(7, Reason.NO_TIME_LEFT)) == [{"reason": "no_time_left"}]
 
 
-def test_shares_of_a_window() -> None:
+def test_shares_of_a_window():
     seconds = {"waiting": 45.0, "exchanging": 9.0, "training": 36.0, "other": 0.0}
     assert artifacts.time_rows(seconds) == [
         {"seconds": 90.0, "waiting": "50.0%", "exchanging": "10.0%", "training": "40.0%", "other": "0.0%"}
@@ -99,7 +96,7 @@ def test_shares_of_a_window() -> None:
     assert artifacts.time_rows({}) == [{"seconds": 0}]
 
 
-def test_a_miner_that_was_measured() -> None:
+def test_a_miner_that_was_measured():
     facts = revealed(3, estimate=estimate(0.1, 0.25), measurement=measurement(0.11, 0.1), windows_behind=2)
     evidence = concluded(facts, revealed(4, 0.05), standing=standing_of([veteran(3)]))
     (record,) = (each for each in evidence.miners if each.uid == 3)
@@ -123,7 +120,7 @@ def test_a_miner_that_was_measured() -> None:
     }
 
 
-def test_losses_that_are_not_finite_say_so() -> None:
+def test_losses_that_are_not_finite_say_so():
     nothing = Estimate(own_before=None, own_gain=None, random_before=LOSS, random_gain=None, expected=0.0)
     row = row_of(concluded(revealed(3, estimate=nothing, measurement=measurement(None, None, None))), 3)
     assert (row["own loss"], row["random loss"]) == ("not finite", "4.0000 not finite")
@@ -131,13 +128,13 @@ def test_losses_that_are_not_finite_say_so() -> None:
     assert (row["score"], row["slashes"]) == ("-1.000000", "invalid (non_finite_loss)")
 
 
-def test_a_loss_that_rises_has_its_sign_and_several_penalties_stand_in_one_cell() -> None:
+def test_a_loss_that_rises_has_its_sign_and_several_penalties_stand_in_one_cell():
     row = row_of(concluded(revealed(3, -0.1, windows_behind=9, norm_ratio=1e9)), 3)
     assert row["random loss"] == "4.0000 +0.400000"
     assert row["slashes"] == "desync (desync), oversized (oversized)"
 
 
-def test_a_miner_without_a_payload_says_why() -> None:
+def test_a_miner_without_a_payload_says_why():
     without = (absent(3, Reason.PAYLOAD_MISSING), absent(4, Reason.MALFORMED), absent(5, None, assigned=False))
     evidence = concluded(*without, *(revealed(uid, 0.1) for uid in range(6, 16)))
     rows = {row["uid"]: row for row in artifacts.score_rows(evidence)}
@@ -150,7 +147,7 @@ def test_a_miner_without_a_payload_says_why() -> None:
     assert all("(" not in str(rows[uid]["indicator"]) + str(rows[uid]["sync"]) for uid in (3, 4, 5))
 
 
-def test_a_banned_miner_says_until_when() -> None:
+def test_a_banned_miner_says_until_when():
     banned = standing_of([veteran(3)], bans={hotkey(3): WINDOW + 5, bucket(4): WINDOW + 7})
     evidence = concluded(absent(3, Reason.BANNED), absent(4, Reason.BANNED), standing=banned)
     rows = {row["uid"]: row for row in artifacts.score_rows(evidence)}
@@ -160,7 +157,7 @@ def test_a_banned_miner_says_until_when() -> None:
     assert rows[3]["weight"] == 0.0
 
 
-def test_what_is_burned_earns_nobody() -> None:
+def test_what_is_burned_earns_nobody():
     """The uid that burns has a weight and is no miner."""
     evidence = concluded(absent(3), loss=None)
     assert artifacts.score_summary(evidence) == (
@@ -171,7 +168,7 @@ def test_what_is_burned_earns_nobody() -> None:
     assert [row["uid"] for row in artifacts.score_rows(evidence)] == [3]
 
 
-def test_every_gathered_peer_has_a_row() -> None:
+def test_every_gathered_peer_has_a_row():
     submission = Submission(
         Manifest.model_construct(payload_bytes=1234, steps=30, tokens=61_440), 1, 2, "0a" * 64, "0b" * 64
     )
@@ -187,7 +184,7 @@ def test_every_gathered_peer_has_a_row() -> None:
     ]
 
 
-def test_every_endpoint_of_the_dataset_has_a_numbered_row() -> None:
+def test_every_endpoint_of_the_dataset_has_a_numbered_row():
     well = EndpointReport("same", 4, 1234, 0.12345, 0, None, resting=False)
     failed = EndpointReport("same", 5, 1234, 0.12345, 2, Reason.ACCESS_DENIED, resting=True)
     rows = artifacts.endpoint_rows(PageReport(WINDOW, (1, 2), 8, "ef" * 32, (well, failed)))
@@ -197,7 +194,7 @@ def test_every_endpoint_of_the_dataset_has_a_numbered_row() -> None:
     ]
 
 
-def test_objects_that_could_not_be_deleted_follow_the_counts() -> None:
+def test_objects_that_could_not_be_deleted_follow_the_counts():
     counts = CleanupRow("gradient", found=3, num_bytes=900, deleted=2, failed=1)
     kind = {"kind": "gradient", "found": 3, "kept": 0, "num_bytes": 900, "deleted": 2, "failed": 1}
     assert artifacts.cleanup_rows(CleanupReport(WINDOW, (counts,), ())) == [kind]
@@ -208,7 +205,7 @@ def test_objects_that_could_not_be_deleted_follow_the_counts() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
-def test_an_empty_table_says_so(prefect_api: RunningPrefectServer) -> None:
+def test_an_empty_table_says_so(prefect_api):
     artifacts.table("empty", [], "Window 7")
     with prefect_api.client() as client:
         artifact = client.request("GET", "/artifacts/empty/latest").json()
@@ -216,7 +213,7 @@ def test_an_empty_table_says_so(prefect_api: RunningPrefectServer) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
-def test_without_a_server_the_step_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_server_the_step_goes_on(caplog):
     nobody = {PREFECT_API_URL: "http://127.0.0.1:1/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     with temporary_settings(nobody), caplog.at_level(logging.WARNING, "templar"):
         artifacts.table("gather-default", [], "nothing")
@@ -232,7 +229,7 @@ def test_without_a_server_the_step_goes_on(caplog: pytest.LogCaptureFixture) -> 
 
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
-def test_a_picture_is_markdown_that_holds_it(prefect_api: RunningPrefectServer) -> None:
+def test_a_picture_is_markdown_that_holds_it(prefect_api):
     drawing = b'<svg xmlns="http://www.w3.org/2000/svg"><text>\xe2\x96\x88)</text></svg>'
     artifacts.picture("drawn", drawing, "windows [1 to 3]")
     with prefect_api.client() as client:
@@ -243,7 +240,7 @@ def test_a_picture_is_markdown_that_holds_it(prefect_api: RunningPrefectServer) 
     assert base64.b64decode(found[1]) == drawing
 
 
-def test_a_page_keeps_its_id_when_its_content_is_replaced(prefect_api: RunningPrefectServer) -> None:
+def test_a_page_keeps_its_id_when_its_content_is_replaced(prefect_api):
     first = artifacts.page("paged", [], "nothing yet")
     rows = [{"figure": "loss", "value": "a|b"}, {"figure": "step", "value": 3}]
     assert (

@@ -1,7 +1,6 @@
 """The pages of the training: what cannot be read costs a warning, and never a window."""
 
 import logging
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +17,11 @@ Page = tuple[str, str, list[Any]]
 
 
 @pytest.fixture(autouse=True)
-def pages(monkeypatch: pytest.MonkeyPatch) -> list[Page]:
+def pages(monkeypatch):
     """Key, description and tables of each page that is shown."""
     found: list[Page] = []
 
-    def page(key: str, drawings: Sequence[bytes], description: str, tables: Any) -> None:
+    def page(key, drawings, description, tables):
         assert drawings
         assert all(svg.startswith(b"<svg ") for svg in drawings)
         found.append((key, description, list(tables)))
@@ -31,19 +30,19 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[Page]:
     return found
 
 
-def failing(*_: object) -> Any:
+def failing(*_):
     raise TransientError(Reason.CHAIN_UNREACHABLE, "no answer")
 
 
-def test_keys() -> None:
+def test_keys():
     assert neuron_key("default") == "glance-default"
     assert network_key(7, "ab" * 32) == "network-7-abababab"
 
 
-def test_the_network_is_shown_up_to_the_window_before_the_one_that_settles(pages: list[Page]) -> None:
+def test_the_network_is_shown_up_to_the_window_before_the_one_that_settles(pages):
     looked: list[int] = []
 
-    def look(window: int) -> NetworkGlance:
+    def look(window):
         looked.append(window)
         return NetworkGlance((CurvePoint(window, 5.0, 2, 10),), None, [("outer steps", "4")], ({"uid": "3"},))
 
@@ -58,9 +57,7 @@ def test_the_network_is_shown_up_to_the_window_before_the_one_that_settles(pages
     assert pages[0][2] == [[{"figure": "outer steps", "value": "4"}], [], [{"uid": "3"}]]
 
 
-def test_what_cannot_be_read_is_a_warning(
-    pages: list[Page], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_is_a_warning(pages, caplog, monkeypatch):
     curve: Any = SimpleNamespace(start_window=1, look=failing)
     node, _ = recording_node(Aggregator)
     with caplog.at_level(logging.WARNING, "templar.glance"):

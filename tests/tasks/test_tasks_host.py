@@ -1,7 +1,6 @@
 """The neurons of a process: one per name, built from its block and kept until it is released."""
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,20 +12,19 @@ from deployments.processes import free_port
 from tasks.host import hosted, load_block, release
 from tasks.sinks.attached import publish
 from tasks.window import fetch_pages
-from templar.errors import Reason, TemplarError
+from templar.errors import Reason
 from templar.neuron.lock import NeuronLock
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.reports.metrics import Metrics
 from tests.support.errors import error_of
-from tests.support.prefect_server import RunningPrefectServer
 from tests.support.prepared import PreparedNetwork
 
 NAME = "hosted"
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPrefectServer) -> PreparedNetwork:
+def network(tmp_path_factory, prefect_server):
     """A network, one of whose miners is a block on the server."""
     network = PreparedNetwork(tmp_path_factory.mktemp("hosted"), num_honest=1, actors=())
     with prefect_server.configured():
@@ -35,25 +33,23 @@ def network(tmp_path_factory: pytest.TempPathFactory, prefect_server: RunningPre
 
 
 @pytest.fixture
-def home(network: PreparedNetwork) -> Path:
+def home(network):
     return Path(network.block("default").home)
 
 
 @pytest.fixture(autouse=True)
-def _released(prefect_api: RunningPrefectServer, network: PreparedNetwork) -> Iterator[None]:
+def _released(prefect_api, network):
     del prefect_api, network
     yield
     release(NAME)
 
 
-def refused(name: str, kind: type[Node] = Node) -> TemplarError:
+def refused(name, kind=Node):
     return error_of(lambda: hosted(name, kind))
 
 
-def test_threads_that_ask_at_once_get_one_neuron_built_from_its_block(
-    home: Path, prefect_api: RunningPrefectServer
-) -> None:
-    def ask(_: int) -> Node:
+def test_threads_that_ask_at_once_get_one_neuron_built_from_its_block(home, prefect_api):
+    def ask(_):
         with prefect_api.configured():
             return hosted(NAME, Node)
 
@@ -65,21 +61,21 @@ def test_threads_that_ask_at_once_get_one_neuron_built_from_its_block(
     assert node.state.window == node.birth.start.start_window - 1
 
 
-def test_a_hosted_miner_reports_its_dataset_reads(network: PreparedNetwork) -> None:
+def test_a_hosted_miner_reports_its_dataset_reads(network):
     (endpoint,) = fetch_pages.fn(NAME, network.first_window).endpoints
     assert (endpoint.failures, endpoint.last_failure, endpoint.resting) == (0, None, False)
     assert endpoint.reads > 3
     assert endpoint.num_bytes > 1000
 
 
-def test_a_block_that_is_not_there_is_named_with_the_remedy() -> None:
+def test_a_block_that_is_not_there_is_named_with_the_remedy():
     error = refused("nobody")
     assert error.reason is Reason.BAD_ENVIRONMENT
     assert "'nobody'" in str(error)
     assert "`templar neuron register --name nobody`" in str(error)
 
 
-def test_a_block_of_another_release_is_refused_without_its_secrets(prefect_api: RunningPrefectServer) -> None:
+def test_a_block_of_another_release_is_refused_without_its_secrets(prefect_api):
     load_block(NAME).save("old")
     with prefect_api.client() as client:
         path = "/block_types/slug/neuron/block_documents/name/old"
@@ -92,7 +88,7 @@ def test_a_block_of_another_release_is_refused_without_its_secrets(prefect_api: 
     assert error.__cause__ is None
 
 
-def test_a_failed_start_is_tried_again(home: Path) -> None:
+def test_a_failed_start_is_tried_again(home):
     lock = NeuronLock(home)
     assert refused(NAME).reason is Reason.ALREADY_RUNNING
     assert refused(NAME).reason is Reason.ALREADY_RUNNING
@@ -100,7 +96,7 @@ def test_a_failed_start_is_tried_again(home: Path) -> None:
     assert hosted(NAME, Miner).name == NAME
 
 
-def test_a_failed_build_is_tried_again(tmp_path: Path) -> None:
+def test_a_failed_build_is_tried_again(tmp_path):
     block = load_block(NAME)
     wallet = block.wallet.model_copy(update={"path": str(tmp_path)})
     block.model_copy(update={"wallet": wallet, "home": str(tmp_path / "home")}).save("walletless")
@@ -109,7 +105,7 @@ def test_a_failed_build_is_tried_again(tmp_path: Path) -> None:
     assert refused("walletless").reason is Reason.NOT_REGISTERED  # one step further
 
 
-def test_a_released_neuron_gives_its_folder_back_and_can_be_hosted_again(home: Path) -> None:
+def test_a_released_neuron_gives_its_folder_back_and_can_be_hosted_again(home):
     first = hosted(NAME, Miner)
     release(NAME)
     NeuronLock(home).release()  # nobody holds it
@@ -119,9 +115,7 @@ def test_a_released_neuron_gives_its_folder_back_and_can_be_hosted_again(home: P
     release("nobody")  # nothing happens
 
 
-def test_a_hosted_neuron_has_the_sinks_of_its_environment(
-    monkeypatch: pytest.MonkeyPatch, prefect_api: RunningPrefectServer
-) -> None:
+def test_a_hosted_neuron_has_the_sinks_of_its_environment(monkeypatch, prefect_api):
     del prefect_api
     port = free_port()
     monkeypatch.setenv("TEMPLAR_SINK_PROMETHEUS", f"127.0.0.1:{port}")

@@ -28,18 +28,18 @@ ALL: dict[str, Task] = {
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_task_is_retried_by_a_policy(name: str) -> None:
+def test_a_task_is_retried_by_a_policy(name):
     settings = {field: getattr(ALL[name], field) for field in DEFAULTS}
     assert settings == DEFAULTS if name in UNRETRIED else settings in POLICIES
 
 
 @pytest.mark.parametrize("name", ["plan_dataset", "build_unit", "assemble_dataset"])
-def test_a_plan_of_many_files_is_not_hashed(name: str) -> None:
+def test_a_plan_of_many_files_is_not_hashed(name):
     assert ALL[name].cache_policy is NO_CACHE
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_task_says_what_it_does_in_few_lines(name: str) -> None:
+def test_a_task_says_what_it_does_in_few_lines(name):
     task = ALL[name]
     assert isinstance(task.task_run_name, str)
     assert task.task_run_name.split(" {")[0].replace(" ", "_") in {name, "roster"}
@@ -62,5 +62,5 @@ def test_a_task_says_what_it_does_in_few_lines(name: str) -> None:
         (ValueError("a bug"), True),
     ],
 )
-def test_only_permanent_errors_and_stops_are_final(error: BaseException, expected: bool) -> None:
+def test_only_permanent_errors_and_stops_are_final(error, expected):
     assert is_transient(None, None, Failed(data=error)) is expected

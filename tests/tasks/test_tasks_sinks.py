@@ -3,9 +3,7 @@
 import json
 import logging
 import threading
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,11 +20,11 @@ from tasks.sinks.trace import WindowTrace
 from templar.errors import PermanentError, Reason
 from templar.reports.metrics import Metrics
 from tests.support.operator import wait_until
-from tests.support.sinks import FIGURES, WHO, Receiver
+from tests.support.sinks import FIGURES, WHO
 
 
 @pytest.fixture
-def sinks(receiver: Receiver, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NeuronSinks]:
+def sinks(receiver, request, tmp_path):
     """The sinks of the variables that the test names, with the receiver's address for URL."""
     given = {name: value.replace("URL", receiver.endpoint_url) for name, value in request.param.items()}
     found = NeuronSinks(SinkSettings.of(given), WHO, tmp_path)
@@ -39,22 +37,22 @@ class Blocking:
 
     name = "blocking"
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked, self.released, self.taken = threading.Event(), threading.Event(), list[Any]()
 
-    def send(self, items: Sequence[Any]) -> None:
+    def send(self, items):
         self.asked.set()
         self.released.wait()
         self.taken += items
 
-    def close(self) -> None:
+    def close(self):
         """Nothing to let go of."""
 
 
 # A sender.
 
 
-def test_a_sink_that_hangs_holds_nobody_up_and_what_it_has_no_room_for_is_counted() -> None:
+def test_a_sink_that_hangs_holds_nobody_up_and_what_it_has_no_room_for_is_counted():
     target = Blocking()
     sender = Sender(target, capacity=10)
     sender.put(0)
@@ -67,7 +65,7 @@ def test_a_sink_that_hangs_holds_nobody_up_and_what_it_has_no_room_for_is_counte
     assert target.taken == list(range(11))
 
 
-def test_everything_arrives_in_order_in_batches() -> None:
+def test_everything_arrives_in_order_in_batches():
     target = Blocking()
     sender = Sender(target)
     for number in range(3 * BATCH + 1):
@@ -78,9 +76,7 @@ def test_everything_arrives_in_order_in_batches() -> None:
 
 
 @pytest.mark.parametrize("sinks", [{"TEMPLAR_SINK_INFLUX_URL": "URL"}], indirect=True)
-def test_an_outage_loses_nothing_and_costs_one_warning(
-    sinks: NeuronSinks, receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_outage_loses_nothing_and_costs_one_warning(sinks, receiver, caplog):
     receiver.refusing.set()
     with caplog.at_level(logging.INFO, "templar.sinks"):
         sinks.put(FIGURES)
@@ -95,9 +91,7 @@ def test_an_outage_loses_nothing_and_costs_one_warning(
 
 
 @pytest.mark.parametrize("sinks", [{"TEMPLAR_SINK_INFLUX_URL": "URL"}], indirect=True)
-def test_what_a_server_never_takes_is_dropped_with_one_warning_and_the_next_window_arrives(
-    sinks: NeuronSinks, receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_server_never_takes_is_dropped_with_one_warning_and_the_next_window_arrives(sinks, receiver, caplog):
     receiver.refusal = 400
     receiver.refusing.set()
     for number in (1, 2):
@@ -111,9 +105,9 @@ def test_what_a_server_never_takes_is_dropped_with_one_warning_and_the_next_wind
     assert message.startswith("the sink influx refuses items, which are dropped: 400")
 
 
-def test_a_close_in_an_outage_drops_what_is_left_and_says_nothing_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_close_in_an_outage_drops_what_is_left_and_says_nothing_more(caplog):
     class Failing(Blocking):
-        def send(self, items: Sequence[Any]) -> None:
+        def send(self, items):
             super().send(items)
             raise ConnectionError("refused")
 
@@ -135,7 +129,7 @@ def test_a_close_in_an_outage_drops_what_is_left_and_says_nothing_more(caplog: p
 @pytest.mark.parametrize(
     "sinks", [{"TEMPLAR_SINK_INFLUX_URL": "URL", "TEMPLAR_SINK_INFLUX_TOKEN": "secret"}], indirect=True
 )
-def test_influx_gets_a_line_per_node_and_miner(sinks: NeuronSinks, receiver: Receiver) -> None:
+def test_influx_gets_a_line_per_node_and_miner(sinks, receiver):
     sinks.put(FIGURES)
     sinks.close()
     ((path, authorization, body),) = receiver.posted
@@ -154,7 +148,7 @@ def test_influx_gets_a_line_per_node_and_miner(sinks: NeuronSinks, receiver: Rec
 @pytest.mark.parametrize(
     "sinks", [{"TEMPLAR_SINK_LOKI_URL": "URL", "TEMPLAR_SINK_LOKI_TOKEN": "secret"}], indirect=True
 )
-def test_loki_gets_every_line_with_the_labels_that_it_names(sinks: NeuronSinks, receiver: Receiver) -> None:
+def test_loki_gets_every_line_with_the_labels_that_it_names(sinks, receiver):
     logging.getLogger("templar.exchange").warning("window 7: uid 3 [too_slow] a body\nof two lines")
     logging.getLogger("templar.sinks").warning("never sent: a failing sink would feed itself")
     logging.getLogger("templar.exchange").warning("[no_such_reason] of no window")
@@ -173,7 +167,7 @@ def test_loki_gets_every_line_with_the_labels_that_it_names(sinks: NeuronSinks, 
     assert not any(isinstance(each, LogHandler) for each in logging.getLogger("templar").handlers)
 
 
-def test_a_line_that_cannot_be_formatted_costs_whoever_logs_it_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_cannot_be_formatted_costs_whoever_logs_it_nothing(monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", False)
     target = Blocking()
     target.released.set()
@@ -185,9 +179,7 @@ def test_a_line_that_cannot_be_formatted_costs_whoever_logs_it_nothing(monkeypat
     assert [line.text for line in target.taken] == ["7"]
 
 
-def test_of_a_flood_of_lines_a_bounded_number_is_passed_on_and_the_rest_is_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_a_flood_of_lines_a_bounded_number_is_passed_on_and_the_rest_is_counted(monkeypatch):
     monkeypatch.setattr(loki, "LINES_PER_SECOND", 0)
     monkeypatch.setattr(loki, "BURST", 30)
     target = Blocking()
@@ -207,9 +199,7 @@ def test_of_a_flood_of_lines_a_bounded_number_is_passed_on_and_the_rest_is_count
     [{f"TEMPLAR_SINK_{name}_URL": "URL" for name in ("INFLUX", "LOKI", "OTEL")}],
     indirect=True,
 )
-def test_servers_that_refuse_cost_a_warning_each_and_hold_nobody_up(
-    sinks: NeuronSinks, receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_servers_that_refuse_cost_a_warning_each_and_hold_nobody_up(sinks, receiver, caplog):
     receiver.refusing.set()
     with caplog.at_level(logging.INFO, "templar"):
         for _ in range(3):
@@ -222,14 +212,14 @@ def test_servers_that_refuse_cost_a_warning_each_and_hold_nobody_up(
     assert all(state == QueueState(3, 0) for state in sinks.queues().values())
 
 
-def scraped(sinks: NeuronSinks) -> dict[str, Any]:
+def scraped(sinks):
     assert sinks.endpoint is not None
     text = httpx.get(f"http://127.0.0.1:{sinks.endpoint.port}/metrics").text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {f"{sample.name}{sorted(sample.labels.items())}": sample.value for sample in samples}
 
 
-def test_prometheus_scrapes_the_newest_window(tmp_path: Path) -> None:
+def test_prometheus_scrapes_the_newest_window(tmp_path):
     port = free_port()
     sinks = NeuronSinks(SinkSettings(prometheus=f"127.0.0.1:{port}"), WHO, tmp_path)
     assert scraped(sinks) == {}
@@ -248,7 +238,7 @@ def test_prometheus_scrapes_the_newest_window(tmp_path: Path) -> None:
         httpx.get(f"http://127.0.0.1:{port}/metrics")
 
 
-def test_how_other_sinks_keep_up_is_scraped(receiver: Receiver, tmp_path: Path) -> None:
+def test_how_other_sinks_keep_up_is_scraped(receiver, tmp_path):
     receiver.refusing.set()
     port = free_port()
     settings = SinkSettings(prometheus=f"127.0.0.1:{port}", influx_url=receiver.endpoint_url)
@@ -260,16 +250,14 @@ def test_how_other_sinks_keep_up_is_scraped(receiver: Receiver, tmp_path: Path) 
     sinks.close()
 
 
-def waiting(number: int) -> dict[str, int]:
+def waiting(number):
     return {"templar_sink_waiting[('sink', 'influx')]": number}
 
 
 # A neuron's sinks.
 
 
-def test_two_neurons_that_name_one_port_cost_the_second_its_endpoint_alone(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_two_neurons_that_name_one_port_cost_the_second_its_endpoint_alone(caplog, tmp_path):
     port = free_port()
     environment = {"TEMPLAR_SINK_PROMETHEUS": f"127.0.0.1:{port}", "PATH": "/bin"}
     for neuron in ("first", "second"):
@@ -284,7 +272,7 @@ def test_two_neurons_that_name_one_port_cost_the_second_its_endpoint_alone(
             detach(neuron)
 
 
-def test_a_worker_with_a_misspelt_sink_goes_on_without(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_worker_with_a_misspelt_sink_goes_on_without(caplog, tmp_path):
     attach(WHO, tmp_path, {"TEMPLAR_SINK_GRAFITE": "x"})
     publish("default", FIGURES)
     assert "no sink of default is open: [bad_environment] TEMPLAR_SINK_GRAFITE is no sink's" in caplog.text
@@ -305,7 +293,7 @@ def test_a_worker_with_a_misspelt_sink_goes_on_without(caplog: pytest.LogCapture
         ("TEMPLAR_SINK_WANDB_PROJECT", "https://host/a/b", "TEMPLAR_SINK_WANDB_PROJECT is no project's name"),
     ],
 )
-def test_a_misspelt_variable_is_named_without_its_secret(name: str, value: str, problem: str) -> None:
+def test_a_misspelt_variable_is_named_without_its_secret(name, value, problem):
     with pytest.raises(PermanentError) as caught:
         SinkSettings.of({name: value})
     assert caught.value.reason is Reason.BAD_ENVIRONMENT
@@ -313,7 +301,7 @@ def test_a_misspelt_variable_is_named_without_its_secret(name: str, value: str, 
     assert "secret" not in caught.value.message
 
 
-def test_nothing_is_on_by_default(tmp_path: Path) -> None:
+def test_nothing_is_on_by_default(tmp_path):
     assert SinkSettings.of({"TEMPLAR_SINK_LOKI_URL": " ", "PATH": "/bin"}) == SinkSettings()
     sinks = NeuronSinks(SinkSettings(), WHO, tmp_path)
     sinks.put(FIGURES)

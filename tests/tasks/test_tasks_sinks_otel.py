@@ -2,9 +2,6 @@
 
 import logging
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -20,11 +17,11 @@ from tasks.sinks.trace import conclude, name_window, traced
 from templar.errors import Reason, TransientError
 from templar.exchange.publish import TimedReport
 from tests.support.operator import wait_until
-from tests.support.sinks import FIGURES, WHO, Receiver
+from tests.support.sinks import FIGURES, WHO
 
 
 @pytest.fixture
-def sinks(receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NeuronSinks]:
+def sinks(receiver, tmp_path, monkeypatch):
     settings = {
         "TEMPLAR_SINK_OTEL_URL": f"{receiver.endpoint_url}/otlp",
         "TEMPLAR_SINK_OTEL_HEADERS": "Authorization=Bearer%secret==,x-team=ops",
@@ -35,16 +32,16 @@ def sinks(receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found.close()
 
 
-def attributes(found: Any) -> dict[str, Any]:
+def attributes(found):
     return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in found.attributes}
 
 
-def received(receiver: Receiver, path: str) -> list[bytes]:
+def received(receiver, path):
     assert {authorization for _, authorization, _ in receiver.posted} <= {"Bearer%secret=="}
     return [body for each, _, body in receiver.posted if each == path]
 
 
-def test_figures_arrive_with_names_kinds_and_labels(sinks: NeuronSinks, receiver: Receiver) -> None:
+def test_figures_arrive_with_names_kinds_and_labels(sinks, receiver):
     sinks.put(FIGURES)
     sinks.close()
     (body,) = received(receiver, "/otlp/v1/metrics")
@@ -77,8 +74,8 @@ def test_figures_arrive_with_names_kinds_and_labels(sinks: NeuronSinks, receiver
     assert 0 < counter.start_time_unix_nano < counter.time_unix_nano
 
 
-def run_window(window: int, *, fails: bool) -> None:
-    def gather() -> None:
+def run_window(window, *, fails):
+    def gather():
         if fails:
             raise TransientError(Reason.STORE_BUSY, "busy")
 
@@ -90,7 +87,7 @@ def run_window(window: int, *, fails: bool) -> None:
         conclude("NothingPublished", Reason.NO_TIME_LEFT)
 
 
-def test_a_window_is_a_trace_and_each_step_a_span_with_its_reason(sinks: NeuronSinks, receiver: Receiver) -> None:
+def test_a_window_is_a_trace_and_each_step_a_span_with_its_reason(sinks, receiver):
     run_window(12, fails=False)
     with pytest.raises(TransientError):
         run_window(13, fails=True)
@@ -120,9 +117,7 @@ def test_a_window_is_a_trace_and_each_step_a_span_with_its_reason(sinks: NeuronS
         assert gather.end_time_unix_nano <= root.end_time_unix_nano
 
 
-def test_what_a_receiver_takes_in_part_only_is_said_and_counted(
-    sinks: NeuronSinks, receiver: Receiver, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_receiver_takes_in_part_only_is_said_and_counted(sinks, receiver, caplog):
     partly = ExportMetricsServiceResponse()
     partly.partial_success.rejected_data_points, partly.partial_success.error_message = 3, "too old"
     receiver.answer = partly.SerializeToString()
@@ -131,9 +126,7 @@ def test_what_a_receiver_takes_in_part_only_is_said_and_counted(
     assert "3 figures are refused: 'too old'" in caplog.text
 
 
-def test_a_missing_extra_is_named_once_and_other_sinks_stay(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, receiver: Receiver
-) -> None:
+def test_a_missing_extra_is_named_once_and_other_sinks_stay(monkeypatch, caplog, tmp_path, receiver):
     for name in [each for each in sys.modules if each == "opentelemetry" or each.startswith("opentelemetry.proto")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(attached, "find_spec", lambda _: None)

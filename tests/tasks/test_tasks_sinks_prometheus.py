@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -25,7 +24,7 @@ ONLY_ON_A_GPU = {"templar_miner_mfu", "templar_miner_gpu_memory_allocated"}
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+def network(tmp_path_factory):
     """A network after a window in which one miner revealed nothing."""
     network = Network(tmp_path_factory.mktemp("prometheus"), actors=["honest", "silent"])
     network.run([1])
@@ -34,7 +33,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def ports(network: Network) -> Iterator[list[int]]:
+def ports(network):
     """The endpoints of all nodes, beside another sink that takes nothing."""
     traffic, found, opened = Traffic(), [], []
     traffic.count_sent(1000)
@@ -55,9 +54,7 @@ def ports(network: Network) -> Iterator[list[int]]:
             sinks.close()
 
 
-def test_every_panel_has_an_answer(
-    network: Network, ports: list[int], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_panel_has_an_answer(network, ports, tmp_path_factory):
     nodes = {network.validator.name, network.aggregator.name, *(miner.name for miner in network.miners)}
     with scraping(ports, tmp_path_factory.mktemp("server")) as prometheus:
         wait_until(
@@ -74,7 +71,7 @@ def test_every_panel_has_an_answer(
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs Debian's package prometheus")
-def test_what_is_scraped_has_no_flaw(ports: list[int]) -> None:
+def test_what_is_scraped_has_no_flaw(ports):
     for port in ports:
         text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
         command = ["promtool", "check", "metrics"]

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +17,12 @@ from tests.support.sinks import FIGURES, WHO, Receiver
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(**more):
     own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     return own | {"TEMPLAR_SINK_WANDB_PROJECT": "team/training"} | more
 
 
-def test_offline_a_run_is_written_and_a_second_process_goes_on_with_it(tmp_path: Path) -> None:
+def test_offline_a_run_is_written_and_a_second_process_goes_on_with_it(tmp_path):
     settings = SinkSettings.of(environment())
     run_id = run_settings(settings.wandb_project, WHO, tmp_path)["id"]
     for _ in range(2):
@@ -42,7 +41,7 @@ def test_offline_a_run_is_written_and_a_second_process_goes_on_with_it(tmp_path:
             assert text.encode() in written, text
 
 
-def test_a_run_is_the_neurons_its_group_the_network_and_its_job_the_role(tmp_path: Path) -> None:
+def test_a_run_is_the_neurons_its_group_the_network_and_its_job_the_role(tmp_path):
     settings = run_settings("training", WHO, tmp_path)
     assert (settings["project"], settings["entity"], settings["resume"]) == ("training", None, "allow")
     assert (settings["group"], settings["job_type"]) == ("netuid-3-aaaaaaaaaaaa", "validator")
@@ -57,15 +56,13 @@ def test_a_run_is_the_neurons_its_group_the_network_and_its_job_the_role(tmp_pat
     }
 
 
-def test_without_a_key_there_is_one_warning_and_nothing_is_left_on_the_disk(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_key_there_is_one_warning_and_nothing_is_left_on_the_disk(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(sending, "PAUSES", (0.01,))
     monkeypatch.setenv("HOME", str(tmp_path))  # no credentials of the user's
     tries: list[str] = []
 
     class Counting(WandbRun):
-        def send(self, items: object) -> None:
+        def send(self, items):
             tries.append("")
             super().send(items)  # type: ignore[arg-type]
 
@@ -81,9 +78,7 @@ def test_without_a_key_there_is_one_warning_and_nothing_is_left_on_the_disk(
     assert [*(tmp_path / "wandb").glob("run-*")] == []
 
 
-def test_a_server_that_hangs_is_given_up_and_the_key_is_in_no_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_hangs_is_given_up_and_the_key_is_in_no_message(tmp_path, monkeypatch):
     monkeypatch.setattr(wandb, "ANSWER_SECONDS", 2.0)
     with serving(Receiver()) as server:
         server.hanging.set()
@@ -96,7 +91,7 @@ def test_a_server_that_hangs_is_given_up_and_the_key_is_in_no_message(
     run.close()
 
 
-def test_a_process_that_ended_is_started_again(tmp_path: Path) -> None:
+def test_a_process_that_ended_is_started_again(tmp_path):
     run = WandbRun("training", KEY, WHO, tmp_path, environment(WANDB_MODE="offline"))
     run.send([sending.Point(FIGURES)])
     process = run._process

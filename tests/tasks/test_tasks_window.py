@@ -1,9 +1,6 @@
 """Tasks of a window: neurons of other roles, and what is shown. The calls themselves are in `tests/test_window.py`."""
 
-from typing import Any
-
 import pytest
-from prefect import Task
 
 import tasks.window
 from tasks.window import fetch_pages, publish_decision, rate, settle_and_publish, train
@@ -13,7 +10,6 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.gather import GatherReport
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner, PageReport
-from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from tests.support.errors import raising
 from tests.support.flow_network import hosting
@@ -24,7 +20,7 @@ WINDOW = 7
 
 
 @pytest.fixture(autouse=True)
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def shown(monkeypatch):
     keys: list[str] = []
     monkeypatch.setattr(tasks.window, "table", lambda key, rows, description: keys.append(key))
     return keys
@@ -39,7 +35,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (rate, Aggregator, (WINDOW, None)),
     ],
 )
-def test_a_neuron_of_another_role_is_refused(task: Task, kind: type[Node], arguments: tuple[Any, ...]) -> None:
+def test_a_neuron_of_another_role_is_refused(task, kind, arguments):
     node, calls = recording_node(kind)
     words = f"neuron '{NAME}' is a Recording{kind.__name__}, this flow is for a"
     with hosting(NAME, node), raising(PermanentError, Reason.BAD_ENVIRONMENT, words):
@@ -56,9 +52,7 @@ FAILED = EndpointReport("one", 4, 1234, 0.12345, 2, Reason.ACCESS_DENIED, restin
     [((), []), ((WELL,), []), ((WELL, WELL), [f"dataset-{NAME}"]), ((FAILED,), [f"dataset-{NAME}"])],
     ids=["unread", "one", "several", "one that failed"],
 )
-def test_one_healthy_endpoint_needs_no_table(
-    endpoints: tuple[EndpointReport, ...], keys: list[str], shown: list[str]
-) -> None:
+def test_one_healthy_endpoint_needs_no_table(endpoints, keys, shown):
     report = PageReport(WINDOW, (1, 2), 8, "ef" * 32, endpoints)
     node, _ = recording_node(Miner, fetch_pages=report)
     with hosting(NAME, node):
@@ -66,7 +60,7 @@ def test_one_healthy_endpoint_needs_no_table(
     assert shown == keys
 
 
-def test_a_window_that_was_never_measured_shows_no_scores(shown: list[str]) -> None:
+def test_a_window_that_was_never_measured_shows_no_scores(shown):
     node, _ = recording_node(Validator, rate=None)
     with hosting(NAME, node):
         assert rate.fn(NAME, WINDOW, None) is None

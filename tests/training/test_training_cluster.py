@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 from templar.errors import PermanentError, Reason
-from templar.hparams import Model, TrainerSettings, load_hparams
+from templar.hparams import TrainerSettings, load_hparams
 from templar.neuron.miner import NOTHING_TO_PUBLISH
 from templar.training.cluster import MICRO_BATCH_FILE, ClusterTrainer, interface_to, open_trainer, rank_count
 from templar.training.memory import estimated_bytes
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.timeout(600)  # a group imports torch in four processes
 class Group:
     """A launcher with its ranks, whose temporary folder marks all of its processes."""
 
-    def __init__(self, folder: Path, chosen: TrainerSettings, scene: str, *, faulty: bool = False) -> None:
+    def __init__(self, folder, chosen, scene, *, faulty=False):
         self.temporary, self.file, self.ranks = folder / "tmp", folder / "result", folder / "ranks"
         self.temporary.mkdir(exist_ok=True)
         text = chosen.model_dump_json()
@@ -44,36 +43,36 @@ class Group:
             self._environment["PYTHONPATH"] = str(FAULTY)
         self.launcher = self.start([sys.executable, *map(str, command), str(self.file)])
 
-    def start(self, command: list[str]) -> "subprocess.Popen[bytes]":
+    def start(self, command):
         """Start a process of this group."""
         return subprocess.Popen(command, env=self._environment, start_new_session=True)
 
-    def processes(self) -> list[psutil.Process]:
+    def processes(self):
         """The launcher and the ranks in their order, once all are there."""
         launcher = psutil.Process(self.launcher.pid)
         return [launcher, *sorted(launcher.children(), key=lambda rank: int(rank.environ()["RANK"]))]
 
-    def wait_for(self, file: Path) -> None:
+    def wait_for(self, file):
         give_up = time.monotonic() + 200
         while not file.exists():
             assert self.launcher.poll() is None
             assert time.monotonic() < give_up
             time.sleep(0.05)
 
-    def assert_nothing_left(self) -> None:
+    def assert_nothing_left(self):
         """No process has this group's temporary folder, and nothing of it lies there."""
         marked = [process for process in psutil.process_iter() if self._is_ours(process)]
         wait_until_gone(marked)
         names = [path.name for folder in (self.temporary, Path("/dev/shm")) for path in folder.iterdir()]
         assert [name for name in names if name.startswith(("torchelastic", "torch_", "gloo"))] == []
 
-    def _is_ours(self, process: psutil.Process) -> bool:
+    def _is_ours(self, process):
         try:
             return process.environ().get("TMPDIR") == str(self.temporary)
         except psutil.Error:
             return False
 
-    def close(self) -> None:
+    def close(self):
         for process in psutil.process_iter():
             if self._is_ours(process):
                 process.kill()
@@ -81,11 +80,11 @@ class Group:
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Iterator[Callable[..., Group]]:
+def begun(tmp_path):
     """Begin groups, of which nothing is left at the end."""
     groups: list[Group] = []
 
-    def begin(chosen: TrainerSettings, scene: str, **options: Any) -> Group:
+    def begin(chosen, scene, **options):
         groups.append(Group(tmp_path, chosen, scene, **options))
         return groups[-1]
 
@@ -96,7 +95,7 @@ def begun(tmp_path: Path) -> Iterator[Callable[..., Group]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharding", ["replicated", "sharded"])
-def test_two_ranks_train_as_one_does(begun: Callable[..., Group], sharding: str) -> None:
+def test_two_ranks_train_as_one_does(begun, sharding):
     group = begun(settings(2, sharding), "train")
     assert group.launcher.wait() == 0
     assert not group.ranks.exists()
@@ -105,7 +104,7 @@ def test_two_ranks_train_as_one_does(begun: Callable[..., Group], sharding: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "sharding"), [(1, "replicated"), pytest.param(2, "sharded", marks=pytest.mark.long)])
-def test_two_hosts_train_as_one_does(begun: Callable[..., Group], ranks: int, sharding: str) -> None:
+def test_two_hosts_train_as_one_does(begun, ranks, sharding):
     with socket.create_server(("127.0.0.1", 0)) as free:
         rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
     chosen = settings(ranks, sharding, hosts=2, rendezvous=rendezvous)
@@ -117,15 +116,15 @@ def test_two_hosts_train_as_one_does(begun: Callable[..., Group], ranks: int, sh
     group.assert_nothing_left()
 
 
-def kill_rank(processes: list[psutil.Process], _: Path) -> None:
+def kill_rank(processes, _):
     processes[2].kill()
 
 
-def stop_rank(processes: list[psutil.Process], _: Path) -> None:
+def stop_rank(processes, _):
     processes[2].suspend()
 
 
-def run_out_of_memory(_: list[psutil.Process], temporary: Path) -> None:
+def run_out_of_memory(_, temporary):
     (temporary / "out_of_memory").touch()
 
 
@@ -138,9 +137,7 @@ def run_out_of_memory(_: list[psutil.Process], temporary: Path) -> None:
         (run_out_of_memory, Reason.OUT_OF_MEMORY),
     ],
 )
-def test_a_fault_ends_the_group_with_its_reason(
-    begun: Callable[..., Group], tmp_path: Path, fault: Callable[[list[psutil.Process], Path], None], reason: Reason
-) -> None:
+def test_a_fault_ends_the_group_with_its_reason(begun, tmp_path, fault, reason):
     group = begun(settings(2, micro_batch="auto"), "endless", faulty=True)
     group.wait_for(group.file.with_suffix(".begun"))
     processes = group.processes()
@@ -173,7 +170,7 @@ def test_a_fault_ends_the_group_with_its_reason(
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_launcher_that_is_killed(begun: Callable[..., Group]) -> None:
+def test_nothing_outlives_a_launcher_that_is_killed(begun):
     group = begun(settings(2), "endless")
     group.wait_for(group.file.with_suffix(".begun"))
     processes = group.processes()
@@ -186,7 +183,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(begun: Callable[..., Group])
     assert not group.ranks.exists()
 
 
-def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
+def test_one_rank_needs_no_launcher(tmp_path):
     assert isinstance(open_trainer(MODEL, TrainerSettings(), tmp_path), Trainer)
     assert rank_count(TrainerSettings(ranks="auto", repeatable=False)) == 1
     printed = subprocess.run(
@@ -198,12 +195,12 @@ def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
     assert "Namespaces are one honking great idea" in printed.stdout
 
 
-def test_several_ranks_in_a_process_of_its_own_are_refused(tmp_path: Path) -> None:
+def test_several_ranks_in_a_process_of_its_own_are_refused(tmp_path):
     with raising(PermanentError, Reason.BAD_ENVIRONMENT, match="ask for 2 ranks, and this process is alone: .*start"):
         open_trainer(MODEL, settings(2), tmp_path)
 
 
-def test_ranks_that_the_machine_has_no_devices_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_the_machine_has_no_devices_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert rank_count(settings(2, device="auto")) == 2
@@ -225,13 +222,13 @@ def test_ranks_that_the_machine_has_no_devices_for(monkeypatch: pytest.MonkeyPat
         ("127.0.0.1:70000", "there is no way to the rendezvous 127.0.0.1:70000"),
     ],
 )
-def test_a_rendezvous_that_is_not_this_hosts_own(tmp_path: Path, rendezvous: str, problem: str) -> None:
+def test_a_rendezvous_that_is_not_this_hosts_own(tmp_path, rendezvous, problem):
     with raising(PermanentError, Reason.BAD_ENVIRONMENT, match=problem):
         launch(settings(1, hosts=2, rendezvous=rendezvous), tmp_path / "ranks", ["this"])
     assert interface_to("127.0.0.1:29500", is_own=True) == "lo"
 
 
-def alone(chosen: TrainerSettings, folder: Path, model: Model = MODEL) -> ClusterTrainer:
+def alone(chosen, folder, model=MODEL):
     """A trainer whose group does nothing."""
     member: Any = SimpleNamespace(size=rank_count(chosen) * chosen.hosts)
     return ClusterTrainer(model, chosen, member, folder)
@@ -246,13 +243,13 @@ def alone(chosen: TrainerSettings, folder: Path, model: Model = MODEL) -> Cluste
         (2, 8, "is 8 and does not divide training.batch_size 8 / 2 ranks: set auto, preset or one of 1, 2, 4"),
     ],
 )
-def test_a_batch_that_the_ranks_do_not_divide(tmp_path: Path, ranks: int, micro_batch: int | str, remedy: str) -> None:
+def test_a_batch_that_the_ranks_do_not_divide(tmp_path, ranks, micro_batch, remedy):
     trainer = alone(settings(ranks, micro_batch=micro_batch), tmp_path)
     with raising(PermanentError, Reason.BAD_ENVIRONMENT, match=remedy):
         trainer.check(TRAINING, length=HPARAMS.data.sequence_length)
 
 
-def test_auto_shards_a_model_that_does_not_fit_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_shards_a_model_that_does_not_fit_one_device(tmp_path, monkeypatch):
     trainer, length = alone(settings(sharding="auto"), tmp_path), HPARAMS.data.sequence_length
     assert not trainer.micro_batches.sharded(length)
     monkeypatch.setattr("templar.training.device.psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
@@ -260,9 +257,7 @@ def test_auto_shards_a_model_that_does_not_fit_one_device(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(("ranks", "shards"), [(1, 2), (2, 2), (8, 8)])
-def test_a_sharded_model_is_divided_among_the_ranks_of_a_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, shards: int
-) -> None:
+def test_a_sharded_model_is_divided_among_the_ranks_of_a_host(tmp_path, monkeypatch, ranks, shards):
     small = TRAINING.model_copy(update={"batch_size": 16, "micro_batch_size": 1})
     model, length = load_hparams("1B").model, HPARAMS.data.sequence_length
     chosen = settings(ranks, "auto", hosts=2, rendezvous="10.0.0.1:29500")
@@ -280,7 +275,7 @@ def test_a_sharded_model_is_divided_among_the_ranks_of_a_host(
         trainer.micro_batches.check(small, length)
 
 
-def test_settings_name_the_rendezvous_and_the_hosts_together() -> None:
+def test_settings_name_the_rendezvous_and_the_hosts_together():
     for wrong in ({"hosts": 2}, {"rendezvous": "10.0.0.1:29500"}):
         with pytest.raises(ValueError, match="hosts above 1 and rendezvous belong together"):
             settings(**wrong)

@@ -4,11 +4,9 @@ import logging
 import re
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn import functional
 
 from templar.errors import PermanentError, Reason
@@ -20,7 +18,7 @@ from templar.training.device import available_bytes, choose_device, flops_per_to
 from templar.training.loss import mean_loss, token_losses, torch_threads
 from templar.training.memory import MicroBatches
 from templar.training.model import build_model, hidden_states, output_weight, parameters_of
-from templar.training.train import OptimizerState, Trainer, TrainResult
+from templar.training.train import OptimizerState, Trainer
 from tests.support.errors import raising
 from tests.support.threads import threads
 
@@ -30,12 +28,12 @@ MODEL, TRAINING, LENGTH = HPARAMS.model, HPARAMS.training, HPARAMS.data.sequence
 FAST = TrainerSettings(repeatable=False)
 
 
-def tokens(num_sequences: int) -> Tensor:
+def tokens(num_sequences):
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, MODEL.vocab_size, (num_sequences, LENGTH), generator=generator, dtype=torch.int32)
 
 
-def learn(settings: TrainerSettings, trainer: Trainer | None = None, recipe: str = "sparseloco") -> TrainResult:
+def learn(settings, trainer=None, recipe="sparseloco"):
     params = parameters_of(build_model(MODEL))
     return (trainer or Trainer(MODEL, settings)).learn(
         params,
@@ -47,7 +45,7 @@ def learn(settings: TrainerSettings, trainer: Trainer | None = None, recipe: str
     )
 
 
-def assert_close(found: TrainResult, expected: TrainResult, most: float) -> None:
+def assert_close(found, expected, most):
     """Relative L2 difference of each tensor's update, and the losses."""
     for name, tensor in expected.update.items():
         assert float((found.update[name] - tensor).norm() / tensor.norm()) <= most, name
@@ -58,7 +56,7 @@ def assert_close(found: TrainResult, expected: TrainResult, most: float) -> None
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 93, 1000])
-def test_the_loss_in_chunks_is_cross_entropy_with_its_gradients(chunk: int) -> None:
+def test_the_loss_in_chunks_is_cross_entropy_with_its_gradients(chunk):
     generator = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(size, 8, generator=generator, requires_grad=True) for size in (93, 50))
     targets = torch.randint(0, 50, (93,), generator=generator)
@@ -71,7 +69,7 @@ def test_the_loss_in_chunks_is_cross_entropy_with_its_gradients(chunk: int) -> N
 
 
 @pytest.mark.parametrize("rows", [7, 50])
-def test_gradients_in_bfloat16_are_added_up_in_float32(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_in_bfloat16_are_added_up_in_float32(rows, monkeypatch):
     monkeypatch.setattr(loss, "SUMMED_ROWS", rows)
     generator = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(size, 8, generator=generator, requires_grad=True) for size in (93, 50))
@@ -86,11 +84,11 @@ def test_gradients_in_bfloat16_are_added_up_in_float32(rows: int, monkeypatch: p
         assert float((ours - theirs).norm() / theirs.norm()) < 1e-2
 
 
-def test_the_loss_in_chunks_never_has_the_logits_of_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_in_chunks_never_has_the_logits_of_all_tokens(monkeypatch):
     rows: list[int] = []
     log_softmax = torch.log_softmax
 
-    def watched(logits: Tensor, dim: int, *, out: Tensor) -> Tensor:
+    def watched(logits, dim, *, out):
         rows.append(len(logits))
         return log_softmax(logits, dim, out=out)
 
@@ -106,12 +104,12 @@ def test_the_loss_in_chunks_never_has_the_logits_of_all_tokens(monkeypatch: pyte
 @pytest.mark.parametrize(
     "changes", [{}, {"micro_batch": 3}, {"micro_batch": "auto"}, {"checkpoint_layers": 1}, {"threads": 2}]
 )
-def test_every_choice_gives_the_same_update_but_for_rounding(changes: dict[str, Any], recipe: str) -> None:
+def test_every_choice_gives_the_same_update_but_for_rounding(changes, recipe):
     found = learn(FAST.model_copy(update=changes), recipe=recipe)
     assert_close(found, learn(TrainerSettings(), recipe=recipe), 1e-3)
 
 
-def test_bfloat16_products_keep_float32_parameters_and_moments() -> None:
+def test_bfloat16_products_keep_float32_parameters_and_moments():
     result = learn(FAST.model_copy(update={"precision": "bfloat16"}))
     assert {tensor.dtype for tensor in result.update.values()} == {torch.float32}
     assert result.optimizer is not None
@@ -122,13 +120,13 @@ def test_bfloat16_products_keep_float32_parameters_and_moments() -> None:
     assert 0 < abs(result.last_loss - exact.last_loss) < 0.02 * exact.last_loss
 
 
-def test_checkpointed_layers_keep_their_input_alone() -> None:
+def test_checkpointed_layers_keep_their_input_alone():
     net = build_model(MODEL.model_copy(update={"num_hidden_layers": 4}))
     kept: dict[int, int] = {}
     for every in (0, 2, 1):
         saved: list[int] = []
 
-        def pack(tensor: Tensor, saved: list[int] = saved) -> Tensor:
+        def pack(tensor, saved=saved):
             saved.append(tensor.numel())
             return tensor
 
@@ -141,7 +139,7 @@ def test_checkpointed_layers_keep_their_input_alone() -> None:
 # What a call leaves.
 
 
-def test_between_two_calls_the_trainer_holds_no_parameters_and_results_share_nothing() -> None:
+def test_between_two_calls_the_trainer_holds_no_parameters_and_results_share_nothing():
     trainer = Trainer(MODEL)
     first = learn(TrainerSettings(), trainer)
     kept = {name: tensor.clone() for name, tensor in first.update.items()}
@@ -150,7 +148,7 @@ def test_between_two_calls_the_trainer_holds_no_parameters_and_results_share_not
     assert all(torch.equal(first.update[name], tensor) for name, tensor in kept.items())
 
 
-def test_figures_count_tokens_and_phases() -> None:
+def test_figures_count_tokens_and_phases():
     figures = learn(FAST).figures
     assert figures is not None
     assert (figures.tokens, figures.micro_batch, figures.mfu) == (24 * LENGTH, 4, None)
@@ -161,7 +159,7 @@ def test_figures_count_tokens_and_phases() -> None:
     assert figures.peak_bytes > 2**20
 
 
-def test_operations_per_token() -> None:
+def test_operations_per_token():
     model = load_hparams("150M").model
     products = num_parameters(model) - model.vocab_size * model.hidden_size
     assert flops_per_token(model, 2048) == 6 * products + 12 * 12 * 1024 * 2048
@@ -172,9 +170,7 @@ def test_operations_per_token() -> None:
 # The device.
 
 
-def test_auto_takes_the_cpu_and_all_its_threads_and_says_why(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_auto_takes_the_cpu_and_all_its_threads_and_says_why(monkeypatch, caplog):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with caplog.at_level(logging.INFO):
         device = choose_device(PRODUCTION_TRAINER)
@@ -186,9 +182,7 @@ def test_auto_takes_the_cpu_and_all_its_threads_and_says_why(
 
 
 @pytest.mark.parametrize(("quota", "threads"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1)])
-def test_a_container_gives_no_more_threads_than_its_share_of_time(
-    quota: str, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_a_container_gives_no_more_threads_than_its_share_of_time(quota, threads, monkeypatch, tmp_path):
     (tmp_path / "cpu.max").write_text(quota)
     monkeypatch.setattr(devices, "_CGROUP", tmp_path)
     monkeypatch.setattr(devices.os, "sched_getaffinity", lambda process: set(range(8)))
@@ -196,9 +190,7 @@ def test_a_container_gives_no_more_threads_than_its_share_of_time(
 
 
 @pytest.mark.parametrize(("limit", "available"), [("max", 900), ("1000", 500), ("5000", 900), ("300", 0)])
-def test_a_container_gives_no_more_memory_than_its_limit_leaves(
-    limit: str, available: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_a_container_gives_no_more_memory_than_its_limit_leaves(limit, available, monkeypatch, tmp_path):
     monkeypatch.setattr(devices, "_CGROUP", tmp_path)
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("", (), {"available": 900}))
     assert available_bytes() == 900
@@ -211,7 +203,7 @@ def test_a_container_gives_no_more_memory_than_its_limit_leaves(
 @pytest.mark.parametrize(
     ("number", "there"), [(0, "no CUDA device"), (1, "cuda:0 alone"), (2, "cuda:0 to cuda:1")], ids=str
 )
-def test_a_device_that_is_not_there_is_refused(number: int, there: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_is_not_there_is_refused(number, there, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
     with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
@@ -220,10 +212,8 @@ def test_a_device_that_is_not_there_is_refused(number: int, there: str, monkeypa
     assert message == f"TEMPLAR_DEVICE is 'cuda:2', and this machine has {there}: set auto, cpu, or one that is there"
 
 
-def test_without_a_compiler_training_goes_on_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fails(place: torch.device) -> None:
+def test_without_a_compiler_training_goes_on_with_a_warning(monkeypatch, caplog):
+    def fails(place):
         raise RuntimeError("InvalidCxxCompiler: No working C++ compiler found\nlong trace")
 
     monkeypatch.setattr(devices, "_try_compiler", fails)
@@ -234,7 +224,7 @@ def test_without_a_compiler_training_goes_on_with_a_warning(
     assert_close(learn(FAST, trainer), learn(FAST), 0.0)
 
 
-def test_a_micro_batch_that_does_not_divide_the_batch_is_refused() -> None:
+def test_a_micro_batch_that_does_not_divide_the_batch_is_refused():
     with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
         Trainer(MODEL, FAST.model_copy(update={"micro_batch": 5})).check(TRAINING, length=LENGTH)
     problem, remedy = caught.value.message.split(": ")
@@ -242,7 +232,7 @@ def test_a_micro_batch_that_does_not_divide_the_batch_is_refused() -> None:
     assert remedy == "set auto, preset or one of 1, 2, 3, 4, 6, 12"
 
 
-def test_a_model_that_does_not_fit_is_refused_with_the_estimate() -> None:
+def test_a_model_that_does_not_fit_is_refused_with_the_estimate():
     trainer = Trainer(load_hparams("templar-2.1.3").model, PRODUCTION_TRAINER)
     with raising(PermanentError, Reason.OUT_OF_MEMORY) as caught:
         trainer.check(TRAINING, length=2048)
@@ -261,9 +251,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_estimate() -> None:
         (8, {"checkpoint_layers": 1, "sharding": "replicated"}, "TEMPLAR_SHARDING=sharded or a TEMPLAR_DEVICE"),
     ],
 )
-def test_a_model_too_large_for_a_gpu_may_be_shared_by_several(
-    ranks: int, changes: dict[str, Any], remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_too_large_for_a_gpu_may_be_shared_by_several(ranks, changes, remedy, monkeypatch):
     preset = load_hparams("8B")
     gpu = replace(choose_device(FAST), place=torch.device("cuda:0"), name="NVIDIA H100", dtype=torch.bfloat16)
     properties = type("", (), {"total_memory": 80 << 30})
@@ -290,17 +278,17 @@ def test_a_model_too_large_for_a_gpu_may_be_shared_by_several(
 class Full:
     """A loss that runs out of memory with more than some sequences, and takes note of how many it gets."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most):
         self.most, self.sizes = most, list[int]()
 
-    def __call__(self, net: nn.Module, sequences: Tensor) -> Tensor:
+    def __call__(self, net, sequences):
         self.sizes.append(len(sequences))
         if len(sequences) > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return token_losses(net, sequences)
 
 
-def test_auto_halves_the_micro_batch_and_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_halves_the_micro_batch_and_keeps_it(monkeypatch):
     full = Full(most=4)
     monkeypatch.setattr(train, "token_losses", full)
     trainer = Trainer(MODEL, TrainerSettings(micro_batch="auto"))
@@ -319,9 +307,7 @@ def test_auto_halves_the_micro_batch_and_keeps_it(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("chosen", "remedy"), [("preset", "TEMPLAR_MICRO_BATCH=auto"), ("auto", "CHECKPOINT_LAYERS=1")]
 )
-def test_a_window_that_runs_out_of_memory_says_what_to_set(
-    chosen: Any, remedy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_window_that_runs_out_of_memory_says_what_to_set(chosen, remedy, monkeypatch):
     monkeypatch.setattr(train, "token_losses", Full(most=0))
     trainer = Trainer(MODEL, TrainerSettings(micro_batch=chosen))
     with raising(PermanentError, Reason.OUT_OF_MEMORY) as caught:
@@ -330,8 +316,8 @@ def test_a_window_that_runs_out_of_memory_says_what_to_set(
     assert sum(param.numel() for param in trainer.net.parameters()) == 0
 
 
-def test_state_that_does_not_fit_ends_the_window_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*arguments: object, **options: object) -> None:
+def test_state_that_does_not_fit_ends_the_window_with_its_reason(monkeypatch):
+    def fails(*arguments, **options):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
 
     monkeypatch.setattr(torch.optim, "AdamW", fails)
@@ -348,10 +334,8 @@ def test_state_that_does_not_fit_ends_the_window_with_its_reason(monkeypatch: py
         ("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might", Reason.TRAINER_FAILED),
     ],
 )
-def test_what_torch_refuses_ends_the_window_with_a_reason(
-    text: str, reason: Reason, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(net: nn.Module, sequences: Tensor) -> Tensor:
+def test_what_torch_refuses_ends_the_window_with_a_reason(text, reason, monkeypatch):
+    def fails(net, sequences):
         raise RuntimeError(text)
 
     trainer = Trainer(MODEL)
@@ -367,7 +351,7 @@ def test_what_torch_refuses_ends_the_window_with_a_reason(
 # Threads.
 
 
-def test_torch_takes_the_smallest_number_of_threads_that_is_asked_for() -> None:
+def test_torch_takes_the_smallest_number_of_threads_that_is_asked_for():
     with threads(3):
         with torch_threads(2):
             assert torch.get_num_threads() == 2
@@ -377,7 +361,7 @@ def test_torch_takes_the_smallest_number_of_threads_that_is_asked_for() -> None:
         assert torch.get_num_threads() == 3
 
 
-def test_the_peak_of_a_known_device_is_that_of_bfloat16() -> None:
+def test_the_peak_of_a_known_device_is_that_of_bfloat16():
     device = replace(
         choose_device(FAST), place=torch.device("cuda"), name="NVIDIA H100 80GB HBM3", dtype=torch.bfloat16
     )

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn import functional
 
 from templar import interrupt
@@ -17,23 +16,23 @@ from tests.support.threads import threads
 MODEL = load_hparams("simulation").model
 
 
-def tokens(num_sequences: int, seed: int = 0) -> Tensor:
+def tokens(num_sequences, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, MODEL.vocab_size, (num_sequences, 16), generator=generator, dtype=torch.int32)
 
 
 @pytest.fixture(scope="module")
-def shared_net() -> nn.Module:
+def shared_net():
     return build_model(MODEL)
 
 
 @pytest.fixture
-def net(shared_net: nn.Module) -> nn.Module:
+def net(shared_net):
     shared_net.zero_grad()
     return shared_net
 
 
-def test_losses_are_next_token_cross_entropy(net: nn.Module) -> None:
+def test_losses_are_next_token_cross_entropy(net):
     sequences = tokens(3)
     logits = net(input_ids=sequences.long()).logits[:, :-1]
     expected = functional.cross_entropy(logits.transpose(1, 2), sequences[:, 1:].long(), reduction="none")
@@ -45,7 +44,7 @@ def test_losses_are_next_token_cross_entropy(net: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3])
-def test_a_loss_depends_on_the_sequence_and_its_place_alone(net: nn.Module, micro_batch_size: int) -> None:
+def test_a_loss_depends_on_the_sequence_and_its_place_alone(net, micro_batch_size):
     sequences = tokens(5)
     every = sequence_losses(net, sequences, micro_batch_size=micro_batch_size)
     for count in range(6):
@@ -62,7 +61,7 @@ def test_a_loss_depends_on_the_sequence_and_its_place_alone(net: nn.Module, micr
 
 
 @pytest.mark.parametrize("preset", ["simulation", "local"])
-def test_losses_do_not_depend_on_threads_or_autograd(preset: str) -> None:
+def test_losses_do_not_depend_on_threads_or_autograd(preset):
     net, sequences = build_model(load_hparams(preset).model), tokens(5)
     found = []
     for count in (1, 2, 3):
@@ -73,7 +72,7 @@ def test_losses_do_not_depend_on_threads_or_autograd(preset: str) -> None:
     assert all(torch.equal(losses, found[0]) for losses in found)
 
 
-def test_the_number_of_threads_is_restored_by_the_last_user() -> None:
+def test_the_number_of_threads_is_restored_by_the_last_user():
     with threads(2):
         with single_threaded():
             with single_threaded():
@@ -84,8 +83,8 @@ def test_the_number_of_threads_is_restored_by_the_last_user() -> None:
         assert torch.get_num_threads() == 2
 
 
-def test_fillers_add_nothing_to_the_gradient(net: nn.Module) -> None:
-    def gradient(size: int) -> dict[str, Tensor]:
+def test_fillers_add_nothing_to_the_gradient(net):
+    def gradient(size):
         net.zero_grad()
         for batch in micro_batch_losses(net, tokens(3), micro_batch_size=size):
             batch.sum().backward()
@@ -96,11 +95,11 @@ def test_fillers_add_nothing_to_the_gradient(net: nn.Module) -> None:
         torch.testing.assert_close(filled[name], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_forward_pass_runs_only_when_its_losses_are_read(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forward_pass_runs_only_when_its_losses_are_read(net, monkeypatch):
     """So its backward pass can free its memory before the next one, and a stop is noticed in between."""
     passes: list[int] = []
 
-    def forward(net: nn.Module, tokens: Tensor) -> Tensor:
+    def forward(net, tokens):
         passes.append(1)
         return logits(net, tokens)
 

@@ -4,12 +4,9 @@ import math
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn import functional
 
 from templar.agreement.state import parameters_digest
@@ -32,17 +29,17 @@ OTHER = MODEL.model_copy(update={"initializer_seed": 7})
 TIED = MODEL.model_copy(update={"tie_word_embeddings": True})
 
 
-def tokens(num_sequences: int, seed: int = 0) -> Tensor:
+def tokens(num_sequences, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, MODEL.vocab_size, (num_sequences, 16), generator=generator, dtype=torch.int32)
 
 
-def losses(net: nn.Module) -> Tensor:
+def losses(net):
     return sequence_losses(net, tokens(3), micro_batch_size=2)
 
 
 @pytest.fixture
-def net() -> nn.Module:
+def net():
     return build_model(MODEL)
 
 
@@ -56,7 +53,7 @@ def net() -> nn.Module:
     ],
 )
 @pytest.mark.parametrize("shape", [(4, 31), (3, 1), (16, 24)])
-def test_logits_and_gradients_are_those_of_transformers(changes: dict[str, Any], shape: tuple[int, int]) -> None:
+def test_logits_and_gradients_are_those_of_transformers(changes, shape):
     model = MODEL.model_copy(update=changes)
     generator, found = torch.Generator().manual_seed(sum(shape)), []
     params = {name: torch.randn(each, generator=generator) * 0.3 for name, each in parameter_shapes(model).items()}
@@ -72,7 +69,7 @@ def test_logits_and_gradients_are_those_of_transformers(changes: dict[str, Any],
     assert all(torch.equal(theirs, own) for theirs, own in zip(*found, strict=True))
 
 
-def test_genesis_comes_from_the_seed_alone() -> None:
+def test_genesis_comes_from_the_seed_alone():
     torch.manual_seed(1)
     state = torch.random.get_rng_state()
     first = genesis_parameters(HPARAMS.model)
@@ -84,7 +81,7 @@ def test_genesis_comes_from_the_seed_alone() -> None:
     assert all(tensor.dtype is torch.float32 for tensor in first.values())
 
 
-def test_shapes_without_allocating() -> None:
+def test_shapes_without_allocating():
     state = torch.random.get_rng_state()
     shapes = parameter_shapes(HPARAMS.model)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -96,7 +93,7 @@ def test_shapes_without_allocating() -> None:
     assert sum(math.prod(shape) for shape in parameter_shapes(huge).values()) > 70e9
 
 
-def test_tied_weights_appear_once() -> None:
+def test_tied_weights_appear_once():
     tied = TIED
     assert set(parameter_shapes(HPARAMS.model)) - set(parameter_shapes(tied)) == {"lm_head.weight"}
     for put in (load_parameters, bind_parameters):
@@ -107,9 +104,7 @@ def test_tied_weights_appear_once() -> None:
 
 @pytest.mark.parametrize("put", [load_parameters, bind_parameters])
 @pytest.mark.parametrize("wrong", ["missing", "unknown", "shape"])
-def test_parameters_that_do_not_fit_change_nothing(
-    net: nn.Module, wrong: str, put: Callable[[nn.Module, dict[str, Tensor]], None]
-) -> None:
+def test_parameters_that_do_not_fit_change_nothing(net, wrong, put):
     params = genesis_parameters(OTHER)
     if wrong == "missing":
         del params["lm_head.weight"]
@@ -121,7 +116,7 @@ def test_parameters_that_do_not_fit_change_nothing(
     assert parameters_digest(parameters_of(net)) == before
 
 
-def test_a_model_computes_with_these_very_tensors(net: nn.Module) -> None:
+def test_a_model_computes_with_these_very_tensors(net):
     params = genesis_parameters(OTHER)
     loaded = build_model(MODEL)
     load_parameters(loaded, params)
@@ -139,7 +134,7 @@ def test_a_model_computes_with_these_very_tensors(net: nn.Module) -> None:
     assert parameters_digest(first) == parameters_digest(genesis_parameters(MODEL)), "nothing is written"
 
 
-def test_tensors_bound_before_are_released(net: nn.Module) -> None:
+def test_tensors_bound_before_are_released(net):
     gone = genesis_parameters(OTHER)
     bind_parameters(net, gone)
     watched = [weakref.ref(tensor) for tensor in gone.values()]
@@ -150,7 +145,7 @@ def test_tensors_bound_before_are_released(net: nn.Module) -> None:
     assert not set(storages) & {tensor.untyped_storage().data_ptr() for tensor in parameters_of(net).values()}
 
 
-def test_gradients_go_to_the_model_and_not_to_the_tensors(net: nn.Module) -> None:
+def test_gradients_go_to_the_model_and_not_to_the_tensors(net):
     params = genesis_parameters(OTHER)
     before = parameters_digest(params)
     bind_parameters(net, params)
@@ -160,7 +155,7 @@ def test_gradients_go_to_the_model_and_not_to_the_tensors(net: nn.Module) -> Non
     assert parameters_digest(params) == before
 
 
-def test_importing_the_training_does_not_import_transformers() -> None:
+def test_importing_the_training_does_not_import_transformers():
     """Importing it takes seconds."""
     modules = "templar.training.train, templar.training.loss, templar.training.model, templar.gradient.aggregate"
     code = f"import sys, {modules}; sys.exit('transformers' in sys.modules)"

@@ -19,31 +19,31 @@ SPARSELOCO = {0: 1.3e-10, 1: 8.679658e-8, 30: 2.6001274e-6, 750: 6.5000065e-5, 1
               10000: 1.28939061e-4, 71500: 7.15e-5, 141500: 1.3e-5}  # fmt: skip
 
 
-def test_the_outer_schedule_of_demo() -> None:
+def test_the_outer_schedule_of_demo():
     training = load_hparams("templar-0.2.82").training
     assert {step: outer_learning_rate(training, step) for step in DEMO} == pytest.approx(DEMO, rel=2e-8)
 
 
-def test_the_inner_schedule_of_sparseloco() -> None:
+def test_the_inner_schedule_of_sparseloco():
     training = load_hparams("templar-2.1.3").training
     rates = {step: inner_learning_rate(training, step // 30, step % 30) for step in SPARSELOCO}
     assert rates == pytest.approx(SPARSELOCO, rel=1e-7)
     assert [schedule_factor(training.schedule, step) for step in (141_500, 141_501, 10**9)] == [0.1, 0.1, 0.1]
 
 
-def test_restarts_double_their_period() -> None:
+def test_restarts_double_their_period():
     schedule = Schedule(warmup_steps=0, warmup_start_factor=0.1, t_max=3, eta_min_factor=0.0, restarts=True)
     factors = [schedule_factor(schedule, step) for step in range(22)]
     assert [step for step, factor in enumerate(factors) if factor == 1.0] == [0, 3, 9, 21]
 
 
-def test_the_cosine_is_accurate() -> None:
+def test_the_cosine_is_accurate():
     schedule = Schedule(warmup_steps=0, warmup_start_factor=0.1, t_max=9973, eta_min_factor=0.0, restarts=False)
     for step in range(0, 9974, 7):
         assert abs(schedule_factor(schedule, step) - (1 + math.cos(math.pi * step / 9973)) / 2) < 1e-15
 
 
-def test_a_payload_is_no_louder_than_all_that_its_miner_can_have_learnt() -> None:
+def test_a_payload_is_no_louder_than_all_that_its_miner_can_have_learnt():
     training = load_hparams("templar-2.1.3").training
     first, last = loudest_coefficient(training, 0.95, 0), loudest_coefficient(training, 0.95, 60)
     assert first == pytest.approx(20 * sum(inner_learning_rate(training, 0, step) for step in range(30)))
@@ -52,7 +52,7 @@ def test_a_payload_is_no_louder_than_all_that_its_miner_can_have_learnt() -> Non
     assert loudest_coefficient(load_hparams("templar-0.2.82").training, 0.95, 60) is None, "its steps are signs"
 
 
-def test_the_outer_step_of_each_recipe() -> None:
+def test_the_outer_step_of_each_recipe():
     sparseloco = load_hparams("templar-2.1.3").training
     assert {outer_learning_rate(sparseloco, step) for step in (0, 10, 10**6)} == {1.0}
     demo = load_hparams("templar-0.2.82", overrides={"training": {"weight_decay": 0.1}}).training

@@ -1,22 +1,19 @@
 """Both recipes: right, staged, and the same on any number of threads."""
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from templar import interrupt
 from templar.agreement.state import parameters_digest
 from templar.errors import PermanentError, Reason
-from templar.hparams import HParams, load_hparams
+from templar.hparams import load_hparams
 from templar.training import train
 from templar.training.loss import token_losses
 from templar.training.model import build_model, parameters_of
 from templar.training.schedule import inner_learning_rate
-from templar.training.train import OptimizerState, StepState, Trainer, TrainResult
+from templar.training.train import OptimizerState, StepState, Trainer
 from tests.support.threads import threads
 
 HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 4, "micro_batch_size": 2, "inner_steps": 3}})
@@ -24,23 +21,23 @@ TRAINING, MODEL = HPARAMS.training, HPARAMS.model
 DEMO = TRAINING.model_copy(update={"recipe": "demo"})
 
 
-def forever() -> bool:
+def forever():
     return True
 
 
-def times(count: int) -> Callable[[], bool]:
+def times(count):
     """Keep going for `count` micro-batches."""
     left = iter(range(count))
     return lambda: next(left, None) is not None
 
 
-def tokens(num_sequences: int, seed: int = 0, hparams: HParams = HPARAMS) -> Tensor:
+def tokens(num_sequences, seed=0, hparams=HPARAMS):
     generator = torch.Generator().manual_seed(seed)
     shape = (num_sequences, hparams.data.sequence_length)
     return torch.randint(0, hparams.model.vocab_size, shape, generator=generator, dtype=torch.int32)
 
 
-def sparseloco(net: torch.nn.Module, sequences: Tensor, **changes: Any) -> TrainResult:
+def sparseloco(net, sequences, **changes):
     """Train the parameters of a model, with a trainer of its own."""
     arguments = {
         "training": TRAINING,
@@ -52,23 +49,23 @@ def sparseloco(net: torch.nn.Module, sequences: Tensor, **changes: Any) -> Train
     return Trainer(model).learn(parameters_of(net), sequences, **(arguments | changes))
 
 
-def demo(net: torch.nn.Module, sequences: Tensor, keep_going: Callable[[], bool] = forever) -> TrainResult:
+def demo(net, sequences, keep_going=forever):
     return sparseloco(net, sequences, training=DEMO, keep_going=keep_going)
 
 
 @pytest.fixture
-def net() -> torch.nn.Module:
+def net():
     return build_model(HPARAMS.model)
 
 
 @pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
-def test_training_does_not_depend_on_threads(recipe: str) -> None:
+def test_training_does_not_depend_on_threads(recipe):
     hparams = load_hparams("local", overrides={"training": {"inner_steps": 2}})
     net, sequences = build_model(hparams.model), tokens(2 * hparams.training.batch_size, hparams=hparams)
 
     training = hparams.training.model_copy(update={"recipe": recipe})
 
-    def train() -> TrainResult:
+    def train():
         return sparseloco(net, sequences, training=training, model=hparams.model)
 
     with threads(1):
@@ -81,7 +78,7 @@ def test_training_does_not_depend_on_threads(recipe: str) -> None:
         assert parameters_digest(one.optimizer.exp_avg_sq) == parameters_digest(two.optimizer.exp_avg_sq)
 
 
-def test_inner_steps_are_those_of_adamw(net: torch.nn.Module) -> None:
+def test_inner_steps_are_those_of_adamw(net):
     """Against a plain loop with torch's optimizer over whole batches."""
     sequences = tokens(12)
     result = sparseloco(net, sequences)
@@ -107,7 +104,7 @@ def test_inner_steps_are_those_of_adamw(net: torch.nn.Module) -> None:
     assert parameters_digest(sparseloco(net, short).update) == parameters_digest(sparseloco(net, wrapped).update)
 
 
-def test_training_is_staged_and_continues_from_its_state(net: torch.nn.Module) -> None:
+def test_training_is_staged_and_continues_from_its_state(net):
     before = parameters_digest(parameters_of(net))
     start = OptimizerState.zeros(parameters_of(net))
     first = sparseloco(net, tokens(12), optimizer=start)
@@ -121,7 +118,7 @@ def test_training_is_staged_and_continues_from_its_state(net: torch.nn.Module) -
     assert parameters_digest(first.update) != parameters_digest(second.update)
 
 
-def test_an_early_stop_takes_whole_steps_only(net: torch.nn.Module) -> None:
+def test_an_early_stop_takes_whole_steps_only(net):
     result = sparseloco(net, tokens(12), keep_going=times(5))  # two steps of two micro-batches, and half of a third
     two = sparseloco(net, tokens(12), training=TRAINING.model_copy(update={"inner_steps": 2}), outer_steps=3)
     assert (result.num_steps, result.num_sequences, result.stopped_early) == (2, 8, True)
@@ -129,7 +126,7 @@ def test_an_early_stop_takes_whole_steps_only(net: torch.nn.Module) -> None:
     assert parameters_digest(result.update) == parameters_digest(two.update)  # 3 * 2 is 2 * 3 in the schedule
 
 
-def test_demo_averages_the_gradient(net: torch.nn.Module) -> None:
+def test_demo_averages_the_gradient(net):
     sequences = tokens(12)
     result = demo(net, sequences)
     token_losses(net, sequences).mean().backward()
@@ -139,7 +136,7 @@ def test_demo_averages_the_gradient(net: torch.nn.Module) -> None:
     assert result.optimizer is None
 
 
-def test_demo_ends_with_its_sequences_and_counts_whole_batches(net: torch.nn.Module) -> None:
+def test_demo_ends_with_its_sequences_and_counts_whole_batches(net):
     sequences = tokens(5)
     result = demo(net, sequences)
     assert (result.num_steps, result.num_sequences, result.stopped_early) == (2, 8, False)
@@ -152,7 +149,7 @@ def test_demo_ends_with_its_sequences_and_counts_whole_batches(net: torch.nn.Mod
 
 
 @pytest.mark.parametrize("learn", [sparseloco, demo])
-def test_no_time_no_data_and_a_foreign_optimizer_state(net: torch.nn.Module, learn: Callable[..., TrainResult]) -> None:
+def test_no_time_no_data_and_a_foreign_optimizer_state(net, learn):
     with pytest.raises(PermanentError) as caught:
         learn(net, tokens(4), keep_going=times(1))
     assert caught.value.reason is Reason.NO_TIME_LEFT
@@ -163,10 +160,10 @@ def test_no_time_no_data_and_a_foreign_optimizer_state(net: torch.nn.Module, lea
 
 
 @pytest.mark.parametrize("learn", [sparseloco, demo])
-def test_a_stop_and_a_bad_loss_leave_the_model_alone(net: torch.nn.Module, learn: Callable[..., TrainResult]) -> None:
+def test_a_stop_and_a_bad_loss_leave_the_model_alone(net, learn):
     before = parameters_digest(parameters_of(net))
 
-    def stop_in_the_second_step() -> bool:
+    def stop_in_the_second_step():
         if not go():
             interrupt.request_stop()
         return True
@@ -189,10 +186,8 @@ def test_a_stop_and_a_bad_loss_leave_the_model_alone(net: torch.nn.Module, learn
 
 
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 2.0**100])
-def test_an_update_that_is_out_of_all_proportion_is_not_published(
-    net: torch.nn.Module, factor: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def poisoned(net: torch.nn.Module, sequences: Tensor) -> Tensor:
+def test_an_update_that_is_out_of_all_proportion_is_not_published(net, factor, monkeypatch):
+    def poisoned(net, sequences):
         losses = token_losses(net, sequences)
         losses.register_hook(lambda gradient: gradient * factor)
         return losses
@@ -213,20 +208,20 @@ class Died(BaseException):
 class Kept:
     """Keeps each state in memory, as a file would, and dies after the save that leaves this many steps."""
 
-    def __init__(self, dies_after: int | None = None) -> None:
+    def __init__(self, dies_after=None):
         self.state: StepState | None = None
         self.dies_after = dies_after
 
-    def save(self, state: StepState) -> None:
+    def save(self, state):
         self.state = copy.deepcopy(state)
         if len(state.losses) == self.dies_after:
             raise Died
 
-    def restore(self) -> StepState | None:
+    def restore(self):
         return self.state
 
 
-def bits(result: TrainResult) -> tuple[object, ...]:
+def bits(result):
     """Everything that training leaves, but for what it took."""
     moments = (result.optimizer.exp_avg, result.optimizer.exp_avg_sq) if result.optimizer else ()
     return (
@@ -239,7 +234,7 @@ def bits(result: TrainResult) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
 @pytest.mark.parametrize("dies_after", [1, 2, 3, 4])
-def test_training_that_goes_on_gives_the_same_bits(net: torch.nn.Module, recipe: str, dies_after: int) -> None:
+def test_training_that_goes_on_gives_the_same_bits(net, recipe, dies_after):
     training = TRAINING.model_copy(update={"recipe": recipe, "inner_steps": 4})
     before = sparseloco(net, tokens(16, seed=1), training=TRAINING).optimizer  # moments that are not zero
     calm = sparseloco(net, tokens(16), training=training, optimizer=before)
@@ -254,7 +249,7 @@ def test_training_that_goes_on_gives_the_same_bits(net: torch.nn.Module, recipe:
     assert resumed.figures.tokens == calm.figures.tokens * (4 - dies_after) // 4, "the speed is of this call's tokens"
 
 
-def test_what_was_done_before_an_interruption_counts_when_no_time_is_left(net: torch.nn.Module) -> None:
+def test_what_was_done_before_an_interruption_counts_when_no_time_is_left(net):
     kept = Kept(2)
     with pytest.raises(Died):
         sparseloco(net, tokens(12), progress=kept)

@@ -1,10 +1,7 @@
 """The trainer on a CUDA device; skipped where there is none. `make gpu` runs it."""
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from templar.agreement.state import parameters_digest
 from templar.errors import PermanentError, Reason
@@ -14,7 +11,7 @@ from templar.training import train
 from templar.training.device import choose_device
 from templar.training.loss import mean_loss
 from templar.training.model import build_model, parameters_of
-from templar.training.train import OptimizerState, Trainer, TrainResult
+from templar.training.train import OptimizerState, Trainer
 from tests.support.errors import raising
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -23,13 +20,13 @@ HPARAMS = load_hparams("local", overrides={"training": {"inner_steps": 4}})
 CUDA = TrainerSettings(device="cuda", precision="float32", repeatable=False)
 
 
-def tokens(num_sequences: int) -> Tensor:
+def tokens(num_sequences):
     generator = torch.Generator().manual_seed(0)
     shape = (num_sequences, HPARAMS.data.sequence_length)
     return torch.randint(0, HPARAMS.model.vocab_size, shape, generator=generator, dtype=torch.int32)
 
 
-def learn(settings: TrainerSettings, recipe: str = "sparseloco", trainer: Trainer | None = None) -> TrainResult:
+def learn(settings, recipe="sparseloco", trainer=None):
     params = parameters_of(build_model(HPARAMS.model))
     before = parameters_digest(params)
     result = (trainer or Trainer(HPARAMS.model, settings)).learn(
@@ -46,7 +43,7 @@ def learn(settings: TrainerSettings, recipe: str = "sparseloco", trainer: Traine
 
 @pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
 @pytest.mark.parametrize("changes", [{}, {"checkpoint_layers": 1}, {"micro_batch": 4}, {"compile_layers": True}])
-def test_an_update_is_that_of_the_cpu_but_for_rounding(changes: dict[str, Any], recipe: str) -> None:
+def test_an_update_is_that_of_the_cpu_but_for_rounding(changes, recipe):
     found, expected = learn(CUDA.model_copy(update=changes), recipe), learn(TrainerSettings(), recipe)
     for name, tensor in expected.update.items():
         assert found.update[name].device.type == "cpu"
@@ -56,7 +53,7 @@ def test_an_update_is_that_of_the_cpu_but_for_rounding(changes: dict[str, Any], 
         assert {tensor.device.type for tensor in found.optimizer.exp_avg.values()} == {"cpu"}
 
 
-def test_auto_takes_the_first_device_in_bfloat16_where_it_has_it() -> None:
+def test_auto_takes_the_first_device_in_bfloat16_where_it_has_it():
     device = choose_device(TrainerSettings(device="auto", threads=0, precision="auto", repeatable=False))
     assert (device.place.type, device.place.index) == ("cuda", 0)
     assert "CUDA" in device.why
@@ -66,7 +63,7 @@ def test_auto_takes_the_first_device_in_bfloat16_where_it_has_it() -> None:
     assert result.last_loss == pytest.approx(learn(TrainerSettings()).last_loss, rel=0.02)
 
 
-def test_phases_are_measured_without_waiting_and_cover_the_training() -> None:
+def test_phases_are_measured_without_waiting_and_cover_the_training():
     trainer = Trainer(HPARAMS.model, CUDA)
     learn(CUDA, trainer=trainer)
     figures = learn(CUDA, trainer=trainer).figures
@@ -76,7 +73,7 @@ def test_phases_are_measured_without_waiting_and_cover_the_training() -> None:
     assert figures.peak_bytes > 0
 
 
-def test_memory_is_given_back_between_windows() -> None:
+def test_memory_is_given_back_between_windows():
     trainer = Trainer(HPARAMS.model, CUDA)
     learn(CUDA, trainer=trainer)
     torch.cuda.synchronize()
@@ -87,7 +84,7 @@ def test_memory_is_given_back_between_windows() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 128, 1000])
-def test_tensors_come_and_go_whole_through_pinned_pieces(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensors_come_and_go_whole_through_pinned_pieces(size, monkeypatch):
     monkeypatch.setattr(device_module, "PIECE_ELEMENTS", 64)
     pieces, sent = device_module.Pinned(torch.float32), [torch.randn(size), torch.randn(size, 3).t()]
     there = [pieces.to_gpu(tensor, torch.device("cuda:0")) for tensor in sent]
@@ -96,14 +93,14 @@ def test_tensors_come_and_go_whole_through_pinned_pieces(size: int, monkeypatch:
     assert all(torch.equal(one, other) for one, other in zip(back, sent, strict=True))
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_a_device_that_is_not_there_is_refused():
     with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
         Trainer(HPARAMS.model, CUDA.model_copy(update={"device": f"cuda:{torch.cuda.device_count()}"}))
     assert "TEMPLAR_DEVICE" in caught.value.message
 
 
-def test_auto_halves_the_micro_batch_after_a_real_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def greedy(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int) -> Tensor:
+def test_auto_halves_the_micro_batch_after_a_real_out_of_memory(monkeypatch):
+    def greedy(hidden, weight, targets, *, chunk):
         if len(targets) > 8 * (HPARAMS.data.sequence_length - 1):
             torch.empty(2**50, dtype=torch.uint8, device=hidden.device)
         return mean_loss(hidden, weight, targets, chunk=chunk)
