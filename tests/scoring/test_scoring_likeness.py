@@ -16,7 +16,7 @@ from templar.hparams import Gradient, load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Likeness
 from templar.scoring.measure import find_likenesses, norm_ratios
-from templar.scoring.slashing import is_alike
+from templar.scoring.slashing import find_discounts, is_alike
 from tests.docs.second_implementation import Judge, Spec
 from tests.support.facts import AUTHOR, WINDOW, events_of, like, record_of, revealed, standing_of, veteran, window_of
 from tests.support.payloads import HOTKEY, mixed, payload_of, random_payload, random_update, zero_payload
@@ -229,3 +229,21 @@ def test_payloads_that_are_alike_are_paid_as_one():
     assert [record_of(evidence, uid).discount for uid in scores] == [Reason.INDEX_OVERLAP] * 3 + [None]
     assert evidence.bans == ()
     assert all(events_of(evidence, uid) == [] for uid in scores)
+
+
+def discount_of(uid, *miners, **cards):
+    """The discount of a miner; its card and others' are old and honest unless given, as `uid_2=...`."""
+    known = {miner.uid: cards.get(f"uid_{miner.uid}", veteran(miner.uid, **OLD)) for miner in miners}
+    found = find_discounts({miner.uid: miner for miner in miners}, known, SCORING).get(uid)
+    return None if found is None else (found.reason, found.parts)
+
+
+def test_a_shadow_takes_nothing_from_its_victim():
+    """A miner that trains the victim's share again has an own-data average near 0, and at times above the least one."""
+    both = revealed(2, overlap=like(3, 1.0)), revealed(3, overlap=like(2, 1.0))
+    for average in (-1.0, 0.0, 0.3):
+        shadow = veteran(3, binary_average=average, **OLD)
+        assert discount_of(2, *both, uid_3=shadow) is None
+        assert discount_of(3, *both, uid_3=shadow) == (Reason.INDEX_OVERLAP, 0)
+    nobody = {f"uid_{uid}": veteran(uid, measured=0, applied=99) for uid in (2, 3)}
+    assert discount_of(2, *both, **nobody) == discount_of(3, *both, **nobody) == (Reason.INDEX_OVERLAP, 0)
