@@ -108,6 +108,7 @@ BOTH = "R2_GRADIENTS_READ_*, R2_GRADIENTS_WRITE_*"
         (("read", "wrong"), f"[access_denied] R2_GRADIENTS_WRITE_*: bucket {ACCOUNT}: "),
         (("read", "write"), "[dataset_missing] DATASET_BINS_PATH: "),  # the keys are right, and there is no text
     ],
+    ids=["write twice", "read twice", "wrong to read", "wrong to write", "right"],
 )
 def test_wrong_keys_are_refused_before_one_is_published(network, moto, keys, pair, message):
     known = {"read": keys.read, "write": keys.write, "wrong": replace(keys.write, secret_access_key="f" * 64)}

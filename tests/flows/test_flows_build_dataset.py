@@ -1,18 +1,22 @@
 """The flow that builds a dataset, on a real server: from files to a folder, artifacts and a bucket."""
 
 import asyncio
+import signal
+import sys
 
+import dask
 import pytest
 from prefect.exceptions import ParameterTypeError
 
 from flows.build_dataset import build_dataset
 from tasks.datasets import artifact_key
 from templar.data.shards.manifest import parse_index
-from templar.datasets.build_dataset import find_built
+from templar.datasets.build_dataset import build, find_built
 from templar.datasets.documents import TextSource
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
-from tests.support.datasets import numbered_documents
+from tests.support.datasets import contents, numbered_documents
 from tests.support.flow_network import task_runs
+from tests.support.servers import REPOSITORY, Server
 
 SETTINGS = {"held_out_fraction": 0.2, "vocab_size": 300, "sequence_length": 16, "row_chars": 100}
 WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
@@ -69,6 +73,55 @@ def test_from_files_to_a_folder(books, tmp_path, prefect_server):
         for step in ("read", "parts", "assemble"):
             bar = client.request("GET", f"/artifacts/{artifact_key(out)}-{step}/latest").json()
             assert bar["data"] == 100.0
+
+
+def start_worker(address, *options):
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-nanny", "--nthreads", "1"]
+    return Server([*command, "--no-dashboard", "--host", "127.0.0.1", *options], "Registered to:")
+
+
+@pytest.fixture
+def scheduler():
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    server = Server([*command, "--no-dashboard"], "Scheduler at:")
+    yield server
+    server.stop()
+
+
+def test_the_bytes_do_not_depend_on_dask_or_on_a_worker_that_dies(books, tmp_path, scheduler, monkeypatch):
+    """One process; two workers of which one dies in the middle of a unit; and two that live."""
+    monkeypatch.setattr("templar.datasets.units.MOST_TEXT_FILES", 1)
+    wanted = {layout: BuildSettings(layout, **SETTINGS) for layout in DatasetLayout}
+    whole = {
+        layout: build(BuildRequest((TextSource("books", books),), tmp_path / f"whole-{layout}", each))
+        for layout, each in wanted.items()
+    }
+    address = scheduler.endpoint_url
+    workers = [
+        start_worker(address),
+        start_worker(address, "--preload", str(REPOSITORY / "tests" / "support" / "dying_worker.py")),
+    ]
+    try:
+        state = run([books], tmp_path / "one-died", settings=wanted[DatasetLayout.SHARDS], dask=address)
+        assert state.is_completed()
+        assert workers[1].process.wait() == -signal.SIGKILL
+        assert contents(tmp_path / "one-died") == contents(whole[DatasetLayout.SHARDS].root)
+        workers.append(start_worker(address))
+        for layout, each in wanted.items():
+            assert run([books], tmp_path / f"two-{layout}", settings=each, dask=address).is_completed()
+            assert contents(tmp_path / f"two-{layout}") == contents(whole[layout].root)
+        (books / "000.txt").write_bytes(b"\xff")
+        state = run([books], tmp_path / "unreadable", dask=address)
+        assert state.is_failed()
+        assert "[dataset_malformed]" in str(state.message)
+    finally:
+        for worker in workers:
+            worker.stop()
+    scheduler.stop()
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        state = run([books], tmp_path / "nobody", dask=address)
+    assert state.is_failed()
+    assert f"[process_died] Dask at {address}: " in str(state.message)
 
 
 def test_into_a_bucket(books, tmp_path, monkeypatch):
