@@ -92,7 +92,7 @@ def shifted(seconds):
         ({"TEMPLAR_DEVICE": "cuda:77"}, "device", "cuda:77"),
         ({"TEMPLAR_MICRO_BATCH": "1000003"}, "device", "1000003"),
         ({"TEMPLAR_ROLE": "validator", "TEMPLAR_DEVICE": "cuda", "TEMPLAR_RANKS": "99"}, "device", "TEMPLAR_RANKS"),
-        ({"TEMPLAR_HOSTS": "2", "TEMPLAR_RENDEZVOUS": "192.0.2.1:29500"}, "device", "rendezvous 192.0.2.1:29500"),
+        ({"TEMPLAR_HOSTS": "2", "TEMPLAR_RENDEZVOUS": "192.0.2.1:29500"}, "device", "192.0.2.1:29500"),
         ({"TEMPLAR_PRESET": "150M"}, "chain", "12 s"),
         ({"NETWORK": "ledger:/nowhere/ledger.sqlite"}, "chain", "/nowhere"),
         ({"WALLET_HOTKEY": "stranger"}, "registration", "not registered"),
