@@ -88,6 +88,7 @@ def scheduler():
     server.stop()
 
 
+@pytest.mark.slow
 def test_the_bytes_do_not_depend_on_dask_or_on_a_worker_that_dies(books, tmp_path, scheduler, monkeypatch):
     """One process; two workers of which one dies in the middle of a unit; and two that live."""
     monkeypatch.setattr("templar.datasets.units.MOST_TEXT_FILES", 1)
@@ -104,7 +105,7 @@ def test_the_bytes_do_not_depend_on_dask_or_on_a_worker_that_dies(books, tmp_pat
     try:
         state = run([books], tmp_path / "one-died", settings=wanted[DatasetLayout.SHARDS], dask=address)
         assert state.is_completed()
-        assert workers[1].process.wait() == -signal.SIGKILL
+        assert workers[1].stop() == -signal.SIGKILL
         assert contents(tmp_path / "one-died") == contents(whole[DatasetLayout.SHARDS].root)
         workers.append(start_worker(address))
         for layout, each in wanted.items():
