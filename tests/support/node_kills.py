@@ -55,7 +55,7 @@ DECISIVE = {
 }
 """Steps that are hit twice as often as the others."""
 VICTIMS = {"miner": "honest-4", "validator": "validator-2"}
-LAST_STEP = "finish"
+LAST_STEP = "close_window"
 """No other step follows it in the same process, and once it is done nothing is left to be killed."""
 ROOT = Path(__file__).parents[2]
 
