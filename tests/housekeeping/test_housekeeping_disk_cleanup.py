@@ -17,19 +17,17 @@ from templar.exchange.signed import Network as NetworkId
 from templar.housekeeping.disk_cleanup import LocalRules, clean_local
 from templar.neuron.snapshot import PRIVATE_FILE, Snapshots
 from tests.support.errors import raising
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 
 DAY = 86_400
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory):
+def network(build_shared):
     """A network after six windows, whose first miner was stopped."""
-    network = Network(tmp_path_factory.mktemp("ran"), tiny(storage={"snapshots_kept": 2}))
-    network.run(range(1, 7))
+    network = build_shared(tiny(storage={"snapshots_kept": 2}), windows=range(1, 7))
     network.kill(network.miners[0])
-    yield network
-    network.stop()
+    return network
 
 
 def stopped(network):

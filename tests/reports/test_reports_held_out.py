@@ -30,7 +30,7 @@ from templar.reports.model_card import PICTURE_FILE
 from templar.reports.text_score import TextScore
 from templar.reports.training_curve import NetworkCurve, draw_held_out, held_out_rows
 from tests.support.errors import raising
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 
 PUBLISHERS = ("aggregator-1", "validator-2")
 WINDOWS = (2, 4, 6)
@@ -48,18 +48,17 @@ def evaluate(network, name, tasks=None):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(build_shared):
     """Six windows, and checkpoints of three of them by two publishers, each measured before the next one is made."""
     training = {"inner_steps": 6}
-    network = Network(tmp_path_factory.mktemp("held-out"), tiny(training=training))
+    network = build_shared(tiny(training=training))
     for window in WINDOWS:
         network.run([window - 1, window])
         for name in PUBLISHERS:
             publish_newest_checkpoint(network.config(name))
             evaluate(network, name)
     network.to_window(WINDOWS[-1] + 2)
-    yield network
-    network.stop()
+    return network
 
 
 def read(network, known=None):

@@ -10,18 +10,15 @@ from templar.exchange.signed import Sealed, seal
 from templar.reports.history import read_published, read_recent
 from templar.reports.leaderboard import leaderboard
 from tests.support.errors import raising
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 
 WINDOWS = (1, 2, 3)
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory):
+def network(build_shared):
     """Three windows; the aggregator and a miner have buckets without evidence."""
-    network = Network(tmp_path_factory.mktemp("standings"), tiny(), actors=["honest", "silent"])
-    network.run(WINDOWS)
-    yield network
-    network.stop()
+    return build_shared(tiny(), actors=["honest", "silent"], windows=WINDOWS)
 
 
 @pytest.fixture

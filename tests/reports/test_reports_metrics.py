@@ -28,7 +28,6 @@ from templar.scoring.evidence import Estimate
 from templar.scoring.standing import Standing
 from templar.traffic import Traffic
 from tests.support.facts import AUTHOR, absent, like, revealed, standing_of, veteran, window_of
-from tests.support.network import Network
 from tests.support.servers import REPOSITORY
 
 SMALL = Metrics(
@@ -171,11 +170,8 @@ def test_validator_figures_of_each_miner():
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    network = Network(tmp_path_factory.mktemp("metrics"), actors=["honest", "silent"])
-    network.run([1])
-    yield network
-    network.stop()
+def ran(build_shared):
+    return build_shared(actors=["honest", "silent"], windows=[1])
 
 
 def of(node):

@@ -7,18 +7,15 @@ import pytest
 from templar.exchange.object_keys import Kind, window_key
 from templar.reports import history
 from templar.reports.training_curve import CurvePoint, NetworkCurve, NodeCurve, draw_curve, node_rows
-from tests.support.network import Network, tiny
+from tests.support.network import tiny
 
 WINDOWS = (1, 2, 3)
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory):
+def network(build_shared):
     """Three windows of an honest miner and of one that never publishes."""
-    network = Network(tmp_path_factory.mktemp("curves"), tiny(), actors=["honest", "silent"])
-    network.run(WINDOWS)
-    yield network
-    network.stop()
+    return build_shared(tiny(), actors=["honest", "silent"], windows=WINDOWS)
 
 
 def rows_of(node):

@@ -16,13 +16,10 @@ WINDOWS = 6
 
 
 @pytest.fixture(scope="module", params=["local", pytest.param("local-demo", marks=pytest.mark.slow)])
-def network(request, tmp_path_factory):
+def network(request, build_shared):
     """Six windows of a network with one of each kind and three honest miners, all of them gathered."""
     peers = {"gather_peer_count": 8, "peer_replacement_frequency": 100}
-    network = Network(tmp_path_factory.mktemp("actors"), tiny(request.param, peers=peers), actors=ROLES)
-    network.run(range(1, WINDOWS + 1))
-    yield network
-    network.stop()
+    return build_shared(tiny(request.param, peers=peers), actors=ROLES, windows=range(1, WINDOWS + 1))
 
 
 def records(network, role, window):
