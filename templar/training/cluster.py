@@ -39,8 +39,8 @@ from templar.tensorfile import Zeros
 from templar.training.device import bad_environment, choose_device, given_threads
 from templar.training.group import ReplicatedGroup, ShardedGroup
 from templar.training.memory import MicroBatches
-from templar.training.model import check_shapes, parameter_shapes
-from templar.training.train import OptimizerState, Trainer, TrainProgress, TrainResult
+from templar.training.model import parameter_shapes
+from templar.training.train import OptimizerState, Trainer, TrainProgress, TrainResult, check_inputs
 
 log = logging.getLogger(__name__)
 
@@ -369,9 +369,7 @@ class ClusterTrainer:
             StoppedError: A stop was asked for.
         """
         del progress
-        if len(sequences) == 0:
-            raise ValueError("there are no sequences to train on")
-        check_shapes(parameter_shapes(self.model), params)
+        check_inputs(self.model, params, sequences)  # before the other ranks begin
         length = sequences.shape[1]
         setup = self._setup_for(length)
         job = Job(

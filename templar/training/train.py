@@ -159,8 +159,7 @@ class Trainer:
                 `out_of_memory`; `trainer_failed`, torch or the device's driver refuses something else.
             StoppedError: A stop was asked for.
         """
-        if len(sequences) == 0:
-            raise ValueError("there are no sequences to train on")
+        check_inputs(self.model, params, sequences)
         with torch_threads(self.device.threads), on_device(self.device):
             self.micro_batches.size(training, sequences.shape[1])  # while the memory for the state is free
             run = _Run(self, training, sequences, keep_going, progress)
@@ -171,6 +170,13 @@ class Trainer:
                 return train_sparseloco(run, params, outer_steps=outer_steps, optimizer=optimizer)
             finally:
                 run.release()
+
+
+def check_inputs(model: Model, params: Mapping[str, Tensor], sequences: Tensor) -> None:
+    """Raise ValueError if there are no sequences, or if names or shapes are not the model's."""
+    if len(sequences) == 0:
+        raise ValueError("there are no sequences to train on")
+    check_shapes(parameter_shapes(model), params)
 
 
 class _Run:
@@ -195,7 +201,6 @@ class _Run:
 
     def load(self, params: Mapping[str, Tensor]) -> None:
         """Copy parameters into the working copy."""
-        check_shapes(parameter_shapes(self.trainer.model), params)
         for name, param in named_parameters(self.net):
             self.group.load(param, params, name, self.device)
             param.grad = None
