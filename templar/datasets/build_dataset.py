@@ -77,10 +77,6 @@ def build(
     return assemble(plan, workers=workers, on_progress=lambda done: on_progress("assemble", done))
 
 
-def _silent(percentage: float) -> None:
-    del percentage
-
-
 def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDataset | None:
     """The dataset that an earlier call with the same settings, input and tokenizer completed; None if there is none.
 
@@ -119,7 +115,7 @@ def read_units(
     groups: Sequence[tuple[InputFile, ...]],
     each: Each = in_threads,
     *,
-    on_progress: Progress = _silent,
+    on_progress: Progress = lambda percentage: None,
 ) -> tuple[Unit, ...]:
     """Hash the input, and take its census where text has to be known before it is written; errors as in `build`."""
     require_absent(request.root)
@@ -142,7 +138,7 @@ def plan_units(request: BuildRequest, units: tuple[Unit, ...], *, workers: int |
         return plan_build(request, units, workers)
 
 
-def make_parts(plan: Plan, each: Each = in_threads, *, on_progress: Progress = _silent) -> None:
+def make_parts(plan: Plan, each: Each = in_threads, *, on_progress: Progress = lambda percentage: None) -> None:
     """Make every part that is not there yet; errors as in `build`."""
     masks: Sequence[NDArray[np.bool_] | None] = [None] * len(plan.units)
     if plan.request.settings.layout is DatasetLayout.PAGES:
@@ -163,7 +159,9 @@ def _make_part(plan: Plan, thing: tuple[Unit, NDArray[np.bool_] | None]) -> None
         make_page_part(plan, unit, held_out)
 
 
-def assemble(plan: Plan, *, workers: int | None = None, on_progress: Progress = _silent) -> BuiltDataset:
+def assemble(
+    plan: Plan, *, workers: int | None = None, on_progress: Progress = lambda percentage: None
+) -> BuiltDataset:
     """Put the parts together and give the folder its name; errors as in `build`."""
     root, work = plan.request.root, plan.request.work
     with alone(work), local_file(root):

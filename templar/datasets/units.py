@@ -30,7 +30,6 @@ from templar.interrupt import StoppedError, check_stop
 from templar.store.files import local_file, replacing, sync
 
 MOST_TEXT_BYTES = 2**25
-
 MOST_TEXT_FILES = 4096
 """Text files are put together up to these limits: a part for each of them would be mostly overhead."""
 
@@ -281,7 +280,6 @@ class Each(Protocol):
         size: Callable[[T], int] = ...,
     ) -> list[R]:
         """Return the results in the order of the things; `on_progress` gets the part that is done, 0 to 100."""
-        ...
 
 
 def most_threads(workers: int | None) -> int:
