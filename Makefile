@@ -3,8 +3,8 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
-# Many processes import the same modules: they are compiled once, here on all cores and not by pip on one of them.
+INSTALL := ./deployments/install.sh $(BIN)/python
+# Many processes import the same modules: they are compiled once, here on all cores.
 unexport PYTHONDONTWRITEBYTECODE
 COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
 
