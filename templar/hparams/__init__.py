@@ -7,6 +7,14 @@ an error that names it. Secrets and endpoints are not hyper-parameters: they com
 A preset may name another one in `extends`; its sections are merged over it, key by key.
 """
 
+import json
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError, model_validator
+
+from templar.canonical import canonical_json, sha256_hex
+from templar.errors import PermanentError, Reason
 from templar.hparams.groups import (
     MAX_PEERS,
     PRODUCTION_TRAINER,
@@ -19,14 +27,13 @@ from templar.hparams.groups import (
     Penalty,
     Schedule,
     Scoring,
-    Slashing,
+    SettingsGroup,
     Storage,
     TrainerSettings,
     Training,
     Weights,
     Windows,
 )
-from templar.hparams.tree import DEFAULT_PRESET, HPARAMS_FILE, HParams, load_hparams, preset_names
 
 __all__ = [
     "DEFAULT_PRESET",
@@ -43,7 +50,6 @@ __all__ = [
     "Penalty",
     "Schedule",
     "Scoring",
-    "Slashing",
     "Storage",
     "TrainerSettings",
     "Training",
@@ -52,3 +58,124 @@ __all__ = [
     "load_hparams",
     "preset_names",
 ]
+
+HPARAMS_FILE = Path("hparams.json")
+DEFAULT_PRESET = "local"
+
+
+class HParams(SettingsGroup):
+    """The whole tree. Two nodes with different `digest` are on different networks."""
+
+    windows: Windows
+    model: Model
+    data: Data
+    training: Training
+    gradient: Gradient
+    peers: Peers
+    scoring: Scoring
+    weights: Weights
+    storage: Storage
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        data, storage, longest = self.data, self.storage, self.model.max_position_embeddings
+        if data.sequence_length > longest:
+            raise ValueError(f"data.sequence_length is longer than model.max_position_embeddings {longest}")
+        if storage.retention_windows <= storage.checkpoint_frequency:
+            least = f"storage.checkpoint_frequency {storage.checkpoint_frequency}"
+            raise ValueError(f"storage.retention_windows must be larger than {least}, or a late node cannot catch up")
+        if data.layout == "shards" and storage.snapshot_frequency > data.outer_steps_per_shard:
+            most = f"data.outer_steps_per_shard {data.outer_steps_per_shard}"
+            raise ValueError(f"storage.snapshot_frequency must be at most {most}: rotation follows the newest snapshot")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON of everything that two nodes must agree on.
+
+        These are all sections but `storage`, and of that `retention_windows`: a node must know which objects may have
+        expired in others' buckets.
+        """
+        agreed = self.model_dump(mode="json", exclude={"storage"})
+        agreed["storage"] = {"retention_windows": self.storage.retention_windows}
+        return sha256_hex(canonical_json(agreed))
+
+
+def load_hparams(
+    preset: str = DEFAULT_PRESET,
+    *,
+    path: Path = HPARAMS_FILE,
+    overrides: dict[str, dict[str, Any]] | None = None,
+) -> HParams:
+    """Read one preset of `hparams.json`.
+
+    Raises:
+        PermanentError: `bad_hparams`; the message names the file, the preset, each bad key and what is allowed.
+    """
+    tree = _resolve(_read(path), preset, path, seen=())
+    if overrides:
+        tree = _merge(tree, overrides)
+    try:
+        return HParams.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        advices = {"extra_forbidden": "unknown key, remove it", "missing": "is missing, add it"}
+        problems = []
+        for item in error.errors():
+            field = ".".join(str(part) for part in item["loc"]) or "preset"
+            problems.append(f"{field}: {advices.get(item['type'], item['msg'])}")
+        raise _bad(f"{path}, preset {preset!r}: {'; '.join(problems)}") from None
+
+
+def preset_names(path: Path = HPARAMS_FILE) -> tuple[str, ...]:
+    """The presets that a file holds, in its order; `bad_hparams` if it cannot be read."""
+    return tuple(_read(path))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        presets = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repetition)
+    except FileNotFoundError:
+        raise _bad(f"{path}: no such file; run from the project's root or pass its path") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _bad(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(presets, dict):
+        raise _bad(f"{path}: must hold an object of presets")
+    return presets
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; of a key that stands twice, one value would be dropped."""
+    found = dict[str, Any]()
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} stands twice in one object: remove one of them")
+        found[key] = value
+    return found
+
+
+def _resolve(presets: dict[str, Any], name: str, path: Path, seen: tuple[str, ...]) -> dict[str, Any]:
+    if name in seen:
+        raise _bad(f"{path}: presets extend each other in a circle: {', '.join((*seen, name))}")
+    if name not in presets:
+        raise _bad(f"{path}: no preset {name!r}; there are {', '.join(sorted(presets))}")
+    preset = presets[name]
+    if not isinstance(preset, dict):
+        raise _bad(f"{path}: preset {name!r} must be an object of sections")
+    sections = {key: value for key, value in preset.items() if key != "extends"}
+    if "extends" not in preset:
+        return sections
+    if not isinstance(preset["extends"], str):
+        raise _bad(f"{path}: preset {name!r}: extends must be the name of a preset")
+    return _merge(_resolve(presets, preset["extends"], path, (*seen, name)), sections)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        known = merged.get(key)
+        merged[key] = _merge(known, value) if isinstance(known, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _bad(message: str) -> PermanentError:
+    return PermanentError(Reason.BAD_HPARAMS, message)

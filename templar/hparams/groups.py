@@ -91,14 +91,9 @@ class Model(SettingsGroup):
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
-            )
+            raise ValueError(f"hidden_size is not a multiple of num_attention_heads {self.num_attention_heads}")
         if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
-                f"num_key_value_heads {self.num_key_value_heads}"
-            )
+            raise ValueError(f"num_attention_heads is not a multiple of num_key_value_heads {self.num_key_value_heads}")
         return self
 
 
@@ -107,7 +102,6 @@ class Data(SettingsGroup):
 
     layout: Literal["pages", "shards"]
     """`pages`: text in Parquet files, tokenised by the miner. `shards`: pretokenised samples, one shard at a time."""
-
     tokenizer_name: str = Field(min_length=1)
     """A Hugging Face id, a local folder, or `embedded`: the tokenizer that lies beside the dataset."""
     sequence_length: int = Field(ge=2)
@@ -184,9 +178,7 @@ class Training(SettingsGroup):
     @model_validator(mode="after")
     def _micro_batches_fill_a_batch(self) -> Self:
         if self.batch_size % self.micro_batch_size:
-            raise ValueError(
-                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size}"
-            )
+            raise ValueError(f"batch_size is not a multiple of micro_batch_size {self.micro_batch_size}")
         return self
 
 
@@ -356,9 +348,7 @@ class Weights(SettingsGroup):
     @model_validator(mode="after")
     def _burn_has_a_uid(self) -> Self:
         if self.burn_rate > 0 and self.burn_uid is None:
-            raise ValueError(
-                f"burn_rate is {self.burn_rate:g} but burn_uid is null: name the uid or set burn_rate to 0"
-            )
+            raise ValueError(f"burn_uid is null, and burn_rate {self.burn_rate:g}: name the uid or set burn_rate to 0")
         return self
 
 
@@ -398,8 +388,6 @@ class Storage(SettingsGroup):
 
 
 # Not a section of hparams.json: what one operator chooses for one host.
-
-
 RENDEZVOUS = r"^([^:\s]+:[0-9]{1,5})?$"  # ADDRESS:PORT, or nothing
 
 
