@@ -7,11 +7,10 @@ tensor. Any reader of safetensors reads these files. All tensors are float32.
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from types import MappingProxyType
 
 import torch
 from safetensors import safe_open
@@ -51,67 +50,60 @@ def reading_header(path: Path, reason: Reason, most: int) -> Iterator[int]:
         yield size
 
 
-class TensorWriter:
-    """Writes a file, tensor by tensor; the file is whole when the block ends.
+def stream_tensors(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    tensors: Iterable[tuple[str, Tensor]],
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write a file, tensor by tensor in the order of `shapes`; each is written before the next is asked for.
 
-    The file is overwritten; the tensors are written in the order of `shapes`.
-
-    Raises:
-        ValueError: A tensor is not the next one of `shapes`, or the block ends before the last one.
-        OSError: The disk failed or is full.
+    The file is overwritten, and whole at the end. ValueError if a tensor, of any device, is not the next one of
+    `shapes`, or the last one does not come; OSError if the disk failed or is full.
     """
-
-    def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]], metadata: Mapping[str, str]) -> None:
-        header: dict[str, object] = {_METADATA: dict(metadata)}
-        offset = 0
-        for name, shape in shapes.items():
-            end = offset + _FLOAT32_BYTES * math.prod(shape)
-            header[name] = {"dtype": _FLOAT32, "shape": list(shape), "data_offsets": [offset, end]}
-            offset = end
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % _LENGTH_BYTES)  # the tensors are aligned
-        self._left = {name: tuple(shape) for name, shape in shapes.items()}
-        self._file = path.open("wb")
-        self._file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
-
-    def write(self, name: str, tensor: Tensor) -> None:
-        """Write the next tensor, of any device."""
-        found, wanted = (name, tuple(tensor.shape)), next(iter(self._left.items()), None)
-        if found != wanted or tensor.dtype is not torch.float32:
-            raise ValueError(f"{self._file.name}: {found} in {tensor.dtype} is not the next float32 tensor, {wanted}")
-        self._file.write(tensor.detach().cpu().contiguous().reshape(-1).numpy().data)
-        del self._left[name]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        if error is None and self._left:
-            raise ValueError(
-                f"{self._file.name}: {len(self._left)} tensors were not written, such as {min(self._left)!r}"
-            )
+    header: dict[str, object] = {_METADATA: dict(metadata)}
+    offset = 0
+    for name, shape in shapes.items():
+        end = offset + _FLOAT32_BYTES * math.prod(shape)
+        header[name] = {"dtype": _FLOAT32, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)  # the tensors are aligned
+    left = {name: tuple(shape) for name, shape in shapes.items()}
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
+        for name, tensor in tensors:
+            found, wanted = (name, tuple(tensor.shape)), next(iter(left.items()), None)
+            if found != wanted or tensor.dtype is not torch.float32:
+                raise ValueError(f"{path}: {found} in {tensor.dtype} is not the next float32 tensor, {wanted}")
+            file.write(tensor.detach().cpu().contiguous().reshape(-1).numpy().data)
+            del left[name], tensor  # its memory is free before the next one is asked for
+    if left:
+        raise ValueError(f"{path}: {len(left)} tensors were not written, such as {min(left)!r}")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a file of tensors that nothing changes meanwhile."""
-    with TensorWriter(path, {name: tensor.shape for name, tensor in tensors.items()}, metadata or {}) as file:
-        for name, tensor in tensors.items():
-            file.write(name, tensor)
+    stream_tensors(path, {name: tensor.shape for name, tensor in tensors.items()}, tensors.items())
 
 
-class StoredTensors(Mapping[str, Tensor]):
+class _KnownShapes(Mapping[str, Tensor]):
+    """Tensors that are made at each access, and whose shapes are known without it."""
+
+    shapes: dict[str, tuple[int, ...]]  # by name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+class StoredTensors(_KnownShapes):
     """The tensors of a file whose names have a prefix, by the rest of the name; each access reads one from the disk.
 
-    Args:
-        path: The file, which nobody changes.
-        prefix: The prefix.
-
-    Raises:
-        PermanentError: `bad_state_file`; the file is not safetensors, is cut off, or not all of it is float32. Reading
-            a tensor raises the same.
+    Nobody changes the file. `bad_state_file` if it is not safetensors, is cut off, or not all of it is float32; reading
+    a tensor raises the same.
     """
 
     def __init__(self, path: Path, prefix: str = "") -> None:
@@ -127,8 +119,7 @@ class StoredTensors(Mapping[str, Tensor]):
         if wrong := [name for name, entry in header.items() if entry["dtype"] != _FLOAT32]:
             raise PermanentError(Reason.BAD_STATE_FILE, f"{path}: tensor {one_line(wrong[0])!r} is not float32")
         self.path, self.prefix = path, prefix
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        """Shape by name, known without reading any tensor."""
+        self.shapes = {}
         self._offsets: dict[str, int] = {}
         for name, entry in header.items():
             if name.startswith(prefix):
@@ -149,30 +140,17 @@ class StoredTensors(Mapping[str, Tensor]):
             raise PermanentError(Reason.BAD_STATE_FILE, f"{self.path}: {name!r} is cut off")
         return tensor
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
 
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-
-class Zeros(Mapping[str, Tensor]):
+class Zeros(_KnownShapes):
     """Zeros of these shapes, made at each access."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        """Shape by name."""
 
     def __getitem__(self, name: str) -> Tensor:
         return torch.zeros(self.shapes[name])
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
 
 def own_tensor(tensors: Mapping[str, Tensor], name: str, place: torch.device) -> Tensor:
     """A tensor on a device, that its caller alone has: a copy, unless each access makes a new one already."""
-    return tensors[name].to(place, copy=not isinstance(tensors, StoredTensors | Zeros))
+    return tensors[name].to(place, copy=not isinstance(tensors, _KnownShapes))

@@ -15,7 +15,7 @@ from templar.data.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokeni
 from templar.errors import PermanentError, Reason, one_line
 from templar.hparams import Model
 from templar.store.files import local_file
-from templar.tensorfile import MAX_HEADER_BYTES, TensorWriter, header_bytes, header_size
+from templar.tensorfile import MAX_HEADER_BYTES, header_bytes, header_size, stream_tensors
 from templar.training.model import WEIGHTS_FILE, check_parameters, model_config, parameter_shapes, read_tensors
 
 CONFIG_FILE = "config.json"
@@ -108,9 +108,8 @@ def _write_weights(folder: Path, params: Mapping[str, Tensor], file_bytes: int) 
 
     # 2. The files, tensor by tensor, and the index.
     for file, names in zip(files, groups, strict=True):
-        with TensorWriter(folder / file, {name: params[name].shape for name in names}, {"format": "pt"}) as writer:
-            for name in names:
-                writer.write(name, params[name])
+        shapes = {name: params[name].shape for name in names}
+        stream_tensors(folder / file, shapes, ((name, params[name]) for name in names), {"format": "pt"})
     if count > 1:
         weight_map = {name: file for file, names in zip(files, groups, strict=True) for name in names}
         total = sum(tensor.nbytes for tensor in params.values())

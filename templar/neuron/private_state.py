@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -39,7 +40,7 @@ from templar.gradient.layout import Layout
 from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.store.files import link_or_copy, sync
-from templar.tensorfile import StoredTensors, TensorWriter, Zeros
+from templar.tensorfile import StoredTensors, Zeros, stream_tensors
 from templar.training.model import parameter_shapes
 from templar.training.train import OptimizerState, StepState, TrainResult
 
@@ -110,12 +111,9 @@ def write_private(
     for prefix, tensors in parts:
         every |= {prefix + name: shape for name, shape in shapes_of(tensors).items()}
     counters = dict(zip(_COUNTERS, map(str, (num_calls, optimizer.num_steps)), strict=True))
-    with TensorWriter(path, every, counters) as file:
-        for name, buffer in buffers:
-            file.write(FEEDBACK + name, buffer)
-        for prefix, tensors in parts:
-            for name, tensor in tensors.items():
-                file.write(prefix + name, tensor)
+    feedback = ((FEEDBACK + name, buffer) for name, buffer in buffers)
+    moments = ((prefix + name, tensor) for prefix, tensors in parts for name, tensor in tensors.items())
+    stream_tensors(path, every, chain(feedback, moments), counters)
 
 
 class PrivateFolder:
@@ -218,9 +216,7 @@ class ProgressFile:
         metadata[_CHECKSUM] = _checksum(metadata, (tensor for _, tensor in self._tensors(state)))
 
         def write(path: Path) -> None:
-            with TensorWriter(path, self._shapes, metadata) as file:
-                for name, tensor in self._tensors(state):
-                    file.write(name, tensor)
+            stream_tensors(path, self._shapes, self._tensors(state), metadata)
 
         try:
             write_file(self._path, write, durable=self._durable)
