@@ -14,7 +14,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -52,10 +51,8 @@ def run(block: Neuron, seconds: float) -> Rehearsal:
     signer, config = block.wallet.open(), context_of(block)
     config = replace(config, name=FOLDER, home=config.home.with_name(FOLDER))
     hparams = block.hparams()
-    with (
-        auditing(config, None) as auditor,
-        closing(open_trainer(hparams.model, of_this_host(block), config.home)) as trainer,
-    ):
+    with auditing(config, None) as auditor:
+        trainer = open_trainer(hparams.model, of_this_host(block), config.home)
         trainer.check(hparams.training, length=hparams.data.sequence_length)
         return rehearse(auditor, trainer, signer, seconds)
 

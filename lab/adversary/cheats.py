@@ -51,7 +51,7 @@ class UntrainedMiner(Miner, ABC):
 
 def untrained(miner: Miner, update: dict[str, Tensor]) -> TrainResult:
     """An update without any training."""
-    return TrainResult(update, OptimizerState.zeros(miner.state.params), 0.0, 0.0, 0.0, 0, 0, stopped_early=False)
+    return TrainResult(update, OptimizerState.zeros(miner.state.params), 0.0, 0.0, 0, 0, stopped_early=False)
 
 
 def zero_update(miner: Miner) -> dict[str, Tensor]:

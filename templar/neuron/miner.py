@@ -104,7 +104,6 @@ class Miner(PrivateStateNode):
         super().__init__(config)
         with self._released_on_failure():
             self.trainer = open_trainer(self.hparams.model, config.trainer, self.home)
-            self._resources.callback(self.trainer.close)
             self.trainer.check(self.hparams.training, length=self.hparams.data.sequence_length)
         self._trained: dict[int, TrainResult] = {}
         self._end = TrainingEnd(finish_seconds(self.hparams))
@@ -206,7 +205,7 @@ class Miner(PrivateStateNode):
             window,
             sha256_hex(data),
             len(data),
-            self.layout.dense_bytes,
+            4 * self.layout.num_elements,
             self.state.root,
             self._assignment(window).digest,
         )

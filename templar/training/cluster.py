@@ -91,11 +91,7 @@ class GroupEndedError(PermanentError):
 
 
 class Member:
-    """This process's place in its group.
-
-    Args:
-        folder: The private folder in which the ranks of one host meet; ranks of several hosts meet at the rendezvous.
-    """
+    """This process's place in its group. Its ranks meet in a private folder, those of several hosts at a rendezvous."""
 
     def __init__(self, folder: Path | None) -> None:
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -104,29 +100,20 @@ class Member:
         interface = interface_to(f"{address}:{port}", is_own=False)
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # an operator may know a better one
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # else it takes every name that begins so
-        self.store: Store
-        if folder is not None:
-            self.store = FileStore(str(folder / "store"), self.size)
-        else:
-            self.store, _, _ = next(rendezvous("env://"))
+        self.store: Store = (
+            next(rendezvous("env://"))[0] if folder is None else FileStore(str(folder / "store"), self.size)
+        )
         self._number = 0  # of the next job
         self._setup: Setup | None = None
         self._trainer: Trainer | None = None
 
     def wait_for_others(self, keep_going: Callable[[], bool]) -> None:
-        """Wait until all other ranks have started.
-
-        Raises:
-            PermanentError: `no_time_left`; they go on starting.
-            StoppedError: A stop was asked for.
-        """
+        """Wait until all other ranks have started; `no_time_left` if that takes too long."""
         while not all(self.store.check([f"ready/{rank}"]) for rank in range(1, self.size)):
             check_stop()
             if not keep_going():
-                raise PermanentError(
-                    Reason.NO_TIME_LEFT,
-                    "the other ranks were not ready before the window's training ended; the worker's log has theirs",
-                )
+                problem = "the other ranks were not ready before the window's training ended: see the worker's log"
+                raise PermanentError(Reason.NO_TIME_LEFT, problem)
             time.sleep(_POLL_SECONDS)
 
     def give(self, job: Job) -> None:
@@ -253,16 +240,9 @@ def enter(folder: Path | None) -> Member:
 
 
 def open_trainer(model: Model, settings: TrainerSettings, folder: Path) -> "Trainer | ClusterTrainer":
-    """The trainer for the number of ranks that the settings ask for.
+    """The trainer for the number of ranks that the settings ask for; `folder` is the neuron's.
 
-    Args:
-        model: The model.
-        settings: What the operator chose.
-        folder: The neuron's folder.
-
-    Raises:
-        PermanentError: `bad_environment`; the machine has no such device, or not so many, or this process is not rank 0
-            of so many.
+    `bad_environment` if the machine has not so many devices, or this process is not rank 0 of so many ranks.
     """
     ranks = rank_count(settings) * settings.hosts
     if ranks == 1:
@@ -279,15 +259,12 @@ def open_trainer(model: Model, settings: TrainerSettings, folder: Path) -> "Trai
 def rank_count(settings: TrainerSettings) -> int:
     """The number of ranks of a host; `auto` takes one per CUDA device, and one on a CPU.
 
-    Raises:
-        PermanentError: `bad_environment`; there are fewer CUDA devices, or the settings name one of them.
+    `bad_environment` if there are fewer CUDA devices, or the settings name one of them.
     """
     number = torch.cuda.device_count() if settings.device != "cpu" and torch.cuda.is_available() else 0
     for name, wanted in (("RANKS", settings.ranks), ("HOSTS", settings.hosts)):
         if wanted not in ("auto", 1) and ":" in settings.device:
-            raise bad_environment(
-                f"TEMPLAR_{name} is {wanted}, and TEMPLAR_DEVICE {settings.device} is one device: set cuda"
-            )
+            raise bad_environment(f"TEMPLAR_{name} is {wanted}, and TEMPLAR_DEVICE {settings.device}: set cuda")
     if settings.ranks == "auto":
         return 1 if ":" in settings.device else max(1, number)
     if settings.ranks > 1 and settings.ranks > number and (number or settings.device == "cuda"):
@@ -301,8 +278,7 @@ def rank_count(settings: TrainerSettings) -> int:
 def interface_to(rendezvous: str, *, is_own: bool) -> str:
     """The network interface on which this host reaches a rendezvous, ADDRESS:PORT.
 
-    Raises:
-        PermanentError: `bad_environment`; there is no way to it, or it should be this host's own and is not.
+    `bad_environment` if there is no way to it, or it should be this host's own and is not.
     """
     name, _, port = rendezvous.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting sends nothing
@@ -313,9 +289,7 @@ def interface_to(rendezvous: str, *, is_own: bool) -> str:
             raise bad_environment(f"there is no way to the rendezvous {rendezvous}: {error}") from None
         here = str(probe.getsockname()[0])
     if is_own and here != address:
-        raise bad_environment(
-            f"TEMPLAR_RENDEZVOUS is {rendezvous}, which is no address of this host: set one, as 10.0.0.1:29500"
-        )
+        raise bad_environment(f"TEMPLAR_RENDEZVOUS {rendezvous} is not on this host: set one, as 10.0.0.1:29500")
     for interface, addresses in psutil.net_if_addrs().items():
         if any(each.address == here for each in addresses):
             return interface
@@ -329,20 +303,21 @@ class ClusterTrainer:
         self.model, self.device, self._member = model, choose_device(settings), member
         self.micro_batches = MicroBatches(model, settings, self.device, ranks=member.size)
         self._hosts, self._adaptive = settings.hosts, settings.micro_batch == "auto"
+        place, precision = self.device.place.type, self.device.precision
         self._rank_settings = settings.model_copy(
-            update={
-                "ranks": 1,
-                "device": self.device.place.type,
-                "precision": self.device.precision,
-                "repeatable": False,
-            }
+            update={"ranks": 1, "device": place, "precision": precision, "repeatable": False}
         )
         self._setup: Setup | None = None
-        self._note = folder / MICRO_BATCH_FILE
-        self._read_note()
 
-    def close(self) -> None:
-        """Nothing: the group ends with this process."""
+        # Sizes that an earlier process found. What is unreadable is found again.
+        self._note, self._scene = folder / MICRO_BATCH_FILE, f"{member.size} ranks on {self.device.name}"
+        if self._adaptive:
+            with suppress(OSError, ValueError, TypeError, KeyError):
+                note = json.loads(self._note.read_bytes())
+                if note["scene"] == self._scene:
+                    self.micro_batches.found |= {(share, length): size for share, length, size in note["sizes"]}
+        else:
+            self._note.unlink(missing_ok=True)
 
     def check(self, training: Training, *, length: int) -> None:
         """As `Trainer.check`."""
@@ -360,26 +335,12 @@ class ClusterTrainer:
         keep_going: Callable[[], bool],
         progress: TrainProgress | None = None,
     ) -> TrainResult:
-        """As `Trainer.learn`; the ranks keep no progress.
-
-        Raises:
-            ValueError: There are no sequences; names or shapes are not the model's.
-            PermanentError: `non_finite_loss`, `non_finite_update`, `no_time_left`.
-            GroupEndedError: `out_of_memory`, `trainer_failed`.
-            StoppedError: A stop was asked for.
-        """
+        """As `Trainer.learn`, without progress; GroupEndedError: `out_of_memory`, `trainer_failed`."""
         del progress
         check_inputs(self.model, params, sequences)  # before the other ranks begin
         length = sequences.shape[1]
-        setup = self._setup_for(length)
-        job = Job(
-            setup,
-            shape=(len(sequences), length),
-            training=training,
-            micro_batch=self.micro_batches.size(training, length),
-            outer_steps=outer_steps,
-            optimizer_steps=optimizer.num_steps,
-        )
+        setup, size = self._setup_for(length), self.micro_batches.size(training, length)
+        job = Job(setup, (len(sequences), length), training, size, outer_steps, optimizer.num_steps)
         self._member.wait_for_others(keep_going)
         try:
             self._member.give(job)
@@ -398,7 +359,7 @@ class ClusterTrainer:
         return replace(result, figures=replace(result.figures, choice=why))
 
     def _setup_for(self, length: int) -> Setup:
-        """What the ranks build: decided once, while they have no model yet."""
+        """The model that the ranks build: decided once, while they have none yet."""
         if self._setup is None:
             is_sharded = self.micro_batches.sharded(length)
             self._setup = Setup(self.model, self._rank_settings, is_sharded, PATIENCE_SECONDS)
@@ -412,9 +373,8 @@ class ClusterTrainer:
             said = "; ".join(f"rank {rank}: {failed.message}" for rank, failed in found)
             return Failed(
                 Reason.TRAINER_FAILED,
-                f"{said}: nothing is published in this window, and the neuron's process starts again for the next one; "
-                "if that repeats, see the worker's log (`templar neuron logs --process worker`), and train without "
-                "TEMPLAR_RANKS and TEMPLAR_HOSTS",
+                f"{said}: nothing is published in this window, and the neuron's process starts again; if that repeats, "
+                "see `templar neuron logs --process worker`, and train without TEMPLAR_RANKS and TEMPLAR_HOSTS",
             )
         if not self._adaptive:
             return replace(failed, message=f"rank {rank}: {failed.message}")
@@ -423,31 +383,12 @@ class ClusterTrainer:
             self.micro_batches.halve(training, length, error)
         except PermanentError as refusal:  # there is no smaller one
             return Failed(refusal.reason, refusal.message)
-        self._write_note()
-        return Failed(
-            Reason.OUT_OF_MEMORY,
-            f"the ranks ran out of memory with micro-batches of {size}: nothing is published in this window, and the "
-            f"next one takes {self.micro_batches.size(training, length)}",
-        )
-
-    @property
-    def _scene(self) -> str:
-        """What a size was found for."""
-        return f"{self._member.size} ranks on {self.device.name}"
-
-    def _read_note(self) -> None:
-        if not self._adaptive:
-            self._note.unlink(missing_ok=True)
-            return
-        with suppress(OSError, ValueError, TypeError, KeyError):  # then it is found again
-            note = json.loads(self._note.read_bytes())
-            if note["scene"] == self._scene:
-                self.micro_batches.found |= {(share, length): size for share, length, size in note["sizes"]}
-
-    def _write_note(self) -> None:
         sizes = [(*key, size) for key, size in self.micro_batches.found.items()]
         with replacing(self._note) as part:
             part.write(json.dumps({"scene": self._scene, "sizes": sizes}).encode())
+        problem = f"the ranks ran out of memory with micro-batches of {size}: nothing is published in this window"
+        smaller = self.micro_batches.size(training, length)
+        return Failed(Reason.OUT_OF_MEMORY, f"{problem}, and the next one takes {smaller}")
 
 
 def failure_of(error: BaseException) -> Failed:

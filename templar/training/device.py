@@ -8,12 +8,11 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import torch
@@ -24,8 +23,6 @@ from templar.hparams import Model, TrainerSettings
 from templar.training.model import LayerStep, parameter_shapes, transformer_layer
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 PEAK_FLOPS = {
     "A100": 312e12,
@@ -118,18 +115,14 @@ class Device:
             torch.cuda.reset_peak_memory_stats(self.place)
 
     def peak_bytes(self) -> int:
-        """The device's peak since `reset_peak`, or the peak of this process's resident memory on a CPU."""
+        """The peak that `reset_peak` began to watch."""
         if self.is_cuda:
             return int(torch.cuda.max_memory_allocated(self.place))
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def choose_device(settings: TrainerSettings, work: Work = TRAINING) -> Device:
-    """The device that the settings ask for; what `auto` took is logged.
-
-    Raises:
-        PermanentError: `bad_environment`; this machine does not have it.
-    """
+    """The device that the settings ask for; `bad_environment` if there is none. What `auto` took is logged."""
     reasons: list[str] = []
     # 1. The device.
     place = _place(settings.device, reasons)
@@ -142,13 +135,15 @@ def choose_device(settings: TrainerSettings, work: Work = TRAINING) -> Device:
     with _current(place):
         # 2. The precision of the products.
         dtype = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
-        if settings.precision == "auto":
-            dtype, reason = _gpu_precision() if is_cuda else _cpu_precision()
+        lacks_units = is_cuda and not torch.cuda.is_bf16_supported(including_emulation=False)
+        if settings.precision == "auto" and not is_cuda:
+            dtype, reason = _cpu_precision()
             reasons.append(reason)
-        elif dtype is torch.bfloat16 and is_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
-            raise bad_environment(
-                "TEMPLAR_PRECISION is bfloat16, and " + name + " has no units for it: set float32 or auto"
-            )
+        elif settings.precision == "auto":
+            dtype = torch.float32 if lacks_units else torch.bfloat16
+            reasons.append("float32: no units for bfloat16" if lacks_units else "bfloat16: the device has units for it")
+        elif dtype is torch.bfloat16 and lacks_units:
+            raise bad_environment(f"TEMPLAR_PRECISION is bfloat16, which {name} has no units for: set float32 or auto")
 
         # 3. The layers, compiled if they are to be and can be.
         step: LayerStep = transformer_layer
@@ -253,7 +248,8 @@ class PhaseClock:
     """Seconds of each phase of training. On a GPU events in its own queue measure them: nothing waits for it."""
 
     def __init__(self, device: Device) -> None:
-        self._is_cuda, self._started, self._last = device.is_cuda, time.perf_counter(), time.perf_counter()
+        self._is_cuda = device.is_cuda
+        self.started = self._last = time.perf_counter()
         self._seconds = dict.fromkeys(("forward", "backward", "step", "other"), 0.0)
         self._events: list[tuple[str, torch.cuda.Event]] = []
         self.mark("other")
@@ -283,11 +279,6 @@ class PhaseClock:
             self._events = self._events[-1:]
         return dict(self._seconds)
 
-    @property
-    def total(self) -> float:
-        """Seconds since the clock was made."""
-        return time.perf_counter() - self._started
-
 
 def _current(place: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(place) if place.type == "cuda" else nullcontext()
@@ -301,16 +292,8 @@ def _place(wanted: str, reasons: list[str]) -> torch.device:
     place = torch.device(wanted)
     if place.type == "cuda" and (place.index or 0) >= number:
         there = "no CUDA device" if number == 0 else f"cuda:0 to cuda:{number - 1}" if number > 1 else "cuda:0 alone"
-        raise bad_environment(
-            f"TEMPLAR_DEVICE is {wanted!r}, and this machine has {there}: set auto, cpu, or one that is there"
-        )
+        raise bad_environment(f"TEMPLAR_DEVICE is {wanted!r}, and this machine has {there}: set auto, cpu, or one")
     return torch.device("cuda", place.index or 0) if place.type == "cuda" else place
-
-
-def _gpu_precision() -> tuple[torch.dtype, str]:
-    if torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.bfloat16, "bfloat16: the device has units for it"
-    return torch.float32, "float32: the device has no units for bfloat16"
 
 
 @cache
@@ -349,17 +332,12 @@ def _compiled(place: torch.device) -> tuple[LayerStep, str]:
 
 
 def _try_compiler(place: torch.device) -> None:
-    """Compile and run a small function.
+    """Compile and run a small function."""
 
-    Raises:
-        Exception: No compiler, or it does not work.
-    """
-    probe: Callable[[Tensor], Tensor] = torch.compile(_probe_function)
-    probe(torch.ones(64, device=place))
+    def small(numbers: Tensor) -> Tensor:
+        return (numbers * 2 + 1).sin()
 
-
-def _probe_function(numbers: Tensor) -> Tensor:
-    return (numbers * 2 + 1).sin()
+    torch.compile(small)(torch.ones(64, device=place))
 
 
 def bad_environment(message: str) -> PermanentError:

@@ -36,17 +36,17 @@ class Alone:
         del device
         return empty_model(model)
 
-    def load(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, device: Device) -> None:
+    def load(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, place: torch.device) -> None:
         """Set a parameter to this rank's part of a tensor, of those of a mapping."""
-        param.data = _own(tensors, name, device.place)
+        param.data = self.part(param, tensors, name, place)
 
     def unload(self, param: nn.Parameter) -> None:
         """Give the memory of a parameter back."""
         param.data = torch.empty(0)
 
-    def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str) -> Tensor:
-        """A new tensor on the parameter's device: the part of another one that lies where the parameter's does."""
-        return _own(tensors, name, param.device)
+    def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, place: torch.device) -> Tensor:
+        """A new tensor on a device: the part of another one that this rank has of the parameter."""
+        return _own(tensors, name, place)
 
     def whole(self, tensor: Tensor) -> Tensor:
         """All parts of a tensor, on the CPU; a tensor that is whole there is not copied."""
@@ -61,16 +61,8 @@ class Alone:
         del net
         return compute()
 
-    def number(self, tensor: Tensor) -> float:
-        """The value of a scalar."""
-        return float(tensor)
-
     def decide(self, here: Callable[[], bool]) -> bool:
-        """Whether to go on.
-
-        Raises:
-            StoppedError: A stop was asked for.
-        """
+        """Whether to go on; StoppedError if a stop was asked for."""
         check_stop()
         return here()
 
@@ -95,13 +87,11 @@ class ReplicatedGroup(Alone):
         """Ranks that share one model, if it is sharded: those of a host."""
         self._shapes = parameter_shapes(model)
 
-    def load(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, device: Device) -> None:
+    def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, place: torch.device) -> Tensor:
         """As in `Alone`, from the tensors of rank 0."""
-        param.data = self._from_first(tensors, name, device.place)
-
-    def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str) -> Tensor:
-        """As in `Alone`, from the tensors of rank 0."""
-        return self._from_first(tensors, name, param.device)
+        tensor = _own(tensors, name, place) if self.rank == 0 else torch.empty(self._shapes[name], device=place)
+        distributed.broadcast(tensor, src=0)
+        return tensor
 
     def decide(self, here: Callable[[], bool]) -> bool:
         """As in `Alone`; rank 0 decides for all, and a stop of rank 0 is one of all."""
@@ -136,12 +126,6 @@ class ReplicatedGroup(Alone):
         """As in `Alone`."""
         return dict(tensors) if self.rank == 0 else {}
 
-    def _from_first(self, tensors: Mapping[str, Tensor], name: str, place: torch.device) -> Tensor:
-        """A tensor of rank 0's mapping on every rank: a new one, on this rank's device."""
-        tensor = _own(tensors, name, place) if self.rank == 0 else torch.empty(self._shapes[name], device=place)
-        distributed.broadcast(tensor, src=0)
-        return tensor
-
 
 class ShardedGroup(ReplicatedGroup):
     """Each rank has a part of every tensor's first dimension; FSDP2 gathers a layer while it computes.
@@ -171,18 +155,18 @@ class ShardedGroup(ReplicatedGroup):
         use_rotary(net)
         return cast("nn.Module", net)
 
-    def load(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, device: Device) -> None:
+    def load(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, place: torch.device) -> None:
         """As in `ReplicatedGroup`; the rank keeps its part."""
         with torch.no_grad():
-            _local(param).copy_(self._shard(self._from_first(tensors, name, device.place)))
+            _local(param).copy_(self._shard(super().part(param, tensors, name, place)))
 
     def unload(self, param: nn.Parameter) -> None:
         """Nothing: FSDP holds the shards as long as the rank lives."""
 
-    def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    def part(self, param: nn.Parameter, tensors: Mapping[str, Tensor], name: str, place: torch.device) -> Tensor:
         """As in `ReplicatedGroup`; the rank keeps its part."""
         part = torch.zeros_like(param.data)
-        _local(part).copy_(self._shard(self._from_first(tensors, name, param.device)))
+        _local(part).copy_(self._shard(super().part(param, tensors, name, place)))
         return part
 
     def whole(self, tensor: Tensor) -> Tensor:
@@ -200,10 +184,6 @@ class ShardedGroup(ReplicatedGroup):
         """As in `Alone`, within the hooks of the model."""
         loss: Tensor = net(compute)
         return loss
-
-    def number(self, tensor: Tensor) -> float:
-        """As in `Alone`; all ranks add it up."""
-        return float(self.whole(tensor))
 
     def mean_gradients(self, net: nn.Module) -> None:
         """Nothing: FSDP did it in the backward pass."""

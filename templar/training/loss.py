@@ -54,12 +54,8 @@ def single_threaded() -> AbstractContextManager[None]:
 def token_losses(net: nn.Module, tokens: Tensor) -> Tensor:
     """Cross-entropy of every token but the first, given those before it.
 
-    Args:
-        net: A model of `build_model`.
-        tokens: Shape (n, L), integer; L at least 2. Every token counts: sequences are packed, without padding.
-
-    Returns:
-        Shape (n, L - 1), float32, on the model's device.
+    The tokens are integers of shape (n, L), L at least 2, and every one counts: sequences are packed, without padding.
+    The losses are float32 of shape (n, L - 1), on the model's device.
     """
     tokens = tokens.to(device=named_parameters(net)[0][1].device, dtype=torch.int64)
     predictions = logits(net, tokens[:, :-1])  # (n, L - 1, vocab)
@@ -70,7 +66,7 @@ def mean_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int, ea
     """Mean cross-entropy of tokens, as `token_losses` gives it but for last bits, in chunks of tokens.
 
     No tensor of (all tokens, vocabulary) exists: the gradients of a chunk's logits are used as soon as they are known,
-    in the forward pass. Products are in autocast's precision, all else in float32.
+    in the forward pass. Products are in autocast's precision, all else in float32, and so is the result.
 
     Args:
         hidden: Shape (N, H): the normed hidden states.
@@ -78,9 +74,6 @@ def mean_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int, ea
         targets: Shape (N,), int64: the tokens that follow.
         chunk: Most tokens whose logits are computed at once.
         each: Shape (N,), float32; it is filled with each token's own loss, outside of autograd.
-
-    Returns:
-        A float32 scalar.
     """
     place = hidden.device.type
     dtype = torch.get_autocast_dtype(place) if torch.is_autocast_enabled(place) else hidden.dtype
@@ -184,11 +177,7 @@ def sequence_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) ->
 def micro_batch_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) -> Iterator[Tensor]:
     """As `sequence_losses`, one forward pass at a time, on the model's device and within autograd if that is on.
 
-    Yields:
-        Shape (m,), float64; the losses of the next m sequences, without those that only fill the pass up.
-
-    Raises:
-        StoppedError: A stop was asked for.
+    Yields the losses of the next m sequences, shape (m,), float64, without those that only fill the pass up.
     """
     num_sequences = len(tokens)
     for start in range(0, num_sequences, micro_batch_size):

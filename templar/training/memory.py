@@ -81,11 +81,7 @@ class PassSizes:
         self.found: dict[tuple[int, int], int] = {}  # batch and length -> what `auto` found, for the next windows
 
     def size(self, batches: Batches, length: int) -> int:
-        """The size for these batches.
-
-        Raises:
-            PermanentError: `bad_environment`; the operator's number does not divide the batch.
-        """
+        """The size for these batches; `bad_environment` if the operator's number does not divide the batch."""
         wanted, batch = self._settings.micro_batch, self._share(batches)
         if wanted == "preset":
             wanted = batches.micro_batch_size
@@ -94,31 +90,16 @@ class PassSizes:
         if batch % wanted:
             divisors = ", ".join(str(number) for number in _divisors(batch))
             divided = f"{self._work.batch} {batches.batch_size}" + f" / {self._ranks} ranks" * (self._ranks > 1)
-            raise bad_environment(
-                f"TEMPLAR_MICRO_BATCH is {wanted} and does not divide {divided}: set auto, preset or one of {divisors}"
-            )
+            choice = f"set auto, preset or one of {divisors}"
+            raise bad_environment(f"TEMPLAR_MICRO_BATCH is {wanted} and does not divide {divided}: {choice}")
         return wanted
 
     def smallest(self, batches: Batches, length: int) -> int:
-        """The size that must fit: `auto` goes down to 1.
-
-        Raises:
-            PermanentError: `bad_environment`, as `size`.
-        """
+        """The size that must fit, as in `size`: `auto` goes down to 1."""
         return 1 if self._settings.micro_batch == "auto" else self.size(batches, length)
 
     def fitting(self, batches: Batches, length: int, compute: Callable[[int], T], *, forget: Callable[[], None]) -> T:
-        """The result of `compute` with the size; after out-of-memory it begins again with a smaller one.
-
-        Args:
-            batches: The preset's numbers.
-            length: Tokens of a sequence.
-            compute: Takes the size.
-            forget: Drops what a failed computation left.
-
-        Raises:
-            PermanentError: `out_of_memory`, as `halve`.
-        """
+        """The result of `compute` with the size; after out-of-memory it forgets and tries a smaller one."""
         while True:
             try:
                 return compute(self.size(batches, length))
@@ -132,8 +113,7 @@ class PassSizes:
     def halve(self, batches: Batches, length: int, error: BaseException) -> None:
         """Take at most half the size from now on, because the device ran out of memory.
 
-        Raises:
-            PermanentError: `out_of_memory`; the operator or the preset chose the size, or it is 1.
+        `out_of_memory` if the operator or the preset chose the size, or it is 1.
         """
         size = self.size(batches, length)
         smaller = [number for number in _divisors(self._share(batches)) if number <= size // 2]
@@ -149,16 +129,9 @@ class PassSizes:
             torch.cuda.empty_cache()
 
     def require(self, needed: int, free: int, size: int, others: Sequence[str] = ()) -> None:
-        """Refuse what takes more memory than there is.
+        """Refuse, as `out_of_memory`, what needs more bytes with forward passes of `size` sequences than are free.
 
-        Args:
-            needed: Bytes, estimated with forward passes of `size` sequences.
-            free: Bytes that the device has.
-            size: Sequences of a forward pass.
-            others: What else would take less, besides what every kind of work may do.
-
-        Raises:
-            PermanentError: `out_of_memory`, with the estimate beside the free memory.
+        `others` are settings that would take less, besides those that every kind of work has.
         """
         if needed <= free:
             return
@@ -182,9 +155,8 @@ class PassSizes:
         if batch % self._ranks:
             divisors = ", ".join(str(number) for number in _divisors(batch))
             name = "TEMPLAR_RANKS" if self._settings.hosts == 1 else "TEMPLAR_HOSTS times TEMPLAR_RANKS"
-            raise bad_environment(
-                f"{self._ranks} ranks do not divide {self._work.batch} {batch}: set {name} to {divisors}"
-            )
+            choice = f"set {name} to {divisors}"
+            raise bad_environment(f"{self._ranks} ranks do not divide {self._work.batch} {batch}: {choice}")
         return batch // self._ranks
 
     def _first_guess(self, batch: int, length: int) -> int:
@@ -202,8 +174,7 @@ class MicroBatches(PassSizes):
     def check(self, training: Training, length: int) -> None:
         """Refuse a size that does not divide the batch, and a model that the device has no room for.
 
-        Raises:
-            PermanentError: `bad_environment`; `out_of_memory`, with the estimate beside the free memory.
+        PermanentError: `bad_environment`; `out_of_memory`, with the estimate beside the free memory.
         """
         self._share(training)
         with on_device(self._device):
@@ -263,11 +234,9 @@ def on_device(device: Device, work: Work = TRAINING) -> Iterator[None]:
             yield
     except RuntimeError as error:
         if is_out_of_memory(error):
-            raise PermanentError(
-                Reason.OUT_OF_MEMORY,
-                f"{device.name} has no room for the state of {work.name}: free memory, or choose another "
-                f"TEMPLAR_DEVICE; {work.lost}",
-            ) from error
+            problem = f"{device.name} has no room for the state of {work.name}"
+            remedy = f"free memory, or choose another TEMPLAR_DEVICE; {work.lost}"
+            raise PermanentError(Reason.OUT_OF_MEMORY, f"{problem}: {remedy}") from error
         log.exception("%s failed on %s", work.name, device.name)
         kind = PermanentError if work is TRAINING else TransientError
         raise kind(

@@ -94,14 +94,9 @@ def use_rotary(net: Any) -> None:
 
 
 def logits(net: nn.Module, tokens: Tensor) -> Tensor:
-    """Logits of a model of `build_model`, bit for bit those of `net(input_ids=tokens)`, and so are their gradients.
+    """Logits of a float32 model, shape (n, L, vocab), of int64 tokens of shape (n, L) on the model's device.
 
-    Args:
-        net: The model, in float32.
-        tokens: Shape (n, L), int64, on the model's device.
-
-    Returns:
-        Shape (n, L, vocab).
+    They are bit for bit those of `net(input_ids=tokens)`, and so are their gradients.
     """
     return functional.linear(hidden_states(net, tokens), output_weight(net))
 
@@ -112,17 +107,9 @@ def hidden_states(
     """The normed hidden states that the output projection turns into logits.
 
     These are transformers' operations in their order, without its Python code around them, which takes longer than the
-    operations of a small model.
-
-    Args:
-        net: The model, in float32; under autocast, products are in its precision.
-        tokens: Shape (n, L), int64, on the model's device.
-        checkpoint_layers: Every so many layers, one keeps its input alone and computes the rest again in the backward
-            pass; 0 for none.
-        layer_step: `transformer_layer`, or a compiled form of it.
-
-    Returns:
-        Shape (n, L, hidden).
+    operations of a small model. Under autocast, products are in its precision. Every so many `checkpoint_layers` (0 for
+    none), one keeps its input alone and computes the rest again in the backward pass. `layer_step` is
+    `transformer_layer` or a compiled form of it. The result has shape (n, L, hidden), for tokens as in `logits`.
     """
     model, step = cast("Any", net).model, layer_step or transformer_layer
     hidden = functional.embedding(tokens, model.embed_tokens.weight)
@@ -195,11 +182,7 @@ def parameters_of(net: nn.Module) -> dict[str, Tensor]:
 
 
 def load_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
-    """Copy parameters into a model.
-
-    Raises:
-        ValueError: Names or shapes are not the model's; then nothing was copied.
-    """
+    """Copy parameters into a model; ValueError if names or shapes are not its own, and then nothing was copied."""
     own = parameters_of(net)
     check_shapes({name: tuple(param.shape) for name, param in own.items()}, params)
     for name, param in own.items():
@@ -207,39 +190,24 @@ def load_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
 
 
 def bind_parameters(net: nn.Module, params: Mapping[str, Tensor]) -> None:
-    """Let a model compute with these very tensors, without a copy; its own are released.
-
-    Raises:
-        ValueError: As in `load_parameters`.
-    """
+    """Let a model compute with these very tensors, without a copy; its own are released. Errors: `load_parameters`."""
     check_shapes({name: tuple(param.shape) for name, param in parameters_of(net).items()}, params)
     for name, param in named_parameters(net):
         param.data = params[name]
 
 
 def read_tensors(path: Path, most_header: int = MAX_HEADER_BYTES) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name.
-
-    Raises:
-        PermanentError: `checkpoint_broken`; the file is not there, is not safetensors, or has a longer header.
-    """
+    """The tensors of a safetensors file by name; `checkpoint_broken` if it is none, or has a longer header."""
     with reading_header(path, Reason.CHECKPOINT_BROKEN, most_header):
         return load_file(path)
 
 
 def check_parameters(params: Mapping[str, Tensor], model: Model, what: str) -> None:
-    """Check that tensors have the names and shapes of this model's parameters.
-
-    Raises:
-        PermanentError: `checkpoint_broken`; the message begins with `what`.
-    """
-    wanted = {name: tuple(shape) for name, shape in parameter_shapes(model).items()}
-    found = {name: tuple(tensor.shape) for name, tensor in params.items()}
-    if wanted != found:
-        wrong = one_line(str(sorted(set(wanted.items()) ^ set(found.items()))[:3]))
-        raise PermanentError(
-            Reason.CHECKPOINT_BROKEN, f"{what}: not the tensors of this model's hparams; first differences: {wrong}"
-        )
+    """Refuse tensors without this model's names and shapes as `checkpoint_broken`; the message begins with `what`."""
+    try:
+        check_shapes(parameter_shapes(model), params)
+    except ValueError as error:
+        raise PermanentError(Reason.CHECKPOINT_BROKEN, f"{what}: {error}") from None
 
 
 @lru_cache(maxsize=64)
@@ -263,15 +231,12 @@ def _normalize(norm: Any, hidden: Tensor) -> Tensor:
 
 
 def check_shapes(shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Tensor]) -> None:
-    """Check that parameters have these names and shapes.
-
-    Raises:
-        ValueError: They have not.
-    """
+    """Raise ValueError unless parameters have these names and shapes."""
     given = {name: tuple(param.shape) for name, param in params.items()}
     if given != shapes:
         wrong = sorted({name for name, _ in shapes.items() ^ given.items()})
-        raise ValueError(f"parameters do not fit the model; missing, unknown or of another shape: {wrong[:3]}")
+        names = one_line(", ".join(wrong[:3]))
+        raise ValueError(f"parameters do not fit the model; missing, unknown or of another shape: {names}")
 
 
 def _construct(model: Model) -> "LlamaForCausalLM":

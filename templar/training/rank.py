@@ -11,10 +11,9 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 MODULE = "templar.training.rank"
 _ENVIRONMENT = (
@@ -36,7 +35,13 @@ def be_rank(launcher: str = "", folder: str = "", *command: str) -> None:
 
     # 2. The others begin again without the secrets of the neuron's environment.
     if os.environ["RANK"] != "0":
-        _follow(os.environ, [folder] if folder else [])
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
+        }
+        words = [sys.executable, "-m", "templar.training.cluster", *([folder] if folder else [])]
+        os.execve(sys.executable, words, kept)  # noqa: S606 - our own
 
     # 3. Rank 0 holds the neuron.
     from templar.training.cluster import enter  # noqa: PLC0415 - torch takes seconds, which the others need not wait
@@ -53,15 +58,6 @@ def run_module(command: Sequence[str]) -> None:
     """Run a module with its arguments as the program of this process."""
     sys.argv = list(command)
     runpy.run_module(command[0], run_name="__main__", alter_sys=True)
-
-
-def _follow(environment: Mapping[str, str], words: Sequence[str]) -> NoReturn:
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
-    }
-    os.execve(sys.executable, [sys.executable, "-m", "templar.training.cluster", *words], kept)  # noqa: S606 - our own
 
 
 if __name__ == "__main__":

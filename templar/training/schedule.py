@@ -6,18 +6,11 @@ _PI = 3.141592653589793
 
 
 def schedule_factor(schedule: Schedule, step: int) -> float:
-    """The factor on the peak learning rate.
+    """The factor on the peak learning rate after `step` steps: the same double on every machine.
 
     Linear from `warmup_start_factor` at step 0 to 1 at `warmup_steps`, then a cosine from 1 to `eta_min_factor`. With
     `restarts` the cosine starts again at its foot, each period twice as long as the last, the first of `t_max` steps
     (SGDR, arXiv 1608.03983, T_mult = 2). Without, it stays at its foot.
-
-    Args:
-        schedule: The hyper-parameters.
-        step: Steps done before this one, from 0.
-
-    Returns:
-        The same double on every machine: see `_half_cosine`.
     """
     if step < schedule.warmup_steps:
         return schedule.warmup_start_factor + (1 - schedule.warmup_start_factor) * step / schedule.warmup_steps
@@ -30,12 +23,9 @@ def schedule_factor(schedule: Schedule, step: int) -> float:
 
 
 def inner_learning_rate(training: Training, outer_steps: int, inner_step: int) -> float:
-    """The learning rate of one inner step of `sparseloco`.
+    """The learning rate of `sparseloco` after so many inner steps of a window.
 
-    Args:
-        training: Peak and schedule.
-        outer_steps: Outer steps since genesis, before this window; null windows do not count (docs/protocol.md 9).
-        inner_step: Inner steps done in this window.
+    `outer_steps` are those since genesis, before this window; null windows do not count (docs/protocol.md 9).
     """
     step = outer_steps * training.inner_steps + inner_step
     return training.adamw.learning_rate * schedule_factor(training.schedule, step)
@@ -46,11 +36,6 @@ def loudest_coefficient(training: Training, momentum_decay: float, outer_steps: 
 
     AdamW moves a parameter by about its learning rate in a step (Kingma and Ba 2015, 2.1), so a run moves it by at most
     the sum of its rates. With what error feedback keeps of all runs before it is `1 / (1 - momentum_decay)` times that.
-
-    Args:
-        training: Recipe, peak and schedule.
-        momentum_decay: Decay of the error-feedback buffer.
-        outer_steps: As in `inner_learning_rate`.
     """
     if training.recipe == "demo":
         return None

@@ -30,8 +30,7 @@ SHUTDOWN_SECONDS = 50  # from SIGTERM to SIGKILL: a worker's grace and the end o
 def launch(settings: TrainerSettings, folder: Path, command: Sequence[str]) -> int:
     """Run a module, with its arguments, on rank 0 of a group; the exit code, which is 0 after a signal.
 
-    Raises:
-        PermanentError: `bad_environment`, as `rank_count` and `interface_to`; `already_running`.
+    PermanentError: `already_running`; `bad_environment`, as `rank_count` and `interface_to`.
     """
     # 1. One rank needs no launcher.
     if rank_count(settings) == settings.hosts == 1:
@@ -86,15 +85,10 @@ def _between_hosts(settings: TrainerSettings, number: str) -> list[str]:
     return [*hosts, "--master-addr", address, "--master-port", port]
 
 
-def main() -> int:
-    """Launch what the arguments say."""
-    settings, folder, *command = sys.argv[1:]
-    return launch(TrainerSettings.model_validate_json(settings), Path(folder), command)
-
-
 if __name__ == "__main__":
+    chosen, place, *words = sys.argv[1:]
     try:
-        code = main()
+        code = launch(TrainerSettings.model_validate_json(chosen), Path(place), words)
     except PermanentError as refusal:
         sys.exit(str(refusal))
     sys.exit(code)

@@ -7,6 +7,7 @@ machine's number of threads.
 """
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -25,6 +26,9 @@ from templar.training.schedule import inner_learning_rate
 
 LARGEST_UPDATE = 2.0**64
 """The largest magnitude of an update's element: the error feedback adds up unpublished ones and must stay finite."""
+_DIVERGED = (
+    "nothing is published in this window; lower the learning rate, check the data, or return to the last snapshot"
+)
 MOST_AHEAD = 2  # micro-batches that a GPU may be behind the program: a deadline is kept to within so many
 
 
@@ -72,7 +76,6 @@ class TrainResult:
     update: Mapping[str, Tensor]  # float32: parameters before minus after (sparseloco), or the mean gradient (demo)
     optimizer: OptimizerState | None  # the new state of the inner optimizer; None for demo, which has none
     first_loss: float
-    mean_loss: float  # over all steps
     last_loss: float
     num_steps: int  # inner steps (sparseloco) or batches (demo) that went into the update
     num_sequences: int  # a sequence used twice counts twice
@@ -103,31 +106,15 @@ class Trainer:
     """Trains one model on one device. Between two calls it holds no parameters, and knows what fits the device."""
 
     def __init__(self, model: Model, settings: TrainerSettings | None = None, group: Alone | None = None) -> None:
-        """Choose the device.
-
-        Args:
-            model: The model.
-            settings: What the operator chose; by default repeatable training.
-            group: The processes that train together, of which this is one; by default this one is alone.
-
-        Raises:
-            PermanentError: `bad_environment`; the machine has no such device or precision.
-        """
+        """Choose the device, by default for repeatable training in this process alone; else `bad_environment`."""
         self.model, self.settings = model, settings or TrainerSettings()
         self.device: Device = choose_device(self.settings)
         self.group = group or Alone()
         self.net: nn.Module = self.group.build(model, self.device)
         self.micro_batches = MicroBatches(model, self.settings, self.device, ranks=self.group.size)
 
-    def close(self) -> None:
-        """Nothing: no other process trains for this one."""
-
     def check(self, training: Training, *, length: int) -> None:
-        """Whether the settings suit a recipe and sequences of a length, and the model fits the device.
-
-        Raises:
-            PermanentError: `bad_environment`, `out_of_memory`.
-        """
+        """Raise PermanentError, `bad_environment` or `out_of_memory`, if the device does not suit such sequences."""
         self.micro_batches.check(training, length)
 
     def learn(
@@ -146,7 +133,7 @@ class Trainer:
         Args:
             params: The agreed parameters, float32, on the CPU; not changed.
             sequences: Shape (n, L), integer tokens.
-            training: Recipe settings.
+            training: Its recipe and settings.
             outer_steps: Outer steps since genesis; places the training in the learning-rate schedule.
             optimizer: State before; not changed. The recipe `demo` has none and ignores it.
             keep_going: Called before every micro-batch; False ends the training, and the step at hand is not taken.
@@ -191,7 +178,7 @@ class _Run:
         progress: TrainProgress | None = None,
     ) -> None:
         self.trainer, self.training, self.sequences, self._keep_going = trainer, training, sequences, keep_going
-        self._progress = progress
+        self.progress = progress
         self._num_restored = 0  # steps that an earlier call took
         self.net, self.device, self.group = trainer.net, trainer.device, trainer.group
         self.device.reset_peak()
@@ -202,24 +189,19 @@ class _Run:
     def load(self, params: Mapping[str, Tensor]) -> None:
         """Copy parameters into the working copy."""
         for name, param in named_parameters(self.net):
-            self.group.load(param, params, name, self.device)
+            self.group.load(param, params, name, self.device.place)
             param.grad = None
-
-    @property
-    def keeps_progress(self) -> bool:
-        """Whether somebody wants the state after each step."""
-        return self._progress is not None
 
     def restore(self) -> StepState | None:
         """The state to go on from, if there is one."""
-        state = None if self._progress is None else self._progress.restore()
+        state = None if self.progress is None else self.progress.restore()
         self._num_restored = 0 if state is None else len(state.losses)
         return state
 
     def keep(self, losses: list[float], tensors: Mapping[str, Tensor], optimizer: OptimizerState | None) -> None:
         """Let the state after a step be kept."""
-        if self._progress is not None:
-            self._progress.save(StepState(tuple(losses), tensors, optimizer))
+        if self.progress is not None:
+            self.progress.save(StepState(tuple(losses), tensors, optimizer))
             self.clock.mark("other")
 
     def release(self) -> None:
@@ -302,20 +284,14 @@ class _Run:
         for name, param in params.items():
             adamw.state[param] = {
                 "step": torch.tensor(float(state.num_steps), device="cpu" if repeatable else param.device),
-                "exp_avg": self.group.part(param, state.exp_avg, name),
-                "exp_avg_sq": self.group.part(param, state.exp_avg_sq, name),
+                "exp_avg": self.group.part(param, state.exp_avg, name, param.device),
+                "exp_avg_sq": self.group.part(param, state.exp_avg_sq, name, param.device),
             }
         return adamw
 
     def tensors(self) -> dict[str, Tensor]:
         """The working parameters themselves, in the order of their names."""
         return {name: param.data for name, param in sorted(named_parameters(self.net))}
-
-    def moved(self, before: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield how far each parameter moved, negated, in the working copy's own memory."""
-        for name, tensor in self.tensors().items():
-            after = self.group.whole(tensor)
-            yield name, torch.sub(before[name], after, out=after) if self.group.rank == 0 else after
 
     def checked(self, update: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Pass the tensors of an update on; the first rank notes those that are too large: `result` refuses them."""
@@ -330,9 +306,7 @@ class _Run:
     def optimizer_state(self, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:
         """The state of an AdamW: its own tensors, in the order of their names."""
         states = {name: adamw.state[param] for name, param in sorted(named_parameters(self.net))}
-        first, second = (
-            {name: state[moment] for name, state in states.items()} for moment in ("exp_avg", "exp_avg_sq")
-        )
+        first, second = ({name: state[key] for name, state in states.items()} for key in ("exp_avg", "exp_avg_sq"))
         return OptimizerState(num_steps, first, second)
 
     def final_state(self, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:
@@ -347,11 +321,7 @@ class _Run:
     def result(
         self, update: Mapping[str, Tensor], optimizer: OptimizerState | None, losses: list[float], *, num_wanted: int
     ) -> TrainResult:
-        """The result of the steps that were taken.
-
-        Raises:
-            PermanentError: `no_time_left`, `non_finite_update`.
-        """
+        """The result of the steps that were taken; PermanentError: `no_time_left`, `non_finite_update`."""
         training = self.training
         if not losses:
             raise PermanentError(
@@ -360,16 +330,12 @@ class _Run:
                 "window; train on a faster device, or on more of them (TEMPLAR_DEVICE, TEMPLAR_RANKS)",
             )
         for name, largest in self._too_large.items():
-            raise PermanentError(
-                Reason.NON_FINITE_UPDATE,
-                f"the update of parameter {name!r} is as large as {largest}: nothing is published in this window; "
-                "lower the learning rate, check the data, or return to the last snapshot",
-            )
+            problem = f"the update of parameter {name!r} is as large as {largest}"
+            raise PermanentError(Reason.NON_FINITE_UPDATE, f"{problem}: {_DIVERGED}")
         return TrainResult(
             update=update,
             optimizer=optimizer,
             first_loss=losses[0],
-            mean_loss=math.fsum(losses) / len(losses),
             last_loss=losses[-1],
             num_steps=len(losses),
             num_sequences=len(losses) * training.batch_size,
@@ -379,10 +345,9 @@ class _Run:
 
     def _figures(self, num_steps: int) -> TrainFigures:
         self.clock.mark("other")
-        phases, seconds, device = self.clock.seconds(), self.clock.total, self.device
-        length = self.sequences.shape[1]
+        phases, seconds, device = self.clock.seconds(), time.perf_counter() - self.clock.started, self.device
+        length, size = self.sequences.shape[1], self.group.size
         tokens = (num_steps - self._num_restored) * self.training.batch_size * length
-        rate, size = tokens / seconds, self.group.size
         peak = None if device.peak_flops is None else size * device.peak_flops
         return TrainFigures(
             device=device.name if size == 1 else f"{size} x {device.name}",
@@ -394,7 +359,7 @@ class _Run:
             phases=phases,
             peak_bytes=device.peak_bytes(),
             is_cuda=device.is_cuda,
-            mfu=None if peak is None else rate * flops_per_token(self.trainer.model, length) / peak,
+            mfu=None if peak is None else tokens / seconds * flops_per_token(self.trainer.model, length) / peak,
             assumed_peak=peak,
         )
 
@@ -419,18 +384,21 @@ def train_sparseloco(
             break
         # 2. Clip its norm.
         norm = nn.utils.clip_grad_norm_([param for _, param in named_parameters(net)], training.max_grad_norm)
-        _check_finite(run.group.number(norm), f"gradient norm of inner step {inner_step}")
+        _check_finite(float(run.group.whole(norm)), f"gradient norm of inner step {inner_step}")
         # 3. One step of AdamW.
         adamw.param_groups[0]["lr"] = inner_learning_rate(training, outer_steps, inner_step)
         adamw.step()
         adamw.zero_grad(set_to_none=True)
         losses.append(loss)
         run.clock.mark("step")
-        if run.keeps_progress:
+        if run.progress is not None:
             run.keep(losses, run.tensors(), run.optimizer_state(adamw, optimizer.num_steps + len(losses)))
     # 4. The pseudo-gradient, in the working copy's own memory: how far the parameters moved, negated.
     net.zero_grad(set_to_none=True)
-    update = run.group.keep(run.checked(run.moved(before)))
+    after = ((name, run.group.whole(tensor)) for name, tensor in run.tensors().items())
+    is_first = run.group.rank == 0  # the only rank that has the parameters before
+    moved = ((name, torch.sub(before[name], each, out=each) if is_first else each) for name, each in after)
+    update = run.group.keep(run.checked(moved))
     moments = run.final_state(adamw, optimizer.num_steps + len(losses))
     return run.result(update, moments, losses, num_wanted=training.inner_steps)
 
@@ -469,11 +437,6 @@ def train_demo(run: _Run) -> TrainResult:
     return run.result(update, None, losses, num_wanted=num_batches)
 
 
-def _check_finite(number: float, name: str) -> float:
+def _check_finite(number: float, name: str) -> None:
     if not math.isfinite(number):
-        raise PermanentError(
-            Reason.NON_FINITE_LOSS,
-            f"{name} is {number}: nothing is published in this window; lower the learning rate, check the data, "
-            "or return to the last snapshot",
-        )
-    return number
+        raise PermanentError(Reason.NON_FINITE_LOSS, f"{name} is {number}: {_DIVERGED}")

@@ -65,7 +65,6 @@ def assert_close(found, expected):
         for name, tensor in others.items():
             assert float((mine[name] - tensor).norm()) <= 1e-4 * float(tensor.norm()), name
     assert (found.num_steps, found.num_sequences) == (expected.num_steps, expected.num_sequences)
-    assert found.mean_loss == pytest.approx(expected.mean_loss, rel=1e-5)
 
 
 def is_there(process):

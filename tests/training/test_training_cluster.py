@@ -210,14 +210,14 @@ def test_ranks_that_the_machine_has_no_devices_for(monkeypatch):
     with pytest.raises(PermanentError, match="TEMPLAR_RANKS is 3, and this machine has 2 CUDA devices: set auto"):
         rank_count(settings(3, device="auto"))
     for several in (settings(2, device="cuda:1"), settings(1, device="cuda:1", hosts=2, rendezvous="10.0.0.1:29500")):
-        with pytest.raises(PermanentError, match="is 2, and TEMPLAR_DEVICE cuda:1 is one device: set cuda"):
+        with pytest.raises(PermanentError, match="is 2, and TEMPLAR_DEVICE cuda:1: set cuda"):
             rank_count(several)
 
 
 @pytest.mark.parametrize(
     ("rendezvous", "problem"),
     [
-        ("192.0.2.1:29500", "which is no address of this host: set one"),
+        ("192.0.2.1:29500", "is not on this host: set one"),
         ("nobody.invalid:29500", "there is no way to the rendezvous nobody.invalid:29500"),
         ("127.0.0.1:70000", "there is no way to the rendezvous 127.0.0.1:70000"),
     ],

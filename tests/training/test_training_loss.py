@@ -11,6 +11,7 @@ from templar.hparams import load_hparams
 from templar.training import loss
 from templar.training.loss import micro_batch_losses, sequence_losses, single_threaded, token_losses
 from templar.training.model import build_model, logits
+from tests.support.errors import stopped
 from tests.support.threads import threads
 
 MODEL = load_hparams("simulation").model
@@ -72,17 +73,6 @@ def test_losses_do_not_depend_on_threads_or_autograd(preset):
     assert all(torch.equal(losses, found[0]) for losses in found)
 
 
-def test_the_number_of_threads_is_restored_by_the_last_user():
-    with threads(2):
-        with single_threaded():
-            with single_threaded():
-                pass
-            assert torch.get_num_threads() == 1
-        with pytest.raises(RuntimeError), single_threaded():
-            raise RuntimeError
-        assert torch.get_num_threads() == 2
-
-
 def test_fillers_add_nothing_to_the_gradient(net):
     def gradient(size):
         net.zero_grad()
@@ -108,10 +98,7 @@ def test_a_forward_pass_runs_only_when_its_losses_are_read(net, monkeypatch):
     assert passes == []
     next(batches)
     assert len(passes) == 1
-    interrupt.request_stop()
-    try:
-        with pytest.raises(interrupt.StoppedError):
-            next(batches)
-    finally:
-        interrupt.clear_stop()
+    with stopped():
+        interrupt.request_stop()
+        next(batches)
     assert len(passes) == 1
