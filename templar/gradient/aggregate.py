@@ -52,7 +52,6 @@ def aggregate(
     layout: Layout,
     limit: float | None = None,
     *,
-    device: torch.device | str = "cpu",
     out: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """The update that every node applies: parameters move by `-learning_rate` times it.
@@ -60,12 +59,11 @@ def aggregate(
     It is made tensor by tensor from the packed payloads, so the memory it takes does not grow with their number.
 
     Args:
-        payloads: The payloads of a roster, decoded with `layout`, in any order; one is enough.
-        layout: Tensors, chunks and recipe.
+        payloads: The payloads of a roster, in any order; one is enough.
+        layout: The layout with which they were decoded.
         limit: The largest root mean square that the coefficients of a tensor may have, as `loudest_coefficient` gives
             it for the window; None for no limit.
-        device: Where the sums are made, and the update stays.
-        out: An earlier update of this layout that is no longer needed; it is overwritten.
+        out: An earlier update of this layout that is no longer needed; it is overwritten, on its device.
 
     Returns:
         Float32 tensors by parameter name, finite; for demo of -1, 0 and 1.
@@ -75,25 +73,18 @@ def aggregate(
     """
     _check_peers(payloads, layout)
     norms = peer_norms(payloads, layout)
-    return _updates(payloads, norms, _targets(norms, layout, limit), layout, out or _empty(layout, device))
+    return _updates(payloads, norms, _targets(norms, layout, limit), layout, out)
 
 
 def single_update(
     payload: Payload, layout: Layout, targets: Mapping[str, int], *, out: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """One peer's contribution as an update of its own, to measure its value.
+    """One peer's contribution as an update of its own, to measure its value; `out` and errors as in `aggregate`.
 
-    Args:
-        payload: One payload of the roster, or a payload to be measured against it.
-        layout: Tensors, chunks and recipe.
-        targets: `target_norms` of the roster, for the same clip as there. Demo does not use it.
-        out: As in `aggregate`.
-
-    Raises:
-        ValueError: The payload was made for another layout.
+    `targets` are the `target_norms` of a roster, for the same clip as there. Demo does not use them.
     """
     _check_peers([payload], layout)
-    return _updates([payload], peer_norms([payload], layout), targets, layout, out or _empty(layout, "cpu"))
+    return _updates([payload], peer_norms([payload], layout), targets, layout, out)
 
 
 def peer_norms(payloads: Sequence[Payload], layout: Layout) -> list[dict[str, int]]:
@@ -106,10 +97,7 @@ def target_norms(payloads: Sequence[Payload], layout: Layout, limit: float | Non
 
     It is the lower median of the squared norms; the square root of it is the lower median of the norms. Peers whose
     tensor is zero contribute nothing to it and do not count, or free riders could pull the median to zero; if all are
-    zero, so is the median. Where most peers are too loud the limit holds, as in `aggregate`.
-
-    Raises:
-        ValueError: There are no payloads, or more than a subnet has uids, or one was made for another layout.
+    zero, so is the median. Where most peers are too loud the limit holds. Errors as in `aggregate`.
     """
     _check_peers(payloads, layout)
     return _targets(peer_norms(payloads, layout), layout, limit)
@@ -169,11 +157,8 @@ def outer_step(
     Learning rate and decay are rounded once to float32, and so is every operation. In `demo` u is -1, 0 or 1, so every
     parameter that a peer contributed to moves by exactly the learning rate.
 
-    Args:
-        params: Float32 parameters by name, on any device.
-        update: The update by name, float32, in the same shapes.
-        learning_rate: Step size.
-        weight_decay: Decoupled weight decay; 0 in `sparseloco`, whose inner AdamW decays.
+    Parameters and update are float32, in the same shapes, on any device. The decay is decoupled, and 0 in `sparseloco`,
+    whose inner AdamW decays.
 
     Raises:
         ValueError: Names, shapes or types do not match; then nothing was changed.
@@ -193,8 +178,7 @@ def outer_step(
 def compile_kernels(layout: Layout) -> None:
     """Compile the kernels that a window needs, if they run for this layout, with one tiny payload.
 
-    This takes seconds, which a window does not have. Compiled code is kept on disk, so only the first call on a machine
-    is slow.
+    A window has no time for it. Compiled code is kept on disk, so only the first call on a machine takes seconds.
     """
     if not kernels.uses_kernels(layout.num_elements):
         return
@@ -218,8 +202,10 @@ def _updates(
     norms: Sequence[Mapping[str, int]],
     targets: Mapping[str, int],
     layout: Layout,
-    out: Mapping[str, Tensor],
+    out: Mapping[str, Tensor] | None,
 ) -> dict[str, Tensor]:
+    if out is None:
+        out = {tensor.name: torch.empty(tensor.shape) for tensor in layout.tensors}
     layout.check(out, "out")
     updates = {}
     for tensor in layout.tensors:
@@ -264,10 +250,6 @@ def _targets(norms: Sequence[Mapping[str, int]], layout: Layout, limit: float | 
         count = tensor.num_elements if layout.use_dct else tensor.num_coefficients
         targets[tensor.name] = median if most is None else min(median, count * most)
     return targets
-
-
-def _empty(layout: Layout, device: torch.device | str) -> dict[str, Tensor]:
-    return {tensor.name: torch.empty(tensor.shape, device=device) for tensor in layout.tensors}
 
 
 def _check_peers(payloads: Sequence[Payload], layout: Layout) -> None:

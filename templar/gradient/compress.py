@@ -45,12 +45,6 @@ class FeedbackRule:
     decay: float  # factor of the buffer
     learning_rate: float  # of this window's outer step
 
-    def for_call(self, number: int) -> "Call":
-        """Apply the rule to the `number`-th compression, counted from 1."""
-        warm = self.recipe == "sparseloco" or number > DEMO_WARMUP_CALLS
-        first = self.recipe == "demo" and number == 1
-        return Call(decay=None if first else self.decay, rate=self.learning_rate, subtracts=warm)
-
 
 @dataclass(frozen=True)
 class Call:
@@ -91,20 +85,15 @@ def compress(
 ) -> Compressed[Coefficients]:
     """Compress an update with this network's value code and error feedback.
 
-    Args:
-        state: Residuals and number of calls before.
-        update: The averaged gradient (demo) or pseudo-gradient (sparseloco) by parameter name.
-        layout: Tensors and chunks.
-        rule: Recipe, decay and learning rate.
+    The update is the averaged gradient (demo) or the pseudo-gradient (sparseloco) by parameter name.
 
     Raises:
         ValueError: State or update do not have the tensors of the layout.
         PermanentError: `non_finite_update`; nothing non-finite is ever published or kept.
     """
-    five_steps = (
-        _by_kernel(layout, torch.empty) if _uses_kernels(update, layout) else _five_steps(SignAndScale(), layout)
-    )
-    return _collected(state, _compress(state, update, layout, rule, five_steps))
+    if not _uses_kernels(update, layout):
+        return compress_with(SignAndScale(), state, update, layout=layout, rule=rule)
+    return _collected(state, _compress(state, update, layout, rule, _by_kernel(layout, torch.empty)))
 
 
 def compress_each(
@@ -118,8 +107,7 @@ def compress_each(
     """As `compress`, tensor by tensor in the layout's order: name, coefficients and new buffer.
 
     A buffer of the state is read when its turn comes and not before; a new one is valid until the next is asked for.
-
-    Arguments as for `compress`; `memory`, float32, flat, as long as the largest tensor, takes the new buffers.
+    `memory`, float32, flat, as long as the largest tensor, takes the new buffers.
     """
     if not _uses_kernels(update, layout):
         return _compress(state, update, layout, rule, _five_steps(SignAndScale(), layout))
@@ -152,11 +140,7 @@ def _by_kernel(layout: Layout, memory: Callable[[tuple[int, ...]], Tensor]) -> C
     def by_kernel(
         buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call
     ) -> tuple[Coefficients, Tensor] | None:
-        residual, use_dct = memory(tensor.shape), layout.use_dct
-        decay, rate, subtracts = call.decay, call.rate, call.subtracts
-        return compress_tensor(
-            buffer, update, residual, tensor, decay=decay, rate=rate, subtracts=subtracts, use_dct=use_dct
-        )
+        return compress_tensor(buffer, update, memory(tensor.shape), tensor, use_dct=layout.use_dct, **vars(call))
 
     return by_kernel
 
@@ -188,20 +172,12 @@ def _five_steps(coding: ValueCoding[Coded], layout: Layout) -> CompressTensor[Co
 def top_k(chunks: Tensor, k: int) -> Tensor:
     """Indices of the k coefficients of largest magnitude in each chunk (docs/protocol.md 6).
 
-    Among equal magnitudes the lower index wins; -0.0 counts as 0.0; an all-zero chunk gives the indices 0..k-1.
-
-    Args:
-        chunks: Shape (C, n), float32, no NaN; n at most 4096.
-        k: Between 1 and n.
-
-    Returns:
-        Shape (C, k), int64, ascending in each row.
+    Among equal magnitudes the lower index wins; -0.0 counts as 0.0; an all-zero chunk gives the indices 0..k-1. The
+    chunks are float32 of shape (C, n), without NaN, n at most 4096; the indices int64 of shape (C, k), ascending.
     """
     length = chunks.shape[1]
     if chunks.dtype is not torch.float32 or length > MAX_CHUNK_LENGTH or not 1 <= k <= length:
-        raise ValueError(
-            f"cannot choose {k} of chunks of {length} in {chunks.dtype}: needs float32, k <= length <= 4096"
-        )
+        raise ValueError(f"cannot choose {k} of {length} in {chunks.dtype}: needs float32, k <= length <= 4096")
     # Read as integers, the bits of non-negative floats are ordered as the floats; the index breaks ties from below.
     # All keys differ, so the result does not depend on how a machine's `topk` treats ties.
     magnitude_bits = chunks.abs().contiguous().view(torch.int32).to(torch.int64)
@@ -221,7 +197,9 @@ def _compress(
 ) -> Iterator[tuple[str, Coded, Tensor]]:
     layout.check(update, "update")
     layout.check(state.buffers, "error feedback")
-    call = rule.for_call(state.num_calls + 1)
+    is_demo, number = rule.recipe == "demo", state.num_calls + 1
+    decay = None if is_demo and number == 1 else rule.decay
+    call = Call(decay, rule.learning_rate, subtracts=not is_demo or number > DEMO_WARMUP_CALLS)
     for tensor in layout.tensors:
         name = tensor.name
         result = compress_tensor(state.buffers[name], update[name], tensor, call)

@@ -32,8 +32,7 @@ BASIS_BITS = 25
 def to_chunks(tensor: Tensor, layout: TensorLayout) -> Tensor:
     """Cut a tensor into chunks, block row by block row: a permutation of its elements.
 
-    Returns:
-        Shape (num_chunks, chunk_length); each row is one chunk in row-major order.
+    The result has shape (num_chunks, chunk_length); each row is one chunk in row-major order.
     """
     if len(layout.edges) == 1:
         return tensor.reshape(layout.num_chunks, layout.chunk_length)
@@ -52,14 +51,10 @@ def from_chunks(chunks: Tensor, layout: TensorLayout) -> Tensor:
 
 
 def forward(chunks: Tensor, edges: tuple[int, ...]) -> Tensor:
-    """DCT-II of every chunk: along the rows of a block, then along its columns.
+    """DCT-II of every chunk, float32 of shape (C, n): along the rows of a block, then along its columns.
 
-    Args:
-        chunks: Shape (C, n), float32.
-        edges: `(w,)` or `(h, w)`, with n as their product; each at most 64.
-
-    Returns:
-        Float32 coefficients of the same shape, typically within 2^-19 of the largest magnitude of each chunk.
+    The edges are `(w,)` or `(h, w)`, with n as their product, each at most 64. The coefficients are float32, of the
+    same shape, and typically within 2^-19 of the largest magnitude of each chunk.
     """
     blocks = chunks.reshape(len(chunks), -1, edges[-1])  # (C, h, w)
     blocks = _analyse(blocks.movedim(2, 0)).movedim(0, 2)
@@ -69,14 +64,9 @@ def forward(chunks: Tensor, edges: tuple[int, ...]) -> Tensor:
 
 
 def inverse(coefficients: Tensor, edges: tuple[int, ...]) -> Tensor:
-    """The transform back.
+    """The transform back, of finite coefficients of shape (C, n), float32 or float64.
 
-    Args:
-        coefficients: Shape (C, n), finite, float32 or float64.
-        edges: As in `forward`.
-
-    Returns:
-        Float64 elements of the same shape, typically within 2^-20 of the largest magnitude of each chunk.
+    The elements are float64, of the same shape, and typically within 2^-20 of the largest magnitude of each chunk.
     """
     blocks = coefficients.to(torch.float64).reshape(len(coefficients), -1, edges[-1])
     whole, step = _whole_numbers(blocks)

@@ -141,20 +141,13 @@ class Layout:
         wanted = {tensor.name: tensor.shape for tensor in self.tensors}
         if shapes != wanted:
             name = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))[0]
-            raise ValueError(
-                f"{kind} must have exactly the tensors of the layout: {name!r} is {shapes.get(name, 'missing')}, "
-                f"not {wanted.get(name, 'among them')}"
-            )
+            found, right = shapes.get(name, "missing"), wanted.get(name, "among them")
+            raise ValueError(f"{kind} must have exactly the tensors of the layout: {name!r} is {found}, not {right}")
 
     @cached_property
     def num_elements(self) -> int:
         """Parameters of the model."""
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
-
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of the parameters in float32."""
-        return 4 * self.num_elements
 
     @cached_property
     def min_payload_bytes(self) -> int:

@@ -24,11 +24,7 @@ CACHE_BYTES = 1 << 26
 
 
 class UpdateProducts:
-    """Inner products with the updates of payloads that were decoded with `layout`; `targets` as in `single_update`.
-
-    Raises:
-        ValueError: A payload was made for another layout.
-    """
+    """Inner products with the updates of payloads; `targets` as in `single_update`. ValueError for another layout."""
 
     def __init__(self, payloads: Sequence[Payload], layout: Layout, targets: Mapping[str, int]) -> None:
         check_layout(payloads, layout)
@@ -55,8 +51,11 @@ class UpdateProducts:
             gradient = gradients[tensor.name].detach()
             if self._layout.updates_are_plain:
                 totals += self._sparse(tensor, gradient.cpu().contiguous(), which)
-            else:
-                totals += [self._dense(index, tensor, gradient) for index in which]
+                continue
+            for place, index in enumerate(which):
+                section, table = self._payloads[index].sections[tensor.name], self._tables[index][tensor.name]
+                update = combine_sections([section], [table], tensor, self._layout, torch.empty(tensor.shape))
+                totals[place] += float((update.to(gradient.device).double() * gradient.double()).sum())
         return totals.tolist()
 
     def _sparse(self, tensor: TensorLayout, gradient: Tensor, which: Sequence[int]) -> NDArray[np.float64]:
@@ -90,8 +89,3 @@ class UpdateProducts:
         with np.errstate(invalid="ignore", over="ignore"):
             products = np.where(factors != 0, np.take_along_axis(chunks, places, axis=1) * factors, 0.0)
             return np.cumsum(products, axis=1)[:, -1]
-
-    def _dense(self, index: int, tensor: TensorLayout, gradient: Tensor) -> float:
-        section, table = self._payloads[index].sections[tensor.name], self._tables[index][tensor.name]
-        update = combine_sections([section], [table], tensor, self._layout, torch.empty(tensor.shape))
-        return float((update.to(gradient.device).double() * gradient.double()).sum())

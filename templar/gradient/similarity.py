@@ -57,11 +57,7 @@ class Similarity:
 
 
 def similarity(payloads: Sequence[Payload], layout: Layout) -> Similarity:
-    """Compare all pairs of payloads that were decoded with `layout`.
-
-    Raises:
-        ValueError: A payload was made for another layout.
-    """
+    """Compare all pairs of payloads; ValueError if one was made for another layout."""
     check_layout(payloads, layout)
     count_common = _count_common
     if kernels.uses_kernels(layout.num_elements):

@@ -81,12 +81,16 @@ def header_of(layout, seed=0):
     return Header(layout.recipe, seed % 1000, seed % 256, HOTKEY, layout.digest)
 
 
-def random_payload(layout, seed, *, size=1.0):
-    """What a miner publishes in its first window."""
-    update = {name: tensor * size for name, tensor in random_update(layout, seed).items()}
+def published(layout, update, seed=0):
+    """What a miner publishes of an update in its first window."""
     rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
     compressed = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
     return Payload.of(header_of(layout, seed), compressed.tensors, layout)
+
+
+def random_payload(layout, seed, *, size=1.0):
+    """What a miner publishes in its first window."""
+    return published(layout, {name: tensor * size for name, tensor in random_update(layout, seed).items()}, seed)
 
 
 def any_payload(layout, seed):

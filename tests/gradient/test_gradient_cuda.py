@@ -38,7 +38,9 @@ def test_three_windows_on_a_device_have_the_bits_of_the_cpu(recipe, shapes, *, u
                 states[place][peer] = compressed.state
                 datas.append(encode(Payload.of(header_of(layout, peer), compressed.tensors, layout), layout))
             # 2. The outer step.
-            change = aggregate([decode(data, layout) for data in datas], layout, device=place)
+            change = aggregate(
+                [decode(data, layout) for data in datas], layout, out=moved(random_update(layout, 1), place)
+            )
             assert {tensor.device.type for tensor in change.values()} == {place}
             outer_step(params[place], change, learning_rate=0.4, weight_decay=0.1)
         assert published["cpu"] == published["cuda"]

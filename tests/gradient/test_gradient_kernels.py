@@ -6,20 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gradient_cases as cases
 import pytest
 import torch
-from gradient_cases import (
-    RECIPES,
-    SHAPES,
-    few,
-    header_of,
-    layout_of,
-    layouts,
-    random_update,
-    same_bits,
-    seeds,
-    settings_of,
-)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,7 +24,9 @@ from tests.support.threads import threads
 IMPLEMENTATIONS: tuple[kernels.Backend, ...] = ("torch", "numba")
 LARGE = {"matrix": (128, 192), "odd": (65, 39), "vector": (320,), "prime": (97,), "stack": (2, 3, 64)}
 RULE = FeedbackRule("sparseloco", decay=0.9, learning_rate=0.3)
-each_way = pytest.mark.parametrize(("recipe", "use_dct"), [(name, dct) for name in RECIPES for dct in (False, True)])
+each_way = pytest.mark.parametrize(
+    ("recipe", "use_dct"), [(name, dct) for name in cases.RECIPES for dct in (False, True)]
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -49,7 +40,7 @@ def _threads_for_small_tensors():
 def update_of(layout, seed):
     """Many octaves, ties, zeros of both signs, silent chunks and tiny ones; sometimes near an end of the range."""
     size = (1.0, 1.0, 1e-6, 1e-12, 1e4)[seed % 5]
-    update = {name: tensor * size for name, tensor in random_update(layout, seed).items()}
+    update = {name: tensor * size for name, tensor in cases.random_update(layout, seed).items()}
     for tensor in update.values():
         flat = tensor.view(-1)
         flat[: len(flat) // 4] *= 0 if seed % 3 == 0 else 1e-9
@@ -75,28 +66,28 @@ def run(layout, calls, seed, *, each=False):
 
 
 def payload(layout, seed):
-    return Payload.of(header_of(layout, seed), run(layout, 1, seed)[0].tensors, layout)
+    return Payload.of(cases.header_of(layout, seed), run(layout, 1, seed)[0].tensors, layout)
 
 
 def both_implementations(layout, seed, calls=2):
     """Error feedback, bytes, and reading them back."""
-    with kernels.forced("torch"):
+    with kernels.forced("torch"), threads(3):
         expected = run(layout, calls, seed)
-        published = Payload.of(header_of(layout, seed), expected[0].tensors, layout)
+        published = Payload.of(cases.header_of(layout, seed), expected[0].tensors, layout)
         data = encode(published, layout)
     for count in (1, 2):
         with kernels.forced("numba"), threads(count):
             found = run(layout, calls, seed, each=count == 2)
-            assert encode(Payload.of(header_of(layout, seed), found[0].tensors, layout), layout) == data
+            assert encode(Payload.of(cases.header_of(layout, seed), found[0].tensors, layout), layout) == data
             assert decode(data, layout) == published
         for one, other in zip(found, expected, strict=True):
             assert one.tensors == other.tensors
             assert one.state.num_calls == other.state.num_calls
-            assert same_bits(dict(one.state.buffers), dict(other.state.buffers))
+            assert cases.same_bits(dict(one.state.buffers), dict(other.state.buffers))
 
 
-@given(layouts, seeds)
-@few
+@given(cases.layouts, cases.seeds)
+@cases.few
 def test_compression_of_any_shape(layout, seed):
     both_implementations(layout, seed)
 
@@ -104,17 +95,17 @@ def test_compression_of_any_shape(layout, seed):
 @each_way
 def test_compression_of_large_chunks(recipe, *, use_dct):
     for k in (1, 64, 4096):
-        both_implementations(Layout.of(LARGE, settings_of(64, k, use_dct=use_dct), recipe), seed=k)
+        both_implementations(Layout.of(LARGE, cases.settings_of(64, k, use_dct=use_dct), recipe), seed=k)
 
 
 def test_compression_during_the_warm_up_of_demo():
-    both_implementations(Layout.of(SHAPES, settings_of(use_dct=True), "demo"), seed=5, calls=8)
+    both_implementations(Layout.of(cases.SHAPES, cases.settings_of(use_dct=True), "demo"), seed=5, calls=8)
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 def test_compression_of_updates_of_other_types_transposed_and_in_a_graph(kind):
-    layout = layout_of({"p": (192, 128)}, settings_of(64, 64))
-    update = random_update(layout_of({"p": (128, 192)}, settings_of(64, 64)), 3)["p"].T.to(kind)
+    layout = cases.layout_of({"p": (192, 128)}, cases.settings_of(64, 64))
+    update = cases.random_update(cases.layout_of({"p": (128, 192)}, cases.settings_of(64, 64)), 3)["p"].T.to(kind)
     assert_same_compression(layout, {"p": update.clone().requires_grad_()})
 
 
@@ -123,13 +114,13 @@ def assert_same_compression(layout, update):
     for name in IMPLEMENTATIONS:
         with kernels.forced(name):
             found.append(compress(FeedbackState.zeros(layout), update, layout=layout, rule=RULE))
-            Payload.of(header_of(layout), found[-1].tensors, layout)
+            Payload.of(cases.header_of(layout), found[-1].tensors, layout)
     assert found[0].tensors == found[1].tensors
-    assert same_bits(dict(found[0].state.buffers), dict(found[1].state.buffers))
+    assert cases.same_bits(dict(found[0].state.buffers), dict(found[1].state.buffers))
 
 
-@given(layouts, st.lists(seeds, min_size=1, max_size=6), st.randoms())
-@few
+@given(cases.layouts, st.lists(cases.seeds, min_size=1, max_size=6), st.randoms())
+@cases.few
 def test_aggregates_of_any_shape_in_any_order(layout, peers, shuffler):
     with kernels.forced("torch"):
         payloads = [payload(layout, seed) for seed in peers]
@@ -138,37 +129,39 @@ def test_aggregates_of_any_shape_in_any_order(layout, peers, shuffler):
         alone = single_update(payloads[0], layout, targets)
     for count in (1, 2):
         with kernels.forced("numba"), threads(count):
-            assert same_bits(single_update(payloads[0], layout, targets, out=random_update(layout, 1)), alone)
+            assert cases.same_bits(
+                single_update(payloads[0], layout, targets, out=cases.random_update(layout, 1)), alone
+            )
             shuffled = shuffler.sample(payloads, len(payloads))
-            assert same_bits(aggregate.aggregate(shuffled, layout, out=random_update(layout, 2)), expected)
+            assert cases.same_bits(aggregate.aggregate(shuffled, layout, out=cases.random_update(layout, 2)), expected)
 
 
 @each_way
 def test_aggregates_of_large_chunks_to_parameters(recipe, *, use_dct):
-    layout = Layout.of(LARGE, settings_of(64, 64, use_dct=use_dct), recipe)
+    layout = Layout.of(LARGE, cases.settings_of(64, 64, use_dct=use_dct), recipe)
     payloads, after = [payload(layout, seed) for seed in range(4)], []
     for name, count in (("torch", 1), ("numba", 1), ("numba", 3)):
-        params, order = random_update(layout, 99), payloads if count == 1 else payloads[::-1]
+        params, order = cases.random_update(layout, 99), payloads if count == 1 else payloads[::-1]
         with kernels.forced(name), threads(count):
             outer_step(params, aggregate.aggregate(order, layout), learning_rate=0.7, weight_decay=0.1)
         after.append(params)
-    assert all(same_bits(after[0], other) for other in after[1:])
+    assert all(cases.same_bits(after[0], other) for other in after[1:])
 
 
 def test_slabs_of_a_large_transform_make_one_update(monkeypatch):
-    layout = layout_of({"p": (64, 96)}, settings_of(16, 8, use_dct=True), "demo")
+    layout = cases.layout_of({"p": (64, 96)}, cases.settings_of(16, 8, use_dct=True), "demo")
     payloads = [payload(layout, seed) for seed in range(3)]
     with kernels.forced("torch"):
         expected = aggregate.aggregate(payloads, layout)
     monkeypatch.setattr(combine, "_SLAB_ELEMENTS", 5 * 256)
     with kernels.forced("numba"), threads(2):
-        assert same_bits(aggregate.aggregate(payloads, layout), expected)
+        assert cases.same_bits(aggregate.aggregate(payloads, layout), expected)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_an_update_is_not_written_over_tensors_of_other_shapes(name):
     """A kernel would write beyond them."""
-    layout = layout_of({"p": (64, 64)}, settings_of(16, 8))
+    layout = cases.layout_of({"p": (64, 64)}, cases.settings_of(16, 8))
     published = payload(layout, 1)
     with kernels.forced(name), pytest.raises(ValueError, match="out must have exactly the tensors"):
         aggregate.aggregate([published], layout, out={"p": torch.zeros(8, 64)})
@@ -191,7 +184,7 @@ def test_a_large_model_uses_every_kernel_unforced(monkeypatch):
     for module, name in (*names.items(), (bit_planes, "indices_fit")):
         monkeypatch.setattr(module, name, spy(getattr(module, name), used))
     monkeypatch.setattr(kernels, "MIN_ELEMENTS", 64 * 64)
-    layout = layout_of({"matrix": (64, 64)}, settings_of(64, 64))
+    layout = cases.layout_of({"matrix": (64, 64)}, cases.settings_of(64, 64))
     aggregate.aggregate([decode(encode(payload(layout, 4), layout), layout)], layout)
     assert used == ["compress_tensor", "encode_indices", "indices_fit", "combine"]
     with kernels.forced("torch"):
@@ -209,13 +202,13 @@ def spy(function, used):
 
 def test_small_models_compile_nothing(monkeypatch):
     monkeypatch.setattr(aggregate, "compress", None)
-    compile_kernels(layout_of())
+    compile_kernels(cases.layout_of())
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", cases.RECIPES)
 def test_large_models_compile_the_kernels_of_a_window(recipe, monkeypatch):
     monkeypatch.setattr(kernels, "MIN_ELEMENTS", 1)
-    compile_kernels(layout_of(gradient=settings_of(use_dct=recipe == "demo"), recipe=recipe))
+    compile_kernels(cases.layout_of(gradient=cases.settings_of(use_dct=recipe == "demo"), recipe=recipe))
     step = combine._combine if recipe == "sparseloco" else combine._means
     written = error_feedback._compress, error_feedback._keep_whole, bit_planes._encode
     assert all(kernel.signatures for kernel in (*written, bit_planes._largest_index, step))

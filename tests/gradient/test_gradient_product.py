@@ -3,43 +3,33 @@
 import math
 import warnings
 
+import gradient_cases as cases
 import pytest
 import torch
-from gradient_cases import (
-    RECIPES,
-    SHAPES,
-    any_payload,
-    few,
-    header_of,
-    layout_of,
-    layouts,
-    random_payload,
-    random_update,
-    seeds,
-    settings_of,
-)
 from hypothesis import given
 
 from templar.gradient import kernels
 from templar.gradient.aggregate import single_update, target_norms
-from templar.gradient.codec.wire import Payload
-from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.kernels import Backend
 from templar.gradient.product import UpdateProducts
 from tests.support.threads import threads
 
 IMPLEMENTATIONS: tuple[Backend, ...] = ("torch", "numba")
-LAYOUTS = [layout_of(SHAPES, settings_of(use_dct=use_dct), recipe) for recipe in RECIPES for use_dct in (False, True)]
+LAYOUTS = [
+    cases.layout_of(cases.SHAPES, cases.settings_of(use_dct=use_dct), recipe)
+    for recipe in cases.RECIPES
+    for use_dct in (False, True)
+]
 
 
 def payloads_of(layout):
     """Small, medium, large and made up: some are clipped."""
-    made_up = [any_payload(layout, 4), any_payload(layout, 5)]
-    return [*(random_payload(layout, seed, size=size) for seed, size in enumerate((0.01, 1.0, 50.0))), *made_up]
+    made_up = [cases.any_payload(layout, 4), cases.any_payload(layout, 5)]
+    return [*(cases.random_payload(layout, seed, size=size) for seed, size in enumerate((0.01, 1.0, 50.0))), *made_up]
 
 
 def gradients_of(layout, seed=9):
-    return random_update(layout, seed)
+    return cases.random_update(layout, seed)
 
 
 def products(payloads, layout, gradients, targets=None):
@@ -48,10 +38,14 @@ def products(payloads, layout, gradients, targets=None):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@few
-@given(layout=layouts, seed=seeds)
+@cases.few
+@given(layout=cases.layouts, seed=cases.seeds)
 def test_a_product_is_that_of_the_update(implementation, layout, seed):
-    payloads = [any_payload(layout, seed), random_payload(layout, seed), random_payload(layout, 1, size=50.0)]
+    payloads = [
+        cases.any_payload(layout, seed),
+        cases.random_payload(layout, seed),
+        cases.random_payload(layout, 1, size=50.0),
+    ]
     zeros = {tensor.name: torch.zeros(tensor.shape) for tensor in layout.tensors}
     with kernels.forced(implementation):
         assert products(payloads[1:], layout, zeros) == [0.0, 0.0]
@@ -65,10 +59,13 @@ def test_a_product_is_that_of_the_update(implementation, layout, seed):
             assert found == pytest.approx(math.fsum(terms.tolist()), rel=1e-12, abs=rounding)
 
 
-@few
-@given(layout=layouts, seed=seeds)
+@cases.few
+@given(layout=cases.layouts, seed=cases.seeds)
 def test_both_implementations_give_the_same_bits(layout, seed):
-    payloads, gradients = [any_payload(layout, seed), random_payload(layout, seed)], gradients_of(layout, seed)
+    payloads, gradients = (
+        [cases.any_payload(layout, seed), cases.random_payload(layout, seed)],
+        gradients_of(layout, seed),
+    )
     found = []
     for implementation in IMPLEMENTATIONS:
         for count in (1, 2):
@@ -100,15 +97,15 @@ def test_gradients_are_only_read_in_any_memory_layout():
     layout = LAYOUTS[0]
     gradients = gradients_of(layout)
     before = {name: tensor.clone() for name, tensor in gradients.items()}
-    found = products([random_payload(layout, 1)], layout, gradients)
+    found = products([cases.random_payload(layout, 1)], layout, gradients)
     assert all(torch.equal(gradients[name], before[name]) for name in before)
     turned = {name: tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor for name, tensor in gradients.items()}
     turned = {name: tensor.requires_grad_() for name, tensor in turned.items()}
-    assert products([random_payload(layout, 1)], layout, turned) == found
+    assert products([cases.random_payload(layout, 1)], layout, turned) == found
 
 
 def test_a_payload_of_another_layout_is_refused():
-    own, foreign = random_payload(LAYOUTS[0], 1), random_payload(layout_of({"p": (8,), "q": (4,)}), 1)
+    own, foreign = cases.random_payload(LAYOUTS[0], 1), cases.random_payload(cases.layout_of({"p": (8,), "q": (4,)}), 1)
     with pytest.raises(ValueError, match="another layout"):
         UpdateProducts([own, foreign], LAYOUTS[0], target_norms([own], LAYOUTS[0]))
 
@@ -118,10 +115,7 @@ def test_a_payload_of_another_layout_is_refused():
 
 def active(layout):
     """No chunk is silent."""
-    update = {tensor.name: torch.randn(tensor.shape) + 3 for tensor in layout.tensors}
-    rule = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
-    compressed = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
-    return Payload.of(header_of(layout), compressed.tensors, layout)
+    return cases.published(layout, {tensor.name: torch.randn(tensor.shape) + 3 for tensor in layout.tensors})
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from gradient_cases import few, header_of, layouts, random_payload, seeds, settings_of, spec_of
+from gradient_cases import few, layouts, published, random_payload, seeds, settings_of, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.gradient import kernels
-from templar.gradient.codec.wire import Payload, encode
-from templar.gradient.compress import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.wire import encode
 from templar.gradient.layout import Layout
 from templar.gradient.similarity import similarity
 from tests.docs.second_implementation import Judge, Spec
@@ -24,18 +23,12 @@ def update(seed):
     return {tensor.name: torch.randn(tensor.shape, generator=generator) for tensor in LAYOUT.tensors}
 
 
-def packed(values):
-    rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
-    compressed = compress(FeedbackState.zeros(LAYOUT), values, layout=LAYOUT, rule=rule)
-    return Payload.of(header_of(LAYOUT), compressed.tensors, LAYOUT)
-
-
 def pair(first, second):
-    return similarity([packed(first), packed(second)], LAYOUT)
+    return similarity([published(LAYOUT, first), published(LAYOUT, second)], LAYOUT)
 
 
 def test_independent_payloads_share_what_chance_gives_them():
-    found = similarity([packed(update(seed)) for seed in range(6)], LAYOUT)
+    found = similarity([published(LAYOUT, update(seed)) for seed in range(6)], LAYOUT)
     apart = ~np.eye(6, dtype=bool)
     assert found.chance == pytest.approx(64 / 4096)
     assert np.abs(found.overlap[apart] - found.chance).max() < 0.04
@@ -88,4 +81,4 @@ def test_counts_are_those_of_sets_on_any_number_of_threads(name, layout, peers):
 def test_a_payload_of_another_layout_is_an_error():
     other = Layout.of({"matrix": (64, 64)}, settings_of(64, 64), "sparseloco")
     with pytest.raises(ValueError, match="another layout"):
-        similarity([packed(update(1)), random_payload(other, 1)], LAYOUT)
+        similarity([published(LAYOUT, update(1)), random_payload(other, 1)], LAYOUT)

@@ -28,8 +28,7 @@ from templar.shared_results import Same, shared
 def pack(coefficients: Coefficients, tensor: TensorLayout, *, fast: bool = False) -> Section:
     """Write the coefficients of a tensor; with `fast` a kernel writes the planes of the index code.
 
-    Raises:
-        ValueError: They break a rule of `values.Coefficients`; every reader would reject the bytes.
+    ValueError if they break a rule of `values.Coefficients`: every reader would reject the bytes.
     """
     if (fault := _fault(coefficients, tensor)) is not None:
         raise ValueError(f"{tensor.name}: this section would be rejected: {fault}")
@@ -68,19 +67,27 @@ def read_section(data: NDArray[np.uint8], tensor: TensorLayout, *, fast: bool = 
             `not_canonical` (not the one way to write it).
     """
     # Scales, which say how many chunks are not silent.
-    _check_length(data, tensor.min_section_bytes, tensor)
+    too_short = RejectedError(Reason.MALFORMED, f"{tensor.name}: the payload ends within its section")
+    if len(data) < tensor.min_section_bytes:
+        raise too_short
     section = Section(data, tensor)
-    _check_scales(section)
+    top, codes = section.top, section.codes
+    smallest, largest = int(codes.min(where=codes > 0, initial=CODES)), int(codes.max())
+    if top > MAX_STEP or (largest and smallest + top - CODES < 1):
+        raise RejectedError(Reason.BAD_PAYLOAD, f"{tensor.name}: a scale is out of range")
+    if largest != (CODES if top else 0):
+        raise RejectedError(Reason.NOT_CANONICAL, f"{tensor.name}: no chunk has the largest scale")
 
     # The length: the author decides where the quotients end, within the longest legal ones.
     begin, count = section.planes, section.num_active * tensor.k
-    _check_length(data, begin.quotients, tensor)
     end = begin.quotients
+    if len(data) < end:
+        raise too_short
     if tensor.has_index_planes:
         longest = whole_bytes(section.num_active * tensor.max_quotient_bits)
         bits = end_of_ones(data[end : end + longest], count)
         if bits is None:
-            raise _too_short(tensor)
+            raise too_short
         _check_padding(data, begin.remainders, count * tensor.remainder_bits, tensor)
         _check_padding(data, begin.quotients, bits, tensor)
         end += whole_bytes(bits)
@@ -118,24 +125,6 @@ def _fault(coefficients: Coefficients, tensor: TensorLayout) -> str | None:
     return None
 
 
-def _check_scales(section: Section) -> None:
-    top, codes, name = section.top, section.codes, section.tensor.name
-    smallest, largest = int(codes.min(where=codes > 0, initial=CODES)), int(codes.max())
-    if top > MAX_STEP or (largest and smallest + top - CODES < 1):
-        raise RejectedError(Reason.BAD_PAYLOAD, f"{name}: a scale is out of range")
-    if largest != (CODES if top else 0):
-        raise RejectedError(Reason.NOT_CANONICAL, f"{name}: no chunk has the largest scale")
-
-
 def _check_padding(data: NDArray[np.uint8], start: int, bits: int, tensor: TensorLayout) -> None:
     if bits % 8 and data[start + bits // 8] >> bits % 8:
         raise RejectedError(Reason.NOT_CANONICAL, f"{tensor.name}: bits are set after the last one of a plane")
-
-
-def _check_length(data: NDArray[np.uint8], needed: int, tensor: TensorLayout) -> None:
-    if len(data) < needed:
-        raise _too_short(tensor)
-
-
-def _too_short(tensor: TensorLayout) -> RejectedError:
-    return RejectedError(Reason.MALFORMED, f"{tensor.name}: the payload ends within its section")

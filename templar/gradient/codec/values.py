@@ -63,11 +63,9 @@ class ValueCoding(Protocol[Coded]):
 
     def encode(self, indices: Tensor, values: Tensor) -> Coded:
         """Write finite float32 values of shape (C, k) at int64 indices of shape (C, k), ascending in each row."""
-        ...
 
     def decode(self, coded: Coded) -> Tensor:
         """The values that every receiver reads, float32, shape (C, k), at the indices given to `encode`."""
-        ...
 
 
 class SignAndScale:

@@ -53,21 +53,14 @@ class Header:
 
 @dataclass(frozen=True)
 class Payload:
-    """One miner's contribution to one window, with a packed section for every tensor of the layout.
-
-    In memory it takes little more than its bytes.
-    """
+    """One miner's contribution to one window, with a packed section for every tensor of the layout."""
 
     header: Header
     sections: Mapping[str, Section]
 
     @classmethod
     def of(cls, header: Header, coefficients: Mapping[str, Coefficients], layout: Layout) -> Self:
-        """Pack the coefficients of a compression.
-
-        Raises:
-            ValueError: They are not legal for this layout; every reader would reject them.
-        """
+        """Pack the coefficients of a compression; ValueError if they are not legal for this layout."""
         if set(coefficients) != set(layout.names):
             raise ValueError("the payload does not have exactly the tensors of the layout")
         fast = kernels.uses_kernels(layout.num_elements)
@@ -75,11 +68,7 @@ class Payload:
 
 
 def encode(payload: Payload, layout: Layout) -> bytes:
-    """The bytes of a payload.
-
-    Raises:
-        ValueError: The payload is not legal for this layout; every reader would reject its bytes.
-    """
+    """The bytes of a payload; ValueError if it is not legal for this layout: every reader would reject it."""
     if tuple(sorted(payload.sections)) != layout.names:
         raise ValueError("the payload does not have exactly the tensors of the layout")
     if any(payload.sections[tensor.name].tensor != tensor for tensor in layout.tensors):
@@ -123,10 +112,7 @@ def _encode_header(header: Header, layout: Layout) -> bytes:
     if not (0 <= header.uid < 2**16 and 0 <= header.window < 2**64):
         raise ValueError(f"uid {header.uid} or window {header.window} is out of range")
     if (header.layout_digest, header.recipe) != (layout.digest, layout.recipe):
-        raise ValueError(
-            f"the payload is for layout {header.layout_digest[:12]} and {header.recipe}, not for "
-            f"{layout.digest[:12]} and {layout.recipe}"
-        )
+        raise ValueError(f"the payload is for another layout than {layout.digest[:12]}, or not for {layout.recipe}")
     recipe, digest = RECIPES.index(header.recipe), bytes.fromhex(layout.digest)
     return _HEADER.pack(MAGIC, VERSION, recipe, header.uid, header.window, digest, hotkey)
 

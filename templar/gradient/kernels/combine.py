@@ -31,15 +31,10 @@ def combine(
     out: Tensor,
     finish: Callable[[Tensor], Tensor] | None,
 ) -> Tensor:
-    """Overwrite `out`, which is contiguous, with the update of one tensor.
+    """Overwrite `out`, contiguous float32, with the update of one tensor, from each peer's section and magnitudes.
 
-    Args:
-        sections: One per peer.
-        tables: Magnitudes by scale code of each peer, shape (256,).
-        tensor: The tensor's chunks.
-        out: Float32, in the tensor's shape.
-        finish: Makes float32 chunks of the update from mean coefficients in quanta, float64; None if it only multiplies
-            them by a quantum.
+    Each of `tables` has a peer's magnitudes by scale code, shape (256,). `finish` makes float32 chunks of the update
+    from mean coefficients in quanta, float64; it is None if it only multiplies them by a quantum.
     """
     peers, magnitudes, update = views(sections), np.stack(tables), out.view(-1).numpy()
     grid, size = grid_of(tensor), len(sections) * tensor.k + tensor.chunk_length

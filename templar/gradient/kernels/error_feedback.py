@@ -47,13 +47,10 @@ def compress_tensor(
     subtracts: bool,
     use_dct: bool,
 ) -> tuple[Coefficients, Tensor] | None:
-    """Take the five steps, with the settings of `compress.Call`.
+    """Take the five steps, with the settings of `compress.Call`; None if a coefficient is not finite.
 
-    All tensors have one shape and are contiguous; `buffer` and `residual` are float32. `residual` is overwritten with
-    the new error feedback and needs memory of its own.
-
-    Returns:
-        The coefficients and `residual`; None if a coefficient is not finite.
+    All tensors have one shape and are contiguous; `buffer` and `residual` are float32. `residual`, which is returned
+    beside the coefficients, is overwritten with the new error feedback and needs memory of its own.
     """
     memory = _Memory(
         buffer.detach().reshape(-1).numpy(),
@@ -64,11 +61,7 @@ def compress_tensor(
     bases = [analysis_basis(edge if use_dct else 1).numpy() for edge in tensor.edges]
     plan = _Plan(decay is not None, np.float32(decay or 0.0), np.float32(rate), subtracts, use_dct, bases[-1], bases[0])
     shape = tensor.num_chunks, tensor.k
-    found = Coefficients(
-        np.empty(shape, np.uint16),
-        np.empty(shape, np.bool_),
-        np.empty(tensor.num_chunks, np.uint16),
-    )
+    found = Coefficients(np.empty(shape, np.uint16), np.empty(shape, np.bool_), np.empty(shape[0], np.uint16))
     arrays = found.indices, found.negative, found.steps
     finite = in_ranges(
         lambda first, stop: _compress(memory, plan, first, stop, *arrays, BOUNDARIES, STEP_VALUES),
