@@ -21,7 +21,7 @@ from templar.arguments import whole_number
 from templar.errors import PermanentError
 from templar.reports.checkpoint_evaluation import HeldOut
 from templar.reports.history import Published, read_recent
-from templar.reports.leaderboard import Leaderboard, draw, leaderboard
+from templar.reports.leaderboard import Leaderboard, draw
 from templar.reports.training_curve import newest_evaluations
 from templar.store.files import replacing
 
@@ -93,8 +93,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     finally:
         config.buckets.close()
     if not published.evidences:
-        raise PermanentError(published.left_out[-1].reason, published.summary)
-    board = leaderboard(published.evidences)
+        raise PermanentError(published.left_out[-1][1].reason, published.summary)
+    board = Leaderboard(published.evidences)
     show(published, board, console)
     show_held_out(held_out, console)
     save(board, csv=arguments.csv, plot=arguments.plot)

@@ -142,8 +142,8 @@ def _answer(exchange: NetworkView, validator: NeuronInfo, uid: int, window: int)
         published = read_published(exchange, validator, range(window, window + 1))
     except TemplarError as error:
         return Answer(validator.uid, None, (Point("evidence", error.message, error.reason),))
-    for left_out in published.left_out:
-        return Answer(validator.uid, None, (Point("evidence", left_out.detail, left_out.reason),))
+    for _, fault in published.left_out:
+        return Answer(validator.uid, None, (Point("evidence", str(fault), fault.reason),))
     for evidence in published.evidences:
         return Answer(validator.uid, evidence.digest, explain(evidence, uid))
     text = "none of this window: it measured nothing, is not done yet, or has removed it"

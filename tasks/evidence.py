@@ -15,7 +15,7 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.neuron.configuration import NeuronConfig
 from templar.reports.checkpoint_evaluation import HeldOut, read_evaluations
 from templar.reports.history import Published, read_recent
-from templar.reports.leaderboard import draw, leaderboard
+from templar.reports.leaderboard import Leaderboard, draw
 from templar.reports.training_curve import newest_evaluations
 
 
@@ -57,7 +57,7 @@ def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standi
     if isinstance(found, Standings):
         return found
     published, held_out = found
-    board = leaderboard(published.evidences)
+    board = Leaderboard(published.evidences)
     summary = f"{published.summary}: {board.summary}"
     table(f"leaderboard-{neuron}", board.cells(), summary)
     if held_out.points:
@@ -89,5 +89,5 @@ def _read(neuron: str, windows: int, validator: int | None) -> tuple[Published, 
     finally:
         config.buckets.close()
     if not published.evidences:
-        return Standings(published.summary, published.left_out[-1].reason)
+        return Standings(published.summary, published.left_out[-1][1].reason)
     return published, held_out

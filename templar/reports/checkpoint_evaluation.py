@@ -8,8 +8,8 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from templar.agreement.checkpoint import EVALUATION_FILE, list_checkpoints
@@ -24,7 +24,7 @@ from templar.exchange.object_keys import checkpoint_key
 from templar.exchange.objects import MAX_RESULTS, CheckpointEvaluation
 from templar.exchange.publish import publish_body
 from templar.exchange.signed import read_signed
-from templar.hparams import MAX_PEERS, Training
+from templar.hparams import MAX_PEERS, HParams
 from templar.interrupt import check_stop
 from templar.neuron.configuration import NeuronConfig
 from templar.reports.history import CONCURRENCY, decided_entries
@@ -87,10 +87,7 @@ def evaluate_checkpoints(
 ) -> tuple[EvaluatedCheckpoint, ...]:
     """Measure every complete checkpoint of the own bucket that has no evaluation yet; the results of all, oldest first.
 
-    A second call measures nothing and changes nothing.
-
-    `read_texts` reads so many held-out texts at most; `run_tasks` runs tasks of lm-evaluation-harness on a model's
-    folder.
+    A second call measures nothing and changes nothing. `read_texts` reads so many held-out texts at most.
 
     Raises:
         TransientError: Chain, bucket or dataset failed; a later call goes on with the next checkpoint.
@@ -101,9 +98,8 @@ def evaluate_checkpoints(
     neuron = config.own_neuron()
     windows = list_checkpoints(store, neuron.uid)
     if not windows:
-        raise PermanentError(
-            Reason.OBJECT_MISSING, f"bucket {store.name} has no checkpoint of uid {neuron.uid}: publish one first"
-        )
+        problem = f"bucket {store.name} has no checkpoint of uid {neuron.uid}: publish one first"
+        raise PermanentError(Reason.OBJECT_MISSING, problem)
     exchange = config.reading(birth)
     trained: dict[int, int | None] | None = None
     results = []
@@ -155,24 +151,16 @@ def _measure(
     score = score_texts(net, tokenizer, read_texts(tokenizer, TEXTS), model.max_position_embeddings)
     found = [] if run_tasks is None else [each for each in run_tasks(folder) if math.isfinite(each[2])]
     if len(found) > MAX_RESULTS:
-        raise PermanentError(
-            Reason.BAD_PARAMETERS, f"tasks: they have {len(found)} results, at most {MAX_RESULTS} fit: name fewer tasks"
-        )
+        problem = f"tasks: they have {len(found)} results, at most {MAX_RESULTS} fit: name fewer tasks"
+        raise PermanentError(Reason.BAD_PARAMETERS, problem)
     shutil.rmtree(folder, ignore_errors=True)
-    log.info(
-        "checkpoint of window %d: %.4f nats per token, %.4f bits per byte", window, score.loss, score.bits_per_byte
-    )
     return CheckpointEvaluation(
-        netuid=birth.network.netuid,
-        genesis=birth.network.genesis,
+        **asdict(birth.network),
+        **asdict(score),
         uid=neuron.uid,
         hotkey=neuron.hotkey,
         window=window,
         root=fetched.mark.root,
-        texts=score.texts,
-        tokens=score.tokens,
-        num_bytes=score.num_bytes,
-        nats=score.nats,
         trained=trained,
         results=tuple(found),
     )
@@ -187,7 +175,7 @@ def _trained(exchange: NetworkView, birth: Birth, window: int, known: Mapping[in
     base = max(each for each in counts if each <= window)
     if window - base > exchange.hparams.storage.retention_windows:
         return None
-    tokens, most = counts[base], _most_tokens(exchange.hparams.training, exchange.hparams.data.sequence_length)
+    tokens, most = counts[base], _most_tokens(exchange.hparams)
     for each in range(base + 1, window + 1):
         entries = decided_entries(exchange, each)
         if entries is None:
@@ -197,9 +185,9 @@ def _trained(exchange: NetworkView, birth: Birth, window: int, known: Mapping[in
     return tokens
 
 
-def _most_tokens(training: Training, sequence_length: int) -> int:
+def _most_tokens(hparams: HParams) -> int:
     """Tokens of one miner in one window, if it does all inner steps."""
-    return training.inner_steps * training.batch_size * sequence_length
+    return hparams.training.inner_steps * hparams.training.batch_size * hparams.data.sequence_length
 
 
 # Reading everybody's.
@@ -210,9 +198,7 @@ def read_evaluations(exchange: NetworkView, birth: Birth, known: HeldOut | None 
 
     An evaluation counts if its author signed it for a closed window of this network, for the state that a quorum
     proved (as long as buckets keep the proofs), and if no other one of that checkpoint has more stake behind it. What
-    is not legal, or cannot be read, is left out.
-
-    What an earlier call found is not read again.
+    is not legal, or cannot be read, is left out. What an earlier call found, `known`, is not read again.
 
     Raises:
         TemplarError: The chain failed.
@@ -256,21 +242,24 @@ def read_evaluations(exchange: NetworkView, birth: Birth, known: HeldOut | None 
     for window in sorted({body.window for body in found.values()}):
         bodies = [body for body in found.values() if body.window == window]
         agreeing = _most_stake(bodies, stakes)
-        left_out |= _differing(bodies, agreeing)
-        at = hours[window] if window in hours else _hours(exchange, birth, window)
-        points.append(_point(agreeing, at))
+        uids = tuple(body.uid for body in agreeing)
+        for body in bodies:
+            if body not in agreeing:
+                by = ", ".join(f"uid {uid}" for uid in uids)
+                text = f"evaluation of window {window} of uid {body.uid}: that of {by} has more stake, and differs"
+                left_out[body.hotkey, window] = RejectedError(Reason.EVIDENCE_DIFFERS, text)
+        if window not in hours:
+            hours[window] = (_closed(exchange, window) - _closed(exchange, birth.mark.window)) / 3600
+        trained = next((body.trained for body in agreeing if body.trained is not None), None)
+        results = next((body.results for body in agreeing if body.results), ())
+        points.append(HeldOutPoint(window, uids, hours[window], trained, score_of(agreeing[0]), results))
     return HeldOut(tuple(points), left_out, found)
 
 
 def _read(exchange: NetworkView, birth: Birth, author: NeuronInfo, window: int, newest: int) -> CheckpointEvaluation:
-    """Read one evaluation and check it.
-
-    Raises:
-        RejectedError: `wrong_window`, `object_missing`, `malformed`, `root_differs`, and as in `read_signed`.
-        TransientError: The store or the chain failed; `root_differs`, no state of the window is proven.
-    """
+    """Read one evaluation and check it; every failure is a TemplarError."""
     check_stop()
-    what, first, hparams = f"evaluation of window {window} of uid {author.uid}", birth.mark.window, exchange.hparams
+    what, first = f"evaluation of window {window} of uid {author.uid}", birth.mark.window
     if not first <= window <= newest:
         raise RejectedError(Reason.WRONG_WINDOW, f"{what}: the closed windows are {first} to {newest}")
     store, key = exchange.buckets.reader(author), checkpoint_key(window, author.uid, EVALUATION_FILE)
@@ -278,33 +267,23 @@ def _read(exchange: NetworkView, birth: Birth, author: NeuronInfo, window: int, 
     if found is None:
         raise RejectedError(Reason.OBJECT_MISSING, f"{what}: it was deleted while it was read")
     body = found.body
-    most = (window - first) * MAX_PEERS * _most_tokens(hparams.training, hparams.data.sequence_length)
+    most = (window - first) * MAX_PEERS * _most_tokens(exchange.hparams)
     if body.trained is not None and body.trained > most:
         raise RejectedError(Reason.MALFORMED, f"{what}: trained is {body.trained}, by then at most {most} is possible")
-    root = birth.start.root if window == first else _proven_root(exchange, window, newest)
+    # The root that a quorum proved, as long as buckets keep the proofs, and the chain the block that they rest on.
+    root = birth.start.root if window == first else None
+    if root is None and window > newest + 1 - exchange.hparams.storage.retention_windows:
+        try:
+            if (proven := proven_state(exchange, window)) is None:
+                raise TransientError(Reason.ROOT_DIFFERS, f"no quorum of stake proves a state of window {window}")
+            root = proven[0]
+        except PermanentError as error:
+            if error.reason is not Reason.BLOCK_UNKNOWN:
+                raise
+            log.info("window %d: its proofs cannot be read: %s", window, error)
     if root not in (None, body.root):
         raise RejectedError(Reason.ROOT_DIFFERS, f"{what}: root is {body.root[:12]}, and {str(root)[:12]} is proven")
     return body
-
-
-def _proven_root(exchange: NetworkView, window: int, newest: int) -> str | None:
-    """The root that a quorum proved for a window; None if nobody can look it up any more.
-
-    Raises:
-        TransientError: `root_differs`; there is no such quorum. The chain failed.
-    """
-    if window <= newest + 1 - exchange.hparams.storage.retention_windows:
-        return None
-    try:
-        proven = proven_state(exchange, window)
-    except PermanentError as error:
-        if error.reason is not Reason.BLOCK_UNKNOWN:
-            raise
-        log.info("window %d: its proofs cannot be read: %s", window, error)
-        return None
-    if proven is None:
-        raise TransientError(Reason.ROOT_DIFFERS, f"no quorum of stake proves a state of window {window}")
-    return proven[0]
 
 
 def _most_stake(
@@ -317,35 +296,13 @@ def _most_stake(
 
 
 def _agree(first: CheckpointEvaluation, second: CheckpointEvaluation) -> bool:
-    pairs = ((getattr(score_of(first), name), getattr(score_of(second), name)) for name in ("loss", "bits_per_byte"))
+    one, other = score_of(first), score_of(second)
+    pairs = (one.loss, other.loss), (one.bits_per_byte, other.bits_per_byte)
     return first.root == second.root and all(math.isclose(*pair, rel_tol=TOLERANCE) for pair in pairs)
 
 
-def _differing(
-    bodies: Sequence[CheckpointEvaluation], agreeing: Sequence[CheckpointEvaluation]
-) -> Iterator[tuple[Place, TemplarError]]:
-    for body in bodies:
-        if body not in agreeing:
-            by = ", ".join(f"uid {each.uid}" for each in agreeing)
-            text = f"evaluation of window {body.window} of uid {body.uid}: that of {by} has more stake, and differs"
-            yield (body.hotkey, body.window), RejectedError(Reason.EVIDENCE_DIFFERS, text)
-
-
-def _point(agreeing: Sequence[CheckpointEvaluation], hours: float) -> HeldOutPoint:
-    first = agreeing[0]
-    trained = next((body.trained for body in agreeing if body.trained is not None), None)
-    results = next((body.results for body in agreeing if body.results), ())
-    return HeldOutPoint(first.window, tuple(body.uid for body in agreeing), hours, trained, score_of(first), results)
-
-
-def _hours(exchange: NetworkView, birth: Birth, window: int) -> float:
-    """Chain time from the start of the network to the close of a window, in hours."""
-    start, end = (_closed(exchange, each) for each in (birth.mark.window, window))
-    return (end - start) / 3600
-
-
 def _closed(exchange: NetworkView, window: int) -> float:
-    """When a window closed; estimated from the newest block if the chain's endpoint does not have the old one."""
+    """The chain time of a window's close, estimated from the newest block if the endpoint lacks the old one."""
     chain, block = exchange.chain, closing_block(window, exchange.hparams.windows)
     try:
         return chain.block_time(block)

@@ -26,28 +26,19 @@ CONCURRENCY = 8  # objects that are read at once
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """An object that is not valid evidence of a window, and why."""
-
-    window: int
-    reason: Reason
-    detail: str
-
-
-@dataclass(frozen=True)
 class Published:
     """A validator's published evidence of a range of windows."""
 
     validator: NeuronInfo
     windows: range
     evidences: tuple[Evidence, ...]  # by rising window
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[tuple[int, RejectedError], ...] = ()  # windows whose object is no valid evidence, and why
 
     @property
     def gaps(self) -> tuple[int, ...]:
         """The windows without any object, up to the newest with evidence; later ones may still be published."""
         newest = self.evidences[-1].window if self.evidences else self.windows.start - 1
-        known = {evidence.window for evidence in self.evidences} | {each.window for each in self.left_out}
+        known = {evidence.window for evidence in self.evidences} | {window for window, _ in self.left_out}
         return tuple(window for window in self.windows if window <= newest and window not in known)
 
     @property
@@ -57,8 +48,8 @@ class Published:
         text = f"evidence of uid {self.validator.uid}: {found}"
         if self.gaps:
             text += f"; nothing of {_spans(self.gaps)}"
-        for each in self.left_out:
-            text += f"; window {each.window} is left out [{each.reason}]"
+        for window, error in self.left_out:
+            text += f"; window {window} is left out [{error.reason}]"
         return text
 
 
@@ -78,40 +69,42 @@ def read_recent(config: NeuronConfig, num_windows: int, *, uid: int | None = Non
     end = window_of(config.chain.block(), config.hparams.windows)
     windows = range(max(birth.start.start_window, end - num_windows), end)
     if uid is None:
-        found = first_published(exchange, windows, own=config.own_signer.address)
+        found = first_published(exchange, windows, first=config.own_signer.address)
     else:
-        found = read_published(exchange, _validator(exchange, uid), windows)
+        validators = {neuron.uid: neuron for neuron in exchange.newest_metagraph().validators()}
+        if uid not in validators:
+            problem = f"validator: uid {uid} is none of subnet {exchange.chain.netuid} by role, permit and stake"
+            uids = ", ".join(map(str, sorted(validators)))
+            raise PermanentError(Reason.NOT_REGISTERED, f"{problem}; uids that are: {uids}")
+        found = read_published(exchange, validators[uid], windows)
     if found is None or not (found.evidences or found.left_out):
         who = "no validator" if uid is None else f"uid {uid}"
         asked = f"windows {_spans(windows)}" if windows else f"any window, for the first, {windows.start}, is open"
-        raise PermanentError(
-            Reason.EVIDENCE_MISSING, f"{who} shows evidence of {asked}: wait until a window was measured"
-        )
+        problem = f"{who} shows evidence of {asked}: wait until a window was measured"
+        raise PermanentError(Reason.EVIDENCE_MISSING, problem)
     return found
 
 
 def read_published(exchange: NetworkView, validator: NeuronInfo, windows: range) -> Published:
     """Read a validator's signed evidence of a range of windows, and check each object.
 
-    Raises:
-        RejectedError: `commitment_missing`, `commitment_malformed`: the chain names no bucket of the validator.
-        TransientError: Chain or store failed; a later call starts over.
-        PermanentError: `access_denied`, `bucket_missing`.
+    RejectedError: `commitment_missing`, `commitment_malformed`; the chain names no bucket of the validator.
+    TransientError: chain or store failed; a later call starts over. PermanentError: `access_denied`, `bucket_missing`.
     """
 
-    def read(window: int) -> Evidence | LeftOut | None:
+    def read(window: int) -> Evidence | RejectedError | None:
         interrupt.check_stop()
         try:
             return read_evidence(exchange, validator, window)
         except RejectedError as error:
-            return LeftOut(window, error.reason, str(error))
+            log.warning("window %d: evidence of uid %d is left out: %s", window, validator.uid, error)
+            return error
 
     exchange.buckets.reader(validator)  # without it no window can be read
     found = in_parallel(read, windows, CONCURRENCY)
     evidences = tuple(each for each in found if isinstance(each, Evidence))
-    left_out = tuple(each for each in found if isinstance(each, LeftOut))
-    for each in left_out:
-        log.warning("window %d: evidence of uid %d is left out: %s", each.window, validator.uid, each.detail)
+    pairs = zip(windows, found, strict=True)
+    left_out = tuple((window, each) for window, each in pairs if isinstance(each, RejectedError))
     return Published(validator, windows, evidences, left_out)
 
 
@@ -125,25 +118,10 @@ def decided_entries(exchange: NetworkView, window: int) -> tuple[RosterEntry, ..
     return () if decided is None else decided[0].entries
 
 
-def first_published(exchange: NetworkView, windows: range, *, own: str | None = None) -> Published | None:
-    """The own hotkey's evidence, or else that of the validator with the most stake that has any; None if none has.
+def first_published(exchange: NetworkView, windows: range, *, first: str | None = None) -> Published | None:
+    """The evidence of one hotkey, or else of the validator with the most stake that has any; None if none has.
 
-    Raises:
-        TransientError: No evidence was found, and at least one validator's bucket failed transiently.
-    """
-    found, failed = look_for_published(exchange, windows, first=own)
-    if found is None and failed is not None:
-        raise failed
-    return found
-
-
-def look_for_published(
-    exchange: NetworkView, windows: range, *, first: str | None
-) -> tuple[Published | None, TransientError | None]:
-    """The evidence of one hotkey, or else of the validator with the most stake that has any; and the last failure.
-
-    Raises:
-        TransientError: The chain failed.
+    TransientError if the chain failed, or if at least one validator's bucket did and no evidence was found.
     """
     failed: TransientError | None = None
     for validator in sorted(exchange.newest_metagraph().validators(), key=lambda neuron: neuron.hotkey != first):
@@ -154,21 +132,10 @@ def look_for_published(
             failed = error if isinstance(error, TransientError) else failed
             continue
         if found.evidences:
-            return found, failed
-    return None, failed
-
-
-def _validator(exchange: NetworkView, uid: int) -> NeuronInfo:
-    validators = exchange.newest_metagraph().validators()
-    found = next((neuron for neuron in validators if neuron.uid == uid), None)
-    if found is None:
-        uids = ", ".join(str(neuron.uid) for neuron in sorted(validators, key=lambda neuron: neuron.uid))
-        raise PermanentError(
-            Reason.NOT_REGISTERED,
-            f"validator: uid {uid} is no validator of subnet {exchange.chain.netuid} by role, permit and stake; "
-            f"uids that are: {uids}",
-        )
-    return found
+            return found
+    if failed is not None:
+        raise failed
+    return None
 
 
 def _spans(windows: Iterable[int]) -> str:

@@ -4,6 +4,7 @@ A window without evidence is a gap: nothing is filled in, and means are over the
 followed by hotkey, under any uid.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,7 @@ from templar.reports.training_curve import LEFT, RIGHT, curve, height, svg, text
 from templar.scoring.evidence import Evidence, MinerRecord
 
 BARS = "▁▂▃▄▅▆▇█"
-SPARKLINE_WIDTH = 12  # most characters of a sparkline; of more windows each character is the mean of several
+SPARKLINE_WIDTH = 12
 LINES = 10  # the best miners have lines and names, as many as there are colours; all others are within a grey band
 COLOURS = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
@@ -40,24 +41,16 @@ _DTYPES = {
 }
 
 
-@dataclass(frozen=True, eq=False)
 class Leaderboard:
-    """Tables of some windows of one validator."""
+    """Tables of one validator's evidence, in any order; ValueError without any, or with two of one window."""
 
-    evidences: tuple[Evidence, ...]
-    """At least one, by rising window."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, evidences: Sequence[Evidence]) -> None:
+        self.evidences = sorted(evidences, key=lambda evidence: evidence.window)
         windows = [evidence.window for evidence in self.evidences]
-        if not windows:
-            raise ValueError("evidences: there is none, so there is nothing to rank")
-        if windows != sorted(set(windows)):
-            raise ValueError(f"evidences: their windows must rise, these are {windows}")
-
-    @property
-    def newest(self) -> Evidence:
-        """The evidence of the newest window."""
-        return self.evidences[-1]
+        if not windows or len(set(windows)) < len(windows):
+            raise ValueError(f"evidences: there must be one of each window, and at least one; these are {windows}")
+        self.newest = self.evidences[-1]
+        self._every_window = pd.RangeIndex(windows[0], windows[-1] + 1, name="window")
 
     @property
     def burned(self) -> float:
@@ -89,24 +82,12 @@ class Leaderboard:
         return pd.DataFrame(rows, columns=list(_DTYPES)).astype(_DTYPES)
 
     @cached_property
-    def slashes(self) -> pd.DataFrame:
-        """One row per penalty: `window`, `uid`, `hotkey`, `event`, `reason`."""
-        rows = [
-            (evidence.window, record.uid, record.facts.hotkey, str(slash.event), str(slash.reason))
-            for evidence in self.evidences
-            for record in evidence.miners
-            for slash in record.slashes
-        ]
-        return pd.DataFrame(rows, columns=["window", "uid", "hotkey", "event", "reason"])
-
-    @cached_property
     def standings(self) -> pd.DataFrame:
         """The miners of the newest window, the best final score first; the index is the rank.
 
-        Columns: `uid`, `hotkey`, `final`, `mu`, `sigma`, `ordinal`, `average`, `advantage`, `own_excess`, `sync`,
-        `weight` (all as of the newest window), `score` (mean), `mean_weight`, `windows` (in which it was registered),
-        `measured`, `applied` (in how many of them), `trend` (slope of the final score, per window), `slashes` (text),
-        `banned_until` (window; NA if it is not banned).
+        Columns: those of `history` from `uid` to `sync`, and `weight`, as of the newest window; `score` (mean),
+        `mean_weight`, `windows` (in which it was registered), `measured`, `applied` (in how many of them), `trend`
+        (slope of the final score, per window), `slashes` (text), `banned_until` (window; NA if it is not banned).
         """
         history = self.history
         now = history[history["window"] == self.newest.window].set_index("hotkey")
@@ -119,10 +100,9 @@ class Leaderboard:
             measured=groups["score"].count(),
             applied=groups["applied"].sum(),
             trend=pd.Series({hotkey: _slope(group) for hotkey, group in groups}, dtype=float),
-            slashes=pd.Series(self._slashes_by_hotkey, dtype=object),
-            banned_until=pd.Series(self._banned, dtype="Int64"),
+            slashes=pd.Series(self._slashes_by_hotkey(), dtype=object),
+            banned_until=pd.Series(self._banned(), dtype="Int64"),
         )
-        board["slashes"] = board["slashes"].fillna("")
         board.insert(1, "hotkey", board.index)
         ranked = board.sort_values(["final", "uid"], ascending=[False, True], ignore_index=True)
         ranked.index = pd.RangeIndex(1, len(ranked) + 1, name="rank")
@@ -155,7 +135,7 @@ class Leaderboard:
                 "own excess": f"{row['own_excess']:+.6f}",
                 "mean score": "" if np.isnan(row["score"]) else f"{row['score']:+.6f}",
                 "measured": f"{row['measured']} of {row['windows']}",
-                "slashes": _with_ban(row["slashes"], row["banned_until"]),
+                "slashes": "; ".join(filter(None, (_ban(row["banned_until"]), row["slashes"]))),
                 "hotkey": row["hotkey"],
             }
             for rank, row in enumerate(self.standings.to_dict("records"), start=1)
@@ -172,26 +152,21 @@ class Leaderboard:
         parts.append(f"{earning} of {len(self.standings)} miners earn")
         return ", ".join([*parts, f"{self.burned:.4f} of the weight is burned"] if self.burned else parts)
 
-    @property
-    def _every_window(self) -> pd.RangeIndex:
-        return pd.RangeIndex(self.evidences[0].window, self.newest.window + 1, name="window")
-
     def _wide(self, column: str) -> pd.DataFrame:
         table = self.history.pivot_table(index="window", columns="hotkey", values=column)
         return table.reindex(index=self._every_window, columns=list(self.standings["hotkey"]))
 
-    @property
     def _slashes_by_hotkey(self) -> dict[str, str]:
         """For example `missing (payload_missing) x3, banned (banned)`, the most frequent one first."""
-        counts = self.slashes.groupby(["hotkey", "event", "reason"]).size().reset_index(name="count")
-        counts = counts.sort_values(["count", "event", "reason"], ascending=[False, True, True])
-        texts: dict[str, list[str]] = {}
-        for hotkey, event, reason, count in counts.itertuples(index=False):
-            times = f" x{count}" if count > 1 else ""
-            texts.setdefault(str(hotkey), []).append(f"{event} ({reason}){times}")
-        return {hotkey: ", ".join(each) for hotkey, each in texts.items()}
+        counts = defaultdict[str, Counter[str]](Counter)
+        for record in (record for evidence in self.evidences for record in evidence.miners):
+            counts[record.facts.hotkey].update(f"{slash.event} ({slash.reason})" for slash in record.slashes)
+        texts = dict[str, str]()
+        for hotkey, slashes in counts.items():
+            ranked = sorted(slashes.items(), key=lambda each: (-each[1], each[0]))
+            texts[hotkey] = ", ".join(text if count == 1 else f"{text} x{count}" for text, count in ranked)
+        return texts
 
-    @property
     def _banned(self) -> dict[str, int]:
         bans = {ban.subject: ban.last_window for ban in self.newest.bans}
         found = {}
@@ -202,22 +177,13 @@ class Leaderboard:
         return found
 
 
-def leaderboard(evidences: Sequence[Evidence]) -> Leaderboard:
-    """Return the leaderboard of these windows, given in any order.
-
-    Raises:
-        ValueError: There is no evidence, or two of one window.
-    """
-    return Leaderboard(tuple(sorted(evidences, key=lambda evidence: evidence.window)))
-
-
-def sparkline(values: "pd.Series[float]", highest: float, width: int = SPARKLINE_WIDTH) -> str:
+def sparkline(values: "pd.Series[float]", highest: float) -> str:
     """Return numbers as a line of bars from 0 to `highest`: negative ones are the lowest bar, NaN is a space.
 
-    It has at most `width` characters; of more numbers each character is the mean of several.
+    It has at most `SPARKLINE_WIDTH` characters; of more numbers each character is the mean of several.
     """
     bars = []
-    for part in np.array_split(values.to_numpy(dtype=float), min(width, len(values))):
+    for part in np.array_split(values.to_numpy(dtype=float), min(SPARKLINE_WIDTH, len(values))):
         known = part[~np.isnan(part)]
         if not len(known):
             bars.append(" ")
@@ -228,8 +194,7 @@ def sparkline(values: "pd.Series[float]", highest: float, width: int = SPARKLINE
 
 
 def _row(window: int, record: MinerRecord, weight: float) -> tuple[Any, ...]:
-    facts, card = record.facts, record.after
-    estimate = facts.estimate
+    facts, card, estimate = record.facts, record.after, record.facts.estimate
     return (
         window,
         record.uid,
@@ -259,16 +224,11 @@ def _row(window: int, record: MinerRecord, weight: float) -> tuple[Any, ...]:
 
 def _slope(group: pd.DataFrame) -> float:
     """Least-squares slope of the final score; 0 for one window."""
-    windows = group["window"].to_numpy(dtype=float)
-    if len(windows) < 2:
-        return 0.0
-    centred = windows - windows.mean()
-    return float(centred @ group["final"].to_numpy(dtype=float) / (centred @ centred))
+    return float(np.polyfit(group["window"], group["final"], 1)[0]) if len(group) > 1 else 0.0
 
 
-def _with_ban(slashes: str, banned_until: Any) -> str:
-    ban = "" if pd.isna(banned_until) else f"banned until window {banned_until}"
-    return "; ".join(text for text in (ban, slashes) if text)
+def _ban(until: Any) -> str:
+    return "" if pd.isna(until) else f"banned until window {until}"
 
 
 def draw(board: Leaderboard) -> bytes:

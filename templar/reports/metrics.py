@@ -148,22 +148,22 @@ class Metrics(Collector):
 
     def to_json(self) -> str:
         """One line of JSON: a key per documented name, an object for figures by uid, six digits per figure."""
+
+        def short(value: float) -> float:
+            return value if isinstance(value, int) else float(f"{value:.6g}")
+
         record: dict[str, object] = {"record": "metrics", "neuron": self.neuron, "window": self.window}
-        record |= {f"{self.role}/{name}": _short(value) for name, value in self.values.items()}
+        record |= {f"{self.role}/{name}": short(value) for name, value in self.values.items()}
         for name, numbers in self.of_uids.items():
-            record[f"{self.role}/{name}"] = {uid: _short(value) for uid, value in numbers.items()}
+            record[f"{self.role}/{name}"] = {uid: short(value) for uid, value in numbers.items()}
         for name, by_labels in self.of_labels.items():
-            record[f"{self.role}/{name}"] = {" ".join(labels): _short(value) for labels, value in by_labels.items()}
+            record[f"{self.role}/{name}"] = {" ".join(labels): short(value) for labels, value in by_labels.items()}
         reasons: dict[int, str] = {}
         for uid, event, reason in self.slashes:
             reasons[uid] = ", ".join(filter(None, (reasons.get(uid), f"{event} ({reason})")))
         if reasons:
             record[f"{self.role}/slash/reason"] = reasons
         return json.dumps(record, separators=(",", ":"), allow_nan=False)
-
-    def to_prometheus(self) -> str:
-        """The figures in Prometheus' text format."""
-        return generate_latest(self).decode()
 
     def collect(self) -> Iterable[Metric]:
         """Every figure as a metric of Prometheus: a slash in a name becomes an underscore."""
@@ -182,13 +182,9 @@ def publish_metrics(metrics: Metrics, home: Path) -> None:
     log.info("%s", metrics.to_json())
     try:
         with replacing(home / FILE_NAME) as file:
-            file.write(metrics.to_prometheus().encode())
+            file.write(generate_latest(metrics))
     except TemplarError as error:
         log.warning("window %d: the metrics are not on the disk: %s", metrics.window, error)
-
-
-def _short(value: float) -> float:
-    return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def metrics_of(
@@ -201,11 +197,18 @@ def metrics_of(
         "network/step": node.state.outer_steps,
         "network/applied_uids": len(settlement.uids),
         "network/findings": findings,
-        **gather_values(report),
-        **({} if seconds is None else {"timing/window_total": seconds}),
-        **share_values(node.time.seconds(window)),
+        "gather/successful_uids": len(report.submissions),
+        "gather/failed_uids": len(report.outcomes) - len(report.submissions),
+        "timing/gather": report.seconds,
         **condition_values(node),
     }
+    if tier := [outcome.submission is not None for outcome in report.outcomes if outcome.tier == Tier.GATHER]:
+        values["gather/success_rate"] = sum(tier) / len(tier)
+    if seconds is not None:
+        values["timing/window_total"] = seconds
+    spent = node.time.seconds(window)  # by activity; empty if another process ran the window
+    if total := sum(spent.values()):
+        values |= {f"share/{name}": number / total for name, number in spent.items()}
     by_labels = labelled_values(report)
     if isinstance(node, Miner):
         values |= training_values(train_report(node, window), node.hparams.data.sequence_length)
@@ -223,8 +226,7 @@ def metrics_of(
 
 def condition_of(node: Node, window: int) -> Metrics:
     """The metrics of a node in a window that it did not run: its own condition."""
-    by_labels = labelled_values(None)
-    return Metrics(node.name, node.role or "observer", window, condition_values(node), of_labels=by_labels)
+    return Metrics(node.name, node.role or "observer", window, condition_values(node), of_labels=labelled_values(None))
 
 
 def condition_values(node: Node) -> dict[str, float]:
@@ -249,12 +251,11 @@ def condition_values(node: Node) -> dict[str, float]:
     return values | {name: count for name, count in traffic.items() if count}
 
 
-def labelled_values(report: GatherReport | None) -> dict[str, dict[tuple[str, ...], float]]:
+def labelled_values(report: GatherReport | None) -> dict[str, Mapping[tuple[str, ...], float]]:
     """Figures that are counted by something else than a uid; names without any are left out."""
-    found: dict[str, dict[tuple[str, ...], float]] = {
-        "gather/failures": {} if report is None else {(str(reason),): n for reason, n in report.rejected.items()},
-        "retries": dict(TRAFFIC.retries()),
-    }
+    found: dict[str, Mapping[tuple[str, ...], float]] = {"retries": TRAFFIC.retries()}
+    if report is not None:
+        found["gather/failures"] = {(str(reason),): count for reason, count in report.rejected.items()}
     return {name: counts for name, counts in found.items() if counts}
 
 
@@ -262,24 +263,6 @@ def train_report(miner: Miner, window: int) -> TrainReport:
     """Read from a miner's journal how it trained in a window; an empty report if it says nothing."""
     known = miner.journal.result(window, "train")
     return TrainReport(window, None) if known is None else _TRAIN_REPORT.validate_json(known)
-
-
-def gather_values(report: GatherReport) -> dict[str, float]:
-    """Figures of a gather."""
-    tier = [outcome.submission is not None for outcome in report.outcomes if outcome.tier == Tier.GATHER]
-    counted = len(report.submissions)
-    return {
-        **({"gather/success_rate": sum(tier) / len(tier)} if tier else {}),
-        "gather/successful_uids": counted,
-        "gather/failed_uids": len(report.outcomes) - counted,
-        "timing/gather": report.seconds,
-    }
-
-
-def share_values(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Shares of a window by activity, which add up to 1; none if another process ran the window."""
-    total = sum(seconds.values())
-    return {f"share/{name}": spent / total for name, spent in seconds.items()} if total else {}
 
 
 def training_values(report: TrainReport, sequence_length: int) -> dict[str, float]:
@@ -308,7 +291,8 @@ def evidence_values(evidence: Evidence) -> dict[str, float]:
     }
     overlaps = [record.facts.overlap.share for record in records if record.facts.overlap is not None]
     return {
-        **{name: _mean(numbers) for name, numbers in means.items() if numbers},
+        # Divided first, so that no sum of finite numbers can overflow.
+        **{name: math.fsum(each / len(numbers) for each in numbers) for name, numbers in means.items() if numbers},
         "network/block": evidence.seed_block,
         "network/evaluated_uids": sum(record.facts.estimate is not None for record in records),
         "network/active_miners": sum(record.facts.payload_sha256 is not None for record in records),
@@ -349,11 +333,6 @@ def miner_values(evidence: Evidence) -> dict[str, dict[int, float]]:
     return {name: numbers for name, numbers in known.items() if numbers}
 
 
-def _mean(numbers: list[float]) -> float:
-    """The mean of finite numbers; divided first, so that no sum can overflow."""
-    return math.fsum(number / len(numbers) for number in numbers)
-
-
 def _loss_values(records: Iterable[MinerRecord]) -> dict[str, list[float]]:
     values: dict[str, list[float]] = {}
     for record in records:
@@ -362,10 +341,7 @@ def _loss_values(records: Iterable[MinerRecord]) -> dict[str, list[float]]:
             before, gain = getattr(estimate, f"{where}_before"), getattr(estimate, f"{where}_gain")
             if before is None or gain is None or not math.isfinite(before - gain):
                 continue
-            for name, number in (
-                ("before", before),
-                ("after", before - gain),
-                ("improvement", relative_gain(before, gain)),
-            ):
+            found = {"before": before, "after": before - gain, "improvement": relative_gain(before, gain)}
+            for name, number in found.items():
                 values.setdefault(f"loss/{where}/{name}", []).append(number)
     return values

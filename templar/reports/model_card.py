@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from typing import Any
 
 from templar.agreement.genesis import Birth
 from templar.agreement.proven_state import KeptModel
@@ -19,12 +20,24 @@ from templar.hparams import HParams
 from templar.reports.checkpoint_evaluation import HeldOutPoint, read_evaluations
 from templar.reports.history import CONCURRENCY, decided_entries, first_published
 from templar.reports.training_curve import held_out_rows
-from templar.scoring.evidence import Evidence
 from templar.store.deadline import in_parallel
 from templar.training.device import num_parameters
 
 PICTURE_FILE = "held_out.svg"  # the held-out curve, beside the card
 MOST_ROWS = 20  # rows of each table: more windows are thinned out, and of more contributors the largest are named
+USE = """\
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model, tokenizer = (kind.from_pretrained(FOLDER) for kind in (AutoModelForCausalLM, AutoTokenizer))
+ids = tokenizer("def ", return_tensors="pt", add_special_tokens=False)
+print(tokenizer.decode(model.generate(**ids, max_new_tokens=32)[0]))
+```
+
+Every document of the training data ends with the end token, and none begins with another special token.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,9 +45,7 @@ class TrainingHistory:
     """The training up to a window, as public objects show it."""
 
     windows: range  # that are counted
-    entries: Mapping[
-        int, tuple[RosterEntry, ...]
-    ]  # of each window's roster; none in a null window; unreadable ones miss
+    entries: Mapping[int, tuple[RosterEntry, ...]]  # by window, none in a null one; unreadable rosters miss
     losses: Mapping[int, float]  # by window: loss of a validator's evaluation batch before the window's step
     measured_by: int | None = None  # the validator's uid; None if no evidence was found
     pay: Mapping[str, float] = field(default_factory=dict)  # by hotkey: share of the weight that its evidence gave
@@ -44,8 +55,7 @@ class TrainingHistory:
 def read_history(exchange: NetworkView, birth: Birth, window: int) -> TrainingHistory:
     """Read the training of the windows up to this one whose objects the buckets keep.
 
-    Raises:
-        TransientError: The chain could not be reached, or no validator's evidence can be read now.
+    TransientError if the chain could not be reached, or no validator's evidence can be read now.
     """
     first = max(birth.start.start_window, window - exchange.hparams.storage.retention_windows + 1)
     windows = range(first, window + 1)
@@ -56,21 +66,17 @@ def read_history(exchange: NetworkView, birth: Birth, window: int) -> TrainingHi
     if published is None:
         return TrainingHistory(windows, entries, {}, held_out=held_out)
     losses = {each.window: each.loss for each in published.evidences if each.loss is not None}
-    return TrainingHistory(
-        windows, entries, losses, published.validator.uid, _pay(published.evidences), held_out=held_out
-    )
 
-
-def _pay(evidences: Sequence[Evidence]) -> dict[str, float]:
-    """Each miner's share of the weight of all miners, over all windows."""
+    # Each miner's share of the weight of all miners, over all windows.
     weights = defaultdict[str, float](float)
-    for evidence in evidences:
+    for evidence in published.evidences:
         hotkeys = {record.uid: record.facts.hotkey for record in evidence.miners}
         for record in evidence.weights:
             if record.uid in hotkeys:
                 weights[hotkeys[record.uid]] += record.weight
     total = sum(weights.values())
-    return {hotkey: weight / total for hotkey, weight in weights.items()} if total else {}
+    pay = {hotkey: weight / total for hotkey, weight in weights.items()} if total else {}
+    return TrainingHistory(windows, entries, losses, published.validator.uid, pay, held_out)
 
 
 def model_card(
@@ -82,7 +88,7 @@ def model_card(
         ("Preset", preset),
         ("Parameters", f"{num_parameters(model):,}"),
         ("Architecture", f"Llama, {model.num_hidden_layers} layers of {model.hidden_size}, float32"),
-        ("NeuronConfig", f"{model.max_position_embeddings} tokens"),
+        ("Context", f"{model.max_position_embeddings} tokens"),
         ("Window", f"{mark.window}, the first was {start.start_window}"),
         ("Outer steps", f"{mark.outer_steps:,}"),
         ("State root", f"`{mark.root}`"),
@@ -105,30 +111,21 @@ def model_card(
         "",
         *_table(("", ""), facts),
         "",
-        *_use(),
+        USE,
         *_training(hparams, history),
         *_held_out(history.held_out),
         *_contributors(history),
-        *_verify(mark),
-    ]
-    return "\n".join(lines)
-
-
-def _use() -> list[str]:
-    return [
-        "## Use",
+        "## Verify",
         "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "The state root covers every parameter and the whole history. A quorum of the validators' stake proved it.",
         "",
-        "model, tokenizer = (kind.from_pretrained(FOLDER) for kind in (AutoModelForCausalLM, AutoTokenizer))",
-        'ids = tokenizer("def ", return_tensors="pt", add_special_tokens=False)',
-        "print(tokenizer.decode(model.generate(**ids, max_new_tokens=32)[0]))",
+        "```console",
+        f"$ templar model fetch --window {mark.window}    # hashes, and the root against the proofs of the stake",
+        f"$ templar model verify --window {mark.window}   # the same state, computed again from the miners' payloads",
         "```",
         "",
-        "Every document of the training data ends with the end token, and none begins with another special token.",
-        "",
     ]
+    return "\n".join(lines)
 
 
 def _training(hparams: HParams, history: TrainingHistory) -> list[str]:
@@ -164,7 +161,7 @@ def _held_out(points: Sequence[HeldOutPoint]) -> list[str]:
     """Tell how well earlier checkpoints predict text that nobody trained on."""
     if not points:
         return []
-    rows = held_out_rows([points[index] for index in _thinned(list(range(len(points))))])
+    rows = held_out_rows(_thinned(points))
     return [
         "## Held-out text",
         "",
@@ -202,27 +199,13 @@ def _contributors(history: TrainingHistory) -> list[str]:
     ]
 
 
-def _verify(mark: StateMark | KeptModel) -> list[str]:
-    return [
-        "## Verify",
-        "",
-        "The state root covers every parameter and the whole history. A quorum of the validators' stake proved it.",
-        "",
-        "```console",
-        f"$ templar model fetch --window {mark.window}    # hashes, and the root against the proofs of the stake",
-        f"$ templar model verify --window {mark.window}   # the same state, computed again from the miners' payloads",
-        "```",
-        "",
-    ]
-
-
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
 
 
-def _thinned(windows: list[int]) -> list[int]:
+def _thinned(items: Sequence[Any]) -> Sequence[Any]:
     """At most `MOST_ROWS` of them, evenly spread, with the first and the last."""
-    if len(windows) <= MOST_ROWS:
-        return windows
-    step = (len(windows) - 1) / (MOST_ROWS - 1)
-    return [windows[round(index * step)] for index in range(MOST_ROWS)]
+    if len(items) <= MOST_ROWS:
+        return items
+    step = (len(items) - 1) / (MOST_ROWS - 1)
+    return [items[round(index * step)] for index in range(MOST_ROWS)]

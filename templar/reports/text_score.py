@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason
@@ -49,10 +49,8 @@ class TextScore:
 def score_texts(net: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> TextScore:
     """Score texts, on one thread, so that the result is the same every time.
 
-    The model is on the CPU and sees at most `length` tokens at once; empty texts count for nothing.
-
-    Raises:
-        PermanentError: `dataset_too_small`; there is no token to predict. `non_finite_loss`.
+    The model is on the CPU and sees at most `length` tokens at once; empty texts count for nothing. PermanentError:
+    `dataset_too_small`, there is no token to predict; `non_finite_loss`.
     """
     # 1. The windows of all texts; those of one length go through the model together.
     token_lists = [tokens.tolist() for tokens in tokenizer.encode_batch(texts)]
@@ -68,33 +66,23 @@ def score_texts(net: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], leng
         while start < len(windows):
             size = len(windows[start][0])
             batch = [each for each in windows[start : start + BATCH] if len(each[0]) == size]
-            nats += _nats(net, batch)
+            scores = torch.log_softmax(logits(net, torch.tensor([inputs for inputs, _ in batch])), dim=-1)
+            for row, (_, targets) in zip(scores, batch, strict=True):
+                chosen = row[len(row) - len(targets) :].gather(1, torch.tensor(targets).unsqueeze(1))
+                nats.append(-float(chosen.double().sum()))
             start += len(batch)
-    score = TextScore(
-        len(texts), sum(map(len, token_lists)), sum(len(text.encode()) for text in texts), math.fsum(nats)
-    )
-    if not math.isfinite(score.nats):
+    total = math.fsum(nats)
+    if not math.isfinite(total):
         raise PermanentError(Reason.NON_FINITE_LOSS, "the model's loss on held-out text is not finite")
-    return score
+    return TextScore(len(texts), sum(map(len, token_lists)), sum(len(text.encode()) for text in texts), total)
 
 
 def text_windows(tokens: Sequence[int], first: int, length: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Cut a text into inputs of at most `length` tokens, with the tokens that follow the last ones of each.
+    """Cut a text into inputs of at most `length` tokens, each with the tokens that follow its last ones.
 
-    Yields:
-        Inputs and targets. There are as many targets as inputs, or fewer in the last window of several.
+    There are as many targets as inputs, or fewer in the last window of several.
     """
     stream = [first, *tokens]
     for done in range(0, len(tokens), length):
         end = min(done + length, len(tokens))
         yield stream[max(0, end - length) : end], list(tokens[done:end])
-
-
-def _nats(net: nn.Module, batch: Sequence[tuple[list[int], list[int]]]) -> list[float]:
-    """The negative log-likelihood of the targets of each window; all inputs have one length."""
-    scores: Tensor = torch.log_softmax(logits(net, torch.tensor([inputs for inputs, _ in batch])), dim=-1)
-    found = []
-    for row, (_, targets) in zip(scores, batch, strict=True):
-        chosen = row[len(row) - len(targets) :].gather(1, torch.tensor(targets).unsqueeze(1))
-        found.append(-float(chosen.double().sum()))
-    return found

@@ -7,21 +7,21 @@ What is not known is a gap.
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
 from templar.agreement.genesis import Birth
 from templar.agreement.voter import Settlement
-from templar.chain.base import NeuronInfo
+from templar.errors import TransientError
 from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import RosterEntry
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.reports.checkpoint_evaluation import HeldOut, HeldOutPoint, read_evaluations, shown_results
-from templar.reports.history import decided_entries, look_for_published
+from templar.reports.history import decided_entries, first_published
 from templar.reports.metrics import train_report
 from templar.scoring.evidence import Evidence
 
@@ -90,13 +90,8 @@ def _point_of(node: Node, window: int) -> CurvePoint:
 
 
 def node_rows(node: Node, points: Sequence[CurvePoint]) -> Rows:
-    """The rows of a node's page beside its curve, one per figure.
-
-    Raises:
-        TemplarError: The chain failed.
-    """
-    newest = points[-1]
-    rows = [*common_rows(points, node.state.outer_steps, node.birth.start.start_window)]
+    """The rows of a node's page beside its curve, one per figure; TemplarError if the chain failed."""
+    newest, rows = points[-1], [*common_rows(points, node.state.outer_steps, node.birth.start.start_window)]
     if isinstance(node, Miner):
         trained = train_report(node, newest.window)
         speed = "" if trained.figures is None else f", {trained.figures.tokens_per_second:,.0f} tokens/s"
@@ -104,7 +99,12 @@ def node_rows(node: Node, points: Sequence[CurvePoint]) -> Rows:
         decided = [point for point in points if point.own is not None]
         applied = sum(bool(point.own) for point in decided)
         rows.append(("own payload applied", f"in {applied} of {len(decided)} windows"))
-        rows += _pay_rows(node.exchange, node.exchange.identity(newest.window).uid)
+        uid, exchange = node.exchange.identity(newest.window).uid, node.exchange
+        on_chain = sorted((validator, row.get(uid, 0.0)) for validator, row in exchange.chain.weights().items())
+        shown = ", ".join(f"{weight:.4f} by uid {validator}" for validator, weight in on_chain)
+        rows.append(("own weight on chain", shown or "no validator has set weights yet"))
+        neuron = exchange.newest_metagraph().by_uid(uid)
+        rows.append(("own share of the miners' emission", "unknown" if neuron is None else f"{neuron.incentive:.1%}"))
     if isinstance(node, Validator) and (evidence := node.book.evidence(newest.window)) is not None:
         weights = sorted(evidence.weights, key=lambda each: (-each.weight, each.uid))[:MOST_MINERS]
         shown = ", ".join(f"uid {each.uid}: {each.weight:.4f}" for each in weights if each.weight > 0)
@@ -112,19 +112,9 @@ def node_rows(node: Node, points: Sequence[CurvePoint]) -> Rows:
     return rows
 
 
-def _pay_rows(exchange: NetworkView, uid: int) -> Iterator[tuple[str, str]]:
-    """Share of the emission and weight of a uid, as the chain has them now."""
-    neuron = exchange.newest_metagraph().by_uid(uid)
-    weights = {validator: row.get(uid, 0.0) for validator, row in exchange.chain.weights().items()}
-    shown = ", ".join(f"{weight:.4f} by uid {validator}" for validator, weight in sorted(weights.items()))
-    yield "own weight on chain", shown or "no validator has set weights yet"
-    yield "own share of the miners' emission", "unknown" if neuron is None else f"{neuron.incentive:.1%}"
-
-
 def common_rows(points: Sequence[CurvePoint], outer_steps: int | None, start_window: int) -> Iterator[tuple[str, str]]:
     """The figures that every page has."""
-    newest = points[-1]
-    yield "newest window", str(newest.window)
+    yield "newest window", str(points[-1].window)
     if losses := [point.loss for point in points if point.loss is not None]:
         yield "loss, nats per token", " → ".join(f"{loss:.4f}" for loss in dict.fromkeys((losses[0], losses[-1])))
     if outer_steps is not None:
@@ -134,12 +124,9 @@ def common_rows(points: Sequence[CurvePoint], outer_steps: int | None, start_win
     unknown = sum(point.tokens is None for point in points)
     without = f"; {unknown} windows are not known" if unknown else ""
     yield "tokens in the applied payloads", f"{tokens:,} since {since}{without}"
-    applied = [point.applied for point in points if point.applied is not None]
-    if applied:
-        yield (
-            "miners applied",
-            f"{applied[-1]} in the newest decided window, {sum(applied) / len(applied):.1f} on average",
-        )
+    if applied := [point.applied for point in points if point.applied is not None]:
+        mean = sum(applied) / len(applied)
+        yield "miners applied", f"{applied[-1]} in the newest decided window, {mean:.1f} on average"
 
 
 @dataclass(frozen=True)
@@ -147,7 +134,6 @@ class NetworkGlance:
     """A network as its public objects show it."""
 
     points: tuple[CurvePoint, ...]  # at least one, by rising window
-    evidence: Evidence | None  # the newest; None if no validator shows any
     rows: Rows
     miners: tuple[Mapping[str, str], ...]  # one row each, the largest weight first
     held_out: tuple[HeldOutPoint, ...] = ()  # of the published checkpoints, by rising window
@@ -162,22 +148,22 @@ class NetworkCurve:
         self._held_out = HeldOut()
         self._points: dict[int, CurvePoint] = {}
         self._newest: Evidence | None = None
-        self._validator: NeuronInfo | None = None
+        self._hotkey: str | None = None  # of the validator whose evidence the last look found
         self._lock = threading.Lock()
 
     def look(self, window: int) -> NetworkGlance:
-        """The windows up to this one, which must be decided.
-
-        Raises:
-            TemplarError: The chain failed.
-        """
+        """The windows up to this one, which must be decided; TemplarError if the chain failed."""
         with self._lock:
             return self._look(window)
 
     def _look(self, window: int) -> NetworkGlance:
         # 1. Ask for what is new, and for what may have been published since the last look.
         first = max(self.start_window, window + 1 - self._exchange.hparams.storage.retention_windows)
-        wanted = [each for each in range(first, window + 1) if self._may_be_new(each, window)]
+        wanted = []
+        for each in range(first, window + 1):
+            point = self._points.get(each)
+            if point is None or (None in (point.loss, point.applied) and each > window - LATE_WINDOWS):
+                wanted.append(each)
         evidences = self._evidences(range(wanted[0], window + 1)) if wanted else {}
         for each in wanted:
             evidence = evidences.get(each)
@@ -195,24 +181,29 @@ class NetworkCurve:
         if evidences:
             self._newest = evidences[max(evidences)]
         steps = None if (newest := self._newest) is None else newest.outer_steps + (newest.roster is not None)
-        rows = [*common_rows(points, steps, self.start_window), *_held_out_summary(self._held_out)]
+        rows = [*common_rows(points, steps, self.start_window)]
+        if held_out:
+            score, after = held_out[-1].score, f"after window {held_out[-1].window}"
+            text = f"{score.loss:.4f} nats per token, {score.bits_per_byte:.4f} bits per byte, {after}"
+            rows.append(("held-out text", text))
+        if faults := self._held_out.left_out.values():
+            rows.append(("evaluations left out", "; ".join(dict.fromkeys(map(str, faults)))))
         if newest is None:
             rows.append(("evidence", "no validator shows any of these windows"))
-            return NetworkGlance(points, None, rows, (), held_out)
+            return NetworkGlance(points, rows, (), held_out)
         rows.append(("evidence", f"of window {newest.window}, by uid {newest.uid}"))
-        return NetworkGlance(points, newest, rows, tuple(self._miners(newest)), held_out)
-
-    def _may_be_new(self, window: int, newest: int) -> bool:
-        point = self._points.get(window)
-        return point is None or (None in (point.loss, point.applied) and window > newest - LATE_WINDOWS)
+        return NetworkGlance(points, rows, tuple(self._miners(newest)), held_out)
 
     def _evidences(self, windows: range) -> dict[int, Evidence]:
         """The evidence of the validator that had some at the last look, or else of the first one that has any."""
-        last = None if self._validator is None else self._validator.hotkey
-        published, _ = look_for_published(self._exchange, windows, first=last)
+        self._exchange.newest_metagraph()  # a failure of the chain ends the look, and one of a bucket does not
+        try:
+            published = first_published(self._exchange, windows, first=self._hotkey)
+        except TransientError:
+            return {}
         if published is None:
             return {}
-        self._validator = published.validator
+        self._hotkey = published.validator.hotkey
         return {evidence.window: evidence for evidence in published.evidences}
 
     def _miners(self, evidence: Evidence) -> Iterator[Mapping[str, str]]:
@@ -230,15 +221,6 @@ class NetworkCurve:
                     "final score": f"{record.final:.4f}",
                     "newest payload": "applied" if record.facts.applied else str(record.facts.reason or "not applied"),
                 }
-
-
-def _held_out_summary(held_out: HeldOut) -> Iterator[tuple[str, str]]:
-    if held_out.points:
-        score = held_out.points[-1].score
-        text = f"{score.loss:.4f} nats per token, {score.bits_per_byte:.4f} bits per byte"
-        yield "held-out text", f"{text}, after window {held_out.points[-1].window}"
-    if held_out.left_out:
-        yield "evaluations left out", "; ".join(dict.fromkeys(map(str, held_out.left_out.values())))
 
 
 def held_out_rows(points: Sequence[HeldOutPoint]) -> list[dict[str, str]]:
@@ -279,24 +261,40 @@ def draw_curve(points: Sequence[CurvePoint], title: str) -> bytes:
     def x(window: int) -> float:
         return LEFT + (window - first + 0.5) * width
 
-    losses = [point.loss for point in points if point.loss is not None]
-    most = max((point.applied or 0 for point in points), default=0)
+    most = max(point.applied or 0 for point in points)
     shapes = [
-        text_at(LEFT, 20, escape(title), "start"),
-        *_bars(points, x, width, most),
-        *(_line(points, x, min(losses), max(losses)) if losses else [text_at(LEFT, LOSS_TOP + 20, "no loss is known")]),
+        text_at(LEFT, 20, escape(title)),
         text_at(LEFT, HEIGHT - 8, f"window {first}"),
         *([text_at(RIGHT, HEIGHT - 8, str(last), "end")] if last > first else []),
         text_at(LEFT, BARS_TOP - 8, f"miners applied, at most {most}"),
     ]
+
+    # A bar per window that is decided; one without payloads is a line at the bottom.
+    for point in points:
+        if point.applied is not None:
+            tall = max(1.0, point.applied / max(most, 1) * (BARS_BOTTOM - BARS_TOP))
+            left = x(point.window) - 0.4 * width
+            place = f'x="{left:.1f}" y="{BARS_BOTTOM - tall:.1f}" width="{0.8 * width:.1f}" height="{tall:.1f}"'
+            shapes.append(f'<rect {place} fill="#93c5fd"/>')
+
+    # The losses between two grid lines; a window without one interrupts the line.
+    losses = [point.loss for point in points if point.loss is not None]
+    if not losses:
+        return svg(HEIGHT, [*shapes, text_at(LEFT, LOSS_TOP + 20, "no loss is known")])
+    low, high = min(losses), max(losses)
+    for value in dict.fromkeys((high, low)):
+        y = height(value, low, high)
+        shapes.append(f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="#ddd"/>')
+        shapes.append(text_at(LEFT - 6, y + 4, f"{value:.2f}", "end"))
+    for part in unbroken(
+        None if each.loss is None else (x(each.window), height(each.loss, low, high)) for each in points
+    ):
+        shapes += curve(part)
     return svg(HEIGHT, shapes)
 
 
 def draw_held_out(points: Sequence[HeldOutPoint]) -> bytes:
-    """The loss on held-out text over tokens and over wall time, as SVG; at least one point.
-
-    The same points give the same bytes.
-    """
+    """The held-out loss over tokens and wall time of one point or more, as SVG; the same points give the same bytes."""
     low, high = (choose((point.score for point in points), key=lambda score: score.loss) for choose in (min, max))
     counted = [(float(point.trained), point.score.loss) for point in points if point.trained is not None]
     timed = [(point.hours, point.score.loss) for point in points]
@@ -327,17 +325,6 @@ def svg(height: int, shapes: Iterable[str]) -> bytes:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>\n{body}\n</svg>\n'.encode()
 
 
-def _line(points: Sequence[CurvePoint], x: Callable[[int], float], low: float, high: float) -> Iterator[str]:
-    """The losses between two grid lines; a window without one interrupts the line."""
-    for value in dict.fromkeys((high, low)):
-        y = height(value, low, high)
-        yield f'<path d="M{LEFT} {y:.1f}H{RIGHT}" stroke="#ddd"/>'
-        yield text_at(LEFT - 6, y + 4, f"{value:.2f}", "end")
-    known = (None if each.loss is None else (x(each.window), height(each.loss, low, high)) for each in points)
-    for part in unbroken(known):
-        yield from curve(part)
-
-
 def height(number: float, low: float, high: float, top: float = LOSS_TOP, bottom: float = LOSS_BOTTOM) -> float:
     """The height of a number between the lowest, at the bottom, and the highest."""
     return top + (high - number) / (high - low or 1.0) * (bottom - top)
@@ -355,16 +342,6 @@ def curve(places: Sequence[tuple[float, float]], colour: str = "#1d4ed8") -> Ite
     if len(places) > 1:
         through = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
         yield f'<path d="M{through}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-
-
-def _bars(points: Sequence[CurvePoint], x: Callable[[int], float], width: float, most: int) -> Iterator[str]:
-    """A bar per window that is decided; one without payloads is a line at the bottom."""
-    for point in points:
-        if point.applied is not None:
-            height = max(1.0, point.applied / max(most, 1) * (BARS_BOTTOM - BARS_TOP))
-            left = x(point.window) - 0.4 * width
-            place = f'x="{left:.1f}" y="{BARS_BOTTOM - height:.1f}" width="{0.8 * width:.1f}" height="{height:.1f}"'
-            yield f'<rect {place} fill="#93c5fd"/>'
 
 
 def text_at(x: float, y: float, text: str, anchor: str = "start") -> str:

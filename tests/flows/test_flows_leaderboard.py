@@ -5,7 +5,7 @@ import json
 import pytest
 
 from flows.leaderboard import leaderboard
-from templar.reports.leaderboard import leaderboard as leaderboard_of
+from templar.reports.leaderboard import Leaderboard
 from tests.support.flow_network import run_flow
 from tests.support.published import MINERS, evaluate_genesis, publish_evidence, with_reader
 
@@ -43,7 +43,7 @@ def test_nothing_published_is_no_failure(network, prefect_api):
 
 def test_the_standings_are_a_table_and_a_plot(network, published, prefect_api):
     uid, evidences = published
-    board, first = leaderboard_of(evidences), network.first_window
+    board, first = Leaderboard(evidences), network.first_window
     state = run()
     read = f"evidence of uid {uid}: 3 of 4 windows, {first} to {first + 3}; nothing of {first + 2}"
     assert (state.name, state.message) == ("Completed", f"{read}: {board.summary}")
@@ -64,7 +64,7 @@ def test_a_validator_and_fewer_windows_can_be_asked_for(network, published, pref
     assert state.message is not None
     assert state.message.startswith(f"evidence of uid {uid}: 1 of 1 windows, {last}: loss ")
     rows = json.loads(str(prefect_api.artifacts(state)[f"leaderboard-{NAME}"].data))
-    assert rows == leaderboard_of(evidences[-1:]).cells()
+    assert rows == Leaderboard(evidences[-1:]).cells()
     unknown = run(validator=200)
     assert unknown.is_failed()
     assert "[not_registered] validator: uid 200 is no validator" in str(unknown.message)

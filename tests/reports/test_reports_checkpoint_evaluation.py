@@ -41,6 +41,8 @@ def test_a_second_run_changes_nothing_and_measures_what_is_new(network):
         (each.window, each.score, False) for each in first
     ]
     assert network.objects(AGGREGATOR) == before
+    sizes = [len(data) for key, (_, data) in before.items() if key.endswith(EVALUATION_FILE)]
+    assert max(sizes) < 1000, "they are kept for ever"
     assert not (network.config(AGGREGATOR).home / "evaluating").exists()
 
     network.run([3])

@@ -1,7 +1,6 @@
 """The held-out curve of a network: read from the signed evaluations of its checkpoints, and from nothing else."""
 
 import math
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -101,16 +100,6 @@ class TestCurve:
         assert all(later < earlier for earlier, later in pairwise(bits))
         assert bits[-1] < 0.9 * bits[0]
 
-    def test_a_second_run_measures_and_changes_nothing(self, trained):
-        before = {name: trained.objects(name) for name in PUBLISHERS}
-        found = read(trained)
-        assert [evaluate(trained, name) for name in PUBLISHERS] == [[], []]
-        assert {name: trained.objects(name) for name in PUBLISHERS} == before
-        assert read(trained) == found
-        sizes = [len(data) for key, (_, data) in before[PUBLISHERS[0]].items() if key.endswith(EVALUATION_FILE)]
-        assert len(sizes) == 4
-        assert max(sizes) < 1000, "they are kept for ever"
-
     def test_a_later_reading_reads_only_what_is_new(self, trained, monkeypatch):
         known, asked = read(trained), list[str]()
         real = checkpoint_evaluation.read_signed
@@ -159,24 +148,9 @@ def sealed(body, signer, **changes):
 
 HOSTILE: dict[str, tuple[Forge, Reason]] = {
     "not an object": (lambda body, signer: b"{}", Reason.MALFORMED),
-    "too long": (lambda body, signer: b" " * (CheckpointEvaluation.max_bytes + 1), Reason.WRONG_SIZE),
-    "another form": (lambda body, signer: sealed(body, signer) + b"\n", Reason.NOT_CANONICAL),
-    "changed after it was signed": (
-        lambda body, signer: sealed(body, signer).replace(b'"texts":32', b'"texts":33'),
-        Reason.BAD_SIGNATURE,
-    ),
     "another window's": (partial(sealed, window=2), Reason.WRONG_WINDOW),
     "another network's": (partial(sealed, genesis="ab" * 32), Reason.WRONG_NETWORK),
     "another uid's": (partial(sealed, uid=77), Reason.WRONG_IDENTITY),
-    "no tokens": (partial(sealed, tokens=0), Reason.MALFORMED),
-    "no bytes": (partial(sealed, num_bytes=0), Reason.MALFORMED),
-    "less than no loss": (partial(sealed, nats=-1.0), Reason.MALFORMED),
-    "a loss beyond all numbers": (
-        lambda body, signer: re.sub(rb'"nats":[0-9.]+', b'"nats":1e999', sealed(body, signer)),
-        Reason.MALFORMED,
-    ),
-    "a name that breaks a table": (partial(sealed, results=(("a|b", "acc", 0.5),)), Reason.MALFORMED),
-    "more results than fit": (partial(sealed, results=(("a", "acc", 0.5),) * 257), Reason.MALFORMED),
     "another state": (partial(sealed, root="ab" * 32), Reason.ROOT_DIFFERS),
     "more tokens than possible": (partial(sealed, trained=2**53), Reason.MALFORMED),
 }
@@ -199,15 +173,6 @@ class TestHostile:
         assert {place: error.reason for place, error in found.left_out.items()} == {
             (liar.hotkey.address, self.LAST): reason
         }
-
-    def test_a_stranger_cannot_speak_for_a_validator(self, trained):
-        """The object is in order, but its author is another neuron."""
-        liar, miner = trained.member(PUBLISHERS[0]), trained.member(trained.miners[0])
-        body = stored(trained, liar.name, self.LAST)
-        data = sealed(body, miner.hotkey, uid=miner.uid, hotkey=miner.hotkey.address, nats=1.0)
-        with self.replaced(trained, data):
-            (error,) = read(trained).left_out.values()
-        assert error.reason is Reason.WRONG_IDENTITY
 
     def test_of_two_that_differ_the_one_with_more_stake_counts(self, trained):
         members = {member.hotkey.address: member for member in map(trained.member, PUBLISHERS)}
@@ -297,10 +262,8 @@ class TestShown:
         tokens, hours = places[:2], places[2:]
         assert tokens == [(56.0, 36.0), (330.0, 126.0)]
         assert hours == [(410.0, 36.0), (412.5, 126.0), (664.0, 216.0)]
-
-    def test_one_point_without_tokens_is_enough(self):
         texts = [each.text for each in ET.fromstring(draw_held_out((point(0, None, 600.0),))).iter()]
-        assert "tokens are not known" in texts
+        assert "tokens are not known" in texts, "one point is enough"
 
     def test_the_networks_page_has_the_curve_beside_the_evaluation_curve(self, trained):
         miner = trained.miners[0]

@@ -8,7 +8,7 @@ from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import Sealed, seal
 from templar.reports.history import read_published, read_recent
-from templar.reports.leaderboard import leaderboard
+from templar.reports.leaderboard import Leaderboard
 from tests.support.errors import raising
 from tests.support.network import tiny
 
@@ -23,14 +23,9 @@ def network(build_shared):
 
 @pytest.fixture
 def shown(network):
-    """The same; a test's changes of the validator's evidence are undone."""
-    validator = network.validator
-    before = {key: data for key, (_, data) in network.objects(validator, Kind.EVIDENCE).items()}
-    yield network
-    bucket = network.bucket(validator)
-    bucket.delete(network.objects(validator, Kind.EVIDENCE))
-    for key, data in before.items():
-        bucket.put(key, data)
+    """The same; a test's changes of the buckets are undone."""
+    with network.restored():
+        yield network
 
 
 def uid_of(network):
@@ -50,7 +45,7 @@ def test_everybody_reads_what_the_validator_has_in_its_book(network):
         assert (found.left_out, found.gaps) == ((), ())
     assert found.summary == f"evidence of uid {uid_of(network)}: 3 of 3 windows, 1 to 3"
     assert read_recent(network.config(node), 2).evidences == own[1:]
-    assert leaderboard(found.evidences).standings["uid"].tolist() == [
+    assert Leaderboard(found.evidences).standings["uid"].tolist() == [
         record.uid for record in sorted(found.evidences[-1].miners, key=lambda each: (-each.final, each.uid))
     ]
 
@@ -80,7 +75,7 @@ def test_an_object_that_is_not_evidence_is_left_out_with_its_reason(shown):
         shown.bucket(validator).put(key_of(shown, 2), data)
         found = read_recent(shown.config(miner), 100)
         assert [evidence.window for evidence in found.evidences] == [1, 3]
-        assert [(each.window, each.reason) for each in found.left_out] == [(2, reason)]
+        assert [(window, error.reason) for window, error in found.left_out] == [(2, reason)]
         assert found.gaps == ()
         assert found.summary.endswith(f"1 to 3; window 2 is left out [{reason}]")
 
@@ -90,7 +85,7 @@ def test_only_forgeries_are_evidence_of_nothing(shown):
     for window in WINDOWS:
         shown.bucket(validator).put(key_of(shown, window), b"{}")
     asked = read_recent(shown.config(miner), 100, uid=uid_of(shown))
-    assert (asked.evidences, [each.reason for each in asked.left_out]) == ((), [Reason.MALFORMED] * 3)
+    assert (asked.evidences, [error.reason for _, error in asked.left_out]) == ((), [Reason.MALFORMED] * 3)
     with pytest.raises(PermanentError, match="no validator shows evidence of windows 1 to 3"):
         read_recent(shown.config(miner), 100)
 
@@ -102,7 +97,7 @@ class TestWhose:
         assert read_recent(config, 100, uid=uid_of(network)).validator.uid == uid_of(network)
         with raising(PermanentError, Reason.EVIDENCE_MISSING, match="shows evidence of windows 1 to 3"):
             read_recent(config, 100, uid=network.member(aggregator).uid)
-        with raising(PermanentError, Reason.NOT_REGISTERED, "is no validator", "uids that are: 1, 2"):
+        with raising(PermanentError, Reason.NOT_REGISTERED, "is none of subnet", "uids that are: 1, 2"):
             read_recent(config, 100, uid=network.member(miner).uid)
 
     def test_a_bucket_that_nobody_named_is_said(self, network):

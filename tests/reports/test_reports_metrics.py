@@ -8,6 +8,7 @@ from statistics import fmean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from templar.errors import Reason, TransientError
@@ -58,7 +59,7 @@ def samples(text):
 
 
 def test_the_text_format():
-    text = SMALL.to_prometheus()
+    text = generate_latest(SMALL).decode()
     assert "# TYPE templar_validator_network_window gauge" in text.splitlines()
     assert f"# HELP templar_validator_loss {HELP['loss']}" in text.splitlines()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
@@ -77,7 +78,7 @@ def test_the_text_format():
 
 @given(name=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"), max_size=20), value=st.floats())
 def test_a_scraper_reads_back_every_name_and_number(name, value):
-    text = Metrics(name, "miner", 1, {"loss": value}).to_prometheus()
+    text = generate_latest(Metrics(name, "miner", 1, {"loss": value})).decode()
     ((sample,),) = ([*family.samples] for family in text_string_to_metric_families(text))
     assert sample.name == "templar_miner_loss"
     assert sample.labels == {"neuron": name}
@@ -87,7 +88,7 @@ def test_a_scraper_reads_back_every_name_and_number(name, value):
 def test_a_penalty_that_is_there_twice_is_one_sample():
     """Two samples with the same labels make a scraper refuse the whole file."""
     twice = Metrics("default", "validator", 1, {}, {}, (SMALL.slashes[0], SMALL.slashes[0]))
-    assert twice.to_prometheus().count("templar_validator_slash{") == 1
+    assert generate_latest(twice).decode().count("templar_validator_slash{") == 1
 
 
 def test_every_name_is_in_the_guide():
@@ -149,20 +150,22 @@ def test_validator_figures_of_each_miner():
     assert values["gradient_scores"] == {3: records[3].gradient_score}
     assert values["binary_indicators"] == {3: 1}
     assert values["sync/avg_steps_behind"] == {3: 9}
-    for uid, record in records.items():
-        card = record.after
-        assert values["final_scores"][uid] == card.final
-        assert values["binary_moving_averages"][uid] == card.binary_average
-        assert values["advantages"][uid] == card.advantage
-        assert values["own_excesses"][uid] == card.own_excess
-        assert values["sync_score"][uid] == card.sync
-        assert values["openskill/mu"][uid] == card.mu
-        assert values["openskill/sigma"][uid] == card.sigma
-        assert values["openskill/ordinal"][uid] == card.rating.ordinal
-        assert values["weights"][uid] == weights.get(uid, 0.0)
-    assert evidence_values(evidence)["openskill/baseline"] == evidence.baseline.ordinal
-    assert evidence_values(evidence)["advantage/typical"] == evidence.typical_advantage > 0
-    assert evidence_values(evidence)["own_excess/typical"] == evidence.typical_own_excess > 0
+    for name, field in (
+        ("final_scores", "final"),
+        ("binary_moving_averages", "binary_average"),
+        ("advantages", "advantage"),
+        ("own_excesses", "own_excess"),
+        ("sync_score", "sync"),
+        ("openskill/mu", "mu"),
+        ("openskill/sigma", "sigma"),
+    ):
+        assert values[name] == {uid: getattr(record.after, field) for uid, record in records.items()}
+    assert values["openskill/ordinal"] == {uid: record.after.rating.ordinal for uid, record in records.items()}
+    assert values["weights"] == {uid: weights.get(uid, 0.0) for uid in records}
+    of_all = evidence_values(evidence)
+    assert of_all["openskill/baseline"] == evidence.baseline.ordinal
+    assert of_all["advantage/typical"] == evidence.typical_advantage > 0
+    assert of_all["own_excess/typical"] == evidence.typical_own_excess > 0
     assert values["slash/score_before"] == {3: 20.0, 4: 20.0, 5: 20.0}
     assert values["slash/score_after"] == {uid: record.final for uid, record in records.items()}
     assert values["inactivity/score_before"] == {5: 20.0}
@@ -196,7 +199,7 @@ def test_figures_of_every_role(ran):
         assert (metrics.values["state/windows_behind"], metrics.values["lease/held"]) == (0, 1)
         names = {*metrics.values, *metrics.of_uids, *metrics.of_labels}
         assert names <= set(HELP)
-        assert len(samples(metrics.to_prometheus())) >= len(names)
+        assert len(samples(generate_latest(metrics).decode())) >= len(names)
     assert (aggregator.role, aggregator.of_uids, "loss" in aggregator.values) == ("aggregator", {}, False)
     assert (first.values["applied"], second.values["applied"]) == (1, 0)
     assert first.values["batch_tokens"] > 0
@@ -286,7 +289,7 @@ def test_the_file_is_replaced_and_the_line_is_logged(tmp_path, caplog):
     (tmp_path / FILE_NAME).write_text("of the window before")
     with caplog.at_level(logging.INFO, "templar"):
         publish_metrics(SMALL, tmp_path)
-    assert (tmp_path / FILE_NAME).read_text() == SMALL.to_prometheus()
+    assert (tmp_path / FILE_NAME).read_text() == generate_latest(SMALL).decode()
     assert [each.name for each in tmp_path.iterdir()] == [FILE_NAME]
     ((name, line),) = ((record.name, record.getMessage()) for record in caplog.records)
     assert (name, line) == ("templar.metrics", SMALL.to_json())

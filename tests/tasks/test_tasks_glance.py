@@ -44,7 +44,7 @@ def test_the_network_is_shown_up_to_the_window_before_the_one_that_settles(pages
 
     def look(window):
         looked.append(window)
-        return NetworkGlance((CurvePoint(window, 5.0, 2, 10),), None, [("outer steps", "4")], ({"uid": "3"},))
+        return NetworkGlance((CurvePoint(window, 5.0, 2, 10),), [("outer steps", "4")], ({"uid": "3"},))
 
     curve: Any = SimpleNamespace(start_window=7, look=look)
     for settled in (7, 8, 9):
