@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
@@ -116,11 +117,9 @@ class AccessReport:
 def check_access(buckets: Sequence[Sequence[Credential]]) -> AccessReport:
     """Try every key of every bucket; `buckets` holds the keys of each bucket.
 
-    Raises:
-        TransientError: A store failed. Probes were removed where possible; a temporary clean-up removes the others.
+    TransientError if a store failed: probes were removed where possible, and a temporary clean-up removes the others.
     """
-    rows: list[AccessRow] = []
-    left: list[str] = []
+    rows, left = list[AccessRow](), list[str]()
     for credentials in buckets:
         check = _Check(credentials)
         try:
@@ -160,28 +159,44 @@ class _Check:
         return [f"{name}/{key}" for key in sorted(self.written) if not self._is_gone(key)]
 
     def _try(self, credential: Credential, rights: Sequence[Right]) -> Iterator[AccessRow]:
-        attempts: dict[Right, Callable[[Credential], str]] = {
-            Right.PUT: self._put,
-            Right.LIST: self._list,
-            Right.HEAD: self._head,
-            Right.GET: self._get,
-            Right.PARTS: self._put_in_parts,
-            Right.STAMPS: self._look_at_stamps,
-            Right.DELETE: self._delete,
-        }
         for right in rights:
             wanted = credential.writes or right in _READING
             if wanted or credential.enforced:
-                has, detail = _outcome(lambda: attempts[right](credential), wanted=wanted)  # noqa: B023 - called here
+                has, detail = _outcome(partial(self._attempt, right, credential), wanted=wanted)
             else:
                 has, detail = None, "a directory store looks at no keys"
             yield AccessRow(credential.store.name, credential.name, credential.writes, right, wanted, has, detail)
 
-    # Each attempt returns why its success proves nothing, or an empty string.
+    def _attempt(self, right: Right, credential: Credential) -> str:
+        """Use a right; the reason for which its success proves nothing, or an empty string."""
+        store, writes = credential.store, credential.writes
+        match right:
+            case Right.PUT:
+                self._write(self.key if writes else f"{self.key}-denied", partial(self._publish, credential))
+            case Right.PARTS:
+                key = f"{self.key}-{'parts' if writes else 'deniedparts'}"
+                self._write(key, lambda key: credential.uploads.store_in_parts(key, PROBE))
+            case Right.LIST:
+                next(iter(store.list()), None)
+            case Right.HEAD:
+                store.head(f"{self.key}-absent")
+            case Right.GET:
+                if (readable := self._existing(credential)) is None:
+                    return "there is no object to read"
+                store.get_range(readable, 0, 1)
+            case Right.STAMPS:
+                return self._look_at_stamps(credential)
+            case Right.DELETE:
+                return self._delete(credential)
+        return ""
 
-    def _put(self, credential: Credential) -> str:
-        key = self.key if credential.writes else f"{self.key}-denied"
-        return self._write(key, lambda: self._publish(credential, key))
+    def _write(self, key: str, write: Callable[[str], None]) -> None:
+        self.written.add(key)  # before the request: a lost answer may have been a success
+        try:
+            write(key)
+        except PermanentError:
+            self.written.discard(key)
+            raise
 
     def _publish(self, credential: Credential, key: str) -> None:
         """Store an object, with a write key as publications do."""
@@ -189,10 +204,6 @@ class _Check:
             credential.store.put(key, PROBE)
         elif not credential.store.put_if_absent(key, PROBE):
             raise PermanentError(Reason.STORE_REFUSED, f"{key}: the server says that a new object is there already")
-
-    def _put_in_parts(self, credential: Credential) -> str:
-        key = f"{self.key}-{'parts' if credential.writes else 'deniedparts'}"
-        return self._write(key, lambda: credential.uploads.store_in_parts(key, PROBE))
 
     def _look_at_stamps(self, credential: Credential) -> str:
         """Refuse a bucket whose objects readers refuse; say if they cannot tell an object that came in parts."""
@@ -213,31 +224,6 @@ class _Check:
         if self.key in self.written:
             return self.key
         return next((info.key for info in credential.store.list(credential.folder) if info.size), None)
-
-    def _write(self, key: str, write: Callable[[], None]) -> str:
-        self.written.add(key)  # before the request: a lost answer may have been a success
-        try:
-            write()
-        except PermanentError:
-            self.written.discard(key)
-            raise
-        return ""
-
-    def _list(self, credential: Credential) -> str:
-        next(iter(credential.store.list()), None)
-        return ""
-
-    def _head(self, credential: Credential) -> str:
-        credential.store.head(f"{self.key}-absent")
-        return ""
-
-    def _get(self, credential: Credential) -> str:
-        """Read a byte of an object."""
-        key = self._existing(credential)
-        if key is None:
-            return "there is no object to read"
-        credential.store.get_range(key, 0, 1)
-        return ""
 
     def _delete(self, credential: Credential) -> str:
         report = credential.store.delete([self.key])
@@ -261,9 +247,7 @@ def _outcome(attempt: Callable[[], str], *, wanted: bool) -> tuple[bool | None, 
     """Whether an attempt succeeded (None if that cannot be told), and the store's answer if it did not.
 
     Only a refusal proves that a key lacks a right that it must not have: a missing bucket refuses every key.
-
-    Raises:
-        TransientError: The store does not answer, or is busy with an attempt that should be allowed.
+    TransientError if the store does not answer, or is busy with an attempt that should be allowed.
     """
     try:
         inconclusive = attempt()

@@ -11,7 +11,7 @@ by `plan_temporary` and `abort_uploads`. An unfinished checkpoint must be old bo
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
 
@@ -20,7 +20,7 @@ from templar.agreement.retention import Retention
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.object_keys import Kind, parse_current_key, parse_key, parse_legacy_key
 from templar.interrupt import check_stop
-from templar.store.base import ObjectInfo, ObjectStore, Upload, Uploads
+from templar.store.base import ObjectInfo, ObjectStore, Uploads
 
 CLOCK_MARGIN_SECONDS = 900
 """An age in hours must be exceeded by this much, so that a clock that is wrong by minutes makes no object old."""
@@ -56,11 +56,7 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class Criterion:
-    """The objects of a bucket that an operator selects.
-
-    Raises:
-        PermanentError: `bad_parameters`; the parameter of the mode is missing or empty, or another one is given.
-    """
+    """The objects of a bucket that an operator selects; `bad_parameters` unless it has its mode's one parameter."""
 
     mode: Mode
     version: str | None = None  # modes `version`, `aggregates`: exactly this version, as in `gradient-1-2-v{version}`
@@ -72,12 +68,11 @@ class Criterion:
         needed = _NEEDS.get(self.mode)
         for name in ("version", "hours", "prefix", "suffix"):
             value = getattr(self, name)
+            mode = f"mode {self.mode.value!r}"
             if name == needed and (value is None or value == ""):
-                raise PermanentError(Reason.BAD_PARAMETERS, f"{name}: mode {self.mode.value!r} needs it, and not empty")
+                raise PermanentError(Reason.BAD_PARAMETERS, f"{name}: {mode} needs it, and not empty")
             if name != needed and value is not None:
-                raise PermanentError(
-                    Reason.BAD_PARAMETERS, f"{name}: mode {self.mode.value!r} does not take it; leave it out"
-                )
+                raise PermanentError(Reason.BAD_PARAMETERS, f"{name}: {mode} does not take it; leave it out")
         if self.hours is not None and not 0 <= self.hours < float("inf"):
             raise PermanentError(Reason.BAD_PARAMETERS, f"hours: {self.hours} is not a number of at least 0")
 
@@ -145,29 +140,15 @@ class CleanupReport:
         return sum(getattr(row, name) for row in self.rows)
 
 
-def kind_and_version(text: str) -> tuple[str, str | None]:
-    """Kind and version of an object by its key, in this system's grammar or the reference's."""
-    if key := parse_key(text):
-        return key.kind.value, key.version
-    return parse_legacy_key(text) or (OTHER, None)
-
-
 def plan(objects: Iterable[ObjectInfo], criterion: Criterion, guard: Guard) -> Iterator[CleanupCandidate]:
     """The objects of a listing that a criterion selects, in the listing's order; a pure function."""
+    mode = criterion.mode
     for info in objects:
-        kind, version = kind_and_version(info.key)
+        key = parse_key(info.key)
+        kind, version = (key.kind.value, key.version) if key else parse_legacy_key(info.key) or (OTHER, None)
         if _is_selected(info, kind, version, criterion, guard):
-            yield CleanupCandidate(info, kind, kept=_stays(info, criterion, guard))
-
-
-def _stays(info: ObjectInfo, criterion: Criterion, guard: Guard) -> bool:
-    match criterion.mode:
-        case Mode.WIPE:
-            return False
-        case Mode.PREFIX:
-            return guard.keeps(info) and not guard.is_far_off(info)
-        case _:
-            return guard.keeps(info)
+            kept = mode is not Mode.WIPE and guard.keeps(info) and not (mode is Mode.PREFIX and guard.is_far_off(info))
+            yield CleanupCandidate(info, kind, kept)
 
 
 def _is_selected(info: ObjectInfo, kind: str, version: str | None, criterion: Criterion, guard: Guard) -> bool:
@@ -186,55 +167,34 @@ def _is_selected(info: ObjectInfo, kind: str, version: str | None, criterion: Cr
             return True
 
 
-@dataclass
-class _Tally:
-    """Counters of a running clean-up."""
-
-    columns: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))  # kind -> column of its row
-    failures: list[tuple[str, str]] = field(default_factory=list)
-
-    def report(self, window: int) -> CleanupReport:
-        rows = tuple(CleanupRow(kind, **columns) for kind, columns in sorted(self.columns.items()))
-        return CleanupReport(window, rows, tuple(self.failures))
-
-
 def execute(store: ObjectStore, candidates: Iterable[CleanupCandidate], *, window: int, dry_run: bool) -> CleanupReport:
     """Delete the candidates that are not kept, in batches while the listing is read; with `dry_run` only count them.
 
-    An interrupted clean-up can be run again.
-
-    Raises:
-        StoppedError: A stop was requested.
-        TransientError: The store failed.
-        PermanentError: `access_denied`; the key may not delete.
+    After a stop, a failure of the store, or `access_denied`, where the key may not delete, it can be run again.
     """
-    tally = _Tally()
-    for batch in _batches(_counted(candidates, tally)):
+    counts, failures = defaultdict[str, Counter[str]](Counter), list[tuple[str, str]]()  # counts: kind -> column
+
+    def to_delete() -> Iterator[CleanupCandidate]:
+        for candidate in candidates:
+            columns = counts[candidate.kind]
+            columns["found"] += 1
+            if candidate.kept:
+                columns["kept"] += 1
+            else:
+                columns["num_bytes"] += candidate.info.size
+                yield candidate
+
+    wanted = to_delete()
+    while batch := list(islice(wanted, BATCH)):
         if dry_run:
             continue
         check_stop()
         failed = dict(store.delete(candidate.info.key for candidate in batch).failed)
         for candidate in batch:
-            tally.columns[candidate.kind]["failed" if candidate.info.key in failed else "deleted"] += 1
-        tally.failures += list(failed.items())[: LISTED_FAILURES - len(tally.failures)]
-    return tally.report(window)
-
-
-def _counted(candidates: Iterable[CleanupCandidate], tally: _Tally) -> Iterator[CleanupCandidate]:
-    """Count candidates, and yield those that are to be deleted."""
-    for candidate in candidates:
-        columns = tally.columns[candidate.kind]
-        columns["found"] += 1
-        if candidate.kept:
-            columns["kept"] += 1
-        else:
-            columns["num_bytes"] += candidate.info.size
-            yield candidate
-
-
-def _batches(candidates: Iterator[CleanupCandidate]) -> Iterator[list[CleanupCandidate]]:
-    while batch := list(islice(candidates, BATCH)):
-        yield batch
+            counts[candidate.kind]["failed" if candidate.info.key in failed else "deleted"] += 1
+        failures += list(failed.items())[: LISTED_FAILURES - len(failures)]
+    rows = tuple(CleanupRow(kind, **columns) for kind, columns in sorted(counts.items()))
+    return CleanupReport(window, rows, tuple(failures))
 
 
 def plan_temporary(
@@ -242,7 +202,7 @@ def plan_temporary(
 ) -> Iterator[CleanupCandidate]:
     """The probes and checkpoints of a listing that were abandoned for `hours`; a pure function.
 
-    `complete` are the windows of the bucket's complete checkpoints.
+    `complete` has the windows of the bucket's complete checkpoints.
     """
     for info in objects:
         if not guard.is_older(info, hours) or info.key.startswith(guard.kept_prefixes):
@@ -262,29 +222,22 @@ def _is_unfinished(info: ObjectInfo, guard: Guard, complete: frozenset[int]) -> 
     return not stays and key.window < retention.oldest
 
 
-@dataclass(frozen=True)
-class UploadCleanup:
-    """Result of ending the unfinished uploads of a bucket."""
-
-    row: CleanupRow
-    failed: tuple[tuple[str, str], ...]  # key and reason of the first `LISTED_FAILURES` failures
-    unseen: Reason | None  # why they could not be listed: not every key may, not every server can
-
-
 def abort_uploads(
-    uploads: Uploads, *, hours: float, dry_run: bool, kept_prefixes: tuple[str, ...] = ()
-) -> UploadCleanup:
-    """End the uploads that have been idle for `hours`, by the store's own clock.
+    uploads: Uploads, *, hours: float, dry_run: bool, kept_prefixes: tuple[str, ...]
+) -> tuple[CleanupRow, list[tuple[str, str]], Reason | None]:
+    """End the uploads that have been idle for `hours`, by the store's own clock; a later call continues.
 
-    Raises:
-        TransientError: The store failed; a later call continues.
+    Beside the counts, key and reason of the first `LISTED_FAILURES` failures, and the reason for which uploads could
+    not be listed: not every key may, not every server can.
     """
     found = num_bytes = deleted = 0
     failures: list[tuple[str, str]] = []
     unseen: Reason | None = None
     try:
         for upload in uploads.list():
-            if not _is_abandoned(upload, hours) or upload.key.startswith(kept_prefixes):
+            # The margin is longer than the slowest part of an upload.
+            is_abandoned = upload.idle_seconds > 3600 * hours + CLOCK_MARGIN_SECONDS
+            if not is_abandoned or upload.key.startswith(kept_prefixes):
                 continue
             found, num_bytes = found + 1, num_bytes + upload.num_bytes
             if dry_run:
@@ -300,9 +253,4 @@ def abort_uploads(
             raise
         unseen = error.reason
     row = CleanupRow(UPLOAD, found=found, num_bytes=num_bytes, deleted=deleted, failed=len(failures))
-    return UploadCleanup(row, tuple(failures[:LISTED_FAILURES]), unseen)
-
-
-def _is_abandoned(upload: Upload, hours: float) -> bool:
-    # The margin is longer than the slowest part of an upload.
-    return upload.idle_seconds > 3600 * hours + CLOCK_MARGIN_SECONDS
+    return row, failures[:LISTED_FAILURES], unseen

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,7 +43,7 @@ TEMPORARY = ("templar-dataset-", "templar-gauntlet-", "templar-preview-")
 _PART = re.compile(r"\..+\.(part|partial)|\.gone-.+")
 _HALF_SNAPSHOT = (".writing-", GONE)
 _SPOOLED = re.compile(r"[a-z]+-([0-9]+)\.[a-z]+")
-_KERNELS = re.compile(r"(kernels-)?[0-9a-f]{16}")
+_KERNELS = re.compile(r"(kernels-)?[0-9a-f]{16}|\.gone-.*")
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,8 @@ class LocalReport:
         text = f"{self.total('num_bytes')} bytes, {self.total('removed')} removed, {self.total('freed')} bytes of them"
         if not self.failed:
             return text
-        return "[{}] {}, {} failed, the first: {} ({})".format(
-            Reason.LOCAL_FILE, text, len(self.failed), *self.failed[0]
-        )
+        path, problem = self.failed[0]
+        return f"[{Reason.LOCAL_FILE}] {text}, {len(self.failed)} failed, the first: {path} ({problem})"
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,7 @@ class LocalRules:
 
     def __post_init__(self) -> None:
         if not 1 <= self.hours < float("inf"):
-            raise PermanentError(
-                Reason.BAD_PARAMETERS, f"hours: {self.hours} is not a number of at least 1, which slow writers need"
-            )
+            raise PermanentError(Reason.BAD_PARAMETERS, f"hours: {self.hours} is not at least 1, as slow writers need")
 
     def is_idle(self, path: Path, *, hours: float | None = None) -> bool:
         """Whether a file, or everything in a folder, has not changed for `hours`, the rules' by default."""
@@ -104,14 +101,14 @@ class LocalRules:
 def clean_local(home: Path, rules: LocalRules, *, kernels: Path | None, dry_run: bool) -> LocalReport:
     """Remove the files that are no longer needed; with `dry_run` only count them.
 
-    `kernels` is the folder of this release's compiled kernels; None leaves those of other releases alone.
-
-    Raises:
-        PermanentError: `local_file`; there is no such folder.
+    `kernels` is the folder of this release's compiled kernels; None leaves those of other releases alone. `local_file`
+    if there is no folder `home`.
     """
     if not home.is_dir():
         raise PermanentError(Reason.LOCAL_FILE, f"{home}: no such folder; correct TEMPLAR_HOME")
     reading = max(rules.hours, READ_HOURS)
+    beside = [] if kernels is None or not kernels.parent.is_dir() else [*kernels.parent.iterdir()]
+    other_kernels = [each for each in beside if each.is_dir() and _KERNELS.fullmatch(each.name) and each != kernels]
     rooms = {
         **_of_windows(home, rules),
         "downloads": _idle(_existing(home, DOWNLOADS), rules),
@@ -120,7 +117,7 @@ def clean_local(home: Path, rules: LocalRules, *, kernels: Path | None, dry_run:
         "state files": _Room(_existing(home, STATE_FILES)),
         "shards": _Room(_existing(home, ("shards",))),
         "temporary folders": _idle(_temporary_folders(), rules, hours=reading),
-        "kernels": _idle([] if kernels is None else _other_kernels(kernels), rules),
+        "kernels": _idle(other_kernels, rules),
     }
     rows, failed = list[LocalRow](), list[tuple[str, str]]()
     for name, room in rooms.items():
@@ -152,29 +149,24 @@ def _of_windows(home: Path, rules: LocalRules) -> dict[str, _Room]:
     oldest = min(own, default=0) - 2  # the same margin as in `Node.finish`
     half = [each for each in root.iterdir() if each.name.startswith(_HALF_SNAPSHOT)]
     others = [snapshots.folder(window) for window in snapshots.windows() if window not in own] if own else []
-    spool, payloads = _existing(home, ("spool",)), _existing(home, ("payloads",))
-    private = _existing(home, ("private",))  # the live state may be older than all snapshots: only the neuron knows it
+    foreign = _idle(others, rules, hours=max(rules.hours, FOREIGN_HOURS))
+
+    def is_spooled(name: str) -> bool:
+        match = _SPOOLED.fullmatch(name)
+        return match is not None and int(match[1]) < oldest - rules.storage.snapshot_frequency
+
+    def room(folder: str, is_old: Callable[[str], object]) -> _Room:
+        found = _existing(home, (folder,))
+        inside = sorted(path for each in found for path in each.iterdir())
+        return _Room(found, _idle([path for path in inside if is_old(path.name)], rules).old)
+
     return {
-        "snapshots": _Room(
-            [root],
-            [*_idle(half, rules).old, *_idle(others, rules, hours=max(rules.hours, FOREIGN_HOURS)).old],
-        ),
-        "private state": _Room(
-            private, _idle([each for each in _inside(private) if _PART.fullmatch(each.name)], rules).old
-        ),
-        "spool": _Room(spool, _idle([each for each in _inside(spool) if _is_spooled(each, oldest, rules)], rules).old),
-        "payloads": _Room(payloads, _idle([each for each in _inside(payloads) if _is_before(each, oldest)], rules).old),
+        "snapshots": _Room([root], [*_idle(half, rules).old, *foreign.old]),
+        # The live private state may be older than all snapshots: only the neuron knows it.
+        "private state": room("private", _PART.fullmatch),
+        "spool": room("spool", lambda name: is_spooled(name) or _PART.fullmatch(name)),
+        "payloads": room("payloads", lambda name: name.startswith(GONE) or (name.isdecimal() and int(name) < oldest)),
     }
-
-
-def _is_spooled(path: Path, oldest: int, rules: LocalRules) -> bool:
-    match = _SPOOLED.fullmatch(path.name)
-    is_old = match is not None and int(match[1]) < oldest - rules.storage.snapshot_frequency
-    return is_old or _PART.fullmatch(path.name) is not None
-
-
-def _is_before(path: Path, window: int) -> bool:
-    return path.name.startswith(GONE) or (path.name.isdecimal() and int(path.name) < window)
 
 
 def _idle(paths: list[Path], rules: LocalRules, *, hours: float | None = None) -> _Room:
@@ -183,10 +175,6 @@ def _idle(paths: list[Path], rules: LocalRules, *, hours: float | None = None) -
 
 def _existing(home: Path, names: Iterable[str]) -> list[Path]:
     return [path for name in names if (path := home / name).exists()]
-
-
-def _inside(folders: list[Path]) -> list[Path]:
-    return sorted(path for folder in folders for path in folder.iterdir())
 
 
 def _temporary_folders() -> list[Path]:
@@ -198,17 +186,6 @@ def _temporary_folders() -> list[Path]:
             if each.name.startswith(TEMPORARY) and not each.is_symlink() and each.is_dir():
                 found += [each] if each.stat().st_uid == os.getuid() else []
     return found
-
-
-def _other_kernels(current: Path) -> list[Path]:
-    """The folders of other releases' kernels."""
-    if not current.parent.is_dir():
-        return []
-    return [
-        each
-        for each in current.parent.iterdir()
-        if each.is_dir() and (_KERNELS.fullmatch(each.name) or each.name.startswith(GONE)) and each != current
-    ]
 
 
 def _everything(path: Path) -> Iterator[Path]:

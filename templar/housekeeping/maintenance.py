@@ -58,16 +58,10 @@ class Target:
     is_own: bool = False  # whether it is the bucket of the neuron that cleans it
 
     def require_confirmed(self, confirm_bucket: str) -> None:
-        """Refuse to delete unless the operator repeated the bucket's name.
-
-        Raises:
-            PermanentError: `not_confirmed`.
-        """
+        """Refuse to delete, as `not_confirmed`, unless the operator repeated the bucket's name."""
         if confirm_bucket != self.store.name:
-            raise PermanentError(
-                Reason.NOT_CONFIRMED,
-                f"confirm_bucket is {confirm_bucket!r}: repeat the bucket's name, {self.store.name!r}, there",
-            )
+            problem = f"confirm_bucket is {confirm_bucket!r}: repeat the bucket's name, {self.store.name!r}, there"
+            raise PermanentError(Reason.NOT_CONFIRMED, problem)
 
 
 @dataclass(frozen=True)
@@ -78,31 +72,19 @@ class TemporaryReport:
     unseen: Reason | None  # why unfinished uploads could not be listed, if so
 
 
-@dataclass(frozen=True)
-class _State:
-    """State of a bucket before a clean-up: its content, the objects that stay, and the window of the chain."""
-
-    found: Survey
-    guard: Guard
-    window: int
-
-
 def purge_bucket(
     target: Target, chain: Chain, hparams: HParams, criterion: Criterion, *, dry_run: bool, confirm_bucket: str
 ) -> CleanupReport:
     """Delete the objects that an operator selects, but none that a live network needs, unless the criterion is `wipe`.
 
-    `confirm_bucket` repeats the bucket's name; a dry run, which only counts, does not need it.
-
-    Raises:
-        TransientError: Chain or store failed; a later call continues.
-        PermanentError: `not_confirmed`, before anything is read; `access_denied`, `bucket_missing`.
+    `confirm_bucket` repeats the bucket's name, or it is `not_confirmed`, before anything is read; a dry run, which only
+    counts, does not need it. After a failure of chain or store a later call continues.
     """
     store = target.store
     if not dry_run:
         target.require_confirmed(confirm_bucket)
-    state = _state_of(store, chain, hparams, kept_prefixes=target.kept_prefixes)
-    return execute(store, plan(store.list(), criterion, state.guard), window=state.window, dry_run=dry_run)
+    _, guard, window = _state_of(store, chain, hparams, kept_prefixes=target.kept_prefixes)
+    return execute(store, plan(store.list(), criterion, guard), window=window, dry_run=dry_run)
 
 
 def clean_temporary(
@@ -110,23 +92,19 @@ def clean_temporary(
 ) -> TemporaryReport:
     """Delete probes, checkpoints and uploads that have been abandoned for `hours`; with `dry_run` only count them.
 
-    `confirm_bucket` repeats the bucket's name; a dry run and the neuron's own bucket do not need it.
-
-    Raises:
-        TransientError: Chain or store failed; a later call continues.
-        PermanentError: `bad_parameters`; `not_confirmed`, before anything is read; `access_denied`, `bucket_missing`.
+    As in `purge_bucket`, but the neuron's own bucket needs no name either.
     """
     if not (dry_run or target.is_own):
         target.require_confirmed(confirm_bucket)
     if not 0 <= hours < float("inf"):
         raise PermanentError(Reason.BAD_PARAMETERS, f"hours: {hours} is not a number of at least 0")
     store, prefixes = target.store, target.kept_prefixes
-    state = _state_of(store, chain, hparams, kept_prefixes=prefixes)
-    candidates = plan_temporary(store.list(), state.guard, complete=state.found.complete, hours=hours)
-    objects = execute(store, candidates, window=state.window, dry_run=dry_run)
-    uploads = abort_uploads(target.uploads, hours=hours, dry_run=dry_run, kept_prefixes=prefixes)
-    rows = (*objects.rows, uploads.row) if uploads.row.found else objects.rows
-    return TemporaryReport(replace(objects, rows=rows, failed=objects.failed + uploads.failed), uploads.unseen)
+    found, guard, window = _state_of(store, chain, hparams, kept_prefixes=prefixes)
+    candidates = plan_temporary(store.list(), guard, complete=found.complete, hours=hours)
+    objects = execute(store, candidates, window=window, dry_run=dry_run)
+    row, failed, unseen = abort_uploads(target.uploads, hours=hours, dry_run=dry_run, kept_prefixes=prefixes)
+    rows = (*objects.rows, row) if row.found else objects.rows
+    return TemporaryReport(replace(objects, rows=rows, failed=(*objects.failed, *failed)), unseen)
 
 
 def _state_of(
@@ -136,7 +114,8 @@ def _state_of(
     *,
     genesis_windows: Collection[int] = (),
     kept_prefixes: tuple[str, ...] = (),
-) -> _State:
+) -> tuple[Survey, Guard, int]:
+    """A bucket before a clean-up: its content, the objects that stay, and the window of the chain."""
     block = chain.block()
     window, time = window_of(block, hparams.windows), chain.block_time(block)
     found, own = survey(store.list(), window), _own_genesis(store)
@@ -149,14 +128,11 @@ def _state_of(
     # The earlier of the store's time (of its newest object) and the chain's: the later one would make objects too old.
     now = time if found.newest_stamp is None else min(time, found.newest_stamp)
     latest = window + hparams.peers.peer_list_window_margin + FAR_OFF_WINDOWS
-    return _State(found, Guard(retention, now, latest, kept_prefixes), window)
+    return found, Guard(retention, now, latest, kept_prefixes), window
 
 
 def _own_genesis(store: ObjectStore) -> frozenset[int] | None:
-    """The window of the checkpoint that the bucket's own start window needs, in any network.
-
-    None if the start window cannot be read: then every checkpoint may be needed.
-    """
+    """The window of the checkpoint that the bucket's own start window needs; None if that one cannot be read."""
     if store.head(START_WINDOW_KEY) is None:
         return frozenset()
     try:
@@ -194,13 +170,12 @@ def publish_newest_checkpoint(config: NeuronConfig, *, preset: str = "", on_prog
         _make_copy(config, birth, snapshots, mark, folder, preset=preset)
 
     # 3. Upload it; the manifest comes last.
-    clock, signer = config.chain.clock, config.own_signer
     publish_checkpoint(
         *(store, folder, mark),
         network=birth.network,
         uid=neuron.uid,
-        signer=signer,
-        clock=clock,
+        signer=config.own_signer,
+        clock=config.chain.clock,
         concurrency=config.gather_concurrency,
         on_progress=on_progress,
     )
@@ -228,15 +203,12 @@ def clean_bucket(config: NeuronConfig, *, dry_run: bool) -> CleanupReport:
     """Delete expired objects from the own bucket (docs/protocol.md 15); with `dry_run` only count them.
 
     Age counts from the newest window in the bucket, not from the clock: nothing expires while a network stands still,
-    so a missing object means that it never existed.
-
-    Raises:
-        TransientError: `genesis_missing`, or chain or store failed; a later call continues.
+    so a missing object means that it never existed. TransientError: `genesis_missing`, or chain or store failed; a
+    later call continues.
     """
     store, birth = config.buckets.own, config.birth()
-    state = _state_of(store, config.chain, config.hparams, genesis_windows={birth.mark.window})
-    candidates = plan(store.list(), Criterion(Mode.RETENTION), state.guard)
-    return execute(store, candidates, window=state.window, dry_run=dry_run)
+    _, guard, window = _state_of(store, config.chain, config.hparams, genesis_windows={birth.mark.window})
+    return execute(store, plan(store.list(), Criterion(Mode.RETENTION), guard), window=window, dry_run=dry_run)
 
 
 def known_epochs(config: NeuronConfig, birth: Birth) -> tuple[Epochs, int]:
@@ -249,9 +221,7 @@ def known_epochs(config: NeuronConfig, birth: Birth) -> tuple[Epochs, int]:
 def rotate_shards(config: NeuronConfig, dataset: ShardedDataset, on_progress: Progress) -> RotationReport:
     """Download the shards that the network's state needs; before genesis the first shard.
 
-    Raises:
-        PermanentError: `dataset_malformed`; it is not the network's dataset.
-        TemplarError: As in `rotate`; a store failed.
+    `dataset_malformed` if it is not the network's dataset; other errors as in `rotate`.
     """
     epochs, window = first_epochs(0), -1
     try:

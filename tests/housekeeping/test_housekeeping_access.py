@@ -11,7 +11,6 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
 from templar.housekeeping.access import Credential, Right, check_access
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
-from templar.interrupt import StoppedError
 from templar.store.base import DeleteReport
 from templar.store.directory import DirectoryStore, DirectoryUploads
 from templar.store.s3 import S3Store, S3Uploads
@@ -185,17 +184,6 @@ def test_what_publications_send_is_tried(policies, monkeypatch, answer):
 
     monkeypatch.setattr(S3Store, "put_if_absent", refusing)
     assert Reason.WRITE_KEY_REFUSED in reasons(policies.check(policies.key(*READ), policies.key(*WRITE)))
-
-
-def test_a_stop_is_no_verdict(policies, monkeypatch):
-    read = policies.credential(*READ, writes=False)
-
-    def stopped(key, data):
-        raise StoppedError("stopped")
-
-    monkeypatch.setattr(read.store, "put", stopped)
-    with pytest.raises(StoppedError):
-        check_access([[read]])
 
 
 def test_without_a_write_key_an_existing_object_is_read(policies):

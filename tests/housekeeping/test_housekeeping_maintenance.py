@@ -80,30 +80,18 @@ def test_a_hotkey_that_is_not_registered_publishes_nothing(network):
         publish_newest_checkpoint(stranger)
 
 
-def test_a_dry_run_counts_and_deletes_nothing(old):
-    before = old.objects(AGGREGATOR)
-    report = clean_bucket(old.config(AGGREGATOR), dry_run=True)
-    assert old.objects(AGGREGATOR) == before
-    rows = {row.kind: row for row in report.rows}
-    assert {kind: row.found for kind, row in rows.items()} == {
-        "aggregator": 2,
-        "checkpoint": 2 * 8,
-        "debug": 2,
-        "decision": 2,
-        "proof": 2,
-        "roster": 2,
-    }
-    assert all(row.deleted == 0 and row.num_bytes > 0 for row in rows.values())
-    assert report.failed == ()
-
-
 def test_what_has_expired_is_deleted_and_nothing_else(old):
     foreign = ["gradient-x-1-v1.bin", "notes/decision-1-1-v1.json", "readme.txt", "gradient-1-3-v999.bin"]
     for key in foreign:
         old.bucket(AGGREGATOR).put(key, b"mine")
+    before = old.objects(AGGREGATOR)
     dry = clean_bucket(old.config(AGGREGATOR), dry_run=True)
+    assert old.objects(AGGREGATOR) == before
+    assert all(row.found > row.deleted == 0 and row.num_bytes > 0 for row in dry.rows)
     report = clean_bucket(old.config(AGGREGATOR), dry_run=False)
-    assert [(row.kind, row.deleted) for row in report.rows] == [(row.kind, row.found) for row in dry.rows]
+    deleted = {"aggregator": 2, "checkpoint": 2 * 8, "debug": 2, "decision": 2, "proof": 2, "roster": 2}
+    assert {row.kind: row.deleted for row in report.rows} == {row.kind: row.found for row in dry.rows} == deleted
+    assert report.failed == ()
     assert set(foreign) <= set(old.objects(AGGREGATOR))
     old.bucket(AGGREGATOR).delete(foreign)
     assert windows_in(old, AGGREGATOR) == {3, 4, 5, 6}
