@@ -12,10 +12,8 @@ from typing import Any
 def canonical_json(value: Any) -> bytes:
     """Encode a JSON value in its only canonical form: sorted keys, no spaces, ASCII, finite numbers.
 
-    Floats use the shortest decimal that reads back to the same double.
-
-    Raises:
-        ValueError: A number is NaN or infinite, or a value is not JSON.
+    Floats use the shortest decimal that reads back to the same double. ValueError if a number is NaN or infinite, or a
+    value is not JSON.
     """
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)

@@ -180,11 +180,7 @@ class RejectedError(PermanentError):
 
 @contextmanager
 def as_own_failure() -> Iterator[None]:
-    """Turn permanent failures of this node's own chain or data into transient ones: they are no verdict on a peer.
-
-    Raises:
-        TransientError: For every permanent error but a rejection.
-    """
+    """Turn permanent failures of this node's own chain or data, but no rejection, into transient ones."""
     try:
         yield
     except RejectedError:
@@ -197,8 +193,7 @@ def as_own_failure() -> Iterator[None]:
 def as_reader_failure(what: str) -> Iterator[None]:
     """Turn an unexpected exception of code that reads a peer into a transient failure: it is no verdict on the peer.
 
-    Raises:
-        TransientError: `reader_failed`, for every exception outside the two families; the log has where it arose.
+    `reader_failed` takes the place of every exception outside the two families; the log has where it arose.
     """
     try:
         yield
@@ -214,12 +209,9 @@ def as_reader_failure(what: str) -> Iterator[None]:
 def parsing(what: str, reason: Reason, *, size: int = 0, most: int = 0, remedy: str = "") -> Iterator[None]:
     """Run a parser that is not this project's over bytes that somebody else chose.
 
-    Such a parser may end with any exception, whose text may have all of the bytes: it becomes one short error.
-
-    Raises:
-        PermanentError: With this reason; there are more than `most` bytes, which bounds memory and time, or the parser
-            failed. The message names `what` and the remedy.
-        TransientError: `reader_failed`; this machine has no memory left, or its operating system failed.
+    Such a parser may end with any exception, whose text may have all of the bytes: it becomes one short PermanentError
+    with this reason, that names `what` and the remedy. So do more than `most` bytes, which bounds memory and time. A
+    machine without memory, or whose operating system failed, is a TransientError, `reader_failed`.
     """
     remedy = f"; {remedy}" if remedy else ""
     if size > most:

@@ -20,8 +20,7 @@ Migration = Callable[[sqlite3.Connection], None]
 def copy_state_file(source: Path, target: Path) -> None:
     """Copy a state file as it is at one moment, also while another process writes to it.
 
-    Raises:
-        TransientError: `local_file`; the file is not there or cannot be read now, or the disk is full.
+    `local_file` if the file is not there or cannot be read now, or the disk is full.
     """
     try:
         if not source.is_file():
@@ -40,11 +39,8 @@ class StateFile:
 
     A file with a larger version than that of the schema is refused; `migrations` turn a file of a version into the
     next, in a transaction. The remedy is advice about an unusable file, for the message. Unless `durable`, changes
-    survive a crash of the process only.
-
-    Raises:
-        TransientError: `local_file`; the file cannot be used now.
-        PermanentError: `bad_state_file`; the file is not a database, or is of a newer release.
+    survive a crash of the process only. TransientError `local_file` if the file cannot be used now; PermanentError
+    `bad_state_file` if it is not a database, or of a newer release.
     """
 
     def __init__(
@@ -78,9 +74,7 @@ class StateFile:
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """Run one statement, as a transaction of its own; its rows.
 
-        Raises:
-            TransientError: `local_file`; the disk is full or failed, and nothing changed.
-            PermanentError: `bad_state_file`; the file is damaged.
+        TransientError `local_file` if the disk is full or failed, and nothing changed; `bad_state_file` for damage.
         """
         with self._explained():
             return self._connection.execute(statement, parameters).fetchall()
@@ -126,14 +120,10 @@ class StateFile:
             except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
                 raise
             except sqlite3.OperationalError as error:
-                raise self._unusable(error) from error
+                remedy = "make room on the disk, and see that nobody else holds the file"
+                raise TransientError(Reason.LOCAL_FILE, f"{self._path}: {error}; {remedy}") from error
             except sqlite3.DatabaseError as error:
                 raise self._broken(str(error)) from error
-
-    def _unusable(self, error: sqlite3.OperationalError) -> TransientError:
-        return TransientError(
-            Reason.LOCAL_FILE, f"{self._path}: {error}; make room on the disk, and see that nobody else holds the file"
-        )
 
     def _broken(self, problem: str) -> PermanentError:
         return PermanentError(Reason.BAD_STATE_FILE, f"{self._path}: {problem}; {self._remedy}")

@@ -17,18 +17,9 @@ class Traffic:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sent = self._fetched = 0
+        self.sent_bytes = 0  # of objects, repeated sends included
+        self.fetched_bytes = 0  # of objects and listings that arrived, those of broken transfers included
         self._retries: Counter[tuple[str, ...]] = Counter()
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of objects that were sent, repeated sends included."""
-        return self._sent
-
-    @property
-    def fetched_bytes(self) -> int:
-        """Bytes of objects and listings that arrived, those of broken transfers included."""
-        return self._fetched
 
     def retries(self) -> Mapping[tuple[str, ...], int]:
         """Requests that were repeated, by the name of the bucket or chain endpoint, and the reason."""
@@ -38,12 +29,12 @@ class Traffic:
     def count_sent(self, num_bytes: int) -> None:
         """Count bytes that were sent."""
         with self._lock:
-            self._sent += num_bytes
+            self.sent_bytes += num_bytes
 
     def count_fetched(self, num_bytes: int) -> None:
         """Count bytes that arrived."""
         with self._lock:
-            self._fetched += num_bytes
+            self.fetched_bytes += num_bytes
 
     def count_retry(self, store: str, reason: Reason) -> None:
         """Count a request that failed and is repeated."""

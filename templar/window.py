@@ -33,12 +33,11 @@ from templar.timeline import first_block, window_of
 
 log = logging.getLogger(__name__)
 
+_OVER = (Status.FINISHED, Status.ABANDONED)
+
 
 class Steps(Protocol):
-    """The steps that every role takes; each is safe to call again (docs/architecture.md D9).
-
-    They are methods of the nodes (`templar/neuron/`).
-    """
+    """The steps that every role takes; each is safe to call again (docs/architecture.md D9)."""
 
     def update_peers(self, window: int) -> object: ...
     def gather(self, window: int) -> GatherReport: ...
@@ -216,15 +215,20 @@ class Opening:
 
 
 def drive_window(node: Node, window: int) -> Opening:
-    """One window of a node's role by direct calls, for drivers without Prefect.
-
-    A transient error in a step leaves the window claimed: the next opening takes it up or catches up with it.
-    """
+    """One window of a node's role by direct calls; a transient error in a step leaves it to the next opening."""
     opening = open_window(node, window)
     if opening.action is not Action.RUN:
         return opening
     try:
-        result = take_steps(node, window)
+        match node:
+            case Miner():
+                result = mine(node, window)
+            case Aggregator():
+                result = aggregate(node, window)
+            case Validator():
+                result = validate(node, window)
+            case _:
+                raise ValueError(f"{node.name}: a node without a role has no windows")
     except TransientError as error:
         log.warning("%s: window %d is left to catch-up: %s", node.name, window, error)
         return Opening(window, Action.CATCHING_UP, error.reason, str(error))
@@ -233,35 +237,22 @@ def drive_window(node: Node, window: int) -> Opening:
     return opening
 
 
-def take_steps(node: Node, window: int) -> WindowResult:
-    """An opened window of a node's role."""
-    match node:
-        case Miner():
-            return mine(node, window)
-        case Aggregator():
-            return aggregate(node, window)
-        case Validator():
-            return validate(node, window)
-    raise ValueError(f"{node.name}: a node without a role has no windows")
-
-
 def open_window(node: Node, requested: int | None = None) -> Opening:
     """Claim a window and bring the state to the one before it.
 
     Without a request the node takes up the window that it claimed and did not finish, or else the current one, or, if
     that is finished, the next. A finished window and one that passed unclaimed are skipped. A node whose state cannot
     be brought up in time is catching up. A claimed window whose state is there already runs again: its steps do only
-    what was cut off.
-
-    Raises:
-        TransientError: The chain could not be reached.
-        PermanentError: `not_registered`; the hotkey is not on the subnet any more.
+    what was cut off. TransientError if the chain could not be reached; `not_registered`, as in `_skip_window`.
     """
     # 1. Choose the window, and refuse one that cannot run.
     current = window_of(node.chain.head(), node.hparams.windows)
-    window = _next_window(node, current) if requested is None else requested
-    refusal = _refusal(node, window, current)
-    if refusal is not None:
+    window = requested
+    if window is None:
+        claims = [each for each in node.journal.open_claims() if each >= node.state.window]
+        following = current + 1 if node.journal.status(current) in _OVER else current
+        window = next(iter(claims), max(following, node.birth.start.start_window))
+    if (refusal := _refusal(node, window, current)) is not None:
         return refusal
 
     # 2. Claim it, so that a restart takes it up, and wait until it opens.
@@ -289,19 +280,11 @@ def open_window(node: Node, requested: int | None = None) -> Opening:
     return Opening(window, Action.RUN)
 
 
-def _next_window(node: Node, current: int) -> int:
-    claims = [window for window in node.journal.open_claims() if window >= node.state.window]
-    if claims:
-        return claims[0]
-    finished = node.journal.status(current) in (Status.FINISHED, Status.ABANDONED)
-    return max(current + 1 if finished else current, node.birth.start.start_window)
-
-
 def _refusal(node: Node, window: int, current: int) -> Opening | None:
     """Say why a window cannot run; None if it can."""
     skip = partial(Opening, window, Action.SKIP)
     status, start = node.journal.status(window), node.birth.start.start_window
-    if status in (Status.FINISHED, Status.ABANDONED):
+    if status in _OVER:
         return skip(Reason.WINDOW_FINISHED, f"window {window} is {status}")
     if window < start:
         return skip(Reason.WINDOW_PASSED, f"the network starts at window {start}")
@@ -316,19 +299,14 @@ def _refusal(node: Node, window: int, current: int) -> Opening | None:
 def _skip_window(node: Node, window: int) -> Opening:
     """Skip a window that opened before this node was registered or had announced its role and its bucket.
 
-    The role is announced again; the bucket is at the node's start and whenever a window opens.
-
-    Raises:
-        PermanentError: `not_registered`; the hotkey is not on the subnet any more, or the chain refuses the role.
-        TransientError: Chain failed; a later call goes on.
+    The role is announced again; the bucket is at the node's start and whenever a window opens. `not_registered` if the
+    hotkey is not on the subnet any more. After a failure of the chain a later call goes on.
     """
     following = window_of(node.chain.block(), node.hparams.windows) + 1
     address, role = node.exchange.own_signer.address, str(node.role)
     if node.chain.metagraph().by_hotkey(address) is None:
-        raise PermanentError(
-            Reason.NOT_REGISTERED,
-            f"hotkey {address} is not registered on subnet {node.chain.netuid} any more: register it, then start again",
-        )
+        problem = f"hotkey {address} is not registered on subnet {node.chain.netuid} any more"
+        raise PermanentError(Reason.NOT_REGISTERED, f"{problem}: register it, then start again")
     announce_role(node.chain, address, role)
     then = node.exchange.metagraph(window).by_hotkey(address)
     if then is None:

@@ -8,13 +8,9 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-if TYPE_CHECKING:
-    pass
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as there is work for: torch's threads would only contend
     os.environ.setdefault("OMP_NUM_THREADS", "1")

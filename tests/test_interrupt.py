@@ -5,6 +5,7 @@ import pytest
 from templar import interrupt
 from templar.errors import Reason
 from templar.interrupt import StoppedError
+from tests.support.errors import raising
 
 
 @pytest.fixture(autouse=True)
@@ -16,9 +17,8 @@ def _no_stop_is_left():
 def test_a_request_stops_the_next_check_and_every_wait_until_it_is_cleared():
     interrupt.request_stop()
     for stopped in (interrupt.check_stop, lambda: interrupt.wait(0), lambda: interrupt.wait(3600)):
-        with pytest.raises(StoppedError) as caught:
+        with raising(StoppedError, Reason.STOPPED):
             stopped()
-        assert caught.value.reason is Reason.STOPPED
     interrupt.clear_stop()
     interrupt.check_stop()
     interrupt.wait(0)

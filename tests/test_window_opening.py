@@ -51,17 +51,6 @@ def test_a_finished_window_is_skipped_and_the_next_one_taken(network):
     assert open_window(miner) == Opening(2, Action.RUN)
 
 
-def test_a_finished_current_window_makes_the_next_one_due_and_waited_for(network):
-    miner = network.miners[0]
-    network.to_window(1)
-    miner.finish(1)
-    network.run([1], but=[miner])
-    blocks = network.hparams.windows.blocks_per_window
-    opening = open_window(miner)
-    assert (opening.window, opening.action) == (2, Action.RUN)
-    assert miner.chain.head() >= 2 * blocks
-
-
 @pytest.mark.parametrize(("kind", "late"), [("miners", 0), ("aggregator", 1), ("validator", 1)])
 def test_a_window_that_passed_unclaimed_is_skipped(network, kind, late):
     """A miner has nothing left to do after the close; a node that signs decisions may come one window late."""
