@@ -5,16 +5,14 @@ A transaction is in the file whole or not at all, and an acknowledged one surviv
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from templar.errors import PermanentError, Reason, TransientError
 
 BUSY_TIMEOUT_SECONDS = 30.0  # longest wait for another program that reads the file, such as a backup
-Migration = Callable[[sqlite3.Connection], None]
 
 
 def copy_state_file(source: Path, target: Path) -> None:
@@ -37,10 +35,9 @@ def copy_state_file(source: Path, target: Path) -> None:
 class StateFile:
     """One connection to the file, shared by the threads of a process.
 
-    A file with a larger version than that of the schema is refused; `migrations` turn a file of a version into the
-    next, in a transaction. The remedy is advice about an unusable file, for the message. Unless `durable`, changes
-    survive a crash of the process only. TransientError `local_file` if the file cannot be used now; PermanentError
-    `bad_state_file` if it is not a database, or of a newer release.
+    The remedy is advice about an unusable file, for the message. Unless `durable`, changes survive a crash of the
+    process only. TransientError `local_file` if the file cannot be used now; PermanentError `bad_state_file` if it is
+    not a database, or has another version than the schema.
     """
 
     def __init__(
@@ -50,12 +47,10 @@ class StateFile:
         schema: str,
         version: int,
         remedy: str,
-        migrations: Mapping[int, Migration] = MappingProxyType({}),
         durable: bool = True,
     ) -> None:
         self._path = path
         self._remedy = remedy
-        self._migrations = migrations
         self._lock = threading.RLock()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -97,20 +92,14 @@ class StateFile:
             self._connection.close()
 
     def _prepare(self, schema: str, version: int, durable: bool) -> None:
-        """Set the file up; make the tables of a new one, and bring an older one up to date."""
+        """Set the file up, and make the tables of a new one."""
         self._connection.execute("PRAGMA journal_mode=WAL")
         self._connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'OFF'}")
         found = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
         if found == 0:
             self._connection.executescript(f"BEGIN; {schema} PRAGMA user_version={version}; COMMIT;")
-        elif found > version:
-            raise self._broken(f"schema {found} is newer than this release's {version}")
-        for older in range(found, version if found else 0):
-            if older not in self._migrations:
-                raise self._broken(f"schema {older} is older than this release can read")
-            with self.transaction() as transaction:
-                self._migrations[older](transaction)
-                transaction.execute(f"PRAGMA user_version={older + 1}")
+        elif found != version:
+            raise self._broken(f"schema {found} is not this release's {version}")
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -4,13 +4,9 @@ Each evidence names the one before. A validator's memory stands in the newest, s
 it changed or not at all: a crash in mid-window scores nobody twice.
 """
 
-import json
 import math
-import sqlite3
 from functools import lru_cache
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from templar.agreement.ballot_box import may_have_expired
 from templar.chain.base import NeuronInfo
@@ -21,7 +17,7 @@ from templar.exchange.object_keys import Kind, ObjectKey, parse_current_key, win
 from templar.exchange.signed import read_signed
 from templar.scoring.differences import Difference, shown
 from templar.scoring.evidence import Evidence
-from templar.scoring.standing import ScoreCard, Standing
+from templar.scoring.standing import Standing
 from templar.statefile import StateFile
 from templar.store.base import ObjectStore
 from templar.timeline import window_of
@@ -31,20 +27,18 @@ RECENT_WINDOWS = 3  # evidence older than this many windows is not held against 
 DUE_WINDOWS = 3  # number of windows with due weights in which the weights on chain may have been set
 _SCHEMA = """
 CREATE TABLE windows (window INTEGER PRIMARY KEY, evidence BLOB NOT NULL) STRICT;
-CREATE TABLE beginning (hotkey TEXT PRIMARY KEY, card TEXT NOT NULL) STRICT;
 """
-_CARD = TypeAdapter(ScoreCard)
 
 
 class ScoreBook:
     """The evidence of a validator's windows in SQLite, one transaction per window.
 
     Args:
-        path: The database file; made when needed, and brought up to date if an earlier release made it.
+        path: The database file; made when needed.
         durable: Wait for the disk at every window; a simulation does without.
 
     Raises:
-        PermanentError: `bad_state_file`; the file is not a score book, or of a newer release.
+        PermanentError: `bad_state_file`; the file is not a score book, or of another release.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -53,7 +47,6 @@ class ScoreBook:
             schema=_SCHEMA,
             version=SCHEMA_VERSION,
             remedy="move the file away to start with fresh scores",
-            migrations={1: _keep_cards},
             durable=durable,
         )
 
@@ -64,12 +57,9 @@ class ScoreBook:
 
     @property
     def standing(self) -> Standing:
-        """The memory after the newest window; before the first one, the cards that an earlier release left."""
+        """The memory after the newest window."""
         newest = self._file.execute("SELECT evidence FROM windows ORDER BY window DESC LIMIT 1")
-        if newest:
-            return _standing_after(newest[0][0])
-        rows = self._file.execute("SELECT hotkey, card FROM beginning")
-        return Standing(departed={hotkey: _CARD.validate_json(card) for hotkey, card in rows})
+        return _standing_after(newest[0][0]) if newest else Standing()
 
     def record(self, evidence: Evidence, *, first: bool = False) -> None:
         """Enter a window.
@@ -111,19 +101,6 @@ class ScoreBook:
 def _standing_after(evidence: str) -> Standing:
     """The memory after a window with this evidence; it is asked for several times in a window."""
     return Evidence.model_validate_json(evidence).standing
-
-
-def _keep_cards(transaction: sqlite3.Connection) -> None:
-    """Migrate from the first schema, whose evidence had another form: its cards become the beginning of the book."""
-    names = ("mu", "sigma", "binary_average", "sync", "final", "last_reveal")
-    rows = transaction.execute(f"SELECT hotkey, {', '.join(names)} FROM cards").fetchall()  # noqa: S608 - own names
-    transaction.execute("CREATE TABLE beginning (hotkey TEXT PRIMARY KEY, card TEXT NOT NULL) STRICT")
-    transaction.executemany(
-        "INSERT INTO beginning VALUES (?, ?)",
-        [(hotkey, json.dumps(dict(zip(names, values, strict=True)))) for hotkey, *values in rows],
-    )
-    transaction.execute("DELETE FROM windows")
-    transaction.execute("DROP TABLE cards")
 
 
 def read_evidence(exchange: NetworkView, validator: NeuronInfo, window: int) -> Evidence | None:

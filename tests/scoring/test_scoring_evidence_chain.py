@@ -1,14 +1,11 @@
-"""The score book: whole windows that follow each other, over kills and from the first release on."""
-
-import sqlite3
-from contextlib import closing
+"""The score book: whole windows that follow each other, over kills."""
 
 import pytest
 
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence_chain import SCHEMA_VERSION, ScoreBook
-from templar.scoring.standing import FRESH, ScoreCard, Standing
+from templar.scoring.evidence_chain import ScoreBook
+from templar.scoring.standing import FRESH, Standing
 from tests.support.facts import AUTHOR, absent, cards_of, hotkey, like, record_of, revealed, window_of
 from tests.support.state_writer import UIDS, run_and_kill
 
@@ -123,47 +120,3 @@ def test_a_kill_leaves_whole_windows(tmp_path):
         assert set(cards_of(evidence)) == set(UIDS)
     assert book.standing.window == last
     entered(book, last + 1)
-
-
-# Files of earlier releases, and of none.
-
-FIRST_SCHEMA = """
-CREATE TABLE cards (
-    hotkey TEXT PRIMARY KEY, mu REAL NOT NULL, sigma REAL NOT NULL, binary_average REAL NOT NULL,
-    sync REAL NOT NULL, final REAL NOT NULL, last_reveal INTEGER
-) STRICT;
-CREATE TABLE windows (window INTEGER PRIMARY KEY, evidence BLOB NOT NULL) STRICT;
-PRAGMA user_version=1;
-"""
-"""As the first release made it, which kept cards beside evidence of another form."""
-OLD_CARDS = {
-    hotkey(2): (30.123456789012345, 4.25, 0.125, 0.5, 3.5, 7),
-    hotkey(3): (20.0, 8.0, -0.25, 1.0, -2.0, None),
-    hotkey(4): (25.0, 25 / 3, 0.0, 0.0, -0.0, 0),
-}
-
-
-@pytest.mark.parametrize("evidence", [[], [(7, b'{"body": "of another form"}')]])
-def test_a_book_of_the_first_release_goes_on_where_it_was(tmp_path, evidence):
-    path = tmp_path / "scores.sqlite"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(FIRST_SCHEMA)
-        rows = [(key, *values) for key, values in OLD_CARDS.items()]
-        connection.executemany("INSERT INTO cards VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-        connection.executemany("INSERT INTO windows VALUES (?, ?)", evidence)
-        connection.commit()
-    names = ("mu", "sigma", "binary_average", "sync", "final", "last_reveal")
-    cards = {key: ScoreCard(**dict(zip(names, values, strict=True))) for key, values in OLD_CARDS.items()}
-    for _ in range(2):
-        book = ScoreBook(path)
-        assert book.standing == Standing(departed=cards)
-        assert book.evidence(7) is None, "its form is not readable"
-        book.close()
-    book = ScoreBook(path)
-    found = entered(book, 8, revealed(2), absent(5, hotkey=hotkey(3)))
-    assert found.previous is None
-    assert record_of(found, 2).before == cards[hotkey(2)]
-    assert record_of(found, 5).slashes[0].event == "missing", "its uid before is not known"
-    assert [each.hotkey for each in found.departed] == [hotkey(4)]
-    assert book.standing == found.standing
-    assert book._file.execute("PRAGMA user_version") == [(SCHEMA_VERSION,)]
