@@ -1,7 +1,4 @@
-"""Servers that tests share, one per process, and networks in memory. Nothing heavy is imported before it is asked for.
-
-Every process of a run collects the tests anew, so a run for marked tests leaves the other modules alone.
-"""
+"""Servers that tests share, one per process, and networks in memory. Heavy imports wait until they are asked for."""
 
 import gc
 import os
@@ -22,28 +19,6 @@ settings.register_profile(
 settings.load_profile("templar")
 
 
-SIGNS = {
-    "slow": ("mark.slow", "mark.long", "some_quick"),
-    "long": ("mark.long",),
-    "prefect": ("mark.prefect", "prefect_server", "prefect_api"),
-}
-"""Mark -> what is written in every module that has a test with it."""
-
-
-def has_sign(path, signs):
-    """Whether one of them is written in a module."""
-    text = path.read_text(encoding="utf-8")
-    return any(sign in text for sign in signs)
-
-
-def pytest_ignore_collect(collection_path, config):
-    """Do not even import a module without a test that has the marks asked for: most of a collection is imports."""
-    asked_for = config.option.markexpr
-    wanted = () if " or " in asked_for else SIGNS.keys() & asked_for.split(" and ")
-    is_module = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
-    return True if is_module and not all(has_sign(collection_path, SIGNS[mark]) for mark in wanted) else None
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Modules and tests stay: no garbage collection looks through them, neither now nor later."""
@@ -58,27 +33,16 @@ def pytest_collection():
 def pytest_collection_modifyitems(items):
     """Mark every test that wants a Prefect server, by its fixtures; what is long is slow as well.
 
-    Processes begin with what may take longest.
-
-    Raises:
-        UsageError: A marked test is in a module without a sign of it: a run for its mark would leave it out.
+    Processes begin with the tests that ask for the most time.
     """
     for item in items:
         if "prefect_server" in getattr(item, "fixturenames", ()):
             item.add_marker("prefect")
         if item.get_closest_marker("long"):
             item.add_marker("slow")
-        for mark, signs in SIGNS.items():
-            if item.get_closest_marker(mark) and not has_sign(item.path, signs):
-                raise pytest.UsageError(f"{item.nodeid} is marked {mark}: write one of {signs} in its module")
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=time_limit, reverse=True)
-
-
-def time_limit(item):
-    """The seconds that a test asks for; 0 if it does not say."""
-    limit = item.get_closest_marker("timeout")
-    return 0 if limit is None else float(limit.args[0])
+        limits = {item: item.get_closest_marker("timeout") for item in items}
+        items.sort(key=lambda item: float(limits[item].args[0]) if limits[item] else 0.0, reverse=True)
 
 
 DRAWN = frozenset({"adversary", "benchmarks", "docs", "simulate"})
