@@ -4,10 +4,13 @@ import logging
 import re
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional
+from training_cases import learn as learn_with
+from training_cases import tokens
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import PRODUCTION_TRAINER, TrainerSettings, load_hparams
@@ -17,8 +20,8 @@ from templar.training import loss, train
 from templar.training.device import available_bytes, choose_device, flops_per_token, given_threads, num_parameters
 from templar.training.loss import mean_loss, token_losses, torch_threads
 from templar.training.memory import MicroBatches
-from templar.training.model import build_model, hidden_states, output_weight, parameters_of
-from templar.training.train import OptimizerState, Trainer
+from templar.training.model import build_model, hidden_states, output_weight
+from templar.training.train import Trainer
 from tests.support.errors import raising
 from tests.support.threads import threads
 
@@ -26,23 +29,7 @@ SIZES = {"batch_size": 12, "micro_batch_size": 4, "inner_steps": 2}
 HPARAMS = load_hparams("simulation", overrides={"training": SIZES})
 MODEL, TRAINING, LENGTH = HPARAMS.model, HPARAMS.training, HPARAMS.data.sequence_length
 FAST = TrainerSettings(repeatable=False)
-
-
-def tokens(num_sequences):
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, MODEL.vocab_size, (num_sequences, LENGTH), generator=generator, dtype=torch.int32)
-
-
-def learn(settings, trainer=None, recipe="sparseloco"):
-    params = parameters_of(build_model(MODEL))
-    return (trainer or Trainer(MODEL, settings)).learn(
-        params,
-        tokens(24),
-        training=TRAINING.model_copy(update={"recipe": recipe}),
-        outer_steps=10,
-        optimizer=OptimizerState.zeros(params),
-        keep_going=lambda: True,
-    )
+learn = partial(learn_with, HPARAMS, tokens(24))
 
 
 def assert_close(found, expected, most):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch.nn import functional
+from training_cases import tokens
 
 from templar import interrupt
 from templar.hparams import load_hparams
@@ -15,11 +16,6 @@ from tests.support.errors import stopped
 from tests.support.threads import threads
 
 MODEL = load_hparams("simulation").model
-
-
-def tokens(num_sequences, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, MODEL.vocab_size, (num_sequences, 16), generator=generator, dtype=torch.int32)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from torch.nn import functional
+from training_cases import tokens
 
 from templar.agreement.state import parameters_digest
 from templar.hparams import load_hparams
@@ -27,11 +28,6 @@ HPARAMS = load_hparams("simulation")
 MODEL = HPARAMS.model
 OTHER = MODEL.model_copy(update={"initializer_seed": 7})
 TIED = MODEL.model_copy(update={"tie_word_embeddings": True})
-
-
-def tokens(num_sequences, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, MODEL.vocab_size, (num_sequences, 16), generator=generator, dtype=torch.int32)
 
 
 def losses(net):

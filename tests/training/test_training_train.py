@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from training_cases import tokens
 
 from templar import interrupt
 from templar.agreement.state import parameters_digest
@@ -30,12 +31,6 @@ def times(count):
     """Keep going for `count` micro-batches."""
     left = iter(range(count))
     return lambda: next(left, None) is not None
-
-
-def tokens(num_sequences, seed=0, hparams=HPARAMS):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (num_sequences, hparams.data.sequence_length)
-    return torch.randint(0, hparams.model.vocab_size, shape, generator=generator, dtype=torch.int32)
 
 
 def sparseloco(net, sequences, **changes):

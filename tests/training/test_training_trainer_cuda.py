@@ -1,48 +1,30 @@
 """The trainer on a CUDA device; skipped where there is none. `make gpu` runs it."""
 
+from functools import partial
+
 import pytest
 import torch
+from training_cases import learn as learn_with
+from training_cases import tokens
 
-from templar.agreement.state import parameters_digest
 from templar.hparams import TrainerSettings, load_hparams
 from templar.training import device as device_module
 from templar.training import train
 from templar.training.device import choose_device
 from templar.training.loss import mean_loss
-from templar.training.model import build_model, parameters_of
-from templar.training.train import OptimizerState, Trainer
+from templar.training.train import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 HPARAMS = load_hparams("local", overrides={"training": {"inner_steps": 4}})
 CUDA = TrainerSettings(device="cuda", precision="float32", repeatable=False)
-
-
-def tokens(num_sequences):
-    generator = torch.Generator().manual_seed(0)
-    shape = (num_sequences, HPARAMS.data.sequence_length)
-    return torch.randint(0, HPARAMS.model.vocab_size, shape, generator=generator, dtype=torch.int32)
-
-
-def learn(settings, recipe="sparseloco", trainer=None):
-    params = parameters_of(build_model(HPARAMS.model))
-    before = parameters_digest(params)
-    result = (trainer or Trainer(HPARAMS.model, settings)).learn(
-        params,
-        tokens(64),
-        training=HPARAMS.training.model_copy(update={"recipe": recipe}),
-        outer_steps=10,
-        optimizer=OptimizerState.zeros(params),
-        keep_going=lambda: True,
-    )
-    assert parameters_digest(params) == before
-    return result
+learn = partial(learn_with, HPARAMS, tokens(64, hparams=HPARAMS))
 
 
 @pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
 @pytest.mark.parametrize("changes", [{}, {"checkpoint_layers": 1}, {"micro_batch": 4}, {"compile_layers": True}])
 def test_an_update_is_that_of_the_cpu_but_for_rounding(changes, recipe):
-    found, expected = learn(CUDA.model_copy(update=changes), recipe), learn(TrainerSettings(), recipe)
+    found, expected = learn(CUDA.model_copy(update=changes), recipe=recipe), learn(TrainerSettings(), recipe=recipe)
     for name, tensor in expected.update.items():
         assert found.update[name].device.type == "cpu"
         assert float((found.update[name] - tensor).norm() / tensor.norm()) < 0.02, name
