@@ -92,7 +92,7 @@ def clean_temporary(
 ) -> TemporaryReport:
     """Delete probes, checkpoints and uploads that have been abandoned for `hours`; with `dry_run` only count them.
 
-    As in `purge_bucket`, but the neuron's own bucket needs no name either.
+    As in `purge_bucket`, but the neuron's own bucket needs no name either. `bad_parameters` if `hours` is below 0.
     """
     if not (dry_run or target.is_own):
         target.require_confirmed(confirm_bucket)

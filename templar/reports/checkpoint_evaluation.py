@@ -198,10 +198,8 @@ def read_evaluations(exchange: NetworkView, birth: Birth, known: HeldOut | None 
 
     An evaluation counts if its author signed it for a closed window of this network, for the state that a quorum
     proved (as long as buckets keep the proofs), and if no other one of that checkpoint has more stake behind it. What
-    is not legal, or cannot be read, is left out. What an earlier call found, `known`, is not read again.
-
-    Raises:
-        TemplarError: The chain failed.
+    is not legal, or cannot be read, is left out. What an earlier call found, `known`, is not read again. TemplarError
+    if the chain failed.
     """
     # 1. The newest evaluations that each bucket shows.
     known, newest = known or HeldOut(), window_of(exchange.chain.block(), exchange.hparams.windows) - 1

@@ -292,7 +292,8 @@ def _place(wanted: str, reasons: list[str]) -> torch.device:
     place = torch.device(wanted)
     if place.type == "cuda" and (place.index or 0) >= number:
         there = "no CUDA device" if number == 0 else f"cuda:0 to cuda:{number - 1}" if number > 1 else "cuda:0 alone"
-        raise bad_environment(f"TEMPLAR_DEVICE is {wanted!r}, and this machine has {there}: set auto, cpu, or one")
+        problem = f"TEMPLAR_DEVICE is {wanted!r}, and this machine has {there}"
+        raise bad_environment(f"{problem}: set auto, cpu, or one that is there")
     return torch.device("cuda", place.index or 0) if place.type == "cuda" else place
 
 

@@ -54,10 +54,9 @@ def run(layout, calls, seed, *, each=False):
     for call in range(calls):
         update = update_of(layout, seed + call)
         if each:
-            results = compress_each(state, update, layout=layout, rule=rule)
-            parts = {name: (coded, buffer.clone()) for name, coded, buffer in results}
-            buffers = {name: buffer for name, (_, buffer) in parts.items()}
-            coded = {name: coefficients for name, (coefficients, _) in parts.items()}
+            coded, buffers = {}, {}
+            for name, coefficients, buffer in compress_each(state, update, layout=layout, rule=rule):
+                coded[name], buffers[name] = coefficients, buffer.clone()
             found.append(Compressed(coded, FeedbackState(buffers, call + 1)))
         else:
             found.append(compress(state, update, layout=layout, rule=rule))

@@ -100,18 +100,6 @@ def test_illegal_coefficients_are_not_written(wrong, message):
         pack(wrong, SOME)
 
 
-def test_sections_compare_by_value_and_cannot_be_changed():
-    section = pack(good(), SOME)
-    assert section == read_section(section.data.copy(), SOME)
-    assert section not in (
-        pack(with_entry("negative", (0, 0), 1), SOME),
-        Section(section.data, cases.tensor_of(6, 4, 3)),
-        "",
-    )
-    with pytest.raises(ValueError, match="read-only"):
-        section.codes[0] = 0
-
-
 # One encoding.
 
 

@@ -224,25 +224,6 @@ class TestRclone:
         assert list(keys[1].store.list()) == []
 
 
-class TestDirectory:
-    def keys(self, root):
-        uploads = DirectoryUploads(root)
-        return [
-            Credential("read key", DirectoryStore(root, writable=False), uploads, writes=False, enforced=False),
-            Credential("write key", DirectoryStore(root), uploads, writes=True, enforced=False),
-        ]
-
-    def test_it_says_that_keys_mean_nothing(self, tmp_path):
-        report = check_access([self.keys(tmp_path)])
-        assert report.problems == ()
-        assert report.unknown == tuple(
-            f"read key: {right} (a directory store looks at no keys)"
-            for right in (Right.PUT, Right.PARTS, Right.DELETE)
-        )
-        assert list(DirectoryStore(tmp_path).list()) == []
-        assert reasons(check_access([self.keys(tmp_path / "none")])) == {"bucket_unreadable", "write_key_refused"}
-
-
 def test_a_listing_that_breaks_off_removes_what_was_written(tmp_path, monkeypatch):
     store = DirectoryStore(tmp_path)
 

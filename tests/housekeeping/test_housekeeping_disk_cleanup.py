@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import asdict
 from uuid import uuid4
 
 import pytest
@@ -147,15 +146,6 @@ def test_files_that_may_be_read_stay_for_a_day(network, home, temporary):
         assert (home / "publishing").exists() is left
         assert (temporary / "templar-dataset-abc").exists() is left
         assert (temporary / "templar-preview-abc").exists() is left
-
-
-def test_a_dry_run_removes_nothing(network, home):
-    litter(home)
-    before = files(home)
-    dry = clean(network, home, dry_run=True)
-    assert files(home) == before
-    real = clean(network, home)
-    assert [asdict(row) for row in dry.rows] == [asdict(row) for row in real.rows]
 
 
 def test_windows_before_the_oldest_snapshot_go(network, home):

@@ -1,7 +1,6 @@
 """Purges and temporary clean-ups of the buckets of a running network."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -140,20 +139,6 @@ def test_abandoned_objects_go_and_running_uploads_stay(old):
     store.delete([measured])
     assert not (root / INCOMING / "dead").exists()
     assert clean_temporary(later, chain, hparams, hours=0.5, dry_run=False).report.rows == ()
-
-
-def test_another_bucket_is_cleaned_of_nothing_without_its_name(old):
-    at, chain = replace(target(old), is_own=False), old.config(AGGREGATOR).chain
-    half = Path(old.bucket(AGGREGATOR)._root) / INCOMING / "dead"
-    half.write_bytes(b"1")
-    later = replace(at, uploads=DirectoryUploads(half.parent.parent, clock=lambda: time.time() + 10_000))
-    with old.outage(AGGREGATOR), raising(PermanentError, Reason.NOT_CONFIRMED):
-        clean_temporary(later, chain, old.hparams, hours=1, dry_run=False, confirm_bucket="other")
-    assert half.exists()
-    assert clean_temporary(later, chain, old.hparams, hours=1, dry_run=True).report.total("found") == 1
-    name = later.store.name
-    done = clean_temporary(later, chain, old.hparams, hours=1, dry_run=False, confirm_bucket=name)
-    assert (done.report.total("deleted"), half.exists()) == (1, False)
 
 
 def test_a_write_key_that_may_not_list_uploads_is_no_failure(old, moto):

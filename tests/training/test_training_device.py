@@ -196,7 +196,7 @@ def test_a_device_that_is_not_there_is_refused(number, there, monkeypatch):
     with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
         choose_device(FAST.model_copy(update={"device": "cuda:2"}))
     message = caught.value.message
-    assert message == f"TEMPLAR_DEVICE is 'cuda:2', and this machine has {there}: set auto, cpu, or one"
+    assert message == f"TEMPLAR_DEVICE is 'cuda:2', and this machine has {there}: set auto, cpu, or one that is there"
 
 
 def test_without_a_compiler_training_goes_on_with_a_warning(monkeypatch, caplog):
