@@ -73,8 +73,8 @@ def read_recent(config: NeuronConfig, num_windows: int, *, uid: int | None = Non
     else:
         validators = {neuron.uid: neuron for neuron in exchange.newest_metagraph().validators()}
         if uid not in validators:
-            problem = f"validator: uid {uid} is none of subnet {exchange.chain.netuid} by role, permit and stake"
-            uids = ", ".join(map(str, sorted(validators)))
+            subnet, uids = exchange.chain.netuid, ", ".join(map(str, sorted(validators)))
+            problem = f"validator: uid {uid} is no validator of subnet {subnet} by role, permit and stake"
             raise PermanentError(Reason.NOT_REGISTERED, f"{problem}; uids that are: {uids}")
         found = read_published(exchange, validators[uid], windows)
     if found is None or not (found.evidences or found.left_out):

@@ -91,7 +91,7 @@ HOSTILE = {
     "TypeError": {"model-x.safetensors": OVERFLOWING},
     "not the network's": {"tokenizer.json": PANICKING.encode()},
     "RecursionError": {"tokenizer_config.json": b'{"eos_token": ' + NESTED[:50_000]},
-    "first differences": {"model.safetensors": safetensors({"evil" * 200: entry([1], 4)}, bytes(4))},
+    "do not fit the model": {"model.safetensors": safetensors({"evil" * 200: entry([1], 4)}, bytes(4))},
 }
 """Files beside or instead of those of the proven state, by what is said of them."""
 

@@ -97,7 +97,7 @@ class TestWhose:
         assert read_recent(config, 100, uid=uid_of(network)).validator.uid == uid_of(network)
         with raising(PermanentError, Reason.EVIDENCE_MISSING, match="shows evidence of windows 1 to 3"):
             read_recent(config, 100, uid=network.member(aggregator).uid)
-        with raising(PermanentError, Reason.NOT_REGISTERED, "is none of subnet", "uids that are: 1, 2"):
+        with raising(PermanentError, Reason.NOT_REGISTERED, "is no validator of subnet", "uids that are: 1, 2"):
             read_recent(config, 100, uid=network.member(miner).uid)
 
     def test_a_bucket_that_nobody_named_is_said(self, network):
