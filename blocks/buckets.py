@@ -1,15 +1,15 @@
-"""The bucket that a clean-up works on, and the key to it: from blocks and the environment, never from parameters."""
+"""The buckets and keys of housekeeping: from blocks and the environment, never from a run's parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import ValidationError
-
-from blocks.environment import EnvironmentReader, key_block
-from blocks.neuron import Neuron
-from blocks.storage import R2, BucketCredentials
+from blocks.environment import WRITE_VARIABLES, EnvironmentReader, key_block
+from blocks.neuron import Neuron, load_saved
+from blocks.storage import R2, BucketCredentials, StorageEndpoint
+from templar.data.pages.metadata import folder_prefix
 from templar.errors import PermanentError, Reason
+from templar.housekeeping.access import Credential
 from templar.store.address import is_account_id
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 BucketChoice = Literal["neuron", "gradients", "aggregator", "dataset", "account"]
 """The neuron's own bucket; that of `R2_GRADIENTS_*`, `R2_AGGREGATOR_*` or `R2_DATASET_*`; or an account's."""
 
+_SECRET = "SECRET_ACCESS_KEY"  # noqa: S105 - the end of a variable's name
 _PREFIXES = {"gradients": "R2_GRADIENTS", "aggregator": "R2_AGGREGATOR", "dataset": "R2_DATASET"}
 
 
@@ -43,7 +44,6 @@ def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str
     Raises:
         PermanentError: `bad_parameters`, `bad_environment`; the message names every parameter and variable.
     """
-    from templar.data.pages.metadata import folder_prefix
     from templar.housekeeping.maintenance import Target
 
     account, bucket, key = _found(neuron, request, environment)
@@ -64,7 +64,10 @@ def _found(
 ) -> tuple[str, str, BucketCredentials]:
     """Account, bucket and key."""
     own = neuron.bucket
-    key = None if request.credentials is None else load_credentials(request.credentials)
+    key = None
+    if request.credentials is not None:
+        remedy = "save it in the UI, or with BucketCredentials(...).save"
+        key = load_saved(BucketCredentials, request.credentials, remedy=remedy)
     if request.choice == "account":
         if request.account is None or not is_account_id(request.account) or key is None:
             raise PermanentError(
@@ -87,21 +90,54 @@ def _found(
     return account, bucket, key
 
 
-def load_credentials(name: str) -> BucketCredentials:
-    """A key, by the name of its block.
+def credentials_of(neuron: Neuron, environment: Mapping[str, str]) -> list[list[Credential]]:
+    """The neuron's own two keys, those of its dataset's buckets, and `R2_DATASET_WRITE_*` if it is set; by bucket.
+
+    The dataset's write key opens the bucket of `R2_DATASET_ACCOUNT_ID`, or the first of the dataset's buckets.
 
     Raises:
-        PermanentError: `bad_environment`; there is none, or it was saved by another release.
+        PermanentError: `bad_environment`; half of the dataset's write key is set.
     """
-    try:
-        block = BucketCredentials.load(name)
-    except ValueError:
-        problem = "there is none: save one in the UI, or with BucketCredentials(...).save"
-    except RuntimeError as error:  # also what the client makes of a server that does not answer
-        if not isinstance(error.__cause__, ValidationError):
-            raise
-        problem = "it is not of this release: save it again"
-    else:
-        assert isinstance(block, BucketCredentials)  # noqa: S101 - `load` is declared to return a coroutine as well
-        return block
-    raise PermanentError(Reason.BAD_ENVIRONMENT, f"bucket-credentials block {name!r}: {problem}")
+    own, dataset = neuron.bucket, neuron.dataset
+    places = dataset.buckets.get_secret_value()
+    keys: dict[tuple[str, str], list[Credential]] = {}
+    for number, place in enumerate(places, 1):
+        name = "dataset read key" if len(places) == 1 else f"dataset read key {number}"
+        where = (place.account_id, place.bucket)
+        found = _credential(dataset.endpoint, where, place.read, name=name, folder=folder_prefix(dataset.prefix))
+        keys.setdefault(where, []).append(found)
+    reader = EnvironmentReader(environment)
+    if any(reader.text(f"{WRITE_VARIABLES}_{part}", "none") != "none" for part in ("ACCESS_KEY_ID", _SECRET)):
+        account = reader.text("R2_DATASET_ACCOUNT_ID", places[0].account_id)
+        bucket = places[0].bucket if account == places[0].account_id else account
+        where = (account, reader.text("R2_DATASET_BUCKET_NAME", bucket))
+        key = key_block(reader, WRITE_VARIABLES)
+        reader.raise_problems()
+        found = _credential(dataset.endpoint, where, key, name="dataset write key", writes=True)
+        keys.setdefault(where, []).append(found)
+    where = (own.account_id, own.account_id)
+    mine = [
+        _credential(own.endpoint, where, own.read, name="own read key"),
+        _credential(own.endpoint, where, own.write, name="own write key", writes=True),
+    ]
+    return [mine, *keys.values()]
+
+
+def _credential(
+    endpoint: StorageEndpoint,
+    where: tuple[str, str],
+    key: BucketCredentials,
+    *,
+    name: str,
+    writes: bool = False,
+    folder: str = "",
+) -> Credential:
+    account, bucket = where
+    return Credential(
+        name,
+        endpoint.open(bucket, account, key, writable=writes),
+        endpoint.open_uploads(bucket, account, key),
+        writes,
+        enforced=endpoint.enforces_keys,
+        folder=folder,
+    )

@@ -7,7 +7,6 @@ once, by the variable's name, and never with its value.
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,23 +23,9 @@ from templar.store.address import BucketAddress
 BUCKET_LIST = "R2_DATASET_BUCKET_LIST"
 WRITE_VARIABLES = "R2_DATASET_WRITE"
 AUTO = "auto"
-PRECISIONS = (AUTO, "float32", "bfloat16")
-SHARDINGS = (AUTO, "replicated", "sharded")
+_SIZE, _A_SIZE = r"0*[1-9]\d*", "a whole number of at least 1"
 
 B = TypeVar("B", bound=BaseModel)
-
-
-@dataclass(frozen=True)
-class Hosting:
-    """The settings for copying a dataset; dataset and key are None if they were not asked for."""
-
-    endpoint: StorageEndpoint
-    prefix: str
-    """Folder of the dataset in a bucket."""
-    dataset: Dataset | None
-    """The place where the dataset is read."""
-    write: BucketCredentials | None
-    """The key that writes the copy."""
 
 
 class _Key(BaseModel):
@@ -115,6 +100,14 @@ class EnvironmentReader:
             self.problem(name, "must be a whole number")
             return default or 0
 
+    def matching(self, name: str, default: str, pattern: str, remedy: str) -> str:
+        """A variable whose text must match a pattern; its default where it does not."""
+        value = self.text(name, default)
+        if re.fullmatch(pattern, value) is not None:
+            return value
+        self.problem(name, f"is {value!r}: set {remedy}")
+        return default
+
     def problem(self, name: str, text: str) -> None:
         """Note a problem of a variable; the first note on it stands."""
         self._problems.setdefault(name, text)
@@ -170,21 +163,9 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
         Neuron,
         {"role": "TEMPLAR_ROLE", "genesis": "TEMPLAR_GENESIS"},
         role=role,
-        home=reader.path("TEMPLAR_HOME", "~/.templar"),
-        preset=reader.text("TEMPLAR_PRESET", DEFAULT_PRESET),
-        hparams_path=reader.path("TEMPLAR_HPARAMS", "hparams.json"),
-        genesis=reader.text("TEMPLAR_GENESIS", ""),
-        subnet=reader.build(
-            Subnet,
-            {"network": "NETWORK", "archives": "NETWORK_ARCHIVES", "netuid": "NETUID"},
-            network=reader.network(),
-            archives=reader.text("NETWORK_ARCHIVES", ""),
-            netuid=reader.whole_number("NETUID"),
-        ),
         wallet=_wallet(reader, environment),
         bucket=_own_bucket(reader, bucket_variables(role), endpoint),
-        dataset=dataset_block(reader, endpoint),
-        trainer=trainer_settings(reader),
+        **network_fields(reader, endpoint),
     )
     if role != "miner" and neuron.trainer.hosts > 1:
         reader.problem("TEMPLAR_HOSTS", f"is {neuron.trainer.hosts}, and the role is {role}: set 1")
@@ -192,27 +173,47 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
     return neuron
 
 
-def hosting_from_environment(environment: Mapping[str, str], *, reads: bool, writes: bool) -> Hosting:
-    """Read `TEMPLAR_STORAGE`, `DATASET_BINS_PATH`, and what a copy of the dataset needs besides.
+def network_fields(reader: EnvironmentReader, endpoint: StorageEndpoint) -> dict[str, Any]:
+    """The fields of a neuron's block that a reader of its network needs too: all but role, wallet and bucket."""
+    return {
+        "home": reader.path("TEMPLAR_HOME", "~/.templar"),
+        "preset": reader.text("TEMPLAR_PRESET", DEFAULT_PRESET),
+        "hparams_path": reader.path("TEMPLAR_HPARAMS", "hparams.json"),
+        "genesis": reader.text("TEMPLAR_GENESIS", ""),
+        "subnet": reader.build(
+            Subnet,
+            {"network": "NETWORK", "archives": "NETWORK_ARCHIVES", "netuid": "NETUID"},
+            network=reader.network(),
+            archives=reader.text("NETWORK_ARCHIVES", ""),
+            netuid=reader.whole_number("NETUID"),
+        ),
+        "dataset": dataset_block(reader, endpoint),
+        "trainer": _trainer(reader),
+    }
 
-    Args:
-        environment: Name -> value.
-        reads: Whether the dataset is read from its buckets: `R2_DATASET_BUCKET_LIST` or `R2_DATASET_*`.
-        writes: Whether the copy is written to a bucket: `R2_DATASET_WRITE_*`.
+
+def dataset_from_environment(environment: Mapping[str, str]) -> Dataset:
+    """The dataset of `R2_DATASET_BUCKET_LIST` or `R2_DATASET_*`, for a process that is no neuron.
 
     Raises:
         PermanentError: `bad_environment`; the message names every variable that is missing or malformed.
     """
     reader = EnvironmentReader(environment)
-    endpoint = endpoint_block(reader)
-    hosting = Hosting(
-        endpoint,
-        dataset_prefix(reader),
-        dataset_block(reader, endpoint) if reads else None,
-        key_block(reader, WRITE_VARIABLES) if writes else None,
-    )
+    dataset = dataset_block(reader, endpoint_block(reader))
     reader.raise_problems()
-    return hosting
+    return dataset
+
+
+def upload_from_environment(environment: Mapping[str, str]) -> tuple[StorageEndpoint, str, BucketCredentials]:
+    """The storage that a dataset is uploaded to, its folder there, and the key of `R2_DATASET_WRITE_*`.
+
+    Raises:
+        PermanentError: As in `dataset_from_environment`.
+    """
+    reader = EnvironmentReader(environment)
+    found = endpoint_block(reader), _dataset_prefix(reader), key_block(reader, WRITE_VARIABLES)
+    reader.raise_problems()
+    return found
 
 
 def bucket_variables(role: str) -> str:
@@ -244,23 +245,22 @@ def endpoint_block(reader: EnvironmentReader) -> StorageEndpoint:
     )
 
 
-def trainer_settings(reader: EnvironmentReader) -> TrainerSettings:
+def _trainer(reader: EnvironmentReader) -> TrainerSettings:
     """The device that a neuron trains on, and how.
 
     One thread of the CPU in float32, chosen by name, is the trainer of the simulator: exact, and slower.
     """
-    device, precision = reader.text("TEMPLAR_DEVICE", AUTO), reader.text("TEMPLAR_PRECISION", AUTO)
-    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is None:
-        reader.problem("TEMPLAR_DEVICE", f"is {device!r}: set auto, cpu, cuda or cuda:N")
-    if precision not in PRECISIONS:
-        reader.problem("TEMPLAR_PRECISION", f"is {precision!r}: set {', '.join(PRECISIONS)}")
-    compiles = reader.text("TEMPLAR_COMPILE", "off")
-    if compiles not in ("on", "off"):
-        reader.problem("TEMPLAR_COMPILE", f"is {compiles!r}: set on or off")
-    sharding = reader.text("TEMPLAR_SHARDING", AUTO)
-    if sharding not in SHARDINGS:
-        reader.problem("TEMPLAR_SHARDING", f"is {sharding!r}: set {', '.join(SHARDINGS)}")
-    threads, ranks = _size(reader, "TEMPLAR_THREADS", AUTO), _size(reader, "TEMPLAR_RANKS", AUTO, preset="1")
+    # 1. Words, and numbers that a word may stand for.
+    device = reader.matching("TEMPLAR_DEVICE", AUTO, r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or cuda:N")
+    precision = reader.matching("TEMPLAR_PRECISION", AUTO, "auto|float32|bfloat16", "auto, float32 or bfloat16")
+    sharding = reader.matching("TEMPLAR_SHARDING", AUTO, "auto|replicated|sharded", "auto, replicated or sharded")
+    compiles = reader.matching("TEMPLAR_COMPILE", "off", "on|off", "on or off")
+    threads = reader.matching("TEMPLAR_THREADS", AUTO, f"auto|{_SIZE}", f"auto or {_A_SIZE}")
+    micro_batch = reader.matching("TEMPLAR_MICRO_BATCH", "preset", f"preset|auto|{_SIZE}", f"preset, auto or {_A_SIZE}")
+    layers = reader.matching("TEMPLAR_CHECKPOINT_LAYERS", "off", f"off|{_SIZE}", f"off or {_A_SIZE}")
+    ranks = reader.matching("TEMPLAR_RANKS", "1", f"auto|{_SIZE}", f"auto or {_A_SIZE}")
+
+    # 2. Several hosts have a place to meet.
     hosts, rendezvous = reader.whole_number("TEMPLAR_HOSTS", 1), reader.text("TEMPLAR_RENDEZVOUS", "")
     if hosts < 1:
         reader.problem("TEMPLAR_HOSTS", f"is {hosts}: set 1 for this host alone, or their number")
@@ -270,48 +270,34 @@ def trainer_settings(reader: EnvironmentReader) -> TrainerSettings:
             f"is {rendezvous!r} with TEMPLAR_HOSTS {hosts}: set ADDRESS:PORT of this host in a private network for "
             "several hosts, and nothing for one",
         )
-    is_alone = (ranks, hosts) == (1, 1)
+
+    # 3. Only one rank alone keeps its progress within a window.
+    is_alone = _number_or_word(ranks) == 1 and hosts == 1
     usual = PRODUCTION_TRAINER.inner_snapshot_seconds if is_alone else 0.0
     interval = reader.number("TEMPLAR_INNER_SNAPSHOT_SECONDS", usual)
     if not 0 <= interval < math.inf:
         reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set seconds, or 0 for off")
     elif interval and not is_alone:
         reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set 0, for several ranks keep no progress")
+
     return TrainerSettings.model_construct(  # every value is checked, here or above
         device=device,
-        threads=threads if isinstance(threads, int) else 0,
+        threads=0 if threads == AUTO else int(threads),
         precision=precision,
-        micro_batch=_size(reader, "TEMPLAR_MICRO_BATCH", "preset", AUTO),
+        micro_batch=_number_or_word(micro_batch),
         compile_layers=compiles == "on",
-        checkpoint_layers=_size(reader, "TEMPLAR_CHECKPOINT_LAYERS", "off", default=0),
-        ranks=ranks,
+        checkpoint_layers=0 if layers == "off" else int(layers),
+        ranks=_number_or_word(ranks),
         hosts=hosts,
         rendezvous=rendezvous,
         sharding=sharding,
-        repeatable=(device, threads, precision, compiles, ranks, hosts) == ("cpu", 1, "float32", "off", 1, 1),
+        repeatable=is_alone and (device, threads, precision, compiles) == ("cpu", "1", "float32", "off"),
         inner_snapshot_seconds=interval,
     )
 
 
-def _size(
-    reader: EnvironmentReader, name: str, *words: str, default: int | None = None, preset: str | None = None
-) -> int | str:
-    """A whole number of at least 1, or one of these words.
-
-    Args:
-        reader: The variables.
-        name: Of the variable.
-        words: What may stand in place of a number.
-        default: The number that the words mean, if they mean one.
-        preset: The value of a variable that is not set; by default the first word.
-    """
-    value = reader.text(name, words[0] if preset is None else preset)
-    if value in words:
-        return value if default is None else default
-    if not value.isdecimal() or int(value) < 1:
-        reader.problem(name, f"is {value!r}: set {', '.join(words)} or a whole number of at least 1")
-        return words[0]
-    return int(value)
+def _number_or_word(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
 
 
 def _own_bucket(reader: EnvironmentReader, prefix: str, endpoint: StorageEndpoint) -> NeuronBucket:
@@ -346,12 +332,11 @@ def dataset_block(reader: EnvironmentReader, endpoint: StorageEndpoint) -> Datas
     listed = reader.text(BUCKET_LIST, "")
     buckets = _listed_buckets(reader, listed) if listed else [_single_bucket(reader)]
     return reader.build(
-        Dataset, {"buckets": BUCKET_LIST}, endpoint=endpoint, buckets=buckets, prefix=dataset_prefix(reader)
+        Dataset, {"buckets": BUCKET_LIST}, endpoint=endpoint, buckets=buckets, prefix=_dataset_prefix(reader)
     )
 
 
-def dataset_prefix(reader: EnvironmentReader) -> str:
-    """Folder of the dataset in its buckets: `DATASET_BINS_PATH`."""
+def _dataset_prefix(reader: EnvironmentReader) -> str:
     return reader.text("DATASET_BINS_PATH", "dataset")
 
 

@@ -3,10 +3,10 @@
 import re
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from prefect.blocks.core import Block
-from pydantic import Field, HttpUrl, field_validator
+from pydantic import Field, HttpUrl, ValidationError, field_validator
 
 from blocks.chain import Subnet, Wallet
 from blocks.dataset import Dataset
@@ -19,6 +19,8 @@ from templar.hparams import PRODUCTION_TRAINER, HParams, TrainerSettings, load_h
 if TYPE_CHECKING:
     from templar.neuron.configuration import NeuronConfig
     from templar.neuron.node import Node
+
+B = TypeVar("B", bound=Block)
 
 Role = Literal["miner", "validator", "aggregator"]
 
@@ -113,3 +115,24 @@ def _save(block: Block, name: str) -> None:
             _save(part, f"{name}-{field}")
     block._block_document_id = None  # a loaded or copied block would replace the document that it came from
     block.save(name, overwrite=True)
+
+
+def load_saved(kind: type[B], name: str, *, remedy: str) -> B:
+    """Load a block by its name.
+
+    Raises:
+        PermanentError: `bad_environment`; there is none, or another release saved it.
+    """
+    try:
+        block = kind.load(name)
+    except ValueError:
+        problem = "there is none"
+    except RuntimeError as error:  # the client also raises it for a server that does not answer
+        if not isinstance(error.__cause__, ValidationError):
+            raise
+        problem = "it is not of this release"
+    else:
+        assert isinstance(block, kind)  # noqa: S101 - `load` is declared to return a coroutine as well
+        return block
+    slug = kind.get_block_type_slug()
+    raise PermanentError(Reason.BAD_ENVIRONMENT, f"{slug} block {name!r}: {problem}: {remedy}")

@@ -65,43 +65,38 @@ class StorageEndpoint(Block):
         writable: bool,
         clock: Callable[[], float] | None = None,
     ) -> ObjectStore:
-        """A bucket on this endpoint.
+        """A bucket on this endpoint; on R2, which has an endpoint per account, the account is its owner.
 
         Args:
-            bucket: Its name.
-            account_id: The account that owns it; R2 has an endpoint per account.
-            key: The key to use.
             writable: Whether the key is for writing; a directory store has nothing else to know it by.
             clock: Time in seconds of the stamps in a directory store; the machine's clock by default.
         """
-        parts = urlsplit(self.url)
-        if parts.scheme == "file":
-            folder = Path(unquote(parts.path)) / bucket
+        if (folder := self._folder(bucket)) is not None:
             return DirectoryStore(folder, clock=clock, writable=writable)
         from templar.store.s3 import S3Store
 
-        return S3Store(
-            bucket,
-            endpoint_url=r2_endpoint(account_id) if self.url == R2 else self.url,
-            access_key_id=key.access_key_id,
-            secret_access_key=key.secret_access_key.get_secret_value(),
-            settings=self.settings,
-        )
+        return S3Store(bucket, **self._s3_arguments(account_id, key))
 
     def open_uploads(self, bucket: str, account_id: str, key: "BucketCredentials") -> Uploads:
         """The unfinished uploads of a bucket on this endpoint; arguments as in `open`."""
-        parts = urlsplit(self.url)
-        if parts.scheme == "file":
-            return DirectoryUploads(Path(unquote(parts.path)) / bucket)
+        if (folder := self._folder(bucket)) is not None:
+            return DirectoryUploads(folder)
         from templar.store.s3 import S3Uploads
 
-        return S3Uploads(
-            bucket,
-            endpoint_url=r2_endpoint(account_id) if self.url == R2 else self.url,
-            access_key_id=key.access_key_id,
-            secret_access_key=key.secret_access_key.get_secret_value(),
-            settings=self.settings,
-        )
+        return S3Uploads(bucket, **self._s3_arguments(account_id, key))
+
+    def _folder(self, bucket: str) -> Path | None:
+        """The folder of a bucket, if buckets are folders."""
+        parts = urlsplit(self.url)
+        return Path(unquote(parts.path)) / bucket if parts.scheme == "file" else None
+
+    def _s3_arguments(self, account_id: str, key: "BucketCredentials") -> dict[str, Any]:
+        return {
+            "endpoint_url": r2_endpoint(account_id) if self.url == R2 else self.url,
+            "access_key_id": key.access_key_id,
+            "secret_access_key": key.secret_access_key.get_secret_value(),
+            "settings": S3Settings(read_timeout_seconds=self.read_timeout_seconds, max_attempts=self.max_attempts),
+        }
 
     @property
     def enforces_keys(self) -> bool:
@@ -114,11 +109,6 @@ class StorageEndpoint(Block):
             access_key_id=address.access_key_id, secret_access_key=SecretStr(address.secret_access_key)
         )
         return self.open(address.bucket, address.account_id, key, writable=False)
-
-    @property
-    def settings(self) -> S3Settings:
-        """Timeouts and attempts in the store's terms."""
-        return S3Settings(read_timeout_seconds=self.read_timeout_seconds, max_attempts=self.max_attempts)
 
 
 class BucketCredentials(CredentialsBlock):

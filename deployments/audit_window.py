@@ -16,7 +16,7 @@ from pathlib import Path
 from deployments.register import read_environment
 from deployments.work_pool import require_server
 from tasks.host import load_block
-from tasks.observing import auditing, context_from_environment, context_of
+from tasks.observing import auditing, network_from_environment, network_of
 from templar.arguments import whole_number
 from templar.audit.evidence_audit import Auditor
 from templar.errors import Reason, TemplarError
@@ -32,9 +32,9 @@ def observer(arguments: argparse.Namespace) -> NeuronConfig:
         TemplarError: What is missing, malformed, or cannot be reached.
     """
     if arguments.env_file is not None:
-        return context_from_environment(read_environment(arguments.env_file))
+        return network_from_environment(read_environment(arguments.env_file)).config
     require_server()
-    return context_of(load_block(arguments.neuron))
+    return network_of(load_block(arguments.neuron)).config
 
 
 def audit(auditor: Auditor, window: int, validator: int | None) -> int:

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from blocks.buckets import credentials_of
 from blocks.environment import neuron_from_environment
-from blocks.keyring import credentials_of
 from deployments.register import read_environment
 from templar.housekeeping.access import AccessReport, check_access
 

@@ -29,9 +29,9 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
+from blocks.buckets import credentials_of
 from blocks.env_file import read_env_file
 from blocks.environment import bucket_variables, neuron_from_environment
-from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
 from deployments.automations import Watched, alert_block, definitions, deploy_automations
 from deployments.processes import program

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
-from blocks.environment import hosting_from_environment
+from blocks.environment import dataset_from_environment
 from deployments.build_dataset import step_bars
 from deployments.register import read_environment
 from templar.arguments import folder_path, whole_number
@@ -37,9 +37,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 def _stores(arguments: argparse.Namespace) -> tuple[list[ObjectStore], str]:
     if arguments.folder is not None:
         return [DirectoryStore(arguments.folder, writable=False)], ""
-    hosting = hosting_from_environment(read_environment(arguments.env_file), reads=True, writes=False)
-    assert hosting.dataset is not None  # noqa: S101 - it was asked for
-    return hosting.dataset.stores(), hosting.dataset.prefix
+    dataset = dataset_from_environment(read_environment(arguments.env_file))
+    return dataset.stores(), dataset.prefix
 
 
 def _is_whole(store: ObjectStore, prefix: str, workers: int, console: Console) -> bool:

@@ -13,7 +13,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
-from blocks.environment import hosting_from_environment
+from blocks.environment import upload_from_environment
 from tasks.artifacts import progress, table
 from tasks.policy import HOUSEKEEPING, STORE
 from templar.datasets import build_dataset as building
@@ -151,10 +151,8 @@ def upload_target(
     Raises:
         PermanentError: `bad_environment`; the message names every variable that is missing or malformed.
     """
-    hosting = hosting_from_environment(environment, reads=False, writes=True)
-    assert hosting.write is not None  # noqa: S101 - write keys were asked for
-    store = hosting.endpoint.open(bucket or account, account, hosting.write, writable=True)
-    return store, hosting.prefix if prefix is None else prefix
+    endpoint, usual, key = upload_from_environment(environment)
+    return endpoint.open(bucket or account, account, key, writable=True), usual if prefix is None else prefix
 
 
 def artifact_key(root: Path) -> str:

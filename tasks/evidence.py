@@ -8,7 +8,7 @@ from prefect.states import Completed, Failed
 
 from tasks.artifacts import audit_rows, picture, table
 from tasks.host import load_block
-from tasks.observing import auditing, context_of
+from tasks.observing import auditing, network_of
 from tasks.policy import HOUSEKEEPING
 from templar.audit.evidence_audit import WindowAudit
 from templar.errors import PermanentError, Reason, TransientError
@@ -25,7 +25,7 @@ def audit_evidence(neuron: str, window: int | None, validator: int | None, toler
 
     An object that a failing store hides is tried again, unless a difference is known already.
     """
-    with auditing(context_of(load_block(neuron)), tolerance) as auditor:
+    with auditing(network_of(load_block(neuron)).config, tolerance) as auditor:
         audit = auditor.audit(auditor.newest_window(validator) if window is None else window, validator)
     if audit.differing is None and isinstance(audit.problem, TransientError):
         raise audit.problem

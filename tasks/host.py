@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from pydantic import ValidationError
-
-from blocks.neuron import Neuron
+from blocks.neuron import Neuron, load_saved
 from tasks.sinks.attached import attach, detach, publish
 from tasks.sinks.sending import Identity
 from templar.errors import PermanentError, Reason
@@ -60,16 +58,7 @@ def load_block(name: str) -> Neuron:
     Raises:
         PermanentError: `bad_environment`; there is no such block, or another release saved it.
     """
-    try:
-        block = Neuron.load(name)
-    except ValueError:
-        raise _unusable(name, "there is none: fill in .env") from None
-    except RuntimeError as error:  # the client also raises it for a server that does not answer
-        if isinstance(error.__cause__, ValidationError):
-            raise _unusable(name, "it is not of this release: check .env") from None
-        raise
-    assert isinstance(block, Neuron)  # noqa: S101 - `load` is declared to return a coroutine as well
-    return block
+    return load_saved(Neuron, name, remedy=f"check .env, then run `templar neuron register --name {name}`")
 
 
 def release(name: str) -> None:
@@ -105,10 +94,3 @@ def _identity(node: Node) -> Identity:
     network = node.birth.network
     hotkey = node.exchange.own_signer.address
     return Identity(node.name, node.role or "observer", network.netuid, network.genesis, hotkey)
-
-
-def _unusable(name: str, problem: str) -> PermanentError:
-    return PermanentError(
-        Reason.BAD_ENVIRONMENT,
-        f"neuron block {name!r}: {problem}; then run `templar neuron register --name {name}`",
-    )

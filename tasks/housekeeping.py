@@ -12,8 +12,7 @@ from pathlib import Path
 from prefect import task
 from prefect.runtime import task_run
 
-from blocks.buckets import BucketRequest, open_target
-from blocks.keyring import credentials_of
+from blocks.buckets import BucketRequest, credentials_of, open_target
 from tasks.artifacts import cleanup_rows, progress, table, with_failures
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from blocks.buckets import credentials_of
 from blocks.environment import neuron_from_environment
-from blocks.keyring import credentials_of
 from blocks.neuron import Neuron
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
 from deployments.neuron.status import service_problems

@@ -24,7 +24,7 @@ from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.register import add_neuron_options, environment_of
 from deployments.why import Answer, explain, show
-from tasks.observing import auditing, context_of
+from tasks.observing import auditing, network_of
 from templar.arguments import positive
 from templar.audit.rehearsal import Rehearsal, rehearse
 from templar.errors import PermanentError, Reason
@@ -48,7 +48,7 @@ def run(block: Neuron, seconds: float) -> Rehearsal:
             Reason.BAD_ENVIRONMENT,
             f"TEMPLAR_ROLE is {block.role}: only a miner can rehearse; `templar audit` checks a validator's evidence",
         )
-    signer, config = block.wallet.open(), context_of(block)
+    signer, config = block.wallet.open(), network_of(block).config
     config = replace(config, name=FOLDER, home=config.home.with_name(FOLDER))
     hparams = block.hparams()
     with auditing(config, None) as auditor:

@@ -3,8 +3,7 @@
 import pytest
 
 from blocks import Dataset, DatasetBucket
-from blocks.buckets import BucketRequest, open_target
-from blocks.keyring import credentials_of
+from blocks.buckets import BucketRequest, credentials_of, open_target
 from templar.errors import PermanentError, Reason
 from templar.store.s3 import S3Store
 from tests.support.errors import raising

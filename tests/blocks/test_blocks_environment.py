@@ -122,8 +122,8 @@ def test_names_and_paths_are_taken_as_they_stand():
 def test_numbers_and_paths_of_a_host():
     host = {"TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": "2.5", "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1"}
     neuron = neuron_from_environment(GOOD | host | {"TEMPLAR_HOME": "state/neuron", "TEMPLAR_GENESIS": "ab" * 32})
-    settings = neuron.bucket.endpoint.settings
-    assert (settings.read_timeout_seconds, settings.max_attempts) == (2.5, 1)
+    endpoint = neuron.bucket.endpoint
+    assert (endpoint.read_timeout_seconds, endpoint.max_attempts) == (2.5, 1)
     assert neuron.home == str(Path.cwd() / "state" / "neuron")  # a worker has another folder
     assert neuron.genesis == "ab" * 32
 
@@ -163,14 +163,14 @@ def test_the_device_and_how_to_train_on_it():
     [
         ("TEMPLAR_DEVICE", "gpu", "is 'gpu': set auto, cpu, cuda or cuda:N"),
         ("TEMPLAR_THREADS", "0", "is '0': set auto or a whole number of at least 1"),
-        ("TEMPLAR_PRECISION", "float16", "is 'float16': set auto, float32, bfloat16"),
+        ("TEMPLAR_PRECISION", "float16", "is 'float16': set auto, float32 or bfloat16"),
         ("TEMPLAR_MICRO_BATCH", "some", "is 'some': set preset, auto or a whole number of at least 1"),
         ("TEMPLAR_COMPILE", "yes", "is 'yes': set on or off"),
         ("TEMPLAR_RANKS", "0", "is '0': set auto or a whole number of at least 1"),
         ("TEMPLAR_HOSTS", "0", "is 0: set 1 for this host alone, or their number"),
         ("TEMPLAR_RENDEZVOUS", "10.0.0.1:29500", "is '10.0.0.1:29500' with TEMPLAR_HOSTS 1: set ADDRESS:PORT"),
         ("TEMPLAR_RENDEZVOUS", "29500", "is '29500' with TEMPLAR_HOSTS 1: set ADDRESS:PORT"),
-        ("TEMPLAR_SHARDING", "all", "is 'all': set auto, replicated, sharded"),
+        ("TEMPLAR_SHARDING", "all", "is 'all': set auto, replicated or sharded"),
         ("TEMPLAR_CHECKPOINT_LAYERS", "-1", "is '-1': set off or a whole number of at least 1"),
         ("TEMPLAR_INNER_SNAPSHOT_SECONDS", "often", "must be a number"),
         ("TEMPLAR_INNER_SNAPSHOT_SECONDS", "-1", "is -1.0: set seconds, or 0 for off"),

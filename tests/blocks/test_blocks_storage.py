@@ -40,8 +40,9 @@ class TestEndpoint:
         head = Reply(headers={"Last-Modified": "Wed, 01 Jan 2025 00:00:00 GMT"})
         with scripted_server(lambda request: head if request.method == "HEAD" else Reply(status=503)) as server:
             endpoint = StorageEndpoint(url=server.endpoint_url, read_timeout_seconds=1.5, max_attempts=2)
-            assert endpoint.settings.read_timeout_seconds == 1.5
             store = endpoint.open("bucket", ACCOUNT, READ, writable=False)
+            assert isinstance(store, S3Store)
+            assert store._settings.read_timeout_seconds == 1.5
             assert store.head("key") is not None
             with pytest.raises(TransientError, match="store_busy"):
                 store.get("key", max_bytes=1)

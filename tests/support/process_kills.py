@@ -51,7 +51,7 @@ from deployments.local.prepare import Keys
 from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
 from deployments.processes import Child, ProcessIdentity, start_child, wait_until_ready
 from deployments.s3_endpoint import EndpointAdmin
-from tasks.observing import auditing, context_from_environment
+from tasks.observing import auditing, network_from_environment
 from templar.audit.evidence_audit import Auditor
 from templar.errors import PermanentError, Reason
 from templar.timeline import first_block, window_of
@@ -147,7 +147,7 @@ class ProcessKills:
             stack.enter_context(_lasting_storage(self.network.plan.buckets))
             stack.enter_context(self.network)
             environment = {name: str(value) for name, value in dotenv_values(self.network.plan.network_env).items()}
-            self._auditor = stack.enter_context(auditing(context_from_environment(environment), None))
+            self._auditor = stack.enter_context(auditing(network_from_environment(environment).config, None))
             self._judged = self._audited = self.network.first_window - 1
             yield
 
