@@ -28,8 +28,6 @@ _LEDGER = re.compile(_LEDGER_SCHEME + r"(?P<path>/[^?]+)(?:\?clock=(?P<clock>\d+
 class Wallet(Block):
     """A wallet on this machine's disk, by name. The keys themselves are never stored in Prefect."""
 
-    _block_type_name = "Wallet"
-    _block_type_slug = "wallet"
     _documentation_url = DOCUMENTATION_URL
 
     path: str = Field(default="~/.bittensor/wallets", description="Folder of all wallets.")
@@ -89,8 +87,6 @@ def _read_password(file: Path) -> str:
 class Subnet(Block):
     """A subnet: the real one, or the ledger of a local network."""
 
-    _block_type_name = "Subnet"
-    _block_type_slug = "subnet"
     _documentation_url = DOCUMENTATION_URL
 
     model_config = ConfigDict(hide_input_in_errors=True)  # a refused address may hold a secret

@@ -21,8 +21,6 @@ SHARDS_FOLDER = "shards"  # the folder of the dataset's shards in a neuron's fol
 class Dataset(Block):
     """A dataset, and every bucket that it can be read from."""
 
-    _block_type_name = "Dataset"
-    _block_type_slug = "dataset"
     _documentation_url = DOCUMENTATION_URL
 
     endpoint: StorageEndpoint = Field(description="The object storage that the buckets are on.")

@@ -58,7 +58,7 @@ class EnvironmentReader:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        self._problems: dict[str, str] = {}
+        self.problems: dict[str, str] = {}
 
     def text(self, name: str, default: str | None = None) -> str:
         """A variable without spaces around it. An empty one counts as missing, which is a problem without a default."""
@@ -110,11 +110,7 @@ class EnvironmentReader:
 
     def problem(self, name: str, text: str) -> None:
         """Note a problem of a variable; the first note on it stands."""
-        self._problems.setdefault(name, text)
-
-    def all_valid(self, *names: str) -> bool:
-        """Whether none of these variables has a problem."""
-        return not self._problems.keys() & set(names)
+        self.problems.setdefault(name, text)
 
     def build(self, block_type: type[B], variables: Mapping[str, str], **fields: Any) -> B:
         """Make a block or settings of what was read; fields that it refuses are noted, and it is made unchecked.
@@ -135,8 +131,8 @@ class EnvironmentReader:
         Raises:
             PermanentError: `bad_environment`.
         """
-        if self._problems:
-            listed = "; ".join(f"{name} {text}" for name, text in self._problems.items())
+        if self.problems:
+            listed = "; ".join(f"{name} {text}" for name, text in self.problems.items())
             raise PermanentError(
                 Reason.BAD_ENVIRONMENT, f"{listed}: set them in the environment or in .env (see .env.example)"
             )
@@ -310,7 +306,7 @@ def _own_bucket(reader: EnvironmentReader, prefix: str, endpoint: StorageEndpoin
         NeuronBucket, {"account_id": account}, endpoint=endpoint, account_id=account_id, read=read, write=write
     )
     key_id, secret = f"{prefix}_READ_ACCESS_KEY_ID", f"{prefix}_READ_SECRET_ACCESS_KEY"
-    if reader.all_valid(account, key_id, secret):
+    if not reader.problems.keys() & {account, key_id, secret}:
         try:
             BucketAddress(account_id, read.access_key_id, read.secret_access_key.get_secret_value())
         except PermanentError as error:

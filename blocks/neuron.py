@@ -28,8 +28,6 @@ Role = Literal["miner", "validator", "aggregator"]
 class Neuron(Block):
     """One neuron of this host."""
 
-    _block_type_name = "Neuron"
-    _block_type_slug = "neuron"
     _documentation_url = HttpUrl("https://docs.learnbittensor.org/learn/neurons")
 
     role: Role = Field(description="What it does: miner, validator or aggregator.")

@@ -32,7 +32,6 @@ class StorageEndpoint(Block):
     """The object storage that all buckets of a network are on."""
 
     _block_type_name = "Storage Endpoint"
-    _block_type_slug = "storage-endpoint"
     _documentation_url = DOCUMENTATION_URL
 
     model_config = ConfigDict(hide_input_in_errors=True)  # a refused address may hold a secret
@@ -65,11 +64,10 @@ class StorageEndpoint(Block):
         writable: bool,
         clock: Callable[[], float] | None = None,
     ) -> ObjectStore:
-        """A bucket on this endpoint; on R2, which has an endpoint per account, the account is its owner.
+        """A bucket of an account on this endpoint, opened with a key.
 
-        Args:
-            writable: Whether the key is for writing; a directory store has nothing else to know it by.
-            clock: Time in seconds of the stamps in a directory store; the machine's clock by default.
+        A directory store asks `writable` in place of the key, and stamps objects by `clock` in seconds, the machine's
+        by default.
         """
         if (folder := self._folder(bucket)) is not None:
             return DirectoryStore(folder, clock=clock, writable=writable)
@@ -115,7 +113,6 @@ class BucketCredentials(CredentialsBlock):
     """One key to a bucket."""
 
     _block_type_name = "Bucket Credentials"
-    _block_type_slug = "bucket-credentials"
     _documentation_url = DOCUMENTATION_URL
 
     access_key_id: str = Field(description="Id of the key.")
@@ -138,7 +135,6 @@ class NeuronBucket(Block):
     """The bucket of one neuron: it writes there, and everybody reads with the key that it commits on chain."""
 
     _block_type_name = "Neuron Bucket"
-    _block_type_slug = "neuron-bucket"
     _documentation_url = DOCUMENTATION_URL
 
     endpoint: StorageEndpoint = Field(description="The object storage that the bucket is on.")
@@ -159,7 +155,6 @@ class DatasetBucket(Block):
     """One place where the dataset lies."""
 
     _block_type_name = "Dataset Bucket"
-    _block_type_slug = "dataset-bucket"
     _documentation_url = DOCUMENTATION_URL
 
     account_id: AccountId = Field(description="Account that owns the bucket.")

@@ -8,8 +8,9 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from prefect.utilities.annotations import quote
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
+from blocks.storage import AccountId
 from tasks.datasets import (
     DASK_ADDRESS,
     assemble_dataset,
@@ -24,13 +25,6 @@ from tasks.datasets import (
 )
 from templar.datasets.documents import TEXT_SUFFIXES, source_from_text
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
-from templar.store.address import is_account_id
-
-
-def _account(text: str) -> str:
-    if not is_account_id(text):
-        raise ValueError(f"{text!r} is not 3 to 32 lower-case letters, digits and inner hyphens")
-    return text
 
 
 @flow(name="build-dataset", flow_run_name="build {out}")
@@ -43,7 +37,7 @@ async def build_dataset(
     suffixes: tuple[str, ...] = TEXT_SUFFIXES,
     workers: Annotated[int, Field(ge=1)] | None = None,
     dask: Annotated[str, Field(pattern=f"^{DASK_ADDRESS}$")] | None = None,
-    upload_account: Annotated[str, AfterValidator(_account)] | None = None,
+    upload_account: AccountId | None = None,
     upload_bucket: str | None = None,
     upload_prefix: str | None = None,
 ) -> State[None]:

@@ -83,11 +83,6 @@ def of_opening(opening: Opening) -> Iterator[Raised]:
         yield Raised(Alert.BEHIND, opening.reason, f"the state is {opening.behind} windows behind: {text}")
 
 
-def of_error(error: TemplarError) -> Iterator[Raised]:
-    """Yield the alerts of an error that ended a window's run."""
-    yield from of_missed(error.reason, f"a step failed: {error}")
-
-
 def of_node(node: Node) -> Iterator[Raised]:
     """Yield the alerts of a node's own condition: its disk, and a history that was not decided."""
     usage = shutil.disk_usage(node.home)
@@ -137,31 +132,11 @@ def alerting(neuron: str) -> Iterator[None]:
         yield
     except TemplarError as error:
         if error.reason is not Reason.STOPPED:
-            send(neuron, of_error(error))
+            send(neuron, of_missed(error.reason, f"a step failed: {error}"))
         raise
     finally:
-        send_of_condition(neuron)
-
-
-def send_of_condition(neuron: str) -> None:
-    """Send the alerts of the neuron's own condition: its disk, and a history that was not decided."""
-    if (node := current(neuron)) is not None:
-        try:
-            send(neuron, of_node(node))
-        except OSError as error:
-            log.warning("the disk of %s is not known: %s", neuron, error)
-
-
-def send_of_result(neuron: str, result: WindowResult) -> None:
-    """Send the alerts of a window that was run to its end."""
-    send(neuron, of_result(result))
-
-
-def send_of_opening(neuron: str, opening: Opening) -> None:
-    """Send the alerts of a window that is not run."""
-    send(neuron, of_opening(opening))
-
-
-def send_of_weights(neuron: str, reason: Reason, text: str) -> None:
-    """Send the alert of weights that the chain refused."""
-    send(neuron, [Raised(Alert.WEIGHTS_REFUSED, reason, text)])
+        if (node := current(neuron)) is not None:
+            try:
+                send(neuron, of_node(node))
+            except OSError as error:
+                log.warning("the disk of %s is not known: %s", neuron, error)

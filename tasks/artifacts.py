@@ -144,8 +144,7 @@ def endpoint_rows(report: PageReport) -> Rows:
     ]
 
 
-MFU_FORMULA = "at 6 N + 12 * layers * hidden * length operations per token"
-"""As `templar.training.device.flops_per_token` counts."""
+MFU_FORMULA = "at 6 N + 12 * layers * hidden * length operations per token"  # see `flops_per_token`
 
 
 def training_rows(report: TrainReport) -> Rows:
@@ -214,6 +213,7 @@ def score_rows(evidence: Evidence) -> Rows:
 
 def _score_row(record: MinerRecord, weight: float, bans: dict[str, int]) -> dict[str, Any]:
     facts, card = record.facts, record.after
+    sign = "" if record.indicator is None else f" ({record.indicator:+d})"
     return {
         "uid": record.uid,
         "weight": round(weight, 4),
@@ -221,8 +221,8 @@ def _score_row(record: MinerRecord, weight: float, bans: dict[str, int]) -> dict
         "rating": _rating(card.rating),
         "advantage": f"{card.advantage:+.6f}",
         "own excess": f"{card.own_excess:+.6f}",
-        "indicator": f"{card.binary_average:.4f}" + _sign(record.indicator),
-        "sync": _sync(record),
+        "indicator": f"{card.binary_average:.4f}{sign}",
+        "sync": f"{card.sync:.4f}" + (f" ({facts.windows_behind} behind)" if facts.windows_behind else ""),
         "score": "" if record.gradient_score is None else f"{record.gradient_score:+.6f}",
         "own loss": _estimated(facts.estimate, "own"),
         "random loss": _estimated(facts.estimate, "random"),
@@ -249,15 +249,6 @@ def _absence(record: MinerRecord, bans: dict[str, int]) -> str:
     last = max((bans[subject] for subject in (facts.hotkey, facts.bucket) if subject in bans), default=None)
     ban = "" if last is None else f"banned until window {last}"
     return ", ".join(text for text in (why, ban) if text)
-
-
-def _sign(indicator: int | None) -> str:
-    return "" if indicator is None else f" ({indicator:+d})"
-
-
-def _sync(record: MinerRecord) -> str:
-    behind = record.facts.windows_behind
-    return f"{record.after.sync:.4f}" + (f" ({behind} behind)" if behind else "")
 
 
 def _estimated(estimate: Estimate | None, which: str) -> str:
@@ -301,26 +292,25 @@ def with_failures(rows: Rows, failed: Sequence[tuple[str, str]]) -> Rows:
     ]
 
 
+AUDIT_COLUMNS = ("window", "audited", "what", "field", "published", "recomputed", "at fault", "kind")
+
+
 def audit_rows(audit: WindowAudit) -> Rows:
     """A row per difference, then one per note; a part with neither has one row that says it is verified."""
     rows: Rows = []
     for part in audit.parts:
-        first = {"window": part.window, "audited": part.title}
-        rows += [
-            {
-                **first,
-                "what": "difference",
-                "field": each.where,
-                "published": each.published,
-                "recomputed": each.recomputed,
-                "at fault": " or ".join(f"uid {uid}" for uid in each.suspects),
-                "kind": each.kind or "",
-            }
+        found = [("cannot be audited", str(part.problem))] if part.problem is not None else []
+        found += [("note", note) for note in part.notes]
+        if not found and not part.differences:
+            found = [("verified", "")]
+        differences = [
+            (
+                *("difference", each.where, each.published, each.recomputed),
+                " or ".join(f"uid {uid}" for uid in each.suspects),
+                each.kind or "",
+            )
             for each in part.differences
         ]
-        others = [("cannot be audited", str(part.problem))] if part.problem is not None else []
-        others += [("note", note) for note in part.notes]
-        others += [] if part.differences or others else [("verified", "")]
-        empty = dict.fromkeys(("recomputed", "at fault", "kind"), "")
-        rows += [{**first, "what": what, "field": "", "published": text, **empty} for what, text in others]
+        cells = [*differences, *((what, "", text, "", "", "") for what, text in found)]
+        rows += [dict(zip(AUDIT_COLUMNS, (part.window, part.title, *each), strict=True)) for each in cells]
     return rows

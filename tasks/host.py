@@ -34,9 +34,10 @@ def hosted(name: str, kind: type[N]) -> N:
     """
     with _lock:
         if name not in _neurons:
-            block = load_block(name)
-            node = _neurons[name] = block.build(name)
-            attach(_identity(node), node.home, os.environ)
+            node = _neurons[name] = load_block(name).build(name)
+            network, hotkey = node.birth.network, node.exchange.own_signer.address
+            who = Identity(name, node.role or "observer", network.netuid, network.genesis, hotkey)
+            attach(who, node.home, os.environ)
         node = _neurons[name]
     if not isinstance(node, kind):
         raise PermanentError(
@@ -88,9 +89,3 @@ def release_leases() -> None:
     """Give the leases back when the process ends, so that other machines can start; after a kill they expire."""
     for node in tuple(_neurons.values()):
         node.release_lease()
-
-
-def _identity(node: Node) -> Identity:
-    network = node.birth.network
-    hotkey = node.exchange.own_signer.address
-    return Identity(node.name, node.role or "observer", network.netuid, network.genesis, hotkey)

@@ -19,40 +19,30 @@ def is_not_undecided(task: Any, task_run: Any, state: Any) -> bool:
     return is_transient(task, task_run, state) and reason not in _WAITS_FOR_OTHERS
 
 
-CHAIN: dict[str, Any] = {
-    "retries": 5,
-    "retry_delay_seconds": [1, 2, 4, 8, 16],
-    "retry_jitter_factor": 0.5,
-    "retry_condition_fn": is_transient,
-}
+def _retries(*delay_seconds: float, after: Any = is_transient) -> dict[str, Any]:
+    """Options of a task that is tried again after each of these delays."""
+    return {
+        "retries": len(delay_seconds),
+        "retry_delay_seconds": [*delay_seconds],
+        "retry_jitter_factor": 0.5,
+        "retry_condition_fn": after,
+    }
+
+
+CHAIN = _retries(1, 2, 4, 8, 16)
 """Reads of the chain: flaky and cheap."""
 
-STORE: dict[str, Any] = {
-    "retries": 4,
-    "retry_delay_seconds": [1, 2, 4, 8],
-    "retry_jitter_factor": 0.5,
-    "retry_condition_fn": is_transient,
-}
+STORE = _retries(1, 2, 4, 8)
 """Reads and writes of objects: idempotent."""
 
-SETTLE: dict[str, Any] = STORE | {"retry_condition_fn": is_not_undecided}
+SETTLE = _retries(1, 2, 4, 8, after=is_not_undecided)
 """The decision on a window. The step itself waits for it; after that the next window's opening goes on with it."""
 
 LOCAL: dict[str, Any] = {"retries": 1, "retry_condition_fn": is_transient}
 """Work on this machine alone: the disk may have been full for a moment."""
 
-WEIGHTS: dict[str, Any] = {
-    "retries": 2,
-    "retry_delay_seconds": [2, 4],
-    "retry_jitter_factor": 0.5,
-    "retry_condition_fn": is_transient,
-}
+WEIGHTS = _retries(2, 4)
 """Extrinsics: the step itself tries again, block by block, what the chain refuses; this covers all other errors."""
 
-HOUSEKEEPING: dict[str, Any] = {
-    "retries": 3,
-    "retry_delay_seconds": [2, 4, 8],
-    "retry_jitter_factor": 0.5,
-    "retry_condition_fn": is_transient,
-}
+HOUSEKEEPING = _retries(2, 4, 8)
 """Scheduled work: the next run repairs what still fails."""

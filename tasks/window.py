@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
 
-from tasks.alerts import alerting, send_of_opening, send_of_result, send_of_weights
+from tasks import alerts
 from tasks.artifacts import (
     endpoint_rows,
     finding_rows,
@@ -216,14 +216,18 @@ def set_weights(neuron: str, evidence: Evidence | None) -> WeightsReport | None:
     report = hosted(neuron, Validator).set_weights(evidence)
     if report is None or not report.refused:
         if report is not None and report.reason is None and report.detail:  # weights of an earlier window were dropped
-            send_of_weights(neuron, Reason.WEIGHTS_DIFFER, report.detail)
+            _alert_of_weights(neuron, Reason.WEIGHTS_DIFFER, report.detail)
         return report
     tries = f"sent {report.tries} times; the next window tries again"
     message = f"window {report.window} [{report.reason}] {report.detail} ({tries})"
     if report.reason is not None:
-        send_of_weights(neuron, report.reason, message)
+        _alert_of_weights(neuron, report.reason, message)
     refused: Any = Completed(name="WeightsRefused", message=message, data=report)
     return cast(WeightsReport, refused)  # the engine gives the task run this state
+
+
+def _alert_of_weights(neuron: str, reason: Reason, text: str) -> None:
+    alerts.send(neuron, [alerts.Raised(alerts.Alert.WEIGHTS_REFUSED, reason, text)])
 
 
 # The steps of one neuron.
@@ -277,7 +281,7 @@ class NeuronTasks:
 
 def take_window(neuron: str, window: int | None, steps: Callable[[NeuronTasks, int], WindowResult]) -> State[None]:
     """Open a window of a neuron, take its steps and tell how it ended; the final state of its run."""
-    with alerting(neuron), tracing_window(neuron):
+    with alerts.alerting(neuron), tracing_window(neuron):
         opening = open_window(neuron, window)
         if opening.action is not Action.RUN:
             return _not_run(neuron, opening)
@@ -286,7 +290,7 @@ def take_window(neuron: str, window: int | None, steps: Callable[[NeuronTasks, i
 
 def _not_run(neuron: str, opening: Opening) -> State[None]:
     """The final state of a run whose window is not run, `Skipped` or `CatchingUp`, with the reason."""
-    send_of_opening(neuron, opening)
+    alerts.send(neuron, alerts.of_opening(opening))
     is_behind = opening.action is Action.CATCHING_UP
     if is_behind and (node := current(neuron)) is not None:
         _pass_on(neuron, node, condition_of(node, opening.window))
@@ -300,7 +304,7 @@ def _ended(neuron: str, result: WindowResult) -> State[None]:
 
     The runs list shows it in the colour of a failure, with its message.
     """
-    send_of_result(neuron, result)
+    alerts.send(neuron, alerts.of_result(result))
     conclude(result.missed or "Completed", result.reason)
     if result.missed is None:
         return Completed(message=result.message)

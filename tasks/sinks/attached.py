@@ -9,7 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib.util import find_spec
@@ -104,14 +104,16 @@ class NeuronSinks:
             (settings.wandb_project, partial(self._open_wandb, home, environment or {})),
             (settings.prometheus, self._open_prometheus),
         ):
-            if is_on:
-                with _warning(who):
-                    open_sink(settings, who)
+            if not is_on:
+                continue
+            try:
+                open_sink(settings, who)
+            except Exception as error:  # noqa: BLE001 - a library may raise anything; the neuron is worth more
+                log.warning("a sink of %s is not open: %s", who.neuron, error)
 
     def _open_influx(self, settings: SinkSettings, _: Identity) -> None:
-        self._points.append(
-            Sender(InfluxDatabase(settings.influx_url, settings.influx_database, settings.influx_token))
-        )
+        database = InfluxDatabase(settings.influx_url, settings.influx_database, settings.influx_token)
+        self._points.append(Sender(database))
 
     def _open_loki(self, settings: SinkSettings, who: Identity) -> None:
         lines = Sender(LokiServer(settings.loki_url, settings.loki_user, settings.loki_token))
@@ -170,15 +172,6 @@ class NeuronSinks:
             self.endpoint = None
 
 
-@contextmanager
-def _warning(who: Identity) -> Iterator[None]:
-    """Warn of a sink that the block cannot open."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - a library may raise anything; the neuron is worth more
-        log.warning("a sink of %s is not open: %s", who.neuron, error)
-
-
 def _require(module: str, variable: str, *, extra: str) -> None:
     """Refuse a sink whose library is not installed.
 
@@ -211,11 +204,9 @@ def publish(neuron: str, metrics: Metrics) -> None:
         sinks.put(metrics)
 
 
-@contextmanager
-def tracing_window(neuron: str) -> Iterator[None]:
+def tracing_window(neuron: str) -> AbstractContextManager[None]:
     """Record the window that the block runs, and pass its trace on to the neuron's sinks."""
-    with tracing(partial(_publish_trace, neuron)):
-        yield
+    return tracing(partial(_publish_trace, neuron))
 
 
 def _publish_trace(neuron: str, trace: WindowTrace) -> None:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tasks.sinks.http import HttpTarget
-from tasks.sinks.sending import Point
+from tasks.sinks.sending import HttpTarget, Point
 
 _IN_NAMES = str.maketrans({",": r"\,", "=": r"\=", " ": r"\ "})
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from tasks.sinks.http import HttpTarget
-from tasks.sinks.sending import Sender
+from tasks.sinks.sending import HttpTarget, Sender
 from tasks.sinks.sending import log as own_log
 from templar.errors import Reason
 

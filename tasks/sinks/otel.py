@@ -30,8 +30,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
-from tasks.sinks.http import HttpTarget
-from tasks.sinks.sending import Identity, Point, UnacceptableError
+from tasks.sinks.sending import HttpTarget, Identity, Point, UnacceptableError
 from tasks.sinks.trace import WindowTrace
 from templar.reports.metrics import COUNTERS, HELP
 
@@ -40,64 +39,54 @@ SCOPE = InstrumentationScope(name="templar", version=version("templar"))
 STARTED_NS = time.time_ns()  # when this process began to count; the counters' start
 
 
-class OtelMetrics(HttpTarget):
+class _OtelTarget(HttpTarget):
+    """A receiver, and what every figure and span that it gets is about."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], who: Identity) -> None:
+        super().__init__(url, headers)
+        self._who = who
+        about = {
+            "service.name": "templar",
+            "service.version": version("templar"),
+            "service.instance.id": f"{who.hotkey}/{who.role}",
+            "templar.neuron": who.neuron,
+            "templar.role": who.role,
+            "templar.netuid": who.netuid,
+            "templar.genesis": who.genesis,
+        }
+        self._resource = Resource(attributes=_attributes(about))
+
+
+class OtelMetrics(_OtelTarget):
     """Posts the figures of windows to `/v1/metrics`."""
 
     name = "otel_metrics"
 
-    def __init__(self, url: str, headers: Mapping[str, str], who: Identity) -> None:
-        super().__init__(url, headers)
-        self._resource = resource_of(who)
-
     def send(self, items: Sequence[Point]) -> None:
         """Send the figures of some windows; receivers take the same point twice as one."""
-        metrics = [metric for item in items for metric in _metrics(item)]
-        scope = ScopeMetrics(scope=SCOPE, metrics=metrics)
-        request = ExportMetricsServiceRequest(
-            resource_metrics=[ResourceMetrics(resource=self._resource, scope_metrics=[scope])]
-        )
-        answer = ExportMetricsServiceResponse.FromString(
-            self.post("/v1/metrics", request.SerializeToString(), kind=KIND)
-        )
-        if refused := answer.partial_success.rejected_data_points:
-            raise UnacceptableError(f"{refused} figures are refused: {answer.partial_success.error_message[:200]!r}")
+        scope = ScopeMetrics(scope=SCOPE, metrics=[metric for item in items for metric in _metrics(item)])
+        found = ResourceMetrics(resource=self._resource, scope_metrics=[scope])
+        request = ExportMetricsServiceRequest(resource_metrics=[found])
+        body = self.post("/v1/metrics", request.SerializeToString(), kind=KIND)
+        answer = ExportMetricsServiceResponse.FromString(body).partial_success
+        if refused := answer.rejected_data_points:
+            raise UnacceptableError(f"{refused} figures are refused: {answer.error_message[:200]!r}")
 
 
-class OtelTraces(HttpTarget):
+class OtelTraces(_OtelTarget):
     """Posts the traces of windows to `/v1/traces`."""
 
     name = "otel_traces"
 
-    def __init__(self, url: str, headers: Mapping[str, str], who: Identity) -> None:
-        super().__init__(url, headers)
-        self._who, self._resource = who, resource_of(who)
-
     def send(self, items: Sequence[WindowTrace]) -> None:
         """Send the spans of some windows."""
         scope = ScopeSpans(scope=SCOPE, spans=[span for item in items for span in _spans(item, self._who)])
-        request = ExportTraceServiceRequest(
-            resource_spans=[ResourceSpans(resource=self._resource, scope_spans=[scope])]
-        )
-        answer = ExportTraceServiceResponse.FromString(self.post("/v1/traces", request.SerializeToString(), kind=KIND))
-        if refused := answer.partial_success.rejected_spans:
-            raise UnacceptableError(f"{refused} spans are refused: {answer.partial_success.error_message[:200]!r}")
-
-
-def resource_of(who: Identity) -> Resource:
-    """Return what every figure and span is about."""
-    return Resource(
-        attributes=_attributes(
-            {
-                "service.name": "templar",
-                "service.version": version("templar"),
-                "service.instance.id": f"{who.hotkey}/{who.role}",
-                "templar.neuron": who.neuron,
-                "templar.role": who.role,
-                "templar.netuid": who.netuid,
-                "templar.genesis": who.genesis,
-            }
-        )
-    )
+        found = ResourceSpans(resource=self._resource, scope_spans=[scope])
+        request = ExportTraceServiceRequest(resource_spans=[found])
+        body = self.post("/v1/traces", request.SerializeToString(), kind=KIND)
+        answer = ExportTraceServiceResponse.FromString(body).partial_success
+        if refused := answer.rejected_spans:
+            raise UnacceptableError(f"{refused} spans are refused: {answer.error_message[:200]!r}")
 
 
 def _metrics(point: Point) -> list[Metric]:

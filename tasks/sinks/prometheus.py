@@ -41,11 +41,6 @@ class PrometheusEndpoint(Collector):
                 f"TEMPLAR_SINK_PROMETHEUS: {host}:{port} cannot be listened on ({error}): name another",
             ) from error
 
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return int(self._server.server_port)
-
     def put(self, metrics: Metrics) -> None:
         """Serve these figures from now on."""
         self._newest = metrics

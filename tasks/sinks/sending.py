@@ -1,15 +1,19 @@
-"""A sink that is sent to: a bounded queue and a thread, so that no window waits for it or fails by it."""
+"""A sink that is sent to: a queue and a thread, so that no window waits for it or fails by it; and HTTP POST."""
 
 import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
 
 from templar.reports.metrics import Metrics
+from templar.store.s3_protocol import is_loopback
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -21,6 +25,9 @@ BATCH = 500  # items that are sent at once at most
 PAUSES = (1.0, 5.0, 15.0, 60.0)  # seconds until a failed batch is sent again; the last one repeats
 POLL_SECONDS = 0.2  # the longest that the thread waits for an item before it looks whether it should end
 CLOSE_SECONDS = 2.0  # the longest that the end of a process waits for what is still in the queue
+TIMEOUT_SECONDS = 10.0  # of a POST
+_ITEMS_ARE_WRONG = frozenset({400, 413, 422})
+"""Answers that say that the same items would be refused again; all others may be different later."""
 
 
 @dataclass(frozen=True)
@@ -166,3 +173,32 @@ class Sender(Generic[T]):
         if not self._is_failing:
             log.warning("the sink %s %s: %s", self.target.name, what, error)
         self._is_failing = True
+
+
+class HttpTarget:
+    """Posts to one server."""
+
+    def __init__(self, url: str, headers: Mapping[str, str], auth: httpx.BasicAuth | None = None) -> None:
+        trusts = not is_loopback(urlsplit(url).hostname)  # nothing there is behind a proxy
+        self._client = httpx.Client(
+            base_url=url, headers=dict(headers), auth=auth, timeout=TIMEOUT_SECONDS, trust_env=trusts
+        )
+
+    def post(
+        self, path: str, body: bytes, *, query: Mapping[str, str] | None = None, kind: str = "text/plain"
+    ) -> bytes:
+        """Post a body; the answer's body.
+
+        Raises:
+            UnacceptableError: The server will never take these items.
+            httpx.HTTPError: It does not take them now.
+        """
+        answer = self._client.post(path, content=body, params=dict(query or {}), headers={"Content-Type": kind})
+        if answer.status_code in _ITEMS_ARE_WRONG:
+            raise UnacceptableError(f"{answer.status_code}: {answer.text[:200]!r}")
+        answer.raise_for_status()
+        return answer.content
+
+    def close(self) -> None:
+        """Close connections."""
+        self._client.close()

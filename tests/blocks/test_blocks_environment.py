@@ -100,18 +100,6 @@ def test_optional_variables_have_defaults(monkeypatch, tmp_path):
     assert neuron.dataset.buckets.get_secret_value()[0].bucket == "data-account"
 
 
-def test_an_empty_network_is_never_the_main_network():
-    for empty in ("", "  "):
-        assert "NETWORK is empty: name the network" in problems(NETWORK=empty)
-
-
-@pytest.mark.parametrize("path", ["/bucket", "/bucket/", "//", "/#bucket", "/?a=b"])
-def test_a_bucket_in_the_endpoint_is_refused_by_the_variable(path):
-    assert "TEMPLAR_STORAGE is refused: a storage's url " in problems(
-        TEMPLAR_STORAGE=f"https://host.example:9000{path}"
-    )
-
-
 def test_names_and_paths_are_taken_as_they_stand():
     odd = {"WALLET_NAME": "tail ", "WALLET_HOTKEY": " head", "WALLET_PATH": "/srv/a #1 ", "TEMPLAR_HOME": "/srv/b "}
     neuron = neuron_from_environment(GOOD | odd)
@@ -158,40 +146,6 @@ def test_the_device_and_how_to_train_on_it():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "remedy"),
-    [
-        ("TEMPLAR_DEVICE", "gpu", "is 'gpu': set auto, cpu, cuda or cuda:N"),
-        ("TEMPLAR_THREADS", "0", "is '0': set auto or a whole number of at least 1"),
-        ("TEMPLAR_PRECISION", "float16", "is 'float16': set auto, float32 or bfloat16"),
-        ("TEMPLAR_MICRO_BATCH", "some", "is 'some': set preset, auto or a whole number of at least 1"),
-        ("TEMPLAR_COMPILE", "yes", "is 'yes': set on or off"),
-        ("TEMPLAR_RANKS", "0", "is '0': set auto or a whole number of at least 1"),
-        ("TEMPLAR_HOSTS", "0", "is 0: set 1 for this host alone, or their number"),
-        ("TEMPLAR_RENDEZVOUS", "10.0.0.1:29500", "is '10.0.0.1:29500' with TEMPLAR_HOSTS 1: set ADDRESS:PORT"),
-        ("TEMPLAR_RENDEZVOUS", "29500", "is '29500' with TEMPLAR_HOSTS 1: set ADDRESS:PORT"),
-        ("TEMPLAR_SHARDING", "all", "is 'all': set auto, replicated or sharded"),
-        ("TEMPLAR_CHECKPOINT_LAYERS", "-1", "is '-1': set off or a whole number of at least 1"),
-        ("TEMPLAR_INNER_SNAPSHOT_SECONDS", "often", "must be a number"),
-        ("TEMPLAR_INNER_SNAPSHOT_SECONDS", "-1", "is -1.0: set seconds, or 0 for off"),
-        ("TEMPLAR_INNER_SNAPSHOT_SECONDS", "nan", "is nan: set seconds, or 0 for off"),
-    ],
-)
-def test_a_bad_choice_of_the_trainer_is_named_with_its_remedy(name, value, remedy):
-    assert f"{name} {remedy}" in problems(**{name: value})
-
-
-def test_only_a_miner_trains_on_several_hosts():
-    assert "TEMPLAR_RENDEZVOUS is '' with TEMPLAR_HOSTS 2: set ADDRESS:PORT" in problems(TEMPLAR_HOSTS="2")
-    several = {"TEMPLAR_HOSTS": "2", "TEMPLAR_RENDEZVOUS": "10.0.0.1:29500"}
-    assert "TEMPLAR_HOSTS is 2, and the role is validator" in problems(TEMPLAR_ROLE="validator", **several)
-
-
-def test_several_ranks_keep_no_progress():
-    asked = problems(TEMPLAR_RANKS="2", TEMPLAR_INNER_SNAPSHOT_SECONDS="90")
-    assert "TEMPLAR_INNER_SNAPSHOT_SECONDS is 90.0: set 0, for several ranks keep no progress" in asked
-
-
 def test_an_aggregator_has_its_own_bucket():
     own = {name.replace("GRADIENTS", "AGGREGATOR"): value for name, value in GOOD.items() if "GRADIENTS" in name}
     others = {name: value for name, value in GOOD.items() if "GRADIENTS" not in name}
@@ -210,48 +164,75 @@ def test_every_missing_variable_is_named_at_once():
         assert part in message
 
 
+SEVERAL = {"TEMPLAR_HOSTS": "2", "TEMPLAR_RENDEZVOUS": "10.0.0.1:29500"}
+SIZE = "a whole number of at least 1"
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "why"),
+    ("changes", "said"),
     [
-        ("NETUID", "three", "must be a whole number"),
-        ("NETWORK", "ledger:relative", "is refused: a ledger is ledger:/path"),
-        ("TEMPLAR_STORAGE", "s3://KEY:hush@host", "is refused: a storage's url must be r2, http(s)://"),
-        ("TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "soon", "must be a number"),
-        ("R2_GRADIENTS_ACCOUNT_ID", "Not_An_Account", "is refused: an account id is 3 to 32"),
-        ("R2_GRADIENTS_BUCKET_NAME", "another", "must be that of R2_GRADIENTS_ACCOUNT_ID"),
-        ("R2_GRADIENTS_READ_ACCESS_KEY_ID", "k" * 33, "cannot be committed on chain"),
-        ("R2_GRADIENTS_READ_SECRET_ACCESS_KEY", "hush hush", "cannot be committed on chain"),
+        ({"NETWORK": ""}, "NETWORK is empty: name the network"),
+        ({"NETWORK": "  "}, "NETWORK is empty: name the network"),
+        ({"NETWORK": "ledger:relative"}, "NETWORK is refused: a ledger is ledger:/path"),
+        ({"NETUID": "three"}, "NETUID must be a whole number"),
+        ({"TEMPLAR_STORAGE": "s3://KEY:hush@host"}, "TEMPLAR_STORAGE is refused: a storage's url must be r2, http(s)"),
+        *(
+            ({"TEMPLAR_STORAGE": f"https://host.example:9000{path}"}, "TEMPLAR_STORAGE is refused: a storage's url ")
+            for path in ("/bucket", "/bucket/", "//", "/#bucket", "/?a=b")
+        ),
+        ({"TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": "soon"}, "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS must be a number"),
+        (
+            {"R2_GRADIENTS_ACCOUNT_ID": "Not_An_Account", "R2_GRADIENTS_BUCKET_NAME": None},
+            "R2_GRADIENTS_ACCOUNT_ID is refused: an account id is 3 to 32",
+        ),
+        (
+            {"R2_GRADIENTS_BUCKET_NAME": "another"},
+            "R2_GRADIENTS_BUCKET_NAME must be that of R2_GRADIENTS_ACCOUNT_ID",
+        ),
+        (
+            {"R2_GRADIENTS_READ_ACCESS_KEY_ID": "k" * 33},
+            "R2_GRADIENTS_READ_ACCESS_KEY_ID cannot be committed on chain",
+        ),
+        (
+            {"R2_GRADIENTS_READ_SECRET_ACCESS_KEY": "hush hush"},
+            "R2_GRADIENTS_READ_SECRET_ACCESS_KEY cannot be committed on chain",
+        ),
+        ({BUCKET_LIST: "hush"}, f"{BUCKET_LIST} is not a JSON list of the form "),
+        ({"TEMPLAR_DEVICE": "gpu"}, "TEMPLAR_DEVICE is 'gpu': set auto, cpu, cuda or cuda:N"),
+        ({"TEMPLAR_THREADS": "0"}, f"TEMPLAR_THREADS is '0': set auto or {SIZE}"),
+        ({"TEMPLAR_PRECISION": "float16"}, "TEMPLAR_PRECISION is 'float16': set auto, float32 or bfloat16"),
+        ({"TEMPLAR_MICRO_BATCH": "some"}, f"TEMPLAR_MICRO_BATCH is 'some': set preset, auto or {SIZE}"),
+        ({"TEMPLAR_COMPILE": "yes"}, "TEMPLAR_COMPILE is 'yes': set on or off"),
+        ({"TEMPLAR_RANKS": "0"}, f"TEMPLAR_RANKS is '0': set auto or {SIZE}"),
+        ({"TEMPLAR_HOSTS": "0"}, "TEMPLAR_HOSTS is 0: set 1 for this host alone, or their number"),
+        ({"TEMPLAR_HOSTS": "2"}, "TEMPLAR_RENDEZVOUS is '' with TEMPLAR_HOSTS 2: set ADDRESS:PORT"),
+        ({"TEMPLAR_ROLE": "validator", **SEVERAL}, "TEMPLAR_HOSTS is 2, and the role is validator"),
+        ({"TEMPLAR_RENDEZVOUS": "10.0.0.1:29500"}, "TEMPLAR_RENDEZVOUS is '10.0.0.1:29500' with TEMPLAR_HOSTS 1: set "),
+        ({"TEMPLAR_RENDEZVOUS": "29500"}, "TEMPLAR_RENDEZVOUS is '29500' with TEMPLAR_HOSTS 1: set ADDRESS:PORT"),
+        ({"TEMPLAR_SHARDING": "all"}, "TEMPLAR_SHARDING is 'all': set auto, replicated or sharded"),
+        ({"TEMPLAR_CHECKPOINT_LAYERS": "-1"}, f"TEMPLAR_CHECKPOINT_LAYERS is '-1': set off or {SIZE}"),
+        ({"TEMPLAR_INNER_SNAPSHOT_SECONDS": "often"}, "TEMPLAR_INNER_SNAPSHOT_SECONDS must be a number"),
+        ({"TEMPLAR_INNER_SNAPSHOT_SECONDS": "-1"}, "TEMPLAR_INNER_SNAPSHOT_SECONDS is -1.0: set seconds, or 0"),
+        ({"TEMPLAR_INNER_SNAPSHOT_SECONDS": "nan"}, "TEMPLAR_INNER_SNAPSHOT_SECONDS is nan: set seconds, or 0"),
+        (
+            {"TEMPLAR_RANKS": "2", "TEMPLAR_INNER_SNAPSHOT_SECONDS": "90"},
+            "TEMPLAR_INNER_SNAPSHOT_SECONDS is 90.0: set 0, for several ranks keep no progress",
+        ),
     ],
 )
-def test_a_malformed_variable_is_named(name, value, why):
-    changes: dict[str, str | None] = {name: value}
-    if name == "R2_GRADIENTS_ACCOUNT_ID":
-        changes["R2_GRADIENTS_BUCKET_NAME"] = None
-    message = problems(**changes)
-    assert message.startswith(f"[bad_environment] {name} {why}")
+def test_what_is_refused_is_named_with_its_remedy(changes, said):
+    assert problems(**changes).startswith(f"[bad_environment] {said}")
 
 
-class TestBucketList:
-    def test_it_stands_for_the_single_bucket(self):
-        single = {name: value for name, value in GOOD.items() if not name.startswith("R2_DATASET")}
-        text = json.dumps([listed("data-one"), listed("data-two", comment="ignored")])
-        neuron = neuron_from_environment(single | {BUCKET_LIST: text})
-        buckets = neuron.dataset.buckets.get_secret_value()
-        names = [(bucket.account_id, bucket.bucket) for bucket in buckets]
-        assert names == [("data-one", "data-one"), ("data-two", "data-two")]
-        assert buckets[1].read.secret_access_key.get_secret_value() == "hush-data-two"
-
-    @pytest.mark.parametrize(
-        ("text", "where"),
-        [
-            ("hush", "Invalid JSON"),
-            (json.dumps([listed("one"), listed("two", account_id=None)]), "1.account_id is refused"),
-        ],
-    )
-    def test_a_malformed_list_names_the_place(self, text, where):
-        message = problems(**{BUCKET_LIST: text})
-        assert message.startswith(f"[bad_environment] {BUCKET_LIST} ")
-        assert where in message
+def test_a_list_of_buckets_stands_for_the_single_bucket():
+    single = {name: value for name, value in GOOD.items() if not name.startswith("R2_DATASET")}
+    text = json.dumps([listed("data-one"), listed("data-two", comment="ignored")])
+    buckets = neuron_from_environment(single | {BUCKET_LIST: text}).dataset.buckets.get_secret_value()
+    names = [(bucket.account_id, bucket.bucket) for bucket in buckets]
+    assert names == [("data-one", "data-one"), ("data-two", "data-two")]
+    assert buckets[1].read.secret_access_key.get_secret_value() == "hush-data-two"
+    malformed = json.dumps([listed("one"), listed("two", account_id=None)])
+    assert "1.account_id is refused" in problems(**{BUCKET_LIST: malformed})
 
 
 def test_the_example_lists_every_variable_that_is_read():

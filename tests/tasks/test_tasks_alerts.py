@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tasks.alerts import BEHIND_WINDOWS, Alert, Raised, of_error, of_node, of_opening, of_result
-from templar.errors import PermanentError, Reason, TransientError
+import tasks.alerts
+from tasks.alerts import BEHIND_WINDOWS, Alert, Raised, alerting, of_node, of_opening, of_result
+from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
 from templar.training.device import num_parameters
 from templar.window import Action, Missed, Opening, WindowResult
@@ -30,36 +31,30 @@ def test_a_window_in_which_nothing_was_missed_alerts_nobody():
 @pytest.mark.parametrize(
     ("reason", "besides"),
     [
-        (Reason.NO_TIME_LEFT, [Alert.LATE]),
-        (Reason.COMMIT_LATE, [Alert.LATE]),
-        (Reason.REVEAL_LATE, [Alert.LATE]),
+        *((reason, [Alert.LATE]) for reason in (Reason.NO_TIME_LEFT, Reason.COMMIT_LATE, Reason.REVEAL_LATE)),
         (Reason.ROSTER_LATE, [Alert.LATE]),
-        (Reason.DATASET_TOO_SMALL, []),
+        (Reason.ACCESS_DENIED, [Alert.KEY_REFUSED]),
+        (Reason.WRITE_KEY_REFUSED, [Alert.KEY_REFUSED]),
+        (Reason.BUCKET_MISSING, [Alert.KEY_REFUSED]),
+        (Reason.LEASE_LOST, [Alert.LEASE_LOST]),
+        (Reason.DISK_FULL, [Alert.DISK_LOW]),
+        (Reason.MINORITY, [Alert.STATE_DIFFERS]),
+        (Reason.STORE_UNREACHABLE, []),
     ],
 )
-def test_a_missed_window_is_told_with_its_reason(reason, besides):
+def test_a_missed_window_is_told_with_its_reason(reason, besides, monkeypatch):
     found = list(of_result(WindowResult("window 3: not trained", Missed.NOTHING_PUBLISHED, reason)))
     assert names(found) == [Alert.WINDOW_MISSED, *besides]
     assert {each.reason for each in found} == {reason}
     assert found[0].text == "NothingPublished: window 3: not trained"
 
-
-@pytest.mark.parametrize(
-    ("error", "besides"),
-    [
-        (PermanentError(Reason.ACCESS_DENIED, "refused"), [Alert.KEY_REFUSED]),
-        (PermanentError(Reason.WRITE_KEY_REFUSED, "refused"), [Alert.KEY_REFUSED]),
-        (PermanentError(Reason.LEASE_LOST, "another process"), [Alert.LEASE_LOST]),
-        (PermanentError(Reason.DISK_FULL, "no space"), [Alert.DISK_LOW]),
-        (PermanentError(Reason.MINORITY, "decided otherwise"), [Alert.STATE_DIFFERS]),
-        (TransientError(Reason.STORE_UNREACHABLE, "no answer"), []),
-    ],
-    ids=lambda value: value.reason.value if isinstance(value, Exception) else None,
-)
-def test_an_error_that_ends_a_run_is_told(error, besides):
-    found = list(of_error(error))
-    assert names(found) == [Alert.WINDOW_MISSED, *besides]
-    assert str(error) in found[0].text
+    sent: list[Raised] = []
+    monkeypatch.setattr(tasks.alerts, "send", lambda neuron, alerts: sent.extend(alerts))
+    with pytest.raises(PermanentError), alerting("nobody"):
+        raise PermanentError(reason, "refused")
+    assert [(each.alert, each.text) for each in sent] == [
+        (each.alert, f"a step failed: [{reason}] refused") for each in found
+    ]
 
 
 def test_a_state_that_lags_is_told_from_some_windows_on():

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.processes import free_port
-from tasks.sinks import attached, loki
+from tasks.sinks import loki
 from tasks.sinks.attached import NeuronSinks, SinkSettings, attach, detach, publish
 from tasks.sinks.loki import LogHandler
 from tasks.sinks.sending import BATCH, QueueState, Sender
@@ -52,42 +52,43 @@ class Blocking:
 # A sender.
 
 
-def test_a_sink_that_hangs_holds_nobody_up_and_what_it_has_no_room_for_is_counted():
+@pytest.mark.parametrize(("capacity", "given", "dropped"), [(10, 31, 20), (10_000, 3 * BATCH + 1, 0)])
+def test_a_sink_that_hangs_holds_nobody_up_and_gets_everything_that_there_was_room_for(capacity, given, dropped):
     target = Blocking()
-    sender = Sender(target, capacity=10)
+    sender = Sender(target, capacity)
     sender.put(0)
     target.asked.wait()
-    for number in range(1, 31):
+    for number in range(1, given):
         sender.put(number)
-    assert sender.dropped == 20
+    assert sender.dropped == dropped
     target.released.set()
     sender.close()
-    assert target.taken == list(range(11))
+    assert target.taken == list(range(given - dropped))
 
 
-def test_everything_arrives_in_order_in_batches():
-    target = Blocking()
-    sender = Sender(target)
-    for number in range(3 * BATCH + 1):
-        sender.put(number)
-    target.released.set()
-    sender.close()
-    assert (target.taken, sender.dropped) == (list(range(3 * BATCH + 1)), 0)
-
-
-@pytest.mark.parametrize("sinks", [{"TEMPLAR_SINK_INFLUX_URL": "URL"}], indirect=True)
+@pytest.mark.parametrize(
+    "sinks", [{f"TEMPLAR_SINK_{each}_URL": "URL" for each in ("INFLUX", "LOKI", "OTEL")}], indirect=True
+)
 def test_an_outage_loses_nothing_and_costs_one_warning(sinks, receiver, caplog):
+    names = ("influx", "loki", "otel_metrics", "otel_traces")
     receiver.refusing.set()
-    with caplog.at_level(logging.INFO, "templar.sinks"):
-        sinks.put(FIGURES)
-        wait_until(lambda: receiver.refused >= 3, "it was tried again and again")
+    with caplog.at_level(logging.INFO, "templar"):
+        for _ in range(3):
+            logging.getLogger("templar.exchange").info("window 7 is gathered")
+            sinks.put(FIGURES)
+            sinks.put_trace(WindowTrace(1, 2, 7, "Completed"))
+        wait_until(lambda: receiver.refused >= 20, "all are tried again and again")
+        assert all(state == QueueState(3, 0) for state in sinks.queues().values())
         receiver.refusing.clear()
-        wait_until(lambda: len(caplog.records) == 2, "it is taken")
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert "the sink influx takes nothing" in caplog.messages[0]
-    assert "401" in caplog.messages[0]
-    assert len(receiver.posted) == 1
-    assert sinks.queues() == {"influx": QueueState(0, 0)}
+        wait_until(lambda: set(sinks.queues().values()) == {QueueState(0, 0)}, "all is taken")
+    said = [message for message in caplog.messages if message.startswith("the sink ")]
+    assert sorted(message.split(": ")[0] for message in said if "401" in message) == [
+        f"the sink {name} takes nothing; no window waits for it" for name in names
+    ]
+    assert sorted(message for message in said if "401" not in message) == [
+        f"the sink {name} takes items again; 0 were dropped" for name in names
+    ]
+    assert len(said) == 2 * len(names)
 
 
 @pytest.mark.parametrize("sinks", [{"TEMPLAR_SINK_INFLUX_URL": "URL"}], indirect=True)
@@ -194,27 +195,8 @@ def test_of_a_flood_of_lines_a_bounded_number_is_passed_on_and_the_rest_is_count
     target.released.set()
 
 
-@pytest.mark.parametrize(
-    "sinks",
-    [{f"TEMPLAR_SINK_{name}_URL": "URL" for name in ("INFLUX", "LOKI", "OTEL")}],
-    indirect=True,
-)
-def test_servers_that_refuse_cost_a_warning_each_and_hold_nobody_up(sinks, receiver, caplog):
-    receiver.refusing.set()
-    with caplog.at_level(logging.INFO, "templar"):
-        for _ in range(3):
-            logging.getLogger("templar.exchange").info("window 7 is gathered")
-            sinks.put(FIGURES)
-            sinks.put_trace(WindowTrace(1, 2, 7, "Completed"))
-        wait_until(lambda: receiver.refused >= 20, "all are tried again and again")
-    warned = [message.split(" takes nothing")[0] for message in caplog.messages if "takes nothing" in message]
-    assert sorted(warned) == [f"the sink {name}" for name in ("influx", "loki", "otel_metrics", "otel_traces")]
-    assert all(state == QueueState(3, 0) for state in sinks.queues().values())
-
-
-def scraped(sinks):
-    assert sinks.endpoint is not None
-    text = httpx.get(f"http://127.0.0.1:{sinks.endpoint.port}/metrics").text
+def scraped(port):
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return {f"{sample.name}{sorted(sample.labels.items())}": sample.value for sample in samples}
 
@@ -222,10 +204,10 @@ def scraped(sinks):
 def test_prometheus_scrapes_the_newest_window(tmp_path):
     port = free_port()
     sinks = NeuronSinks(SinkSettings(prometheus=f"127.0.0.1:{port}"), WHO, tmp_path)
-    assert scraped(sinks) == {}
+    assert scraped(port) == {}
     sinks.put(Metrics("default", "validator", 11, {"loss": 4.0}))
     sinks.put(FIGURES)
-    assert scraped(sinks) == {
+    assert scraped(port) == {
         "templar_validator_network_window[('neuron', 'default')]": 12,
         "templar_validator_loss[('neuron', 'default')]": 3.5,
         "templar_validator_weights[('neuron', 'default'), ('uid', '3')]": 0.75,
@@ -239,19 +221,18 @@ def test_prometheus_scrapes_the_newest_window(tmp_path):
 
 
 def test_how_other_sinks_keep_up_is_scraped(receiver, tmp_path):
+    def waiting(number):
+        return {"templar_sink_waiting[('sink', 'influx')]": number}
+
     receiver.refusing.set()
     port = free_port()
     settings = SinkSettings(prometheus=f"127.0.0.1:{port}", influx_url=receiver.endpoint_url)
     sinks = NeuronSinks(settings, WHO, tmp_path)
-    assert scraped(sinks) == {"templar_sink_dropped_total[('sink', 'influx')]": 0} | waiting(0)
+    assert scraped(port) == {"templar_sink_dropped_total[('sink', 'influx')]": 0} | waiting(0)
     sinks.put(FIGURES)
     wait_until(lambda: receiver.refused >= 2, "it is tried again")
-    assert scraped(sinks).items() >= waiting(1).items()
+    assert scraped(port).items() >= waiting(1).items()
     sinks.close()
-
-
-def waiting(number):
-    return {"templar_sink_waiting[('sink', 'influx')]": number}
 
 
 # A neuron's sinks.
@@ -265,7 +246,7 @@ def test_two_neurons_that_name_one_port_cost_the_second_its_endpoint_alone(caplo
     try:
         for neuron in ("first", "second", "third"):
             publish(neuron, FIGURES)
-        assert scraped(attached._attached["first"]) != {}
+        assert scraped(port) != {}
         assert f"[port_taken] TEMPLAR_SINK_PROMETHEUS: 127.0.0.1:{port} cannot be listened on" in caplog.text
     finally:
         for neuron in ("first", "second", "third"):
