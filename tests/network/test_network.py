@@ -268,11 +268,9 @@ class TestADayOfANetwork:
 
     def test_a_silent_store_is_waited_out(self, network):
         window = network.in_mid_window(DEFAULT_NEURON, "claimed")
-        with network.silent_storage(SILENCE_SECONDS) as silence:
+        with network.silent_storage(SILENCE_SECONDS) as is_long_enough:
             network.wait(
-                lambda: (
-                    silence.is_long_enough() and (network.was_retried(window) or network.next_window() > window + 1)
-                ),
+                lambda: is_long_enough() and (network.was_retried(window) or network.next_window() > window + 1),
                 "a task is tried again, or the window is lost",
             )
         recovered, root = network.complete_window(window + 1)

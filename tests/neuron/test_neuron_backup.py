@@ -16,7 +16,7 @@ from templar.neuron.backup import FOLDER, list_backups, restore_home, store_back
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
 from templar.window import Action, open_window
-from tests.support import backup_kills
+from tests.support import kill_points
 from tests.support.errors import raising
 from tests.support.network import tiny
 
@@ -298,7 +298,7 @@ def test_a_machine_that_still_runs_keeps_the_neuron_until_it_is_stopped_or_expir
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """What each kill on the way leaves of a backup and of a restore."""
-    return backup_kills.run(tmp_path_factory.mktemp("killed"))
+    return kill_points.run(tmp_path_factory.mktemp("killed"), "backup")
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 from templar.errors import PermanentError, Reason
 from templar.neuron.journal import Applied, Journal, Status
 from tests.support.errors import raising
-from tests.support.state_writer import run_and_kill
+from tests.support.kill_points import run_and_kill
 
 ROOT = "a" * 64
 ROSTER = "b" * 64

@@ -7,7 +7,7 @@ from templar.scoring.conclude import conclude
 from templar.scoring.evidence_chain import ScoreBook
 from templar.scoring.standing import FRESH, Standing
 from tests.support.facts import AUTHOR, absent, cards_of, hotkey, like, record_of, revealed, window_of
-from tests.support.state_writer import UIDS, run_and_kill
+from tests.support.kill_points import UIDS, run_and_kill
 
 HPARAMS = load_hparams("templar-2.1.3")
 

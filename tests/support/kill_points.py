@@ -1,26 +1,52 @@
-"""Kill a process at every step of a piece of work: `python -m tests.support.kill_points FOLDER WORK...`.
+"""Kill a process at every step of a piece of work: `python -m tests.support.kill_points FOLDER NAME...`.
 
-Each work runs once per step in a copy of a prepared folder, `FOLDER/{work}/{n}`: its process is killed with SIGKILL
-just before its n-th operation on a file. The last copy is the one that was not killed.
+A work is killed with SIGKILL just before each of its operations on files. Those of `works` run in a copy of a prepared
+folder for each operation, `FOLDER/{name}/{n}`, and the last copy is that of the work that was not killed. `backup` and
+its restore run in one folder: each process takes up what the one before it has left.
+
+Names in `WRITERS` are no works: such a process enters window after window into a neuron's state file, which is then
+FOLDER, until it is killed at any moment, and prints each window that the file has acknowledged.
 """
 
 import itertools
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FILE_EVENTS = ("open", "os.", "shutil.")
+BACKED_UP = "honest-3"
+UIDS = (2, 3)
+"""The miners of the book that a writer fills; both reveal in every window."""
 
 
-def run(folder, *works):
-    """Run these works in a process of their own; the folders that they left, one per operation on files, by work."""
-    subprocess.run([sys.executable, "-m", "tests.support.kill_points", str(folder), *works], cwd=ROOT, check=True)
-    return {work.name: [work / str(step) for step in range(len(list(work.iterdir())) - 1)] for work in folder.iterdir()}
+def run(folder, *names):
+    """Run these works in a process of their own; by name, what each kill left: a folder, or for a backup a report.
+
+    The last report of a backup and of a restore is that of the work that was not killed.
+    """
+    command = [sys.executable, "-m", "tests.support.kill_points", str(folder), *names]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    left = json.loads(done.stdout.splitlines()[-1])
+    return {name: [Path(each) if isinstance(each, str) else each for each in kills] for name, kills in left.items()}
+
+
+def run_and_kill(writer, path, *, after):
+    """Let a writer enter windows, kill it while it goes on; the last window that was acknowledged."""
+    command = [sys.executable, "-m", "tests.support.kill_points", str(path), writer]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        acknowledged = [process.stdout.readline() for _ in range(after)]
+        process.kill()
+        acknowledged += process.stdout.readlines()
+    return int([line for line in acknowledged if line.endswith("\n")][-1])
 
 
 def kill_before(number, folder):
@@ -53,22 +79,113 @@ def killed_at_every_step(folders, work):
             return
 
 
-def main():
+def works():
+    """What prepares a folder, and the work that is killed in copies of it, by name."""
     from tests.support import checkpoint_kills, snapshots
 
-    works = {
+    return {
         "save": (snapshots.prepare, snapshots.work),
         "replace": (snapshots.prepare, snapshots.work_again),
         "checkpoint": (checkpoint_kills.prepare, checkpoint_kills.work),
         "go_live": (snapshots.prepare_staged, snapshots.go_live),
         "progress": (partial(snapshots.save_progress, steps=1), snapshots.save_progress),
     }
-    for name in sys.argv[2:] or works:
-        (prepare, work), folder = works[name], Path(sys.argv[1]) / name
-        prepare(folder / "prepared")
-        copies = (shutil.copytree(folder / "prepared", folder / str(step)) for step in itertools.count())
-        for _ in killed_at_every_step(copies, work):
-            pass
+
+
+def killed_in_copies(folder, prepare, work):
+    prepare(folder / "prepared")
+    copies = (shutil.copytree(folder / "prepared", folder / str(step)) for step in itertools.count())
+    *killed, _ = map(str, killed_at_every_step(copies, work))
+    return killed
+
+
+def killed_backup_and_restore(folder):
+    """What each kill leaves of a backup, and of a restore, of a network that lives in this process."""
+    import torch
+
+    from templar.exchange.encryption import Binding, decrypt
+    from templar.neuron.backup import list_backups, restore_home, store_backup
+    from tests.support.network import Network, tiny
+
+    # 1. A network whose miner has a backup, and something newer.
+    torch.set_num_threads(1)  # threads do not survive a fork
+    network = Network(folder, tiny(storage={"private_backup_windows": 1}))
+    config, member = network.config(BACKED_UP), network.member(BACKED_UP)
+    network.run([1])
+    store_backup(config)
+    network.run([2])
+    store, birth = network.bucket(BACKED_UP), config.birth()
+
+    # 2. Another backup, killed.
+    def backups():
+        found = list_backups(store)
+        for window, info in found:
+            with (folder / "buckets" / member.account_id / info.key).open("rb") as source:
+                binding = Binding(birth.network.netuid, birth.network.genesis, member.hotkey.address, window)
+                whole = sum(map(len, decrypt(source, info.size, signer=member.hotkey, binding=binding)))
+        return {"windows": [window for window, _ in found], "whole": whole > 0}
+
+    made = [backups() for _ in killed_at_every_step(repeat(folder), lambda _: store_backup(config))]
+
+    # 3. A restore on another machine, killed.
+    network.nodes.pop(BACKED_UP).stop()
+    shutil.rmtree(config.home)
+    new = replace(config, home=config.home.parent / "new" / BACKED_UP)
+    new.home.parent.mkdir()
+
+    def home():
+        files = [str(path.relative_to(new.home)) for path in new.home.rglob("*") if path.is_file()]
+        shutil.rmtree(new.home, ignore_errors=True)
+        return {"home": sorted(files)}
+
+    restored = [home() for _ in killed_at_every_step(repeat(folder), lambda _: restore_home(new))]
+    return {"backup": made, "restore": restored}
+
+
+def fill_book(path):
+    from templar.hparams import load_hparams
+    from templar.scoring.conclude import conclude
+    from templar.scoring.evidence_chain import ScoreBook
+    from tests.support.facts import AUTHOR, revealed, window_of
+
+    book, hparams = ScoreBook(path), load_hparams("templar-2.1.3")
+
+    def enter(window):
+        facts = window_of(*(revealed(uid, uid / 10) for uid in UIDS), window=window)
+        book.record(conclude(facts, book.standing, hparams, AUTHOR))
+
+    return enter
+
+
+def fill_journal(path):
+    from templar.neuron.journal import Applied, Journal, Status
+
+    journal = Journal(path)
+
+    def enter(window):
+        journal.claim(window)
+        journal.enter(window, "settle", str(window))
+        journal.enter_applied(Applied(window, None, f"{window:064x}"))
+        journal.close_window(window, Status.FINISHED)
+
+    return enter
+
+
+WRITERS = {"book": fill_book, "journal": fill_journal}
+
+
+def main():
+    folder, names = Path(sys.argv[1]), sys.argv[2:]
+    if names[0] in WRITERS:
+        enter = WRITERS[names[0]](folder)
+        for window in itertools.count(1):
+            enter(window)
+            print(window, flush=True)
+    if names == ["backup"]:
+        left = killed_backup_and_restore(folder)
+    else:
+        left = {name: killed_in_copies(folder / name, *works()[name]) for name in names}
+    print(json.dumps(left))
 
 
 if __name__ == "__main__":

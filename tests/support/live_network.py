@@ -7,19 +7,25 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from unittest import mock
 from uuid import UUID
 
+import psutil
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
+    FlowRunFilterExpectedStartTime,
     FlowRunFilterId,
     FlowRunFilterName,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
 )
+from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 
 from deployments.local import bringup
 from deployments.local.bringup import STORAGE, LocalNetwork
@@ -27,7 +33,7 @@ from deployments.local.pace import measure_pace
 from deployments.local.plan import LocalPlan
 from deployments.local.view import LocalView
 from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import ProcessRecord, free_port, require_free_port, start_child
+from deployments.processes import ProcessRecord, free_port, require_free_port, start_child, stop_process
 from deployments.schedules import HOUR, runs_until
 from templar.agreement.genesis import find_birth
 from templar.errors import PermanentError, RejectedError, TransientError
@@ -51,21 +57,12 @@ WINDOWS = {
 twice that of the preset `local`, for a machine that does other things as well. A slow machine gets longer ones."""
 
 
-@dataclass(frozen=True)
-class Silence:
-    """How long a server is to stay silent, by the monotonic clock."""
-
-    until: float
-
-    def is_long_enough(self):
-        return time.monotonic() >= self.until
-
-
 class LiveNetwork:
     """A network that is up as long as its context lasts, or that something else brings up and `attach` finds.
 
     `data`, `windows`, `training` and `storage` change the preset's sections of those names; `settings` are variables of
-    neurons; `hour` is how long an hour takes for scheduled work.
+    neurons; `hour` is how long an hour takes for scheduled work. The temporary folder marks every process that the
+    context starts, also one that no record has.
     """
 
     def __init__(
@@ -101,16 +98,23 @@ class LiveNetwork:
         self.plan = replace(self.plan, pace=measure_pace(len(self.plan.running)))
         self._network = LocalNetwork(self.plan, print)
         self.record = ProcessRecord(self.plan.processes)
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(parents=True)
+        self._marked = ExitStack()
         self.view: LocalView
         self.client: Any = None
 
     def __enter__(self):
-        self._network.up()
-        self.attach()
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.dict(os.environ, {"TMPDIR": str(self.temporary)}))
+            self._network.up()
+            self.attach()
+            self._marked = stack.pop_all()
         return self
 
     def __exit__(self, *error):
-        self.down()
+        with self._marked:
+            self.down()
 
     def attach(self):
         block = self._network.neuron_block(self.plan.running[0])
@@ -156,7 +160,7 @@ class LiveNetwork:
 
     def start_run(self, deployment):
         """Start a run of a deployment with the API that the UI has for it; which one it is."""
-        return self.client.create_flow_run_from_deployment(self._deployment(deployment)).id
+        return self.client.create_flow_run_from_deployment(self.client.read_deployment_by_name(deployment).id).id
 
     def typed_run(self, deployment):
         (run,) = re.findall(r"UUID: ([0-9a-f-]{36})", self.prefect("deployment", "run", deployment))
@@ -164,7 +168,7 @@ class LiveNetwork:
 
     def scheduled_runs(self, deployment):
         """The runs that a deployment's schedule has made and that have completed, the first one first."""
-        of = self._deployment(deployment)
+        of = self.client.read_deployment_by_name(deployment).id
         runs = [run for run in runs_until(self.client, datetime.now(UTC)) if run.deployment_id == of]
         return [run for run in runs if run.auto_scheduled and run.state_name == "Completed"]
 
@@ -176,9 +180,6 @@ class LiveNetwork:
         last = state()
         assert last is not None
         return last
-
-    def _deployment(self, name):
-        return self.client.read_deployment_by_name(name).id
 
     def wait(self, condition, what, *, poll_seconds=POLL_SECONDS):
         """Wait until something holds; a store or a chain that fails for a moment is asked again."""
@@ -298,11 +299,14 @@ class LiveNetwork:
 
     @contextmanager
     def silent_storage(self, seconds):
-        """Stop the S3 endpoint as long as the context lasts: it accepts connections and answers nothing."""
-        pid = self.process(STORAGE).pid
+        """Stop the S3 endpoint as long as the context lasts: it accepts connections and answers nothing.
+
+        Yields a function that says whether so many seconds have passed.
+        """
+        pid, until = self.process(STORAGE).pid, time.monotonic() + seconds
         os.kill(pid, signal.SIGSTOP)
         try:
-            yield Silence(time.monotonic() + seconds)
+            yield lambda: time.monotonic() >= until
         finally:
             os.kill(pid, signal.SIGCONT)
 
@@ -315,6 +319,43 @@ class LiveNetwork:
 
     def artifacts(self, run):
         return artifacts_of(self.client, run.id)
+
+    def processes(self):
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+                if environment.get("TMPDIR") == str(self.temporary) and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process, environment
+            except psutil.Error:  # it has just ended, or is another user's
+                continue
+
+    def orphans(self):
+        """The processes that neither the record has nor any of its processes has started; of no network, all."""
+        owners = {entry.pid for entry in self.record.running()}
+        found = []
+        for process, _ in self.processes():
+            try:
+                if owners.isdisjoint({process.pid, *(parent.pid for parent in process.parents())}):
+                    found.append(f"{process.pid}: {' '.join(process.cmdline())}")
+            except psutil.Error:
+                continue
+        return found
+
+    def is_final(self, neuron, window):
+        return any(run.state is not None and run.state.is_final() for run in self.runs(neuron, window))
+
+    def open_runs(self):
+        """The flow runs that have no final state, each with its state; those that are not due yet are none of them."""
+        types = FlowRunFilterStateType(any_=[each for each in StateType if each not in TERMINAL_STATES])
+        due = FlowRunFilterExpectedStartTime.model_validate({"before_": datetime.now(UTC)})
+        due_or_begun = FlowRunFilter(state=FlowRunFilterState(type=types), expected_start_time=due)
+        runs = self.client.read_flow_runs(flow_run_filter=due_or_begun)
+        return [f"{run.name}: {run.state_name}" for run in runs]
+
+    def stop_clock(self):
+        """Let no window begin any more, and wait until all runs have ended."""
+        stop_process(self.process(bringup.CLOCK), grace_seconds=bringup.STOP_SECONDS)
+        self.wait(lambda: not self.open_runs(), "all runs have ended")
 
 
 def is_free(port):

@@ -56,8 +56,7 @@ from templar.audit.evidence_audit import Auditor
 from templar.errors import PermanentError, Reason
 from templar.timeline import first_block, window_of
 from tests.support.commands import installed
-from tests.support.fault_network import FaultNetwork
-from tests.support.live_network import is_free
+from tests.support.live_network import LiveNetwork, is_free
 from tests.support.operator import wait_until
 from tests.support.servers import random_key
 
@@ -124,7 +123,7 @@ class ProcessKills:
             "time_window_delta_seconds": 2 * blocks // 15,
             "roster_slot_seconds": blocks // 15,
         }
-        self.network = FaultNetwork(folder, windows=windows, training=TRAINING, storage=STORAGE_RULES)
+        self.network = LiveNetwork(folder, windows=windows, training=TRAINING, storage=STORAGE_RULES)
         self.random, self.found = random.Random(seed), Findings()
         self.kills: list[Kill] = []
         self._deck: list[str] = []
@@ -230,7 +229,7 @@ class ProcessKills:
         network = self.network
         network.wait(network.plan.server.healthy, "the server answers")
         name = self.random.choice(RUNS)
-        run = network.client.create_flow_run_from_deployment(network.client.read_deployment_by_name(name).id).id
+        run = network.start_run(name)
         network.wait(
             lambda: not network.client.read_flow_run(run).state.is_scheduled(), f"the run of {name} has its place"
         )
@@ -245,7 +244,7 @@ class ProcessKills:
         network, names = self.network, [*RUNS]
         self.random.shuffle(names)
         for wanted, name in product((begun, False), names):
-            run = network.client.create_flow_run_from_deployment(network.client.read_deployment_by_name(name).id).id
+            run = network.start_run(name)
 
             def is_seen(run=run, wanted=wanted):
                 state = network.client.read_flow_run(run).state

@@ -20,7 +20,7 @@ import psutil
 
 from deployments.processes import ProcessIdentity
 from templar.errors import Reason
-from tests.support.fault_network import FaultNetwork
+from tests.support.live_network import LiveNetwork
 from tests.support.operator import wait_until
 
 VICTIM = "miner-2"
@@ -61,7 +61,7 @@ class RankFaults:
     """A network in a folder, one of whose miners is a group of two ranks, and its faults."""
 
     def __init__(self, folder, windows=None):
-        self.network = FaultNetwork(folder, windows=windows or WINDOWS, training=TRAINING, settings=SETTINGS)
+        self.network = LiveNetwork(folder, windows=windows or WINDOWS, training=TRAINING, settings=SETTINGS)
         self.seen: set[ProcessIdentity] = set()
         """All launchers and ranks that were looked at."""
 
