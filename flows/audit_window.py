@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from pydantic import Field
 
-from flows.naming import window_run_name
+from flows import window_run_name
 from tasks.evidence import audit_evidence, audit_state
 
 

@@ -2,9 +2,8 @@
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
 
-from tasks.housekeeping import clean_bucket, state_message
+from tasks.housekeeping import clean_bucket, cleanup_state
 
 
 @flow(name="bucket-cleanup", flow_run_name="{neuron} clean-up")
@@ -15,6 +14,4 @@ async def bucket_cleanup(neuron: str = "default", dry_run: bool = False) -> Stat
         neuron: Name of the neuron's block.
         dry_run: Only count.
     """
-    report = clean_bucket(neuron, dry_run)
-    message = state_message(report, f"window {report.window}", verb="expired")
-    return Failed(message=message) if report.total("failed") else Completed(message=message)
+    return cleanup_state(clean_bucket(neuron, dry_run), verb="expired")

@@ -4,11 +4,10 @@ from typing import Annotated, Literal
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
 from pydantic import Field
 
 from blocks.buckets import BucketChoice, BucketRequest
-from tasks.housekeeping import purge_bucket, state_message
+from tasks.housekeeping import cleanup_state, purge_bucket
 from templar.housekeeping.bucket_cleanup import Criterion, Mode
 
 
@@ -47,5 +46,4 @@ async def bucket_purge(
     criterion = Criterion(Mode(mode), version, hours, prefix, suffix)
     request = BucketRequest(bucket, account, bucket_name, credentials)
     report = purge_bucket(neuron, request, criterion, dry_run=dry_run, confirm_bucket=confirm_bucket)
-    message = state_message(report, f"window {report.window}", verb="meant")
-    return Failed(message=message) if report.total("failed") else Completed(message=message)
+    return cleanup_state(report, verb="meant")

@@ -3,7 +3,7 @@
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from flows.naming import window_run_name
+from flows import window_run_name
 from tasks.window import take_window
 from templar.window import mine
 

@@ -4,11 +4,10 @@ from typing import Annotated
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.states import Completed, Failed
 from pydantic import Field
 
 from blocks.buckets import BucketChoice, BucketRequest
-from tasks.housekeeping import clean_temporary, state_message
+from tasks.housekeeping import clean_temporary, cleanup_state
 
 
 @flow(name="temporary-cleanup", flow_run_name="{neuron} temporary clean-up")
@@ -40,6 +39,5 @@ async def temporary_cleanup(
         dry_run = bucket != "neuron"
     request = BucketRequest(bucket, account, bucket_name, credentials)
     found = clean_temporary(neuron, request, hours=hours, dry_run=dry_run, confirm_bucket=confirm_bucket)
-    message = state_message(found.report, f"window {found.report.window}", verb="abandoned")
-    message += f"; [{found.unseen}] unfinished uploads cannot be listed" if found.unseen else ""
-    return Failed(message=message) if found.report.total("failed") else Completed(message=message)
+    unseen = f"; [{found.unseen}] unfinished uploads cannot be listed" if found.unseen else ""
+    return cleanup_state(found.report, verb="abandoned", note=unseen)

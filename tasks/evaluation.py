@@ -19,28 +19,23 @@ def evaluate_published(neuron: str, tasks: tuple[str, ...] = ()) -> tuple[Evalua
 
     It is empty for a neuron that has published no checkpoint, such as a miner.
     """
-    results = _evaluated(neuron, tasks)
-    if results:
-        table(f"evaluation-{neuron}", evaluation_rows(results), "Checkpoints on held-out text, the newest last.")
-    return results
-
-
-def _evaluated(neuron: str, tasks: tuple[str, ...]) -> tuple[EvaluatedCheckpoint, ...]:
     block = load_block(neuron)
     config = block.config(neuron)
     read_texts = partial(block.dataset.held_out_texts, config.hparams, Path(block.home))
     harness = partial(run_tasks, tasks=tasks) if tasks else None
     try:
-        return evaluate_checkpoints(config, read_texts, harness)
+        results = evaluate_checkpoints(config, read_texts, harness)
     except PermanentError as error:
         if error.reason is not Reason.OBJECT_MISSING:
             raise
         return ()
     finally:
         config.buckets.close()
+    table(f"evaluation-{neuron}", _rows(results), "Checkpoints on held-out text, the newest last.")
+    return results
 
 
-def evaluation_rows(results: tuple[EvaluatedCheckpoint, ...]) -> Rows:
+def _rows(results: tuple[EvaluatedCheckpoint, ...]) -> Rows:
     """One row per checkpoint."""
     return [
         {

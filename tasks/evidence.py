@@ -14,7 +14,7 @@ from templar.audit.evidence_audit import WindowAudit
 from templar.errors import PermanentError, Reason, TransientError
 from templar.neuron.configuration import NeuronConfig
 from templar.reports.checkpoint_evaluation import HeldOut, read_evaluations
-from templar.reports.history import Published, read_recent
+from templar.reports.history import read_recent
 from templar.reports.leaderboard import Leaderboard, draw
 from templar.reports.training_curve import newest_evaluations
 
@@ -53,20 +53,24 @@ class Standings:
 @task(task_run_name="show leaderboard", **HOUSEKEEPING)
 def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standings:
     """Rank the miners by a validator's evidence: the standings are a table artifact, their curves a picture."""
-    found = _read(neuron, windows, validator)
-    if isinstance(found, Standings):
-        return found
-    published, held_out = found
+    config = load_block(neuron).config(neuron)
+    try:
+        published, held_out = read_recent(config, windows, uid=validator), evaluations_of(config)
+    except PermanentError as error:
+        if error.reason is not Reason.EVIDENCE_MISSING:
+            raise
+        return Standings(error.message, error.reason)  # a network that has none yet is no failure
+    finally:
+        config.buckets.close()
+    if not published.evidences:
+        return Standings(published.summary, published.left_out[-1][1].reason)
     board = Leaderboard(published.evidences)
     summary = f"{published.summary}: {board.summary}"
     table(f"leaderboard-{neuron}", board.cells(), summary)
     if held_out.points:
-        rows = newest_evaluations(held_out.points)
-        table(
-            f"held-out-{neuron}",
-            [dict(row) for row in rows],
-            f"The newest {len(rows)} of {len(held_out.points)} measured checkpoints.",
-        )
+        rows = [dict(row) for row in newest_evaluations(held_out.points)]
+        shown = f"The newest {len(rows)} of {len(held_out.points)} measured checkpoints."
+        table(f"held-out-{neuron}", rows, shown)
     picture(f"leaderboard-plot-{neuron}", draw(board), published.summary)
     return Standings(summary)
 
@@ -75,19 +79,3 @@ def evaluations_of(config: NeuronConfig) -> HeldOut:
     """Return what the validators of a node's network measured of its checkpoints."""
     birth = config.birth()
     return read_evaluations(config.reading(birth), birth)
-
-
-def _read(neuron: str, windows: int, validator: int | None) -> tuple[Published, HeldOut] | Standings:
-    """The evidence, or why there is none to show: a network that has none yet is no failure."""
-    config = load_block(neuron).config(neuron)
-    try:
-        published, held_out = read_recent(config, windows, uid=validator), evaluations_of(config)
-    except PermanentError as error:
-        if error.reason is not Reason.EVIDENCE_MISSING:
-            raise
-        return Standings(error.message, error.reason)
-    finally:
-        config.buckets.close()
-    if not published.evidences:
-        return Standings(published.summary, published.left_out[-1][1].reason)
-    return published, held_out

@@ -10,7 +10,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from prefect import task
+from prefect.client.schemas.objects import State
 from prefect.runtime import task_run
+from prefect.states import Completed, Failed
 
 from blocks.buckets import BucketRequest, credentials_of, open_target
 from tasks.artifacts import cleanup_rows, progress, table, with_failures
@@ -31,12 +33,8 @@ from templar.neuron.backup import BackupReport, store_backup
 @task(task_run_name="publish checkpoint", **HOUSEKEEPING)
 def publish_checkpoint(neuron: str) -> StateMark | None:
     """Publish the newest snapshot, if there is one, in the Hugging Face layout, with a progress artifact."""
-    return _published(neuron)
-
-
-def _published(neuron: str) -> StateMark | None:
-    block, bar = load_block(neuron), f"checkpoint-{neuron}"
-    show = progress(bar, "The checkpoint's files in the bucket.")
+    block = load_block(neuron)
+    show = progress(f"checkpoint-{neuron}", "The checkpoint's files in the bucket.")
     try:
         return maintenance.publish_newest_checkpoint(block.config(neuron), preset=block.preset, on_progress=show)
     except PermanentError as error:
@@ -58,7 +56,7 @@ def back_up_private_state(neuron: str) -> BackupReport:
 def clean_bucket(neuron: str, dry_run: bool) -> CleanupReport:
     """Delete what has expired from the neuron's bucket; the counts by kind are a table artifact."""
     report = _count_tries(maintenance.clean_bucket(load_block(neuron).config(neuron), dry_run=dry_run), dry_run=dry_run)
-    table(f"cleanup-{neuron}", cleanup_rows(report), _description(f"Window {report.window}", report, dry_run=dry_run))
+    _show(f"cleanup-{neuron}", f"Window {report.window}", report, dry_run=dry_run)
     return report
 
 
@@ -75,7 +73,7 @@ def purge_bucket(
     )
     report = _count_tries(report, dry_run=dry_run)
     title = f"Bucket {target.store.name}, {criterion.mode}, window {report.window}"
-    table(f"purge-{neuron}", cleanup_rows(report), _description(title, report, dry_run=dry_run))
+    _show(f"purge-{neuron}", title, report, dry_run=dry_run)
     return report
 
 
@@ -91,8 +89,7 @@ def clean_temporary(
         target, chain, block.hparams(), hours=hours, dry_run=dry_run, confirm_bucket=confirm_bucket
     )
     found = replace(found, report=_count_tries(found.report, dry_run=dry_run))
-    description = _description(f"Bucket {target.store.name}, {hours:g} hours", found.report, dry_run=dry_run)
-    table(f"temporary-{neuron}", cleanup_rows(found.report), description)
+    _show(f"temporary-{neuron}", f"Bucket {target.store.name}, {hours:g} hours", found.report, dry_run=dry_run)
     return found
 
 
@@ -128,22 +125,23 @@ def check_access(neuron: str) -> AccessReport:
     return report
 
 
-def state_message(report: CleanupReport, where: str, *, verb: str) -> str:
-    """The message of a clean-up's final state."""
+def cleanup_state(report: CleanupReport, *, verb: str, note: str = "") -> State[None]:
+    """The final state of a clean-up, failed if an object is left that should have gone; a note ends its message."""
     kept, failed = report.total("kept"), report.total("failed")
-    message = f"{where}: {report.total('found')} objects {verb}"
+    message = f"window {report.window}: {report.total('found')} objects {verb}"
     message += f", {kept} of them stay for the network" if kept else ""
     message += f", {report.total('deleted')} deleted, {report.total('num_bytes')} bytes{_try_note(report)}"
     if not failed:
-        return message
-    return "[{}] {}, {} failed, the first: {} ({})".format(Reason.OBJECTS_LEFT, message, failed, *report.failed[0])
+        return Completed(message=message + note)
+    first = "{} ({})".format(*report.failed[0])
+    return Failed(message=f"[{Reason.OBJECTS_LEFT}] {message}, {failed} failed, the first: {first}{note}")
 
 
-def _description(title: str, report: CleanupReport, *, dry_run: bool) -> str:
-    """The line above a clean-up's table."""
-    failed = report.total("failed")
+def _show(key: str, title: str, report: CleanupReport, *, dry_run: bool) -> None:
+    """Show a clean-up's counts as a table, with a line above it that names the first failure."""
     first = "" if not report.failed else ", the first: {} ({})".format(*report.failed[0])
-    return f"{title}: what {'would be' if dry_run else 'was'} deleted; {failed} failed{first}{_try_note(report)}."
+    outcome = f"what {'would be' if dry_run else 'was'} deleted; {report.total('failed')} failed{first}"
+    table(key, cleanup_rows(report), f"{title}: {outcome}{_try_note(report)}.")
 
 
 def _count_tries(report: CleanupReport, *, dry_run: bool) -> CleanupReport:

@@ -205,11 +205,17 @@ def test_objects_that_could_not_be_deleted_follow_the_counts():
 
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
-def test_an_empty_table_says_so(prefect_api):
+def test_an_empty_table_says_so_and_a_picture_is_markdown_that_holds_it(prefect_api):
+    drawing = b'<svg xmlns="http://www.w3.org/2000/svg"><text>\xe2\x96\x88)</text></svg>'
     artifacts.table("empty", [], "Window 7")
+    artifacts.picture("drawn", drawing, "windows [1 to 3]")
     with prefect_api.client() as client:
-        artifact = client.request("GET", "/artifacts/empty/latest").json()
-    assert (json.loads(artifact["data"]), artifact["description"]) == ([{"": "nothing"}], "Window 7")
+        table, picture = (client.request("GET", f"/artifacts/{key}/latest").json() for key in ("empty", "drawn"))
+    assert (json.loads(table["data"]), table["description"]) == ([{"": "nothing"}], "Window 7")
+    assert (picture["type"], picture["description"]) == ("markdown", "windows [1 to 3]")
+    found = re.fullmatch(r"!\[drawn\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", picture["data"])
+    assert found is not None
+    assert base64.b64decode(found[1]) == drawing
 
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
@@ -226,18 +232,6 @@ def test_without_a_server_the_step_goes_on(caplog):
         "the artifact leaderboard-plot-default",
         "the artifact glance-default",
     ]
-
-
-@pytest.mark.filterwarnings("ignore:Artifact creation outside")
-def test_a_picture_is_markdown_that_holds_it(prefect_api):
-    drawing = b'<svg xmlns="http://www.w3.org/2000/svg"><text>\xe2\x96\x88)</text></svg>'
-    artifacts.picture("drawn", drawing, "windows [1 to 3]")
-    with prefect_api.client() as client:
-        artifact = client.request("GET", "/artifacts/drawn/latest").json()
-    assert (artifact["type"], artifact["description"]) == ("markdown", "windows [1 to 3]")
-    found = re.fullmatch(r"!\[drawn\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", artifact["data"])
-    assert found is not None
-    assert base64.b64decode(found[1]) == drawing
 
 
 def test_a_page_keeps_its_id_when_its_content_is_replaced(prefect_api):

@@ -7,11 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.local.wallets import create_wallet
 from deployments.processes import free_port
 from tasks.host import hosted, load_block, release
 from tasks.sinks.attached import publish
-from tasks.window import fetch_pages
 from templar.errors import Reason
 from templar.neuron.lock import NeuronLock
 from templar.neuron.miner import Miner
@@ -61,13 +59,6 @@ def test_threads_that_ask_at_once_get_one_neuron_built_from_its_block(home, pref
     assert node.state.window == node.birth.start.start_window - 1
 
 
-def test_a_hosted_miner_reports_its_dataset_reads(network):
-    (endpoint,) = fetch_pages.fn(NAME, network.first_window).endpoints
-    assert (endpoint.failures, endpoint.last_failure, endpoint.resting) == (0, None, False)
-    assert endpoint.reads > 3
-    assert endpoint.num_bytes > 1000
-
-
 def test_a_block_that_is_not_there_is_named_with_the_remedy():
     error = refused("nobody")
     assert error.reason is Reason.BAD_ENVIRONMENT
@@ -94,15 +85,6 @@ def test_a_failed_start_is_tried_again(home):
     assert refused(NAME).reason is Reason.ALREADY_RUNNING
     lock.release()
     assert hosted(NAME, Miner).name == NAME
-
-
-def test_a_failed_build_is_tried_again(tmp_path):
-    block = load_block(NAME)
-    wallet = block.wallet.model_copy(update={"path": str(tmp_path)})
-    block.model_copy(update={"wallet": wallet, "home": str(tmp_path / "home")}).save("walletless")
-    assert refused("walletless").reason is Reason.BAD_WALLET
-    create_wallet(tmp_path, wallet.name, wallet.hotkey)
-    assert refused("walletless").reason is Reason.NOT_REGISTERED  # one step further
 
 
 def test_a_released_neuron_gives_its_folder_back_and_can_be_hosted_again(home):
