@@ -233,24 +233,6 @@ class TestAlone:
         assert miner.journal.open_claims() == ()
         assert len(alerts) == 2, "the resumed window is no fault"
 
-    def test_a_miner_that_comes_too_late_to_train_is_shown_as_failed_and_closes_the_window(
-        self, network, miner, prefect_server, alerts
-    ):
-        def late():
-            network.to_window(1, miner.chain)
-            miner.chain.clock.sleep_until(miner.exchange.expected_times(1).train_until)
-
-        (state,) = run_beside_publishers(network, miner, 1, before=late)
-        assert (state.is_failed(), state.name) == (True, "NothingPublished")
-        assert str(state.message).startswith("window 1: not trained [no_time_left], applied (), root")
-        assert miner.journal.open_claims() == ()
-        with prefect_server.client() as client:
-            run = client.read_flow_run(run_id(state))
-            names = [task.name for task in task_runs(client, state, at_least=9)]
-        assert (run.state_name, run.run_count) == ("NothingPublished", 1)
-        assert names[-2:] == ["publish sync proof 1", "close window 1"]
-        assert alerts == [(miner.name, alert, "no_time_left") for alert in (Alert.WINDOW_MISSED, Alert.LATE)]
-
     def test_findings_are_in_the_runs_message_and_in_a_table(self, tmp_path, prefect_server):
         """A silent aggregator: everybody follows the next rank, and says so."""
         network = new_network(tmp_path, aggregator=SilentPublisher)
