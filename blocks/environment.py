@@ -287,7 +287,7 @@ def _trainer(reader: EnvironmentReader) -> TrainerSettings:
         hosts=hosts,
         rendezvous=rendezvous,
         sharding=sharding,
-        repeatable=is_alone and (device, threads, precision, compiles) == ("cpu", "1", "float32", "off"),
+        repeatable=is_alone and (device, _number_or_word(threads), precision, compiles) == ("cpu", 1, "float32", "off"),
         inner_snapshot_seconds=interval,
     )
 
