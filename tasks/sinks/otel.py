@@ -45,7 +45,7 @@ class _OtelTarget(HttpTarget):
     def __init__(self, url: str, headers: Mapping[str, str], who: Identity) -> None:
         super().__init__(url, headers)
         self._who = who
-        about = {
+        about: dict[str, str | int] = {
             "service.name": "templar",
             "service.version": version("templar"),
             "service.instance.id": f"{who.hotkey}/{who.role}",

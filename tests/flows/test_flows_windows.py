@@ -236,7 +236,7 @@ class TestAlone:
     def test_findings_are_in_the_runs_message_and_in_a_table(self, tmp_path, prefect_server):
         """A silent aggregator: everybody follows the next rank, and says so."""
         network = new_network(tmp_path, aggregator=SilentPublisher)
-        silent = network.name(network.aggregator)
+        silent = network.aggregator.name
         states = run_windows(network, [1])
         others = [name for name in network.nodes if name != silent]
         for name in others:

@@ -143,9 +143,6 @@ class Network:
         """The running nodes of a kind, in the order of their uids."""
         return [node for node in self.nodes.values() if isinstance(node, kind)]
 
-    def name(self, node):
-        return node.name
-
     def run(self, windows, *, but=(), beside=()):
         """Drive the running nodes, but some of them, through windows on simulated time, beside other participants."""
         windows = list(windows)
