@@ -88,10 +88,16 @@ def documents_called(client, kind, name):
 @pytest.mark.usefixtures("prefect_api")
 class TestOnTheServer:
     def test_a_server_of_this_environment_knows_every_block(self, prefect_server):
+        names = {block.get_block_type_slug(): block.get_block_type_name() for block in BLOCKS}
+        assert names["bucket-credentials"] == "Bucket Credentials"
+        assert set(names) == {
+            *("bucket-credentials", "dataset", "dataset-bucket", "neuron", "neuron-bucket"),
+            *("storage-endpoint", "subnet", "wallet"),
+        }
         with prefect_server.client() as client:
             for block in BLOCKS:
                 known = client.read_block_type_by_slug(block.get_block_type_slug())
-                assert known.name == block._block_type_name
+                assert known.name == names[known.slug]
                 assert known.description == block.get_description()
 
     def test_a_neuron_refers_to_its_parts_and_can_be_changed_on_the_server(self, prefect_server):
