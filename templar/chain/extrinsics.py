@@ -8,6 +8,7 @@ settings of a subnet that decide about them are read here, through a snapshot of
 import asyncio
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from templar.chain.base import COMMITMENT_CHARACTERS, Metagraph, Role, SubnetRules, WeightsSchedule
@@ -77,18 +78,10 @@ _CAUSES_BY_CODE = {
 
 
 class ExtrinsicLimitedError(TransientError):
-    """`chain_rate_limited`: a hotkey may do this only so often.
+    """`chain_rate_limited`: a hotkey may do this only so often."""
 
-    The blocks are that of the last accepted extrinsic, and the first in which the chain accepts another; None if
-    unknown.
-    """
-
-    def __init__(
-        self, reason: Reason, message: str, *, last_block: int | None = None, next_block: int | None = None
-    ) -> None:
-        super().__init__(reason, message)
-        self.last_block = last_block
-        self.next_block = next_block
+    last_block: int | None = None  # that of the last accepted extrinsic; None if unknown
+    next_block: int | None = None  # the first in which the chain accepts another
 
 
 class ExtrinsicRefusedError(PermanentError):
@@ -105,13 +98,9 @@ def cause_of(error: TemplarError) -> Reason:
 
 
 def refusal(what: str, *, name: str | None, code: str, message: str, remedy: str) -> TemplarError:
-    """The error for an extrinsic that a Bittensor chain, or the SDK before it, refused.
+    """The error for an extrinsic that a Bittensor chain, or the SDK before it, refused: transient if a retry may help.
 
     `what` is the attempted action; name and message are the chain's, code and remedy the SDK's.
-
-    Returns:
-        `chain_rate_limited`, `chain_not_now` or `chain_fate_unknown` if a retry may help, else `chain_refused` with its
-        cause.
     """
     text = f"{what}: the chain says: {message}"
     if code == "rate_limited" or name in _RETRY_LATER:
@@ -125,11 +114,7 @@ def refusal(what: str, *, name: str | None, code: str, message: str, remedy: str
 
 
 def check_commitment(data: str) -> None:
-    """Refuse data that does not fit the commitment field of a hotkey.
-
-    Raises:
-        PermanentError: `chain_refused`; the data is not exactly `COMMITMENT_CHARACTERS` ASCII characters.
-    """
+    """Refuse, as `chain_refused`, data that is not exactly `COMMITMENT_CHARACTERS` ASCII characters."""
     if len(data) != COMMITMENT_CHARACTERS or not data.isascii():
         raise PermanentError(
             Reason.CHAIN_REFUSED,
@@ -146,16 +131,10 @@ def commitment_info(data: str) -> dict[str, Any]:
 def commitment_text(record: Any) -> str | None:
     """The text of a `CommitmentOf` record of exactly one raw field of our length; None for any other form."""
     match record:
-        case {"info": {"fields": [{**field}]}}:
-            value = field.get(_FIELD)
-        case _:
-            return None
-    if not isinstance(value, str):
-        return None
-    try:
-        return bytes.fromhex(value.removeprefix("0x")).decode("ascii")
-    except ValueError:
-        return None
+        case {"info": {"fields": [{**field}]}} if isinstance(value := field.get(_FIELD), str):
+            with suppress(ValueError):
+                return bytes.fromhex(value.removeprefix("0x")).decode("ascii")
+    return None
 
 
 def role_record(role: Role) -> dict[str, int]:
@@ -186,14 +165,12 @@ def inherent_time(extrinsics: Iterable[str]) -> float | None:
 
 
 def quantise_weights(weights: Mapping[int, float]) -> dict[int, int]:
-    """Scale weights so that the largest becomes 65535 and round them; those that round to zero are left out.
+    """Scale weights so that the largest becomes 65535 and round them: miner uid -> 1..65535, in uid order.
 
-    Returns:
-        Miner uid -> 1..65535, in uid order.
+    Weights that round to zero are left out.
 
     Raises:
-        PermanentError: `chain_refused` with the cause `weights_malformed`; a uid or a weight is out of range, or all
-            weights are zero.
+        ExtrinsicRefusedError: `weights_malformed`; a uid or a weight is out of range, or all weights are zero.
     """
     for uid, weight in weights.items():
         if not 0 <= uid <= LARGEST_U16:
@@ -214,11 +191,7 @@ def normalise_weights(values: Mapping[int, int]) -> dict[int, float]:
 
 
 def differing_uids(wanted: Mapping[int, float], shown: Mapping[int, float]) -> list[int]:
-    """The uids whose weights differ at the chain's precision, in order.
-
-    Raises:
-        PermanentError: `chain_refused`; the wanted weights can never be set.
-    """
+    """The uids whose weights differ at the chain's precision, in order; raises as `quantise_weights`."""
     ours, theirs = quantise_weights(wanted), quantise_weights(shown) if any(shown.values()) else {}
     return [uid for uid in sorted({*ours, *theirs}) if abs(ours.get(uid, 0) - theirs.get(uid, 0)) > ROUNDING]
 
@@ -248,7 +221,7 @@ async def require_accepted(
 ) -> None:
     """Check 16-bit weights of a hotkey by the rules in the block of a snapshot, whose neurons are `graph`.
 
-    `version` is the one that they were sent with, if they were. Raises `chain_refused`, with its cause.
+    `version` is the one that they were sent with, if they were. Raises ExtrinsicRefusedError.
     """
     names = ("SubnetOwnerHotkey", "MinAllowedWeights", "WeightsVersionKey", "MaxWeightsLimit")
     threshold, owner, least, wanted, limit = await asyncio.gather(

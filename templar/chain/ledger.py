@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,7 +28,7 @@ from templar.chain.ledger_state import Change, ChangeKind, LedgerParameters, Sta
 from templar.errors import PermanentError, Reason, TransientError
 
 APPLICATION_ID = 0x74706C72
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_TIMEOUT_SECONDS = 30.0  # longest wait of a process while others write
 STATES_KEPT = 64
 METAGRAPHS_KEPT = 256
@@ -41,27 +41,19 @@ def create_ledger(
     block_seconds: float,
     genesis_time: float,
     seed: int,
-    weights_rate_limit_blocks: int = 0,
 ) -> None:
     """Create the ledger of a new local chain.
 
     Changes before block 1 are part of the genesis block, unless its metagraph was read before them.
 
-    Args:
-        path: The file; it must not be there.
-        netuid: The subnet that the ledger plays.
-        block_seconds: Seconds between two blocks, rounded to milliseconds.
-        genesis_time: Chain time of block 0 in seconds since the epoch, rounded to milliseconds.
-        seed: Makes the block hashes of this chain differ from those of another.
-        weights_rate_limit_blocks: A validator may set weights once in this many blocks; 0 for no limit.
+    Times are rounded to milliseconds; `genesis_time` is that of block 0, in seconds since the epoch. The seed makes the
+    block hashes of this chain differ from those of another.
 
     Raises:
         PermanentError: `bad_state_file`: the file is there already, or cannot be written.
         ValueError: A number is out of range.
     """
-    parameters = LedgerParameters(
-        netuid, round(block_seconds * 1000), round(genesis_time * 1000), seed, weights_rate_limit_blocks
-    )
+    parameters = LedgerParameters(netuid, round(block_seconds * 1000), round(genesis_time * 1000), seed)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,8 +129,8 @@ class Ledger:
         return self.block()
 
     def block_time(self, number: int, *, finalized: bool = True) -> float:
-        """Chain time of a block, in seconds; every block is final at once."""
-        del finalized
+        """Chain time of a block, in seconds."""
+        del finalized  # every block is final at once
         self._parameters.check_exists(number, self._update_newest())
         return self._parameters.time(number)
 
@@ -148,7 +140,7 @@ class Ledger:
         return self._parameters.hash(number)
 
     def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
-        """Sleep by the clock until the block is there; every block is final at once."""
+        """Sleep by the clock until the block is there."""
         del finalized
         self._clock.sleep_until(self._parameters.time(number))
 
@@ -157,11 +149,9 @@ class Ledger:
         newest = self.block()
         number = newest if block is None else block
         self._parameters.check_exists(number, newest)
-        known = self._metagraphs.get(number)
-        if known is None:
-            known = Metagraph(number, self._state(self._log.seal(number)).neurons)
-            self._metagraphs.put(number, known)
-        return known
+        if known := self._metagraphs.get(number):
+            return known
+        return self._metagraphs.put(number, Metagraph(number, self._state(self._log.seal(number)).neurons))
 
     def require_fees(self) -> None:
         """Nothing costs anything here."""
@@ -177,13 +167,11 @@ class Ledger:
     def set_commitment(self, data: str) -> None:
         """Commit under the own hotkey, and wait for the block that includes it."""
         check_commitment(data)
-        address = self._own_address()
-        self._write(ChangeKind.COMMIT, address, lambda state, _: state.accept_commitment(address, data))
+        self._write(ChangeKind.COMMIT, self._own_address(), {"data": data})
 
     def set_role(self, role: Role) -> None:
         """Announce the own hotkey's role, and wait for the block that includes it."""
-        address = self._own_address()
-        self._write(ChangeKind.ROLE, address, lambda state, _: state.accept_role(address, role))
+        self._write(ChangeKind.ROLE, self._own_address(), {"role": role.value})
 
     def weights_schedule(self) -> WeightsSchedule:
         """The ledger applies and shows weights at once."""
@@ -199,12 +187,7 @@ class Ledger:
 
     def set_weights(self, weights: Mapping[int, float]) -> None:
         """Set the own weights, in 16 bits each, and wait for the block that includes them."""
-        values = quantise_weights(weights)
-        address = self._own_address()
-        limit = self._parameters.weights_rate_limit_blocks
-        self._write(
-            ChangeKind.WEIGHTS, address, lambda state, block: state.accept_weights(address, values, block, limit)
-        )
+        self._write(ChangeKind.WEIGHTS, self._own_address(), {"weights": quantise_weights(weights)})
 
     def register(self, hotkey_address: str, *, stake: float = 0.0, validator_permit: bool = False) -> int:
         """Give a hotkey the smallest free uid, and return the uid after the block that includes it.
@@ -212,37 +195,31 @@ class Ledger:
         Raises:
             PermanentError: `chain_refused`; it is registered already, or the stake is out of range.
         """
-        value = self._write(
-            ChangeKind.REGISTER,
-            hotkey_address,
-            lambda state, _: state.accept_registration(hotkey_address, stake, validator_permit),
-        )
-        return int(value["uid"])
+        value = {"stake": stake, "validator_permit": validator_permit}
+        return int(self._write(ChangeKind.REGISTER, hotkey_address, value)["uid"])
 
     def deregister(self, hotkey_address: str) -> None:
         """Remove a hotkey's uid and weights; its commitment stays, as on the real chain."""
-        self._write(ChangeKind.DEREGISTER, hotkey_address, lambda state, _: state.accept_deregistration(hotkey_address))
+        self._write(ChangeKind.DEREGISTER, hotkey_address, {})
 
     def set_stake(self, hotkey_address: str, stake: float, *, validator_permit: bool | None = None) -> None:
         """Set a registered hotkey's stake, and its permit unless that is None; needs no signature of the hotkey."""
-        self._write(
-            ChangeKind.STAKE,
-            hotkey_address,
-            lambda state, _: state.accept_stake(hotkey_address, stake, validator_permit),
-        )
+        self._write(ChangeKind.STAKE, hotkey_address, {"stake": stake, "validator_permit": validator_permit})
 
-    def _write(
-        self, kind: ChangeKind, hotkey: str, decide: Callable[[State, int], Mapping[str, Any]]
-    ) -> Mapping[str, Any]:
-        """Append the change whose value `decide` makes from the newest state, in the next block that was not read."""
-        with self._log.transaction() as transaction:
+    def _write(self, kind: ChangeKind, hotkey: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Append a change in the next block that was not read, if the newest state accepts it; its stored value."""
+        with self._log.transaction() as connection:
             # 1. The block of the change: after the newest one, and after every block whose state was read.
             newest = self._update_newest()
-            next_block = newest + 1 if newest > 0 else 0
-            block = max(next_block, transaction.sealed + 1, transaction.last_block)
+            (sealed,) = connection.execute("SELECT block FROM seal").fetchone()
+            last_id, last_block = connection.execute(
+                "SELECT coalesce(max(id), 0), coalesce(max(block), -1) FROM changes"
+            ).fetchone()
+            block = max(newest + 1 if newest > 0 else 0, sealed + 1, last_block)
             # 2. Accept or refuse it by the state after all earlier changes.
-            value = decide(self._state(transaction.last_id), block)
-            transaction.append(block, kind, hotkey, value)
+            value = self._state(last_id).accepted(kind, hotkey, value)
+            row = last_id + 1, block, kind.value, hotkey, json.dumps(value, sort_keys=True)
+            connection.execute("INSERT INTO changes VALUES (?, ?, ?, ?, ?)", row)
         # 3. Return once the block exists, so that the change can be read back.
         if block > max(newest, 0):
             self.wait_for_block(block)
@@ -276,8 +253,7 @@ CREATE TABLE parameters (
     netuid INTEGER NOT NULL,
     block_milliseconds INTEGER NOT NULL,
     genesis_milliseconds INTEGER NOT NULL,
-    seed TEXT NOT NULL,
-    weights_rate_limit_blocks INTEGER NOT NULL
+    seed TEXT NOT NULL
 );
 CREATE TABLE seal (block INTEGER NOT NULL);
 INSERT INTO seal VALUES (-1);
@@ -297,39 +273,8 @@ class _Connection(sqlite3.Connection):
     """A connection that a WeakSet can hold."""
 
 
-class Transaction:
-    """The only writer, until it ends.
-
-    Attributes:
-        sealed: The newest block whose state was read; -1 for none.
-        last_id: Id of the newest change; 0 for none.
-        last_block: Block of the newest change; -1 for none.
-    """
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        (self.sealed,) = connection.execute("SELECT block FROM seal").fetchone()
-        self.last_id, self.last_block = connection.execute(
-            "SELECT coalesce(max(id), 0), coalesce(max(block), -1) FROM changes"
-        ).fetchone()
-
-    def append(self, block: int, kind: ChangeKind, hotkey: str, value: Mapping[str, Any]) -> None:
-        """Add a change to the list."""
-        self._connection.execute(
-            "INSERT INTO changes VALUES (?, ?, ?, ?, ?)",
-            (self.last_id + 1, block, kind.value, hotkey, json.dumps(value, sort_keys=True)),
-        )
-
-
 class LedgerLog:
-    """An open ledger file; each thread has its own connection.
-
-    Unless `durable`, an acknowledged change survives a crash of the process only.
-
-    Raises:
-        PermanentError: `chain_unreachable` if there is no such file, `bad_state_file` if it is not a ledger of this
-            version.
-    """
+    """An open ledger file; each thread has its own connection. Arguments and errors are those of `Ledger`."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
         self.path = path
@@ -348,7 +293,10 @@ class LedgerLog:
     def position(self, block: int) -> int:
         """Id of the newest change in the blocks up to this one; 0 for none. More may join an unsealed block."""
         with self._guarded() as connection:
-            return self._position(connection, block)
+            (position,) = connection.execute(
+                "SELECT coalesce(max(id), 0) FROM changes WHERE block <= ?", (block,)
+            ).fetchone()
+        return int(position)
 
     def seal(self, block: int) -> int:
         """Close the blocks up to this one to further changes; return their `position`, which is final."""
@@ -356,7 +304,7 @@ class LedgerLog:
             (sealed,) = connection.execute("SELECT block FROM seal").fetchone()
             if sealed < block:
                 connection.execute("UPDATE seal SET block = max(block, ?)", (block,))
-            return self._position(connection, block)
+        return self.position(block)
 
     def read(self, after: int, last: int) -> list[Change]:
         """The changes with ids `after + 1` to `last`, in order."""
@@ -369,23 +317,16 @@ class LedgerLog:
         ]
 
     @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
-        """Be the only writer; appended changes are stored when the block ends, and dropped if it raises."""
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Be the only writer; what is written is stored when the block ends, and dropped if it raises."""
         with self._guarded() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                yield Transaction(connection)
+                yield connection
                 connection.execute("COMMIT")
             finally:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
-
-    @staticmethod
-    def _position(connection: sqlite3.Connection, block: int) -> int:
-        (position,) = connection.execute(
-            "SELECT coalesce(max(id), 0) FROM changes WHERE block <= ?", (block,)
-        ).fetchone()
-        return int(position)
 
     def _read_parameters(self) -> LedgerParameters:
         if not self.path.is_file():
@@ -402,10 +343,8 @@ class LedgerLog:
                     f"{self.path}: not a ledger of version {SCHEMA_VERSION}; "
                     "remove it and start the local network anew, or correct the path",
                 )
-            connection.row_factory = sqlite3.Row
-            row = dict(connection.execute("SELECT * FROM parameters").fetchone())
-            connection.row_factory = None
-        return LedgerParameters(**row | {"seed": int(row["seed"])})
+            netuid, block, genesis, seed = connection.execute("SELECT * FROM parameters").fetchone()
+        return LedgerParameters(netuid, block, genesis, int(seed))
 
     @contextmanager
     def _guarded(self) -> Iterator[sqlite3.Connection]:
@@ -446,7 +385,5 @@ def _write_new(path: Path, parameters: LedgerParameters) -> None:
         values = asdict(parameters) | {"seed": str(parameters.seed)}  # SQLite's integers end at 64 bits
         with connection:
             connection.execute(
-                "INSERT INTO parameters VALUES"
-                " (:netuid, :block_milliseconds, :genesis_milliseconds, :seed, :weights_rate_limit_blocks)",
-                values,
+                "INSERT INTO parameters VALUES (:netuid, :block_milliseconds, :genesis_milliseconds, :seed)", values
             )

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from templar.chain.base import NeuronInfo, Role
-from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError, normalise_weights
+from templar.chain.extrinsics import ExtrinsicRefusedError, normalise_weights
 from templar.errors import PermanentError, Reason
 
 
@@ -26,12 +26,10 @@ class LedgerParameters:
     block_milliseconds: int  # time from one block to the next
     genesis_milliseconds: int  # time of block 0, since the epoch
     seed: int  # makes the block hashes of two ledgers differ; not a secret
-    weights_rate_limit_blocks: int  # a validator sets weights at most once in this many blocks; 0 for no limit
 
     def __post_init__(self) -> None:
-        for name in ("netuid", "weights_rate_limit_blocks"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+        if self.netuid < 0:
+            raise ValueError(f"netuid must not be negative, but is {self.netuid}")
         if self.block_milliseconds < 1:
             raise ValueError("a block must last at least a millisecond: raise block_seconds")
 
@@ -60,11 +58,7 @@ class LedgerParameters:
         return "0x" + hashlib.sha256(text.encode()).hexdigest()
 
     def check_exists(self, number: int, newest: int) -> None:
-        """Refuse a block that does not exist.
-
-        Raises:
-            PermanentError: `block_unknown`.
-        """
+        """Refuse a block that does not exist, as `block_unknown`."""
         if not 0 <= number <= newest:
             raise PermanentError(
                 Reason.BLOCK_UNKNOWN, f"block {number} is not there: the ledger has blocks 0 to {newest}; wait for it"
@@ -113,10 +107,9 @@ class Registration:
 
 @dataclass(frozen=True)
 class WeightVector:
-    """A validator's newest weights: uid -> 16-bit weight, the block and the change that set them."""
+    """A validator's newest weights, and the change that set them."""
 
-    values: Mapping[int, int]
-    block: int
+    values: Mapping[int, int]  # uid -> 16-bit weight
     change: int
 
 
@@ -155,42 +148,27 @@ class State:
                     roles[hotkey] = Role(value["role"])
                 case ChangeKind.WEIGHTS:
                     values = {int(uid): weight for uid, weight in value["weights"].items()}
-                    weights[hotkey] = WeightVector(values, change.block, change.id)
+                    weights[hotkey] = WeightVector(values, change.id)
         return State(last, registered, commitments, weights, roles)
 
-    def accept_registration(self, hotkey: str, stake: float, validator_permit: bool) -> dict[str, Any]:
-        """The value of a `REGISTER`: the hotkey gets the smallest free uid.
+    def accepted(self, kind: ChangeKind, hotkey: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The value of a change as it is stored; a new registration gets the smallest free uid.
 
         Raises:
-            PermanentError: `chain_refused`; it is registered already, or the stake is out of range.
+            PermanentError: `chain_refused`; the hotkey is registered already, or not yet, its stake is out of range, or
+                its weights break a rule of `check_weights`.
         """
-        if hotkey in self.registered:
-            raise PermanentError(Reason.CHAIN_REFUSED, f"hotkey {hotkey} is registered already")
-        _check_stake(stake)
-        taken = {place.uid for place in self.registered.values()}
-        uid = next(uid for uid in range(len(taken) + 1) if uid not in taken)
-        return {"uid": uid, "stake": stake, "validator_permit": validator_permit}
-
-    def accept_stake(self, hotkey: str, stake: float, validator_permit: bool | None) -> dict[str, Any]:
-        """The value of a `STAKE`; raises like the others."""
+        if "stake" in value and not (math.isfinite(value["stake"]) and value["stake"] >= 0):
+            raise PermanentError(Reason.CHAIN_REFUSED, f"a stake is finite and not negative, not {value['stake']}")
+        if kind is ChangeKind.REGISTER:
+            if hotkey in self.registered:
+                raise PermanentError(Reason.CHAIN_REFUSED, f"hotkey {hotkey} is registered already")
+            taken = {place.uid for place in self.registered.values()}
+            return {"uid": next(uid for uid in range(len(taken) + 1) if uid not in taken), **value}
         self.place_of(hotkey)
-        _check_stake(stake)
-        return {"stake": stake, "validator_permit": validator_permit}
-
-    def accept_deregistration(self, hotkey: str) -> dict[str, Any]:
-        """The value of a `DEREGISTER`; raises like the others."""
-        self.place_of(hotkey)
-        return {}
-
-    def accept_commitment(self, hotkey: str, data: str) -> dict[str, Any]:
-        """The value of a `COMMIT`; raises like the others."""
-        self.place_of(hotkey)
-        return {"data": data}
-
-    def accept_role(self, hotkey: str, role: Role) -> dict[str, Any]:
-        """The value of a `ROLE`; raises like the others."""
-        self.place_of(hotkey)
-        return {"role": role.value}
+        if kind is ChangeKind.WEIGHTS:
+            self.check_weights(hotkey, value["weights"])
+        return value
 
     def check_weights(self, hotkey: str, values: Mapping[int, int]) -> None:
         """Check 16-bit weights of a hotkey.
@@ -199,45 +177,18 @@ class State:
             PermanentError: `chain_refused`; not registered, no permit, or an unknown uid.
         """
         if not self.place_of(hotkey).validator_permit:
-            raise ExtrinsicRefusedError(
-                Reason.CHAIN_REFUSED,
-                f"hotkey {hotkey} has no validator permit: it cannot set weights",
-                cause=Reason.NO_VALIDATOR_PERMIT,
-            )
-        unknown = sorted(values.keys() - {place.uid for place in self.registered.values()})
-        if unknown:
-            raise ExtrinsicRefusedError(
-                Reason.CHAIN_REFUSED,
-                f"weights: nobody is registered with uids {unknown}",
-                cause=Reason.WEIGHTS_MALFORMED,
-            )
-
-    def accept_weights(
-        self, hotkey: str, values: Mapping[int, int], block: int, rate_limit_blocks: int
-    ) -> dict[str, Any]:
-        """The value of a `WEIGHTS`; raises as `check_weights`, and `chain_rate_limited`."""
-        self.check_weights(hotkey, values)
-        last = self.weights.get(hotkey)
-        if last is not None and block - last.block < rate_limit_blocks:
-            following = last.block + rate_limit_blocks
-            raise ExtrinsicLimitedError(
-                Reason.CHAIN_RATE_LIMITED,
-                f"weights were set in block {last.block}; the next time can be block {following}",
-                last_block=last.block,
-                next_block=following,
-            )
-        return {"weights": dict(values)}
+            problem = f"hotkey {hotkey} has no validator permit: it cannot set weights"
+            raise ExtrinsicRefusedError(Reason.CHAIN_REFUSED, problem, cause=Reason.NO_VALIDATOR_PERMIT)
+        if unknown := sorted(values.keys() - {place.uid for place in self.registered.values()}):
+            problem = f"weights: nobody is registered with uids {unknown}"
+            raise ExtrinsicRefusedError(Reason.CHAIN_REFUSED, problem, cause=Reason.WEIGHTS_MALFORMED)
 
     def place_of(self, hotkey: str) -> Registration:
         """The registration of a hotkey; `chain_refused` if there is none."""
-        place = self.registered.get(hotkey)
-        if place is None:
-            raise ExtrinsicRefusedError(
-                Reason.CHAIN_REFUSED,
-                f"hotkey {hotkey} is not registered on this ledger: register it first",
-                cause=Reason.NOT_REGISTERED,
-            )
-        return place
+        if hotkey not in self.registered:
+            problem = f"hotkey {hotkey} is not registered on this ledger: register it first"
+            raise ExtrinsicRefusedError(Reason.CHAIN_REFUSED, problem, cause=Reason.NOT_REGISTERED)
+        return self.registered[hotkey]
 
     def weights_by_uid(self) -> dict[int, dict[int, float]]:
         """Validator uid -> miner uid -> share, as they were set."""
@@ -279,8 +230,3 @@ class State:
                 total[uid] = total.get(uid, 0.0) + place.stake * share
         mass = sum(total.values())
         return {uid: value / mass for uid, value in total.items()} if mass else {}
-
-
-def _check_stake(stake: float) -> None:
-    if not (math.isfinite(stake) and stake >= 0):
-        raise PermanentError(Reason.CHAIN_REFUSED, f"a stake is finite and not negative, not {stake}")

@@ -18,13 +18,11 @@ from templar.chain.base import Role
 from templar.chain.bittensor import BittensorChain
 from templar.chain.clock import SimulatedClock, SystemClock
 from templar.chain.ledger import Ledger, create_ledger
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
 from tests.support.substrate import KeyPairWallet, MemorySubstrate
 
 NETUID = 3
-RATE_LIMIT_BLOCKS = 40
-"""Two seconds of the ledger in real time: longer than a busy machine pauses."""
 SEEDS = [bytes([number]) * 32 for number in range(1, 6)]
 ADDRESSES = [hotkey_from_seed(seed).address for seed in SEEDS]
 ROUNDING = 1 / 65535
@@ -47,7 +45,7 @@ class World:
         self.clock = SystemClock() if kind == "ledger" else SimulatedClock(1_800_000_000.0)
         self.opened: list[Any] = []
         if kind == "bittensor":
-            self.substrate = MemorySubstrate(self.clock, netuid=NETUID, weights_rate_limit=RATE_LIMIT_BLOCKS)
+            self.substrate = MemorySubstrate(self.clock, netuid=NETUID)
             self.operator: Operator = self.substrate
             self._open = self._open_bittensor
         else:
@@ -58,7 +56,6 @@ class World:
                 block_seconds=0.05 if kind == "ledger" else 12.0,
                 genesis_time=self.clock.now(),
                 seed=1,
-                weights_rate_limit_blocks=RATE_LIMIT_BLOCKS,
             )
             self._open = self._open_ledger
             self.operator = self._open(None)
@@ -173,7 +170,6 @@ def test_a_subnet_is_what_its_history_made_it_and_every_past_metagraph_can_be_re
             words[address] = f"{amount}".ljust(128, ".")
             chain.set_commitment(words[address])
         elif name == "weights" and index < 3:
-            chain.wait_for_block(chain.head() + RATE_LIMIT_BLOCKS)
             chain.set_weights({each: amount + each + 1 for each in seats})
     fresh = world.chain()
     assert [fresh.metagraph(block) for block in seen] == list(seen.values())
@@ -181,28 +177,20 @@ def test_a_subnet_is_what_its_history_made_it_and_every_past_metagraph_can_be_re
         chain.close()
 
 
-def test_the_metagraph_of_a_past_block_stays_what_it_was(world):
-    chain = world.chain()
+def test_a_registration_is_told_from_the_next_one_of_its_uid_and_from_a_swap(world):
     world.operator.register(ADDRESSES[0], stake=1.0, validator_permit=True)
     world.operator.register(ADDRESSES[1], stake=2.0)
-    graphs = [chain.metagraph()]
-    for change in (
-        lambda: world.operator.set_stake(ADDRESSES[0], 7.0),
-        lambda: world.operator.deregister(ADDRESSES[1]),
-        lambda: world.operator.register(ADDRESSES[2], stake=3.0),
-    ):
-        change()
-        graphs.append(chain.metagraph())
-    fresh = world.chain()
-    assert [fresh.metagraph(graph.block) for graph in graphs] == graphs
-    assert [graph.neurons[0].stake for graph in graphs] == [1.0, 7.0, 7.0, 7.0]
-    assert [graph.by_hotkey(ADDRESSES[1]) is not None for graph in graphs] == [True, True, False, False]
-    assert graphs[-1].by_uid(1).hotkey == ADDRESSES[2]  # the freed uid was used again
-    assert {graph.by_uid(0).registered_at for graph in graphs} == {graphs[0].by_uid(0).registered_at}
-    first, again = graphs[0].by_uid(1), graphs[-1].by_uid(1)
-    assert first.registered_at < again.registered_at <= graphs[-1].block, "it is another registration"
-    assert graphs[0].before_swap(again) is None
-    assert graphs[0].before_swap(replace(first, hotkey=ADDRESSES[4])) == first
+    before = world.chain().metagraph()
+    world.operator.set_stake(ADDRESSES[0], 7.0)
+    world.operator.deregister(ADDRESSES[1])
+    world.operator.register(ADDRESSES[2], stake=3.0)
+    after = world.chain().metagraph()
+    assert after.by_uid(0).registered_at == before.by_uid(0).registered_at
+    first, again = before.by_uid(1), after.by_uid(1)
+    assert again.hotkey == ADDRESSES[2], "the freed uid was used again"
+    assert first.registered_at < again.registered_at <= after.block, "it is another registration"
+    assert before.before_swap(again) is None
+    assert before.before_swap(replace(first, hotkey=ADDRESSES[4])) == first
 
 
 def test_roles_are_what_the_hotkeys_announced_and_stake_changes_none(world):
@@ -280,19 +268,6 @@ def test_weights_that_mean_nothing_are_refused(world):
                 call(weights)
             assert caught.value.reason is Reason.CHAIN_REFUSED, weights
     assert chain.weights() == {}
-
-
-def test_weights_are_rate_limited(world):
-    world.operator.register(ADDRESSES[0], validator_permit=True)
-    world.operator.register(ADDRESSES[1])
-    chain = world.chain(0)
-    chain.set_weights({0: 1.0})
-    with raising(TransientError, Reason.CHAIN_RATE_LIMITED):
-        chain.set_weights({1: 1.0})
-    assert chain.weights() == {0: {0: 1.0}}
-    chain.wait_for_block(chain.head() + RATE_LIMIT_BLOCKS)
-    chain.set_weights({1: 1.0})
-    assert chain.weights() == {0: {1: 1.0}}
 
 
 def test_a_stop_request_ends_a_wait(world):

@@ -50,7 +50,7 @@ def path(tmp_path):
 @example(2179787079061, 100, 8362450)  # the division alone would find the block too late
 @example(1614677933528, 12000, 704719)  # and here too early
 def test_a_block_exists_from_its_very_instant_on(genesis_milliseconds, block_milliseconds, number):
-    parameters = LedgerParameters(1, block_milliseconds, genesis_milliseconds, 0, 0)
+    parameters = LedgerParameters(1, block_milliseconds, genesis_milliseconds, 0)
     instant = parameters.time(number)
     assert parameters.newest(instant) == number
     assert parameters.newest(math.nextafter(instant, -math.inf)) == number - 1
@@ -58,7 +58,7 @@ def test_a_block_exists_from_its_very_instant_on(genesis_milliseconds, block_mil
 
 
 def test_hashes_are_a_pure_function_of_the_ledger_and_the_number():
-    parameters = LedgerParameters(3, 1000, 0, 1, 0)
+    parameters = LedgerParameters(3, 1000, 0, 1)
     assert parameters.hash(5) == "0x" + hashlib.sha256(b"templar.ledger.block:3:1:5").hexdigest()
 
 
@@ -182,7 +182,7 @@ def test_a_ledger_is_created_once_and_whole(path, tmp_path):
     refusal(lambda: create_ledger(path / "x", **again), PermanentError, Reason.BAD_STATE_FILE, "cannot be created")
     gone = tmp_path / "gone.db"
     refusal(lambda: Ledger(gone), PermanentError, Reason.CHAIN_UNREACHABLE, gone, "start the local network")
-    for change in ({"block_seconds": 0.0001}, {"netuid": -1}, {"weights_rate_limit_blocks": -1}):
+    for change in ({"block_seconds": 0.0001}, {"netuid": -1}):
         with pytest.raises(ValueError, match=next(iter(change))):
             create_ledger(gone, **(again | change))
     assert not gone.exists()

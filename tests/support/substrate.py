@@ -81,12 +81,12 @@ class MemorySubstrate:
     network breaks (`failures` of the recorded shapes).
     """
 
-    def __init__(self, clock, *, netuid, block_seconds=12.0, finality_lag=2, weights_rate_limit=0):
+    def __init__(self, clock, *, netuid, block_seconds=12.0, finality_lag=2):
         self.clock = clock
         self.netuid = netuid
         self.block_seconds = block_seconds
         self.finality_lag = finality_lag
-        self.weights_rate_limit = weights_rate_limit
+        self.weights_rate_limit = 0
         self.commit_reveal = False
         self.tempo: int = SHAPES["metagraph_raw"]["tempo"]
         self.last_epoch: int | None = None
