@@ -50,9 +50,8 @@ class SimulatedClock:
 
     Outside of `run`, `sleep_until` advances the time at once. Inside, time stands still while any participant can run
     and jumps to the next wake-up when all wait. Participants may wait for each other only through this clock: a wait
-    on a lock or a queue would never end.
-
-    The number of threads for `compute` changes how long a run takes, never what it does.
+    on a lock or a queue would never end. The number of threads for `compute` changes how long a run takes, never what
+    it does.
     """
 
     def __init__(self, start: float, *, threads: int = 1) -> None:
@@ -86,17 +85,13 @@ class SimulatedClock:
             self._now = max(self._now, timestamp)
 
     def compute(self, work: Callable[[], T]) -> T:
-        """Run a heavy computation that may overlap those of other participants.
+        """Run a heavy, pure computation in another thread, so that it may overlap those of other participants.
 
         The baton is passed on meanwhile. Participants that are due at this instant run first; then all running
-        computations are awaited and their participants resume in index order.
-
-        Args:
-            work: A pure computation. It runs in another thread, so per-thread modes such as `torch.no_grad` must be
-                entered inside of it, and it must not use the clock or shared state.
+        computations are awaited and their participants resume in index order. `work` must enter per-thread modes such
+        as `torch.no_grad` itself, and use neither the clock nor shared state.
 
         Raises:
-            Exception: Any exception of `work`.
             RuntimeError: The caller is not a participant of the run.
         """
         session = self._session
@@ -157,23 +152,17 @@ class _Session:
     def run(self) -> None:
         """Start all threads, wait for the end, raise the first failure."""
         threads = [participant.thread for participant in self._alive.values()]
+        for thread in threads:
+            thread.start()
         self._finished.acquire()
-        started, handed_on = 0, False
         try:
-            for thread in threads:
-                thread.start()
-                started += 1
-            handed_on = True
             self._hand_on(None)
             # A signal that arrives just before a thread blocks is handled when the thread wakes, so wake regularly.
             while not self._finished.acquire(timeout=SIGNAL_CHECK_SECONDS):
                 pass
-        except BaseException as error:  # noqa: BLE001 - an interrupt, or no more threads: unwind those that run
+        except BaseException as error:  # noqa: BLE001 - an interrupt: unwind those that run
             self._failure = self._failure or error
-            if not handed_on:
-                self._alive = {index: self._alive[index] for index in range(started)}
-                self._hand_on(None)
-        for thread in threads[:started]:
+        for thread in threads:
             thread.join()
         self._pool.shutdown(cancel_futures=True)
         if self._failure is not None:

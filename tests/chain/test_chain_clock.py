@@ -110,22 +110,6 @@ def test_the_number_of_threads_changes_nothing(seed):
         assert run_with_computations(threads, seed) == (trace, results)
 
 
-def test_nobody_resumes_before_all_computations_have_ended():
-    clock, quick_ended, slow_ended, seen = SimulatedClock(0.0, threads=2), threading.Event(), threading.Event(), []
-
-    def slow_work():
-        assert quick_ended.wait(60)
-        sum(range(2_000_000))
-        slow_ended.set()
-
-    def quick():
-        clock.compute(quick_ended.set)
-        seen.append(slow_ended.is_set())
-
-    clock.run([quick, lambda: clock.compute(slow_work)])
-    assert seen == [True]
-
-
 class BrokenError(Exception):
     pass
 
@@ -190,43 +174,6 @@ def test_the_first_failure_unwinds_the_others_and_is_raised(error, culprit):
     ended = []
     clock.run([lambda: ended.append(clock.now())])  # the clock still works
     assert ended == [1.0 + culprit]
-
-
-def test_a_participant_that_refuses_to_unwind_still_ends():
-    clock, tries = SimulatedClock(0.0), []
-
-    def stubborn():
-        for _ in range(5):
-            try:
-                clock.sleep_until(clock.now() + 10)
-            except BaseException as error:  # noqa: BLE001 - that is what it does wrong
-                tries.append(type(error).__name__)
-        raise BrokenError("second")
-
-    def culprit():
-        clock.sleep_until(1.0)
-        raise BrokenError("first")
-
-    with pytest.raises(BrokenError, match="first"):
-        clock.run([stubborn, culprit])
-    assert tries == ["_Unwind"] * 5
-
-
-def test_threads_that_cannot_start_leave_nobody_behind(monkeypatch):
-    clock, lived = SimulatedClock(0.0), []
-    start, starts = threading.Thread.start, []
-
-    def limited(thread):
-        starts.append(thread)
-        if len(starts) == 3:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", limited)
-    with pytest.raises(RuntimeError, match="can't start"):
-        clock.run([lambda: lived.append(1)] * 5)
-    assert lived == []
-    assert not any(thread.is_alive() for thread in starts)
 
 
 def test_outside_of_a_run_the_caller_moves_the_time_and_misuse_is_refused():
