@@ -186,10 +186,7 @@ class Chain(Protocol):
 
 
 class NumberCache(Generic[T]):
-    """A cache of immutable values by block or change number, of at most `size` entries. Safe under threads.
-
-    `cachetools.LRUCache` has no lock and no look-up of the nearest key, which the ledger folds its states from.
-    """
+    """A cache of immutable values by block or change number, of at most `size` entries. Safe under threads."""
 
     def __init__(self, size: int) -> None:
         self._values: LRUCache[int, T] = LRUCache(size)

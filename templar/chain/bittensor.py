@@ -100,7 +100,7 @@ class BittensorChain(FinalizedChain):
         wallet: Its hotkey commits and sets weights; None for a reader. See `open_wallet`.
         substrates: Opens the chain access through an endpoint, given the archives as well.
         clock: Clock of waits and pauses; the machine's clock by default.
-        limits: Time limits and number of attempts of a call.
+        limits: Of each call.
 
     Raises:
         PermanentError: `bad_environment`; there is no such network.
@@ -124,12 +124,12 @@ class BittensorChain(FinalizedChain):
         self._netuid = netuid
         self._wallet = wallet
         self._substrates = substrates
-        self._limits = CallLimits() if limits is None else limits
-        super().__init__(SystemClock() if clock is None else clock)
+        self._limits = limits or CallLimits()
+        super().__init__(clock or SystemClock())
         self._connection = Connection(
             f"chain {public_address(self._endpoint)}",
             self._connect,
-            _disconnect,
+            lambda link: link.client.close(),
             leave=self._next_endpoint,
             clock=self._clock,
             limits=replace(self._limits, attempts=max(self._limits.attempts, 1 + len(self._endpoints))),
@@ -220,11 +220,7 @@ class BittensorChain(FinalizedChain):
 
     def _sign(self, what: str, call: Any) -> None:
         wallet = self._own_wallet()
-
-        async def submit(link: _Link) -> bt.ExtrinsicResult:
-            return await link.client.submit_call(call, wallet, signer="hotkey")
-
-        self._submit(what, submit)
+        self._submit(what, lambda link: link.client.submit_call(call, wallet, signer="hotkey"))
 
     def weights(self) -> dict[int, dict[int, float]]:
         """For each validator uid that set weights: miner uid -> weight, summing to 1."""
@@ -340,10 +336,7 @@ class BittensorChain(FinalizedChain):
             raise
 
     async def _inspect(self, link: _Link, endpoint: str) -> None:
-        """Check that the endpoint serves the same chain as before, the subnet, and new blocks.
-
-        If all endpoints are far behind, the chain stands still or this machine's clock is wrong: then one is taken.
-        """
+        """Check that the endpoint serves the same chain as before, the subnet, and new blocks."""
         genesis = await link.substrate.block_hash(0)
         self._genesis = self._genesis or genesis
         if genesis != self._genesis:
@@ -356,6 +349,7 @@ class BittensorChain(FinalizedChain):
         if age <= STANDSTILL_BLOCKS * await link.client.block_time():
             self._behind.clear()
             return
+        # If all endpoints are far behind, the chain stands still or this machine's clock is wrong: then one is taken.
         self._behind.add(endpoint)
         if len(self._behind) < len(self._endpoints):
             raise ConnectionLostError(f"its newest block is {age:.0f} s old")
@@ -376,8 +370,7 @@ class BittensorChain(FinalizedChain):
     def _submit(self, what: str, work: Callable[[_Link], Awaitable[bt.ExtrinsicResult | None]]) -> None:
         async def submit(link: _Link) -> None:
             with _translated(what, _write_error):
-                result = await work(link)
-                if result is not None:
+                if (result := await work(link)) is not None:
                     result.raise_for_failure()
 
         with self._submitting:  # two concurrent extrinsics of one hotkey would use the same nonce
@@ -442,16 +435,9 @@ def _distinct(values: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(values))
 
 
-async def _disconnect(link: _Link) -> None:
-    await link.client.close()
-
-
 @contextmanager
 def _translated(what: str, chain_error: Callable[[str, bt.ChainError], Exception]) -> Iterator[None]:
-    """Translate the SDK's exceptions; `chain_error` translates the chain's own, which differ by read and write.
-
-    The SDK's own traceback is for its developers: it goes to the log of level debug.
-    """
+    """Translate the SDK's exceptions; `chain_error` translates the chain's own, which differ by read and write."""
     try:
         yield
     except bt.RpcPolicyError as error:  # the endpoint limits traffic: an immediate retry would add to it

@@ -88,10 +88,9 @@ class Hotkey:
 
 
 def verify(address: str, message: bytes, signature: bytes) -> bool:
-    """Whether the hotkey with this address signed `message`.
+    """Whether the hotkey with this address signed `message`; False for any malformed address or signature.
 
-    A malformed address or signature, an address in another spelling than the chain's own, or the address of the key
-    that has no secret, gives False and raises nothing.
+    Neither another spelling of an address than the chain's own counts, nor the key that has no secret.
     """
     try:
         keypair = bittensor_core.Keypair(ss58_address=address)

@@ -17,7 +17,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -45,17 +44,17 @@ T = TypeVar("T")
 
 def public_address(network: str) -> str:
     """A network's name; of each endpoint's address only scheme, host and port, because the rest may hold a key."""
-    return ", ".join(_public_half(part.strip()) for part in network.split(","))
 
+    def public(address: str) -> str:
+        try:
+            parts = urlsplit(address)
+            host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+            port = f":{parts.port}" if parts.port is not None else ""
+        except ValueError:
+            return "an address that cannot be read"
+        return f"{parts.scheme}://{host}{port}" if host else address
 
-def _public_half(address: str) -> str:
-    try:
-        parts = urlsplit(address)
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        port = f":{parts.port}" if parts.port is not None else ""
-    except ValueError:
-        return "an address that cannot be read"
-    return f"{parts.scheme}://{host}{port}" if host else address
+    return ", ".join(public(part.strip()) for part in network.split(","))
 
 
 class ConnectionLostError(Exception):
@@ -64,10 +63,6 @@ class ConnectionLostError(Exception):
 
 class EndpointRefusesError(TransientError):
     """The endpoint refuses this client's traffic: it is left, and not asked again by this call."""
-
-
-class StuckLoopError(TimeoutError):
-    """The event loop is blocked; a new one may work."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +85,8 @@ class CallLimits:
 class Connection(Generic[C]):
     """A client of a remote service that outlives its connections. Safe under threads.
 
-    Args:
-        name: Name of the service or of its current endpoint, for messages; `leave` may change it.
-        connect: Opens a client of the current endpoint.
-        disconnect: Closes one.
-        leave: Called once for each client that failed and for each failure to open one: makes another endpoint the
-            current one.
-        clock: Clock of the pauses between attempts.
-        limits: Time limits and number of attempts.
+    `connect` opens a client of the current endpoint and `disconnect` closes it. `leave` makes another endpoint the
+    current one, whose `name` it may set; it is called once for each client that failed, or failed to open.
     """
 
     def __init__(
@@ -123,9 +112,9 @@ class Connection(Generic[C]):
         self._connecting: asyncio.Task[C] | None = None
 
     def call(self, what: str, work: Callable[[C], Awaitable[T]], *, seconds: float) -> T:
-        """Run `work` with a connected client; repeat it with a new client if the connection fails.
+        """Run `work`, which is safe to repeat, with a connected client; again with a new one if the connection fails.
 
-        `work` may run several times, so it must be safe to repeat; each attempt has so many seconds.
+        Each attempt has so many seconds.
 
         Raises:
             TransientError: `chain_unreachable`, after the last attempt.
@@ -207,6 +196,7 @@ class Connection(Generic[C]):
             await asyncio.wait_for(self._disconnect(client), CLOSE_SECONDS)
 
     def _run(self, attempt: Coroutine[Any, Any, T], seconds: float) -> T:
+        """The result of an attempt on the event loop, unless a stop is requested before."""
         with self._start:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -214,14 +204,20 @@ class Connection(Generic[C]):
                 threading.Thread(target=_serve, args=(self._loop,), name="remote-calls", daemon=True).start()
             loop = self._loop
             future = asyncio.run_coroutine_threadsafe(attempt, loop)
+        deadline = time.monotonic() + seconds + OVERTIME_SECONDS
         try:
-            return _result(future, seconds + OVERTIME_SECONDS)
-        except StuckLoopError:
-            with self._start:
-                if self._loop is loop:
-                    self._loop = None  # the next attempt starts another
-            loop.call_soon_threadsafe(loop.stop)
-            raise
+            while not wait_for_futures([future], timeout=STOP_CHECK_SECONDS).done:
+                interrupt.check_stop()
+                if time.monotonic() > deadline:
+                    # Something blocks the event loop: the next attempt starts another one.
+                    with self._start:
+                        self._loop = None if self._loop is loop else self._loop
+                    future.cancel()
+                    loop.call_soon_threadsafe(loop.stop)
+                    raise TimeoutError(f"the event loop did not answer within {seconds + OVERTIME_SECONDS:g} s")
+        finally:
+            future.cancel()  # no effect if it is done
+        return future.result()
 
 
 class FinalizedChain(ABC):
@@ -321,16 +317,3 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_forever()
     finally:
         loop.close()
-
-
-def _result(future: "Future[T]", seconds: float) -> T:
-    """The result of a future of the event loop, within `seconds` and before a stop request."""
-    deadline = time.monotonic() + seconds
-    try:
-        while not wait_for_futures([future], timeout=STOP_CHECK_SECONDS).done:
-            interrupt.check_stop()
-            if time.monotonic() > deadline:
-                raise StuckLoopError(f"the event loop did not answer within {seconds:g} s")
-    finally:
-        future.cancel()  # no effect if it is done
-    return future.result()

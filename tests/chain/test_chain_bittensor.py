@@ -517,9 +517,3 @@ def test_a_real_endpoint_that_takes_connections_and_says_nothing_is_left(clock, 
         listening.join()
     assert "chain ws://127.0.0.1:1: " in caplog.text
     assert "Traceback" not in caplog.text
-
-
-def test_a_real_endpoint_that_nobody_serves_is_unreachable(clock):
-    chain = BittensorChain("ws://127.0.0.1:1", NETUID, clock=clock, limits=LIMITS)
-    refusal(chain.block, TransientError, Reason.CHAIN_UNREACHABLE, "3 times", "could not connect")
-    chain.close()
