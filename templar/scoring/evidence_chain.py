@@ -25,17 +25,13 @@ from templar.timeline import window_of
 SCHEMA_VERSION = 2
 RECENT_WINDOWS = 3  # evidence older than this many windows is not held against the weights on chain, which change
 DUE_WINDOWS = 3  # number of windows with due weights in which the weights on chain may have been set
-_SCHEMA = """
-CREATE TABLE windows (window INTEGER PRIMARY KEY, evidence BLOB NOT NULL) STRICT;
-"""
+_SCHEMA = "CREATE TABLE windows (window INTEGER PRIMARY KEY, evidence BLOB NOT NULL) STRICT;"
 
 
 class ScoreBook:
     """The evidence of a validator's windows in SQLite, one transaction per window.
 
-    Args:
-        path: The database file; made when needed.
-        durable: Wait for the disk at every window; a simulation does without.
+    The file is made when needed. Unless `durable`, nobody waits for the disk at every window, as in a simulation.
 
     Raises:
         PermanentError: `bad_state_file`; the file is not a score book, or of another release.
@@ -62,11 +58,7 @@ class ScoreBook:
         return _standing_after(newest[0][0]) if newest else Standing()
 
     def record(self, evidence: Evidence, *, first: bool = False) -> None:
-        """Enter a window.
-
-        Args:
-            evidence: The window's evidence.
-            first: Accept it as the beginning of an empty book, without the evidence that it follows.
+        """Enter a window; with `first`, as the beginning of an empty book, without the evidence that it follows.
 
         Raises:
             ValueError: The window is in the book already, or its evidence does not follow the newest of the book.
