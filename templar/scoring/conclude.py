@@ -30,7 +30,6 @@ from templar.scoring.score import (
     Rated,
     Typical,
     WindowScore,
-    advantages,
     capped,
     counted_against,
     final_score,
@@ -185,7 +184,8 @@ def _scored_cards(
     """Return the cards of the scored miners before the window's penalties, and what is typical of them."""
     scoring = hparams.scoring
     behind = {miner.uid: miner.windows_behind for miner in facts.miners}
-    gained = advantages({uid: each.gradient_score for uid, each in scores.items()}, rated.baseline_score, scoring)
+    limited = capped({uid: each.gradient_score for uid, each in scores.items()}, scoring)
+    gained = {uid: score - rated.baseline_score for uid, score in limited.items()}
     excesses = capped({uid: each.own_excess for uid, each in scores.items()}, scoring)
     after = {}
     for uid, score in scores.items():
@@ -202,14 +202,11 @@ def _scored_cards(
             scoring=scoring,
         )
     typical = Typical.of(after.values())
-    earned = [gained[uid] for uid, card in after.items() if card.advantage > 0]
-    finals = {uid: final_score(card, rated.baseline, typical, hparams) for uid, card in after.items()}
-    return {
-        uid: placed(
-            card.model_copy(update={"final": finals[uid]}), counted_against(gained[uid], earned), facts.window, scoring
-        )
-        for uid, card in after.items()
-    }, typical
+    fruitless = counted_against(gained, [uid for uid, card in after.items() if card.advantage > 0])
+    for uid, card in after.items():
+        final = final_score(card, rated.baseline, typical, hparams)
+        after[uid] = placed(card.model_copy(update={"final": final}), fruitless[uid], facts.window, scoring)
+    return after, typical
 
 
 def _departed(standing: Standing, facts: WindowFacts) -> tuple[Departed, ...]:

@@ -223,16 +223,8 @@ def baseline_score(scores: Collection[float], share: float) -> float:
     return round_score(share * max(0.0, median(scores)))
 
 
-def advantages(scores: Mapping[int, float], baseline: float, scoring: Scoring) -> dict[int, float]:
-    """Return uid -> how far its score is above the baseline's.
-
-    Scores are capped: an outlier may be noise.
-    """
-    return {uid: score - baseline for uid, score in capped(scores, scoring).items()}
-
-
 def capped(values: Mapping[int, float], scoring: Scoring) -> dict[int, float]:
-    """Return uid -> its value, at most `advantage_cap` times the median positive one."""
+    """Return uid -> its value, at most `advantage_cap` times the median positive one: an outlier may be noise."""
     most = scoring.advantage_cap * positive_median(values.values())
     return {uid: min(value, most) for uid, value in values.items()}
 
@@ -291,18 +283,19 @@ def clarity(gained: Collection[float]) -> float:
     return 0.0 if middle <= 0 else 1.0 if middle >= spread else round_score((middle / spread) ** 2)
 
 
-def counted_against(own: float, gained: Collection[float]) -> float:
-    """Return how much a window counts against the place of a miner with this advantage in it, 0..2.
+def counted_against(gained: Mapping[int, float], earning: Collection[int]) -> dict[int, float]:
+    """Return uid -> how much a window counts against the place of a miner with this advantage in it, 0..2.
 
     It is 0 for one that gained. For one that gained nothing it is the window's clarity, and twice that for one whose
-    payload costs as much as the median of the others gains: only that is no accident after a single window.
-
-    Args:
-        own: The miner's advantage in the window.
-        gained: Those of the miners whose average is above 0.
+    payload costs as much as the median of the others gains: only that is no accident after a single window. The uids
+    whose average is above 0 are `earning`.
     """
-    clear = 0.0 if own > 0 else clarity(gained)
-    return round_score(clear * (1 + min(1.0, -own / median(gained)))) if clear else 0.0
+    others = [gained[uid] for uid in earning]
+    clear = clarity(others)
+    if not clear:
+        return dict.fromkeys(gained, 0.0)
+    middle = median(others)
+    return {uid: 0.0 if own > 0 else round_score(clear * (1 + min(1.0, -own / middle))) for uid, own in gained.items()}
 
 
 def placed(card: ScoreCard, fruitless: float, window: int, scoring: Scoring) -> ScoreCard:

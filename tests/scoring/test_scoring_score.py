@@ -103,7 +103,9 @@ gained = st.lists(st.integers(-8, 8).map(lambda number: number / 8), max_size=9)
 
 @given(gained=gained, own=st.floats(-2, 2) | st.sampled_from([0.0, -0.25, 0.25]))
 def test_the_second_implementation_counts_as_much_against_a_place(gained, own):
-    assert alike(counted_against(own, gained), Judge.fruitless(own, gained))
+    everybody = {-1: own, **dict(enumerate(gained))}
+    found = counted_against(everybody, range(len(gained)))
+    assert alike(found, {uid: Judge.fruitless(each, gained) for uid, each in everybody.items()})
     assert alike(clarity(gained), Judge.fruitless(0.0, gained))
 
 
