@@ -2,11 +2,11 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from templar.canonical import canonical_json, sha256_hex
 from templar.exchange.object_keys import Kind
-from templar.exchange.signed import ENVELOPE_BYTES, Body, Count, Hex64, Hotkey, Signature, Uid, WindowBody
+from templar.exchange.signed import ENVELOPE_BYTES, Body, Count, Hex64, Hotkey, Record, Signature, Uid, WindowBody
 from templar.hparams import MAX_PEERS
 from templar.shared_results import Same, shared
 
@@ -54,21 +54,11 @@ class Manifest(WindowBody):
     @property
     def commit(self) -> Commit:
         """The commitment to it."""
-        return Commit(
-            protocol=self.protocol,
-            netuid=self.netuid,
-            genesis=self.genesis,
-            window=self.window,
-            uid=self.uid,
-            hotkey=self.hotkey,
-            commitment=self.digest,
-        )
+        return Commit(**{name: getattr(self, name) for name in WindowBody.model_fields}, commitment=self.digest)
 
 
-class RosterEntry(BaseModel):
+class RosterEntry(Record):
     """One payload of a roster: all that its author signed, and the times that the publisher saw."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     uid: Uid
     hotkey: Hotkey
@@ -147,10 +137,8 @@ class Word(WindowBody):
         return self
 
 
-class SignedWord(BaseModel):
+class SignedWord(Record):
     """A word as it is carried: what `Word` says beyond its window, and its author's signature."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     uid: Uid
     ballot: Ballot

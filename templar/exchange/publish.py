@@ -91,7 +91,8 @@ def publish_bytes(store: ObjectStore, key: str, data: bytes, **times: Unpack[Tim
     """
 
     def is_ours(info: ObjectInfo) -> bool:
-        return info.size == len(data) and _same_bytes(store, info, data)
+        is_compared = info.size <= COMPARE_BYTES
+        return info.size == len(data) and (not is_compared or store.get(key, max_bytes=info.size) == data)
 
     return _publish(
         store, key, lambda: store.put_if_absent(key, data), is_ours, lambda: store.put(key, data), times=times
@@ -120,11 +121,19 @@ def publish_body(store: ObjectStore, key: str, body: Body, signer: Signer, **tim
 
     Signatures differ from one signing to the next, so a stored object is compared by its body.
     """
+
+    def is_ours(info: ObjectInfo) -> bool:
+        try:
+            is_short = info.size <= body.max_bytes
+            return is_short and unseal(store.get(key, max_bytes=body.max_bytes), type(body)).body == body
+        except RejectedError:
+            return False
+
     return _publish(
         store,
         key,
         lambda: store.put_if_absent(key, seal(body, signer).encode()),
-        lambda info: info.size <= body.max_bytes and _same_body(store, info, body),
+        is_ours,
         lambda: store.put(key, store.get(key, max_bytes=body.max_bytes)),  # not signed again: the same bytes
         times=times,
     )
@@ -161,17 +170,6 @@ def _publish(
         again()
         outcome, info = PublishOutcome.STORED, _there(store, key)
     return PublishReceipt(key, info.size, info.last_modified, outcome)
-
-
-def _same_body(store: ObjectStore, info: ObjectInfo, body: Body) -> bool:
-    try:
-        return unseal(store.get(info.key, max_bytes=body.max_bytes), type(body)).body == body
-    except RejectedError:
-        return False
-
-
-def _same_bytes(store: ObjectStore, info: ObjectInfo, data: bytes) -> bool:
-    return info.size > COMPARE_BYTES or store.get(info.key, max_bytes=info.size) == data
 
 
 def _check_deadline(key: str, times: Times) -> None:

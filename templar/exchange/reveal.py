@@ -17,7 +17,7 @@ from templar.exchange.objects import Commit, Manifest, Roster, RosterEntry
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.publish import PublishReceipt, Times, publish_body, publish_file
 from templar.exchange.signed import Found, Network, Reader, Sealed, WindowBody, read_signed
-from templar.store.base import ObjectInfo, ObjectStore
+from templar.store.base import ObjectStore
 from templar.timeline import Interval, Timing, WindowTimes
 
 INVALID = frozenset(
@@ -68,6 +68,11 @@ REVEAL_TIMING = {Timing.EARLY: Reason.REVEAL_EARLY, Timing.LATE: Reason.REVEAL_L
 _MISSING = {Kind.COMMIT: Reason.COMMIT_MISSING, Kind.MANIFEST: Reason.MANIFEST_MISSING}
 _REPLACED = {Reason.OBJECT_MISSING: Reason.PAYLOAD_MISSING, Reason.OBJECT_TOO_LARGE: Reason.WRONG_SIZE}
 
+_LISTED = [name for name in RosterEntry.model_fields if name in Manifest.model_fields]
+"""The fields of a manifest that stand in its roster entry; the roster itself has the others."""
+_SEEN = [name for name in RosterEntry.model_fields if name not in Manifest.model_fields]
+"""The fields of an entry that its publisher adds: times and signatures."""
+
 T = TypeVar("T", bound=WindowBody)
 
 
@@ -100,39 +105,14 @@ class Submission:
     @classmethod
     def listed(cls, roster: Roster, entry: RosterEntry) -> Self:
         """The submission that an entry of a roster describes, as its author signed it if the entry is true."""
-        manifest = Manifest(
-            protocol=roster.protocol,
-            netuid=roster.netuid,
-            genesis=roster.genesis,
-            window=roster.window,
-            uid=entry.uid,
-            hotkey=entry.hotkey,
-            payload_sha256=entry.payload_sha256,
-            payload_bytes=entry.payload_bytes,
-            assignment=entry.assignment,
-            root_before=entry.root_before,
-            steps=entry.steps,
-            tokens=entry.tokens,
-        )
-        return cls(manifest, entry.committed_at, entry.revealed_at, entry.commit_signature, entry.manifest_signature)
+        signed = {name: getattr(entry if name in _LISTED else roster, name) for name in Manifest.model_fields}
+        return cls(Manifest(**signed), **{name: getattr(entry, name) for name in _SEEN})
 
     @property
     def entry(self) -> RosterEntry:
         """Its entry in a roster; the inverse of `listed`."""
-        return RosterEntry(
-            uid=self.uid,
-            hotkey=self.hotkey,
-            payload_sha256=self.manifest.payload_sha256,
-            payload_bytes=self.manifest.payload_bytes,
-            assignment=self.manifest.assignment,
-            root_before=self.manifest.root_before,
-            steps=self.manifest.steps,
-            tokens=self.manifest.tokens,
-            committed_at=self.committed_at,
-            revealed_at=self.revealed_at,
-            commit_signature=self.commit_signature,
-            manifest_signature=self.manifest_signature,
-        )
+        signed = {name: getattr(self.manifest, name) for name in _LISTED}
+        return RosterEntry(**signed, **{name: getattr(self, name) for name in _SEEN})
 
     @property
     def uid(self) -> int:
@@ -188,7 +168,7 @@ def fetch_reveal(
 ) -> Submission:
     """Fetch what a miner revealed for a window and decide whether it counts; its payload is in the cache then.
 
-    The cache keeps the payload. `progress` is what earlier calls accepted; it grows, also if this call fails.
+    `progress` is what earlier calls accepted; it grows, also if this call fails.
 
     Raises:
         RejectedError: It does not count; the reason says why.
@@ -216,11 +196,7 @@ def fetch_reveal(
 
 
 def check_stored_at(seconds: int, interval: Interval, reasons: Mapping[Timing, Reason], what: str) -> None:
-    """Check that an object's LastModified lies in an interval.
-
-    Raises:
-        RejectedError: One of `reasons`.
-    """
+    """Refuse, for one of the reasons, an object whose LastModified does not lie in an interval."""
     timing = interval.timing(seconds)
     if timing is not Timing.IN_TIME:
         off = interval.first - seconds if timing is Timing.EARLY else seconds - interval.last
@@ -268,15 +244,11 @@ def _fetch_payload(
         raise RejectedError(Reason.WRONG_SIZE, f"uid {uid}: {info.size} bytes are stored, the manifest says {size}")
     digest, window, hotkey = manifest.payload_sha256, rules.window, neuron.hotkey
     if not cache.has(digest, window=window, uid=uid, hotkey=hotkey):
-        cache.admit(_read_payload(uid, store, info), digest, window=window, uid=uid, hotkey=hotkey)
+        try:
+            data = store.get(info.key, max_bytes=size)
+        except PermanentError as error:
+            if (reason := _REPLACED.get(error.reason)) is None:
+                raise
+            raise RejectedError(reason, f"uid {uid}: the payload was replaced while it was read") from None
+        cache.admit(data, digest, window=window, uid=uid, hotkey=hotkey)
     return info.last_modified
-
-
-def _read_payload(uid: int, store: Reader, info: ObjectInfo) -> bytes:
-    try:
-        return store.get(info.key, max_bytes=info.size)
-    except PermanentError as error:
-        reason = _REPLACED.get(error.reason)
-        if reason is None:
-            raise
-        raise RejectedError(reason, f"uid {uid}: the payload was replaced while it was read") from None

@@ -46,10 +46,14 @@ class Network:
     genesis: str
 
 
-class Body(BaseModel):
-    """The signed part of an object."""
+class Record(BaseModel):
+    """A frozen part of an object; unknown fields and values of other types are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Body(Record):
+    """The signed part of an object."""
 
     kind: ClassVar[Kind]
     max_bytes: ClassVar[int]  # of the encoded object
@@ -115,11 +119,7 @@ class Reader(Protocol):
 
 
 def seal(body: T, signer: Signer) -> Sealed[T]:
-    """Sign a body.
-
-    Raises:
-        ValueError: The body names another hotkey than the signer's.
-    """
+    """Sign a body; ValueError if it names another hotkey than the signer's."""
     if signer.address != body.hotkey:
         raise ValueError(f"{body.kind}: the body names {body.hotkey}, the signer is {signer.address}")
     return Sealed(body, signer.sign(_message(body)).hex())
@@ -145,7 +145,9 @@ def read_signed(
         TransientError: The store failed; a later call may succeed. `reader_failed`: this node did, unexpectedly.
         PermanentError: The store refuses (key, bucket).
     """
-    with as_reader_failure(f"{body_type.kind} of uid {author.uid}"):
+    what = f"{body_type.kind} of uid {author.uid}"
+    replaced = RejectedError(Reason.OBJECT_DIFFERS, f"{key} was replaced or deleted while it was read")
+    with as_reader_failure(what):
         # 1. HEAD: time and size are judged before a byte of the body is read.
         info = store.head(key)
         if info is None:
@@ -153,23 +155,26 @@ def read_signed(
         if check is not None:
             check(info)
         if info.is_time_unproven:
-            raise RejectedError(
-                Reason.TIME_UNPROVEN,
-                f"{body_type.kind} of uid {author.uid}: it came in parts, or its bucket keeps versions: "
-                "its time may be older than its bytes",
-            )
+            problem = "it came in parts, or its bucket keeps versions: its time may be older than its bytes"
+            raise RejectedError(Reason.TIME_UNPROVEN, f"{what}: {problem}")
         if info.size > body_type.max_bytes:
             problem = f"{info.size} bytes, at most {body_type.max_bytes} are legal"
-            raise RejectedError(Reason.WRONG_SIZE, f"{body_type.kind} of uid {author.uid}: {problem}")
+            raise RejectedError(Reason.WRONG_SIZE, f"{what}: {problem}")
         # 2. GET: schema, signature, author, window.
-        sealed = unseal(_get(store, info), body_type)
+        try:
+            data = store.get(key, max_bytes=info.size)
+        except PermanentError as error:
+            if error.reason in _GONE:
+                raise replaced from None
+            raise
+        sealed = unseal(data, body_type)
         body = sealed.body
         check_author(body, network=network, uid=author.uid, hotkey=author.hotkey)
         if window is not None and isinstance(body, WindowBody):
             check_window(body, window)
         # 3. HEAD again: the owner may replace an object at any moment, so the judged time must still be this body's.
         if store.head(key) != info:
-            raise _replaced(info)
+            raise replaced
         return Found(body, info.last_modified, sealed.signature)
 
 
@@ -178,8 +183,7 @@ def unseal(data: bytes, body_type: type[T]) -> Sealed[T]:
     """Parse an object's bytes and verify its signature.
 
     Raises:
-        RejectedError: `malformed` (not the schema, too long), `not_canonical`, `bad_signature`. No bytes raise any
-            other error.
+        RejectedError: `malformed` (not the schema, too long), `not_canonical`, `bad_signature`; no bytes raise another.
     """
     kind = body_type.kind
     if len(data) > body_type.max_bytes:
@@ -192,22 +196,14 @@ def unseal(data: bytes, body_type: type[T]) -> Sealed[T]:
 
 
 def check_signature(sealed: Sealed[T]) -> None:
-    """Check that the signature is that of the hotkey that the body names.
-
-    Raises:
-        RejectedError: `bad_signature`.
-    """
+    """Refuse, as `bad_signature`, any signature but that of the hotkey that the body names."""
     body = sealed.body
     if not verify(body.hotkey, _message(body), bytes.fromhex(sealed.signature)):
         raise RejectedError(Reason.BAD_SIGNATURE, f"{body.kind}: the signature is not {body.hotkey}'s")
 
 
 def check_author(body: Body, *, network: Network, uid: int, hotkey: str) -> None:
-    """Check that an object belongs to this network and to the neuron whose bucket it was read from.
-
-    Raises:
-        RejectedError: `wrong_network`, `wrong_identity`.
-    """
+    """Refuse an object of a `wrong_network`, or of another neuron than the bucket's (`wrong_identity`)."""
     if (body.protocol, body.netuid, body.genesis) != (PROTOCOL_VERSION, network.netuid, network.genesis):
         raise RejectedError(
             Reason.WRONG_NETWORK,
@@ -221,18 +217,12 @@ def check_author(body: Body, *, network: Network, uid: int, hotkey: str) -> None
 
 
 def check_window(body: WindowBody, window: int) -> None:
-    """Check that an object is about the window that its key names.
-
-    Raises:
-        RejectedError: `wrong_window`.
-    """
+    """Refuse, as `wrong_window`, an object about another window than its key names."""
     if body.window != window:
         raise RejectedError(Reason.WRONG_WINDOW, f"{body.kind}: signed for window {body.window}, stored for {window}")
 
 
-class _Envelope(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
+class _Envelope(Record):
     body: dict[str, Any]
     signature: Signature
 
@@ -280,16 +270,3 @@ def _malformed(body_type: type[Body], problem: str) -> RejectedError:
 def _message(body: Body) -> bytes:
     """The bytes that are signed."""
     return f"templar:{PROTOCOL_VERSION}:{body.kind}:".encode() + body.canonical()
-
-
-def _get(store: Reader, info: ObjectInfo) -> bytes:
-    try:
-        return store.get(info.key, max_bytes=info.size)
-    except PermanentError as error:
-        if error.reason in _GONE:
-            raise _replaced(info) from None
-        raise
-
-
-def _replaced(info: ObjectInfo) -> RejectedError:
-    return RejectedError(Reason.OBJECT_DIFFERS, f"{info.key} was replaced or deleted while it was read")

@@ -13,8 +13,8 @@ from pydantic import FailFast, Field
 from templar.errors import Reason
 from templar.exchange.object_keys import Kind
 from templar.exchange.reveal import CONCLUSIVE
-from templar.exchange.signed import ENVELOPE_BYTES, Count, Hex64, Hotkey, Uid, WindowBody
-from templar.scoring.standing import Event, Finite, Rating, Record, ScoreCard, Standing
+from templar.exchange.signed import ENVELOPE_BYTES, Count, Hex64, Hotkey, Record, Uid, WindowBody
+from templar.scoring.standing import Event, Finite, Rating, ScoreCard, Standing
 
 Tier = Annotated[str, Field(pattern="^(gather|reserve|other)$")]
 BanSubject = Annotated[str, Field(pattern=r"^([0-9a-f]{64}|[1-9A-HJ-NP-Za-km-z]{46,50})$")]

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Annotated, Protocol
 
 from openskill.models import PlackettLuce
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from templar.exchange.signed import Count, Uid
+from templar.exchange.signed import Count, Record, Uid
 
 MU = 25.0  # mean of a fresh rating
 SIGMA = MU / 3  # uncertainty of a fresh rating
@@ -75,12 +75,6 @@ class Event(StrEnum):
     INACTIVITY_RESET = "inactivity_reset"
     BANNED = "banned"
     REGISTERED_AGAIN = "registered_again"
-
-
-class Record(BaseModel):
-    """A frozen part of the evidence."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class ScoreCard(Record):
