@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from templar.chain.base import Clock
 from templar.chain.hotkey import Signer
@@ -85,7 +85,7 @@ class NeuronLease:
         self._keys = {kind: claimant.key(kind) for kind in (Kind.LEASE, Kind.HEARTBEAT)}
         self._confirmed = 0
         self._acted = 0.0
-        self._lost: PermanentError | None = None
+        self._lost: str | None = None  # how the lease was lost
 
     @property
     def seconds_left(self) -> float:
@@ -148,7 +148,7 @@ class NeuronLease:
         """Delete the lease, so that another machine can take it at once. If that fails it expires."""
         with self._lock:
             self._delete()
-            self._lost = self._loss("it was given back")
+            self._lost = "it was given back"
 
     def _enter(self) -> "_Sight":
         # 1. Write a heartbeat, then the lease: an old heartbeat of this folder must not count for the new lease.
@@ -214,21 +214,18 @@ class NeuronLease:
         except TemplarError as error:
             log.warning("the lease of %s stays until it expires: %s", self._claimant.role, error)
 
-    def _lose(self, cause: str) -> NoReturn:
+    def _lose(self, cause: str) -> None:
         self._delete()
-        self._lost = self._loss(cause)
-        raise self._lost
-
-    def _loss(self, cause: str) -> PermanentError:
-        return PermanentError(
-            Reason.LEASE_LOST,
-            f"lease of {self._claimant.role} {self._claimant.hotkey}: {cause}; nothing more is published from here. "
-            "Stop the other process first if this one is to run the neuron, then start it again",
-        )
+        self._lost = cause
+        self._raise_if_lost()
 
     def _raise_if_lost(self) -> None:
         if self._lost is not None:
-            raise PermanentError(self._lost.reason, self._lost.message)
+            raise PermanentError(
+                Reason.LEASE_LOST,
+                f"lease of {self._claimant.role} {self._claimant.hotkey}: {self._lost}; nothing more is published from "
+                "here. Stop the other process first if this one is to run the neuron, then start it again",
+            )
 
     def _refusal(self, sight: "_Sight") -> str:
         what = f"hotkey {self._claimant.hotkey}, {self._claimant.role}, {self._store.name}: "
