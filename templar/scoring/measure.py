@@ -209,33 +209,28 @@ class _Part:
 
         Those of `exact_uids` are found on each of these segments, the others only on their own and on all together.
         """
-        return self._fitting(lambda size: self._first_order(products, uids, exact_uids, owners, size))
-
-    def _first_order(
-        self,
-        products: UpdateProducts,
-        uids: Sequence[int],
-        exact_uids: Sequence[int],
-        owners: Sequence[int],
-        size: int,
-    ) -> _FirstOrder:
         index = {uid: number for number, uid in enumerate(uids)}
-        before: dict[int, list[float]] = {}
-        gains: dict[int, dict[int, float]] = {uid: {} for uid in uids}
-        with self._gradients() as gradients:
-            # The gradient accumulates over segments, so a segment's gain is the product after it less that before it.
-            reached = dict.fromkeys(exact_uids, 0.0)
-            for owner in owners:
-                asked = [*exact_uids, *([owner] if owner in index and owner not in reached else [])]
-                if asked[len(exact_uids) :]:
-                    reached[owner] = products.with_gradients(gradients, [index[owner]])[0]
-                before[owner] = self._backward(self.tokens[owner], size)
-                now = dict(zip(asked, products.with_gradients(gradients, [index[uid] for uid in asked]), strict=True))
-                for uid in asked:
-                    gains[uid][owner] = now[uid] - reached[uid]
-                reached = {uid: now[uid] for uid in exact_uids}
-            totals = dict(zip(uids, products.with_gradients(gradients, range(len(uids))), strict=True))
-            return _FirstOrder(before, gains, totals)
+
+        def compute(size: int) -> _FirstOrder:
+            before: dict[int, list[float]] = {}
+            gains: dict[int, dict[int, float]] = {uid: {} for uid in uids}
+            with self._gradients() as gradients:
+                # The gradient accumulates over segments: a segment's gain is the product after it less that before it.
+                reached = dict.fromkeys(exact_uids, 0.0)
+                for owner in owners:
+                    asked = [*exact_uids, *([owner] if owner in index and owner not in reached else [])]
+                    if asked[len(exact_uids) :]:
+                        reached[owner] = products.with_gradients(gradients, [index[owner]])[0]
+                    before[owner] = self._backward(self.tokens[owner], size)
+                    found = products.with_gradients(gradients, [index[uid] for uid in asked])
+                    now = dict(zip(asked, found, strict=True))
+                    for uid in asked:
+                        gains[uid][owner] = now[uid] - reached[uid]
+                    reached = {uid: now[uid] for uid in exact_uids}
+                totals = dict(zip(uids, products.with_gradients(gradients, range(len(uids))), strict=True))
+                return _FirstOrder(before, gains, totals)
+
+        return self._fitting(compute)
 
     def losses_after(
         self, update: Callable[..., dict[str, Tensor]], factor: float, owners: Sequence[int]
