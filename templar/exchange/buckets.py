@@ -253,7 +253,7 @@ class Buckets:
 
 
 class _RotatingReader:
-    """A bucket for reading that survives the rotation of its read key.
+    """A bucket for reading that survives the rotation of its read key; the bucket itself refuses every write.
 
     A refused read is repeated once if other access was committed meanwhile; otherwise the refusal stands.
     """
@@ -264,39 +264,30 @@ class _RotatingReader:
 
     @property
     def name(self) -> str:
-        """The bucket's name."""
         return self._store.name
 
     def put(self, key: str, data: bytes) -> None:
-        """Refused by the bucket, which this access can only read."""
         self._store.put(key, data)
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
-        """Refused by the bucket."""
         return self._store.put_if_absent(key, data)
 
     def put_file(self, key: str, path: Path) -> None:
-        """Refused by the bucket."""
         self._store.put_file(key, path)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
-        """The whole object."""
         return self._read(lambda store: store.get(key, max_bytes=max_bytes))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """`length` bytes from offset `start`."""
         return self._read(lambda store: store.get_range(key, start, length))
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
-        """As `get_range`, into existing memory."""
         self._read(lambda store: store.read_into(key, start, buffer))
 
     def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
-        """Download to a file that appears whole."""
         self._read(lambda store: store.get_file(key, path, max_bytes=max_bytes, resume=resume))
 
     def head(self, key: str) -> ObjectInfo | None:
-        """Size and time of the object; None is a definite 404."""
         return self._read(lambda store: store.head(key))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -309,11 +300,9 @@ class _RotatingReader:
         return self._read(begin)
 
     def delete(self, keys: Iterable[str]) -> DeleteReport:
-        """Refused by the bucket."""
         return self._store.delete(keys)
 
     def close(self) -> None:
-        """Close its connections."""
         self._store.close()
 
     def _read(self, work: Callable[[ObjectStore], R]) -> R:

@@ -135,13 +135,8 @@ class Gatherer:
         Stores that fail are asked again after growing pauses with jitter, until `retry_until`, with at most twice the
         requests that a healthy peer costs. Everything ends at `retry_until`, or a few seconds after a late begin.
 
-        Args:
-            peers: The gather tier.
-            rules: The window's rules.
-            reserve: Replacements, in order; those that are not needed are not in the report unless they are also in
-                `others`.
-            others: Fetched as well, never as replacements: a validator scores them.
-            retry_until: The deadline.
+        Those of the reserve that are not needed are not in the report unless they are also in `others`, which are
+        fetched as well, never as replacements: a validator scores them.
 
         Raises:
             TemplarError: `local_file`; this machine cannot keep what it reads. No peer is blamed for it.
@@ -350,7 +345,10 @@ class _Scheduler:
         """Record the result of an attempt, and schedule the next one if it may change the outcome."""
         error, peer.submission = attempt.error, attempt.submission
         peer.seconds += attempt.seconds
-        peer.reason, peer.detail = (None, "") if error is None else (_reason(error), str(error)[:300])
+        peer.reason, peer.detail = None, ""
+        if error is not None:
+            is_named = isinstance(error, RejectedError | TransientError)
+            peer.reason, peer.detail = error.reason if is_named else Reason.BUCKET_UNREADABLE, str(error)[:300]
         now, settles = self._clock.now(), self._rules.times.settles
         if peer.reason in _NOT_YET and now < settles:
             revealed = self._rules.times.reveal_interval.last + 1
@@ -374,10 +372,6 @@ class _Scheduler:
                 peer.failures, due = 0, settles
             return due
         return due if requests <= 2 * HEALTHY_REQUESTS and due <= self._retry_until else None
-
-
-def _reason(error: TemplarError) -> Reason:
-    return error.reason if isinstance(error, RejectedError | TransientError) else Reason.BUCKET_UNREADABLE
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,7 @@ class PayloadCache:
         self._layout = layout
 
     def check_size(self, num_bytes: int, *, uid: int) -> None:
-        """Refuse a length that no payload of this model has, before any byte is read.
-
-        Raises:
-            RejectedError: `wrong_size`.
-        """
+        """Refuse, as `wrong_size`, a length that no payload of this model has, before any byte is read."""
         if not self._layout.min_payload_bytes <= num_bytes <= self._layout.max_payload_bytes:
             raise RejectedError(Reason.WRONG_SIZE, f"uid {uid}: no payload of this model has {num_bytes} bytes")
 
@@ -45,7 +41,8 @@ class PayloadCache:
         """
         if sha256_hex(data) != digest:
             raise RejectedError(Reason.WRONG_HASH, f"uid {uid}: the payload does not have the committed hash")
-        _check_author(_decoded(self._layout, digest, lambda: data), window=window, uid=uid, hotkey=hotkey)
+        payload, _ = _decoded_and_size(self._layout, digest, lambda: data)
+        _check_author(payload, window=window, uid=uid, hotkey=hotkey)
         path = self._path(window, digest)
         with local_file(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,11 +50,7 @@ class PayloadCache:
             file.write(data)
 
     def has(self, digest: str, *, window: int, uid: int, hotkey: str) -> bool:
-        """Whether the whole payload is in the cache.
-
-        Raises:
-            RejectedError: It is, and its author is another one.
-        """
+        """Whether the whole payload is in the cache; RejectedError if it is, and its author is another one."""
         if not self._path(window, digest).exists():
             return False
         try:
@@ -85,7 +78,7 @@ class PayloadCache:
 
     def payload(self, window: int, digest: str) -> Payload:
         """The decoded payload; errors as in `read`."""
-        return _decoded(self._layout, digest, lambda: self.read(window, digest))
+        return _decoded_and_size(self._layout, digest, lambda: self.read(window, digest))[0]
 
     def prune(self, before_window: int) -> int:
         """Delete every payload of windows before this one; the number of windows deleted."""
@@ -98,17 +91,13 @@ class PayloadCache:
         return self._root / str(window) / digest
 
 
-def _decoded(layout: Layout, digest: str, read: Callable[[], bytes]) -> Payload:
-    """Decode the bytes that `read` returns; their hash is `digest`, or `read` raises."""
-    return _decoded_and_size(layout, digest, read)[0]
-
-
 @cached(
     LRUCache(MEMORY_BYTES, getsizeof=lambda item: item[1]),
     key=lambda layout, digest, read: (layout.digest, digest),
     lock=threading.Lock(),
 )
 def _decoded_and_size(layout: Layout, digest: str, read: Callable[[], bytes]) -> tuple[Payload, int]:
+    """The payload in the bytes that `read` returns, and their number; their hash is `digest`, or `read` raises."""
     data = read()
     return decode(data, layout), len(data)  # the payload's sections are views of these bytes
 

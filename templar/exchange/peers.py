@@ -56,12 +56,9 @@ def select_peers(
     Args:
         active: Uids that revealed in recent windows.
         weights: Uid -> weight; missing means 0.
-        settings: Sizes of the tiers.
+        settings: Has the sizes of the tiers; None is returned if fewer than its `minimum_peers` are active.
         seed: A block hash, or another string that no miner can choose.
         excluded: Uids that are in no tier, unless that leaves nobody.
-
-    Returns:
-        Gather tier and reserve tier, or None if fewer than `minimum_peers` are active.
     """
     ranked = sorted(active, key=lambda uid: (-weights.get(uid, 0.0), keyed_seed("peers", seed, uid)))
     if len(ranked) < settings.minimum_peers:
