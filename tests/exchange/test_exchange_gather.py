@@ -108,7 +108,6 @@ class Scene:
         clock=None,
         concurrency=1,
         retry_seconds=2.0,
-        assignment=lambda uid: ASSIGNMENT,
         owner=None,
     ):
         self.gathers += 1
@@ -117,7 +116,7 @@ class Scene:
         gatherer = Gatherer(self.subnet.buckets(owner, views), cache, clock or self.subnet.clock, concurrency)
         return gatherer.gather(
             self.neurons(peers),
-            RevealRules(NETWORK, self.times, assignment),
+            RevealRules(NETWORK, self.times, lambda uid: ASSIGNMENT),
             reserve=self.neurons(reserve),
             others=self.neurons(others),
             retry_until=self.times.settles + retry_seconds,
@@ -294,11 +293,6 @@ def test_an_exploding_store_does_not_touch_the_others(scene, error, reason, conc
     report = scene.gather([2, 3, 4], reserve=[5, 6], others=[7], concurrency=concurrency)
     assert reasons(report) == {GATHER: {2: None, 3: reason, 4: None}, RESERVE: {5: reason, 6: None}, OTHER: {7: None}}
     assert report.outcome(3).detail.isprintable()
-
-
-def test_an_unassigned_peer_does_not_count(scene):
-    report = scene.gather([2, 3], assignment=lambda uid: ASSIGNMENT if uid == 2 else None)
-    assert reasons(report) == {GATHER: {2: None, 3: Reason.WRONG_ASSIGNMENT}}
 
 
 def test_a_long_message_of_a_store_is_cut(scene):

@@ -9,8 +9,7 @@ from templar.errors import Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import CONCLUSIVE, RevealRules, Submission, fetch_reveal, publish_commit, publish_reveal
-from templar.exchange.signed import Sealed, seal
-from templar.gradient.codec.wire import decode, encode
+from templar.exchange.signed import Sealed
 from templar.timeline import WindowTimes
 from tests.support.errors import error_of
 from tests.support.scripted_store import failing, once
@@ -270,48 +269,3 @@ def test_the_earliest_and_the_latest_reveal_count(times, cache, tmp_path, late):
         publish_reveal(bucket.store, manifest, ALICE.hotkey, payload, clock=clock, deadline=reveal.last + 1)
     found = fetch(bucket, cache, times)
     assert (found.committed_at in commit, found.revealed_at in reveal) == (True, True)
-
-
-# A copier reads everything at once and writes at any time within the interval.
-
-
-THEIRS = decode(BYTES, LAYOUT)
-OWN_HEADER = replace(THEIRS.header, uid=MALLORY.uid, hotkey=MALLORY.hotkey.address)
-COPY = encode(replace(THEIRS, header=OWN_HEADER), LAYOUT)
-"""Alice's coefficients as a legal payload of Mallory's."""
-ALICES = manifest_of(ALICE, WINDOW, BYTES)
-OF_COPY, OF_BYTES, OF_OWN = (
-    manifest_of(MALLORY, WINDOW, payload) for payload in (COPY, BYTES, payload_bytes(MALLORY, WINDOW))
-)
-
-
-@pytest.mark.parametrize(
-    ("commit", "in_time", "manifest", "payload", "reason"),
-    [
-        (commit_to(OF_COPY), False, seal(OF_COPY, MALLORY.hotkey), COPY, Reason.COMMIT_LATE),
-        (commit_to(OF_OWN), True, seal(OF_COPY, MALLORY.hotkey), COPY, Reason.COMMIT_MISMATCH),
-        # The copied commitment, signed again, without and with the copied manifest.
-        (
-            commit_to(OF_BYTES, commitment=ALICES.digest),
-            True,
-            seal(OF_BYTES, MALLORY.hotkey),
-            BYTES,
-            Reason.COMMIT_MISMATCH,
-        ),
-        (commit_to(OF_BYTES, commitment=ALICES.digest), True, seal(ALICES, ALICE.hotkey), BYTES, Reason.WRONG_IDENTITY),
-        # Mallory learnt the payload before the close, so only its header names the true author.
-        (commit_to(OF_BYTES), True, seal(OF_BYTES, MALLORY.hotkey), BYTES, Reason.WRONG_IDENTITY),
-    ],
-    ids=["copied then committed", "another commitment", "copied commitment", "copied manifest", "wrapped again"],
-)
-def test_no_copy_counts(times, cache, *, commit, in_time, manifest, payload, reason):
-    interval, honest = times.reveal_interval, Bucket(ALICE)
-    honest.reveal(times, BYTES)
-    for at in (interval.first, times.closed + 1, interval.last + 1 - INSTANT):
-        copier = Bucket(MALLORY)
-        objects = (seal(commit, MALLORY.hotkey).encode(), manifest.encode(), payload)
-        for kind, data in zip(PUBLISHED, objects, strict=True):
-            early = kind is Kind.COMMIT and in_time
-            copier.put(window_key(kind, WINDOW, MALLORY.uid), data, times.commit_interval.last if early else at)
-        assert rejection(copier, cache, times=times) is reason
-    assert fetch(honest, cache, times).uid == ALICE.uid
