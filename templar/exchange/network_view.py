@@ -20,12 +20,8 @@ STAKE_UNIT = 2.0**-20  # stake is drawn by in whole units of this size, for exac
 def drawn_by_stake(validators: Sequence[NeuronInfo], seed: str, count: int) -> tuple[NeuronInfo, ...]:
     """Draw validators one after the other, each with a chance in proportion to its stake among those that are left.
 
-    Who splits its stake over several hotkeys is drawn first as often as before.
-
-    Args:
-        validators: In an order that every node has.
-        seed: A block hash, or another string that no validator can choose.
-        count: How many are drawn; all of them if there are no more.
+    A holder that splits its stake over several hotkeys is drawn first as often as before. The validators come in an
+    order that every node has, and the seed is a block hash, or another string that no validator can choose.
     """
     left, drawn = list(validators), []
     for rank in range(min(count, len(left))):
@@ -160,11 +156,8 @@ class NetworkView:
         """The times of a window once its closing block is final, or as soon as what was stored is too early to count.
 
         Another block may take the closing one's place until then. While the chain cannot be reached, this waits until
-        the roster slots are over: the close may have moved by several slots, and reveals may still count.
-
-        Args:
-            times: As they were known when the reveal was stored.
-            stored_at: The second in which it was stored; the first one that counts by `times` if not given.
+        the roster slots are over: the close may have moved by several slots, and reveals may still count. `times` are
+        as they were known when the reveal was stored, by default in the first second that counts by them.
         """
         stored_at = times.reveal_interval.first if stored_at is None else stored_at
         while True:

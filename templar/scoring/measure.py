@@ -165,16 +165,10 @@ def step_losses(
     micro_batch_size: int,
     meter: Meter,
 ) -> tuple[float | None, float | None]:
-    """Return the mean loss before and after a step along an update; None where it is not finite.
+    """Return the mean loss of sequences, shape (n, L), before and after a step along an update; None if not finite.
 
-    Args:
-        model: Of the network's shape; it is left bound to `params`.
-        params: The agreed parameters before the step, by name; only read.
-        sequences: What is measured on, shape (n, L).
-        update: Makes the update; takes the tensors `out` to write it into, or None.
-        factor: Step size.
-        micro_batch_size: Sequences per forward pass, by the preset.
-        meter: Computes the losses.
+    The model is left bound to `params`, the agreed parameters before the step, which are only read. `update` takes the
+    tensors `out` to write the update into, or None.
     """
     part = _Part(model, meter.load(model, params), {0: torch.from_numpy(sequences)}, micro_batch_size, meter)
     return _mean(part.losses(0)), _mean(part.losses_after(update, factor, (0,))[0])

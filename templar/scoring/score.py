@@ -149,12 +149,10 @@ class CurvaturePrior:
         )
 
     def curvature(self, linear: float, known: float | None, predicted: float) -> float:
-        """Return the curvature to assume of a miner.
+        """Return the curvature to assume of a miner with a first-order score of `linear`.
 
-        Args:
-            linear: Its first-order score.
-            known: The card's moving average of the curvature; None if it was never measured.
-            predicted: The card's moving average of the predicted gains in the measurements of `known`.
+        `known` is the card's moving average of the curvature, None if it was never measured, and `predicted` that of
+        the predicted gains in the same measurements.
         """
         past = self.typical if known is None else known
         if self.large is None or linear <= self.large:
@@ -271,12 +269,9 @@ def next_card(
 
 
 def clarity(gained: Collection[float]) -> float:
-    """Return how clearly a window tells work from noise, 0..1.
+    """Return how clearly a window tells work from noise, 0..1, by the advantages of miners whose average is above 0.
 
     With a median of `CLEAR_RATIO` median deviations it is 1. As much evidence takes four windows at half that ratio.
-
-    Args:
-        gained: The window's advantages of the miners whose average is above 0.
     """
     middle = median(gained) if gained else 0.0
     spread = CLEAR_RATIO * median(abs(each - middle) for each in gained) if gained else 0.0
@@ -346,14 +341,7 @@ def final_score(card: ScoreCard, baseline: Rating, typical: Typical, hparams: HP
 
 
 def skill(card: ScoreCard, baseline: Rating, typical: Typical, hparams: HParams) -> float:
-    """Return the value of a scored miner's work; positive only if its advantage is.
-
-    Args:
-        card: The card after the window.
-        baseline: Rating of the baseline after it.
-        typical: Of the scored miners, the card's among them.
-        hparams: The settings.
-    """
+    """Return the value of a scored miner's work, by the cards after the window; positive only if its advantage is."""
     above = card.rating.ordinal - baseline.ordinal
     # The advantage averages measured gains: it tells half of the work from all of it long before ratings do. It gives
     # the sign: bad luck rates one of twenty equal miners below the baseline at times.
@@ -386,11 +374,8 @@ def sync_score(windows_behind: float) -> float:
 
 
 def windows_behind(root: str, roots: Mapping[int, str], window: int) -> int:
-    """Return how many windows ago the network had this root; `MAX_BEHIND` if it did not lately.
+    """Return how many windows before this one the network had this root; `MAX_BEHIND` if it did not lately.
 
-    Args:
-        root: The root that a miner's proof names.
-        roots: Window -> the network's root after it, for the recent past.
-        window: The window whose root is in sync.
+    `roots` has the network's root after each window of the recent past.
     """
     return next((behind for behind in range(MAX_BEHIND) if roots.get(window - behind) == root), MAX_BEHIND)
