@@ -40,8 +40,7 @@ from deployments.local.prepare import (
     publish_network,
     write_environments,
 )
-from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import Child, free_port, start_child
+from deployments.processes import PROJECT_ROOT, Child, free_port, start_child, wait_until_ready
 from deployments.register import deploy_window, ensure_pool, register, worker_command
 from deployments.schedules import HOUSEKEEPING_POOL
 from templar.chain.ledger import Ledger
@@ -189,8 +188,10 @@ def run(num_resident: int, num_cold: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="templar-bench-") as folder:
         bench = Bench(Path(folder))
         bench.prepare(WARM_UP_WINDOWS + num_resident + num_cold)
-        server = bench.plan.server.start()
+        service = bench.plan.server.service(bench.plan.server.environment())
+        server = start_child(service.name, service.command, log=service.log, env=service.environment, cwd=PROJECT_ROOT)
         try:
+            wait_until_ready(server, bench.plan.server.healthy, timeout_seconds=RUN_PATIENCE_SECONDS)
             with temporary_settings({PREFECT_API_URL: bench.plan.server.api_url, PREFECT_HOME: bench.plan.server.home}):
                 resident, cold = _measure_both(bench, num_resident, num_cold)
         finally:

@@ -21,12 +21,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from blocks.proxies import exempting_loopback
-from deployments.processes import Child, end_of, http_serves, require_free_port, start_child, wait_until_ready
+from deployments.processes import end_of, http_serves
+from deployments.supervisor import Service
 from templar.errors import PermanentError, Reason
 from templar.store.s3_protocol import is_loopback
 
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
-"""The folder of pyproject.toml: Prefect reads its `[tool.prefect]` only when started in this folder."""
 SERVER_NAME = "the Prefect server"  # the name of the server's process in messages and records
 SERVER_LOG = "server.log"  # the server's log in its folder
 REPEATED = 3  # an error that stands so many times in the newest part of the log is no accident
@@ -64,16 +63,16 @@ class PrefectServer:
         """Return what the server prints."""
         return self.home / SERVER_LOG
 
-    @property
-    def command(self) -> list[str]:
-        """The command that serves: `prefect server start`, as deployments/server_process.py runs it."""
-        return [sys.executable, "-m", "deployments.server_process", "--host", self.host, "--port", str(self.port)]
+    def service(self, environment: Mapping[str, str]) -> Service:
+        """The process that serves: `prefect server start`, as deployments/server_process.py runs it."""
+        command = [sys.executable, "-m", "deployments.server_process", "--host", self.host, "--port", str(self.port)]
+        return Service(SERVER_NAME, command, self.log, environment)
 
     def environment(self, base: Mapping[str, str] | None = None) -> dict[str, str]:
         """The whole environment of the server itself and of its clients.
 
-        It extends `base`, by default this process's environment, whose Prefect settings stay in force except for the
-        server's address and folder. Where clients have PREFECT_API_AUTH_STRING, the server asks for it.
+        It extends `base`, by default this process's environment. The Prefect settings in `base` stay in force except
+        for the server's address and folder. Where clients have PREFECT_API_AUTH_STRING, the server asks for it.
 
         Raises:
             PermanentError: `bad_environment`; a proxy that cannot be used.
@@ -97,46 +96,16 @@ class PrefectServer:
             **exempting_loopback(inherited, self.host),
         }
 
-    def start(self, *, base: Mapping[str, str] | None = None, timeout_seconds: float = 180.0) -> Child:
-        """Start the server, wait until its API answers (7 s with a new database, else 3 s), and return its process.
-
-        Args:
-            base: As for `environment`.
-            timeout_seconds: Longest wait for the API.
-
-        Raises:
-            PermanentError: `port_taken`; `process_died` with the end of its log.
-            TransientError: `process_not_ready` after the time-out; the process has been stopped.
-        """
-        require_free_port(self.host, self.port, remedy="stop what listens there, or choose another port")
-        child = start_child(
-            SERVER_NAME,
-            self.command,
-            log=self.log,
-            env=self.environment(base),
-            cwd=PROJECT_ROOT,
-        )
-        try:
-            wait_until_ready(child, self.healthy, timeout_seconds=timeout_seconds)
-        except BaseException:
-            child.stop()
-            raise
-        return child
-
     def healthy(self) -> bool:
         """Whether the API answers."""
         return http_serves(f"{self.api_url}/health")
 
 
 def repeated_errors(log: Path, *, span: timedelta = LOG_SPAN) -> dict[str, int]:
-    """Return the errors that a server's log has again and again, each with its number, the most frequent first.
+    """Return the errors of the last `span` that a server's log repeats, each with its number, the most frequent first.
 
     A background service of the server that fails in every pass logs the same error each time, with other numbers and
     ids. A log that is not there has none.
-
-    Args:
-        log: The server's log, in the format that `PrefectServer.environment` sets.
-        span: Errors of this time before now count.
     """
     since = datetime.now() - span
     errors = _ERROR.findall(end_of(log, LOG_TAIL_BYTES))

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -32,8 +32,9 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.store.files import private_folder
 from templar.store.s3_protocol import is_loopback
 
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+"""The folder of pyproject.toml: Prefect reads its `[tool.prefect]` only when started in this folder."""
 _POLL_SECONDS = 0.05
-_TAIL_BYTES = 2_000
 LOG_BYTES = 2**24  # a log that is larger is put aside when its process is started
 
 
@@ -62,9 +63,8 @@ def state_folder() -> Path:
 def sole_process(path: Path, refusal: Callable[[int], str]) -> Iterator[None]:
     """Hold a lock file with this process's number in it; the kernel drops the lock with the process.
 
-    Args:
-        path: The file; its folder is made. It is removed in the end.
-        refusal: What to say if another process, with this number, holds it.
+    The file's folder is made, and the file is removed in the end. `refusal` makes the error's text of the number of the
+    process that holds the file.
 
     Raises:
         PermanentError: `already_running`.
@@ -151,14 +151,9 @@ def start_child(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Child:
-    """Start a process that outlives this one unless it is stopped.
+    """Start a process that outlives this one unless it is stopped; `env` is its whole environment.
 
-    Args:
-        name: What to call it.
-        command: Program and arguments.
-        log: File that its output is appended to. A large one is put aside first, in place of the one before it.
-        env: Its whole environment; this process's own by default.
-        cwd: Its working directory.
+    Its output is appended to `log`. A large log is put aside first, in place of the one before it.
 
     Raises:
         PermanentError: `process_died` if the program cannot be started.
@@ -185,12 +180,7 @@ def start_child(
 
 
 def wait_until_ready(child: Child, ready: Callable[[], bool], *, timeout_seconds: float) -> None:
-    """Wait until a child serves.
-
-    Args:
-        child: The process that is starting.
-        ready: Whether it serves; called every 50 ms, and must return soon.
-        timeout_seconds: How long to wait.
+    """Wait until a child serves; `ready` is called every 50 ms.
 
     Raises:
         PermanentError: `process_died` if the child ended, with the end of its log.
@@ -201,16 +191,13 @@ def wait_until_ready(child: Child, ready: Callable[[], bool], *, timeout_seconds
         is_ready = ready()
         # In this order another process that answers on the same port is not mistaken for the child.
         if (code := child.exit_code) is not None:
-            raise PermanentError(
-                Reason.PROCESS_DIED, f"{child.name} ended with exit code {code} while starting; {_tail(child.log)}"
-            )
+            problem = f"{child.name} ended with exit code {code} while starting"
+            raise PermanentError(Reason.PROCESS_DIED, f"{problem}; the end of {child.log}:\n{end_of(child.log)}")
         if is_ready:
             return
         if time.monotonic() > deadline:
-            raise TransientError(
-                Reason.PROCESS_NOT_READY,
-                f"{child.name} does not serve after {timeout_seconds:g} s; {_tail(child.log)}",
-            )
+            problem = f"{child.name} does not serve after {timeout_seconds:g} s"
+            raise TransientError(Reason.PROCESS_NOT_READY, f"{problem}; the end of {child.log}:\n{end_of(child.log)}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -219,9 +206,15 @@ def stop_process(identity: ProcessIdentity, *, grace_seconds: float = 10.0) -> N
 
     A process that has ended, or whose id belongs to another one, is left alone.
     """
-    if not _signal(identity, signal.SIGTERM) or _ends_within(identity, grace_seconds):
-        return
-    _signal(identity, signal.SIGKILL)
+    deadline = time.monotonic() + grace_seconds
+    with suppress(ProcessLookupError):
+        if identity.alive:
+            os.kill(identity.pid, signal.SIGTERM)
+        while identity.alive and time.monotonic() <= deadline:
+            time.sleep(_POLL_SECONDS)
+        if identity.alive:
+            has_group = os.getpgid(identity.pid) == identity.pid
+            (os.killpg if has_group else os.kill)(identity.pid, signal.SIGKILL)  # what it started goes with it
     while identity.alive:  # a killed process ends as soon as the kernel lets it
         time.sleep(_POLL_SECONDS)
 
@@ -368,30 +361,7 @@ def _start_of(pid: int) -> str | None:
         return None
 
 
-def _signal(identity: ProcessIdentity, signum: signal.Signals) -> bool:
-    """Signal a process; False if it is gone."""
-    if not identity.alive:
-        return False
-    try:
-        if signum is signal.SIGKILL and os.getpgid(identity.pid) == identity.pid:
-            os.killpg(identity.pid, signum)  # what it started goes with it
-        else:
-            os.kill(identity.pid, signum)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _ends_within(identity: ProcessIdentity, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while identity.alive:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True
-
-
-def end_of(log: Path, num_bytes: int = _TAIL_BYTES) -> str:
+def end_of(log: Path, num_bytes: int = 2_000) -> str:
     """The last bytes of a log, as text; empty if there is no such file."""
     try:
         with log.open("rb") as file:
@@ -399,7 +369,3 @@ def end_of(log: Path, num_bytes: int = _TAIL_BYTES) -> str:
             return file.read().decode(errors="replace").strip()
     except FileNotFoundError:
         return ""
-
-
-def _tail(log: Path) -> str:
-    return f"the end of {log}:\n{end_of(log)}"

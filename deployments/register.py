@@ -11,6 +11,7 @@ import argparse
 import importlib
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from blocks.env_file import read_env_file
 from blocks.environment import bucket_variables, neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.automations import Watched, alert_block, definitions, deploy_automations
-from deployments.processes import program
+from deployments.processes import PROJECT_ROOT, program
 from deployments.schedules import HOUR, HOUSEKEEPING_POOL, SLUG, deployments_of, scheduled_work
 from deployments.work_pool import require_server
 from deployments.worker import ResidentWorker
@@ -52,6 +53,7 @@ DEPLOY_COMMAND = [
     *("--prefect-file", str(Path("deployments") / "prefect.yaml")),
 ]
 """Deploys what deployments/prefect.yaml has, for the neuron that `deployment_variables` name."""
+CLOCK_COMMAND = [sys.executable, "-m", "deployments", "clock"]
 BITTENSOR_OPTIONS = {
     "--netuid": "NETUID",
     "--subtensor.network": "NETWORK",
@@ -228,6 +230,19 @@ def deployment_variables(name: str, role: str) -> dict[str, str]:
         "TEMPLAR_POOL": f"neuron-{name}",
         "TEMPLAR_HOUSEKEEPING_POOL": HOUSEKEEPING_POOL,
     }
+
+
+def deploy(environment: Mapping[str, str]) -> None:
+    """Deploy what deployments/prefect.yaml has.
+
+    Raises:
+        PermanentError: `process_died`, with the end of what Prefect says.
+    """
+    result = subprocess.run(  # noqa: S603 - our own command
+        DEPLOY_COMMAND, cwd=PROJECT_ROOT, env=dict(environment), capture_output=True, text=True, check=False
+    )
+    if result.returncode != 0:
+        raise PermanentError(Reason.PROCESS_DIED, f"the deployment failed: {(result.stdout + result.stderr)[-1000:]}")
 
 
 def worker_command(pool: str, kind: str) -> list[str]:

@@ -1,17 +1,15 @@
 """Bring a local network up: servers, preparation, registration, workers, genesis, clock, scheduled work."""
 
-import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from prefect.client.orchestration import get_client
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.settings import temporary_settings
 
 from blocks.env_file import read_env_file
 from blocks.environment import neuron_from_environment
@@ -32,10 +30,11 @@ from deployments.local.prepare import (
 )
 from deployments.neuron.folder import Address
 from deployments.neuron.status import status_of_network
-from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
-from deployments.processes import Child, ProcessRecord, require_free_port, start_child, stop_process, wait_until_ready
+from deployments.prefect_server import SERVER_NAME
+from deployments.processes import ProcessRecord, require_free_port, stop_process
 from deployments.register import (
-    DEPLOY_COMMAND,
+    CLOCK_COMMAND,
+    deploy,
     deploy_scheduled,
     deployment_variables,
     ensure_pool,
@@ -46,6 +45,7 @@ from deployments.register import (
 )
 from deployments.s3_endpoint import LISTENING
 from deployments.schedules import HOUSEKEEPING_POOL, Ran, scheduled_runs
+from deployments.supervisor import Service, Supervisor, log_file
 from tasks.glance import network_key, neuron_key, open_page
 from templar.agreement.genesis import Birth
 from templar.agreement.state import StateMark
@@ -53,7 +53,6 @@ from templar.errors import PermanentError, Reason
 from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.hparams import HParams, load_hparams
 
-log = logging.getLogger(__name__)
 Say = Callable[[str], None]
 WORKER_GRACE_SECONDS = 1.0  # a worker of a network that is taken down does not wait for its window
 STOP_SECONDS = 15.0
@@ -62,6 +61,7 @@ EVENTS_RETENTION = "PT6H"  # short windows make events fast: of five neurons, hu
 STORAGE = "S3 endpoint"
 CLOCK = "window clock"
 HOUSEKEEPING = "housekeeping worker"
+SUPERVISOR = "supervisor"
 SERVERS = (SERVER_NAME, STORAGE)
 NEURONS_START_SECONDS = 20.0  # from genesis to the first window at pace 1: the workers load flows and neurons meanwhile
 
@@ -73,6 +73,7 @@ class LocalNetwork:
         self.plan = plan
         self._say = say
         self._record = ProcessRecord(plan.processes)
+        self._supervisor = Supervisor(self._record, say)
 
     def up(self) -> Birth:
         """Bring everything up. If that is refused nothing is changed; if it fails, what was started is stopped again.
@@ -84,7 +85,7 @@ class LocalNetwork:
         hparams = self._check()
         try:
             self._prepare(hparams)
-            with temporary_settings({PREFECT_API_URL: self.plan.server.api_url, PREFECT_HOME: self.plan.server.home}):
+            with temporary_settings(self.address.settings):
                 return self._populate()
         except BaseException:
             self.down()
@@ -111,14 +112,11 @@ class LocalNetwork:
         """
         self._stop_neurons()
         # The environments say what was brought up; the plan of another command may not.
-        files = sorted((self.plan.folder / "env").glob("*.env"))
-        blocks = {file.stem: _block_of(file) for file in files}
-        name, block = next(
-            ((name, block) for name, block in blocks.items() if block.role == "aggregator"), (None, None)
-        )
-        if name is None or block is None:
+        blocks = {name: _block_of(self.plan.folder / "env" / f"{name}.env") for name in self.plan.brought_up}
+        block = next((block for block in blocks.values() if block.role == "aggregator"), None)
+        if block is None:
             raise PermanentError(Reason.OBJECT_MISSING, f"{self.plan.folder}: no aggregator was prepared here")
-        config = block.config(name)
+        config = block.config("aggregator")
         try:
             mark = publish_newest_checkpoint(config, preset=block.preset)
         finally:
@@ -134,11 +132,20 @@ class LocalNetwork:
 
     def _stop_neurons(self) -> tuple[str, ...]:
         """Stop everything but the servers; the names."""
+        for entry in self._record.running():
+            if entry.name == SUPERVISOR:  # it would start again what is stopped
+                stop_process(entry.identity, grace_seconds=STOP_SECONDS)
         dependents = [entry for entry in self._record.running() if entry.name not in SERVERS]
         with ThreadPoolExecutor(max_workers=max(1, len(dependents))) as pool:
             for entry in dependents:
                 pool.submit(stop_process, entry.identity, grace_seconds=STOP_SECONDS)
         return tuple(entry.name for entry in dependents)
+
+    def supervise(self) -> None:
+        """Leave a process behind that starts again what ends, until `down`; not the S3 endpoint, which forgets all."""
+        command = [sys.executable, "-m", "deployments.supervisor", str(self.plan.folder)]
+        successor = Service(SUPERVISOR, command, log_file(self.plan.logs, SUPERVISOR))
+        self._supervisor.leave(self.plan.folder, successor, without=[STORAGE])
 
     def neuron_block(self, neuron: LocalNeuron) -> Neuron:
         """A neuron's block, from its environment."""
@@ -174,8 +181,10 @@ class LocalNetwork:
     def _prepare(self, hparams: HParams) -> None:
         """Servers, and everything that needs no running neuron."""
         prepare_folder(self.plan)
-        if self.plan.pace != 1:
-            hparams = self._slow_down()
+        if self.plan.pace != 1:  # the network has an hparams.json of its own
+            target = self.plan.folder / "hparams.json"
+            hparams = write_slowed(self.plan.hparams_path, self.plan.preset, self.plan.pace, target)
+            self.plan = replace(self.plan, hparams_path=target)
         plan = self.plan
         self._say("starting the Prefect server" + ("" if plan.directory_store else " and the S3 endpoint"))
         with ThreadPoolExecutor(max_workers=2) as pool:
@@ -189,13 +198,6 @@ class LocalNetwork:
             write_environments(plan, prepare_buckets(plan))
             server.result()
 
-    def _slow_down(self) -> HParams:
-        """Give the network an hparams.json of its own, with slower windows; its preset."""
-        plan, target = self.plan, self.plan.slowed_hparams
-        hparams = write_slowed(plan.hparams_path, plan.preset, plan.pace, target)
-        self.plan = replace(plan, hparams_path=target)
-        return hparams
-
     def _populate(self) -> Birth:
         """Blocks, pools, workers, genesis, clock, scheduled work."""
         plan = self.plan
@@ -207,43 +209,43 @@ class LocalNetwork:
                 ensure_pool(client, f"neuron-{neuron.name}", "resident", grace_seconds=WORKER_GRACE_SECONDS)
             ensure_pool(client, HOUSEKEEPING_POOL, "process")
         for neuron in plan.running:
-            settings = plan.settings.get(neuron.name, {})
             command = acting_command(neuron.actor, worker_command(f"neuron-{neuron.name}", "resident"))
-            command = ranked_command(command, blocks[neuron])
-            self._start(f"worker of {neuron.name}", command, settings)
-        deploying = self._start("deployment", DEPLOY_COMMAND)
-        # 2. Blocks and windows' deployments meanwhile.
-        for neuron, block in blocks.items():
-            announce_bucket(block)
-            register(neuron.name, block)
-        # 3. The network begins: genesis, then the clock that starts its windows.
-        self._say("publishing the genesis checkpoint")
-        publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
-        birth = publish_network(plan, publisher, opens_in_seconds=plan.pace * NEURONS_START_SECONDS)
-        self._start(CLOCK, [sys.executable, "-m", "deployments", "clock"])
-        # 4. Scheduled work until the first window opens, and its worker.
-        self._say("deploying the scheduled work")
-        for neuron, block in blocks.items():
-            deploy_scheduled(neuron.name, block, hour=plan.hour)
-            watch(neuron.name, block, None)
-        self._finish(deploying)
-        self._start(HOUSEKEEPING, worker_command(HOUSEKEEPING_POOL, "process"))
+            settings = {**plan.settings.get(neuron.name, {}), **self._environment()}
+            self._start(f"worker of {neuron.name}", ranked_command(command, blocks[neuron]), settings)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            deploying = pool.submit(deploy, self._environment())
+            # 2. Blocks and windows' deployments meanwhile.
+            for neuron, block in blocks.items():
+                announce_bucket(block)
+                register(neuron.name, block)
+            # 3. The network begins: genesis, then the clock that starts its windows.
+            self._say("publishing the genesis checkpoint")
+            publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
+            birth = publish_network(plan, publisher, opens_in_seconds=plan.pace * NEURONS_START_SECONDS)
+            self._start(CLOCK, CLOCK_COMMAND, self._environment())
+            # 4. Scheduled work until the first window opens, and its worker.
+            self._say("deploying the scheduled work")
+            for neuron, block in blocks.items():
+                deploy_scheduled(neuron.name, block, hour=plan.hour)
+                watch(neuron.name, block, None)
+            deploying.result()
+        self._start(HOUSEKEEPING, worker_command(HOUSEKEEPING_POOL, "process"), self._environment())
         return birth
 
     def pages(self, birth: Birth) -> dict[str, str]:
         """The addresses in the UI that show the training at a glance: of the network, and by neuron."""
-        server = self.plan.server
         keys = {"network": network_key(NETUID, birth.network.genesis)}
         keys |= {neuron.name: neuron_key(neuron.name) for neuron in self.plan.running}
-        with temporary_settings({PREFECT_API_URL: server.api_url, PREFECT_HOME: server.home}):
+        with temporary_settings(self.address.settings):
             opened = {name: open_page(key) for name, key in keys.items()}
-        return {name: f"{server.ui_url}/artifacts/artifact/{page}" for name, page in opened.items() if page is not None}
+        ui = self.plan.server.ui_url
+        return {name: f"{ui}/artifacts/artifact/{page}" for name, page in opened.items() if page is not None}
 
     @property
     def address(self) -> Address:
         """The network's Prefect server."""
         server = self.plan.server
-        return Address(server.api_url, str(server.home))
+        return Address(server.api_url, str(server.home), os.environ.get("PREFECT_API_AUTH_STRING") or None)
 
     def status(self) -> dict[str, Any]:
         """Return what runs of the network that was brought up in this folder, and the newest windows of its neurons."""
@@ -255,34 +257,32 @@ class LocalNetwork:
         with temporary_settings(self.address.settings), get_client(sync_client=True) as client:
             return scheduled_runs(client)
 
+    def _environment(self) -> dict[str, str]:
+        """The environment of the network's processes besides the servers."""
+        return self.plan.server.environment() | deployment_variables(DEFAULT_NEURON, "miner")
+
     def _start_server(self) -> None:
         server = self.plan.server
-        base = {**os.environ, "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": EVENTS_RETENTION}
-        self._record.add(server.start(base=base, timeout_seconds=max(1.0, self.plan.pace) * START_SECONDS))
+        environment = server.environment({**os.environ, "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": EVENTS_RETENTION})
+        self._supervisor.start(server.service(environment), server.healthy, timeout_seconds=self._patience)
         self.address.save(self.plan.address)
 
     def _start_storage(self) -> None:
-        plan = self.plan
-        command = [sys.executable, "-m", "deployments.s3_endpoint", "--port", str(plan.storage_port)]
-        child = self._start(STORAGE, [*command, "--admin-file", str(plan.admin_file)], with_server=False)
-        wait_until_ready(
-            child, lambda: LISTENING in child.log.read_text(), timeout_seconds=max(1.0, plan.pace) * START_SECONDS
-        )
+        command = [sys.executable, "-m", "deployments.s3_endpoint", "--port", str(self.plan.storage_port)]
+        command += ["--admin-file", str(self.plan.admin_file)]
+        self._start(STORAGE, command, announces=LISTENING)
+
+    @property
+    def _patience(self) -> float:
+        return max(1.0, self.plan.pace) * START_SECONDS
 
     def _start(
-        self, name: str, command: Sequence[str], settings: Mapping[str, str] | None = None, *, with_server: bool = True
-    ) -> Child:
-        env: Mapping[str, str] | None = None
-        if with_server:
-            own = self.plan.server.environment() | deployment_variables(DEFAULT_NEURON, "miner")
-            env = dict(settings or {}) | own
-        log_file = self.plan.folder / "logs" / f"{name.replace(' ', '-')}.log"
-        return self._record.start(partial(start_child, name, command, log=log_file, env=env, cwd=PROJECT_ROOT))
-
-    def _finish(self, child: Child) -> None:
-        if child.handle.wait() != 0:
-            tail = child.log.read_text(encoding="utf-8", errors="replace")[-1000:]
-            raise PermanentError(Reason.PROCESS_DIED, f"{child.name} failed; the end of its log:\n{tail}")
+        self, name: str, command: list[str], environment: Mapping[str, str] | None = None, *, announces: str = ""
+    ) -> None:
+        """Start a process, and wait until it has said what it `announces`."""
+        log = log_file(self.plan.logs, name)
+        is_ready = (lambda: announces in log.read_text()) if announces else None
+        self._supervisor.start(Service(name, command, log, environment), is_ready, timeout_seconds=self._patience)
 
 
 def _block_of(env_file: Path) -> Neuron:

@@ -15,7 +15,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -31,8 +31,7 @@ from deployments.local.summary import Summary, summarise
 from deployments.local.view import LocalView, WindowRow, as_table
 from deployments.neuron.status import is_green, show_network_status, show_warnings
 from deployments.neuron.streaks import tell_of_streaks
-from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import program
+from deployments.processes import PROJECT_ROOT, program
 from deployments.schedules import scheduled_work
 from templar.arguments import port, positive, whole_number
 from templar.errors import RejectedError, TemplarError, TransientError
@@ -57,20 +56,19 @@ def main(words: Sequence[str] | None = None) -> int:
         hparams_path=arguments.hparams.resolve(),
         hour=timedelta(seconds=arguments.hour_seconds),
     )
-    commands: dict[str, Callable[[], int]] = {
-        "run": lambda: run(network_of(paced(plan, arguments.window_seconds)), arguments.windows),
-        "up": lambda: up(network_of(paced(plan, arguments.window_seconds)), follows=arguments.follow),
-        "down": lambda: down(network_of(plan)),
-        "status": lambda: status(network_of(plan), as_json=arguments.json),
-    }
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is ended takes its network down as well
     os.environ.update(exempting_loopback(os.environ))
-    return commands[arguments.command]()
-
-
-def network_of(plan: LocalPlan) -> LocalNetwork:
-    """The network of a plan, which says on the terminal what it does."""
-    return LocalNetwork(plan, lambda text: console.print(f"[dim]{text}[/dim]", soft_wrap=True))
+    if arguments.command in ("run", "up"):
+        plan = paced(plan, arguments.window_seconds)
+    network = LocalNetwork(plan, lambda text: console.print(f"[dim]{text}[/dim]", soft_wrap=True))
+    match arguments.command:
+        case "run":
+            return run(network, arguments.windows)
+        case "up":
+            return up(network, follows=arguments.follow)
+        case "down":
+            return down(network)
+    return status(network, as_json=arguments.json)
 
 
 def paced(plan: LocalPlan, window_seconds: float | None) -> LocalPlan:
@@ -98,6 +96,7 @@ def run(network: LocalNetwork, num_windows: int) -> int:
     started = time.monotonic()
     birth = network.up()
     try:
+        network.supervise()
         view = LocalView(network.plan, network.neuron_block(network.plan.running[0]), birth)
         ui = network.plan.server.ui_url
         console.print(f"Prefect UI: {ui}  ·  first window {birth.start.start_window}")
@@ -127,6 +126,7 @@ def keep(network: LocalNetwork) -> None:
 def up(network: LocalNetwork, *, follows: bool = False) -> int:
     """Bring up and leave it running; with `follows` say what goes wrong, until the network is down or Ctrl-C."""
     birth = network.up()
+    network.supervise()
     plan = network.plan
     console.print(f"The network runs. Prefect UI: {plan.server.ui_url}")
     console.print(f"Window {birth.start.start_window} is its first. In this shell:")
@@ -194,6 +194,13 @@ def status(network: LocalNetwork, *, as_json: bool) -> int:
 
 def watch(view: LocalView, num_windows: int) -> int:
     """Show the windows as they are scored; the last window."""
+
+    def row_of(window: int) -> WindowRow | None:
+        try:
+            return view.row(window)
+        except (TransientError, RejectedError):  # the validator has not announced its bucket yet
+            return None
+
     first = view.birth.start.start_window
     last = first + num_windows - 1
     titles = {neuron.uid: view.names[neuron.hotkey].name for neuron in view.chain.metagraph().neurons}
@@ -201,7 +208,9 @@ def watch(view: LocalView, num_windows: int) -> int:
     give_up = time.time() + view.hparams.windows.seconds * PATIENCE_WINDOWS + 60
     with Live(as_table(rows, titles), console=console, refresh_per_second=2) as live:
         for window in range(first, last + 1):
-            while (row := _row(view, window)) is None and time.time() < give_up and not _passed(view, window):
+            while (row := row_of(window)) is None and time.time() < give_up:
+                if row_of(window + 1) is not None:  # a later window has been scored, so this one never will be
+                    break
                 time.sleep(POLL_SECONDS)
             give_up = time.time() + view.hparams.windows.seconds * PATIENCE_WINDOWS
             rows.append(row or WindowRow(window, None, None, {}, {}))
@@ -222,18 +231,6 @@ def report(summary: Summary) -> int:
         console.print(f"[{'green' if passed else 'red'}]{'✓' if passed else '✗'}[/] {check}")
     print(json.dumps(figures))
     return 0 if all(summary.checks.values()) else 1
-
-
-def _row(view: LocalView, window: int) -> WindowRow | None:
-    try:
-        return view.row(window)
-    except (TransientError, RejectedError):  # the validator has not announced its bucket yet
-        return None
-
-
-def _passed(view: LocalView, window: int) -> bool:
-    """Whether a later window has been scored: then this one never will be."""
-    return _row(view, window + 1) is not None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from blocks.env_file import read_env_file
 from deployments.local.plan import WALLET_NAME, LocalNeuron, LocalPlan
-from deployments.local.prepare import LOCAL_KEYS, make_bucket, own_environment
+from deployments.local.prepare import LOCAL_KEYS, own_environment
 from deployments.local.wallets import create_wallet
 from deployments.processes import ProcessRecord
-from deployments.s3_endpoint import EndpointAdmin
+from deployments.s3_endpoint import EndpointAdmin, create_bucket_with_keys
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
 
@@ -21,13 +21,8 @@ STAKE = 100.0  # of a validator or aggregator: too little to stop the network wh
 def join_local(folder: Path, role: str, hotkey: str) -> dict[str, str]:
     """Make and register a hotkey in the local network that runs in a folder, and make its bucket.
 
-    Args:
-        folder: The network's.
-        role: `miner`, `validator` or `aggregator`; the last two get stake and a permit.
-        hotkey: Its name, which no neuron of the network may have.
-
-    Returns:
-        The variables of the neuron's `.env`.
+    A validator or an aggregator gets stake and a permit. `hotkey` is a name that no neuron of the network has. Returns
+    the variables of the neuron's `.env`.
 
     Raises:
         PermanentError: `bad_environment`, no network runs there; `bad_wallet`, the network has this hotkey already.
@@ -49,5 +44,5 @@ def join_local(folder: Path, role: str, hotkey: str) -> dict[str, str]:
         (plan.buckets / neuron.account_id).mkdir()
         keys = LOCAL_KEYS
     else:
-        keys = make_bucket(EndpointAdmin.load(plan.admin_file), neuron.account_id)
+        keys = create_bucket_with_keys(EndpointAdmin.load(plan.admin_file), neuron.account_id)
     return public | own_environment(plan, neuron, keys)

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from deployments.prefect_server import PROJECT_ROOT, PrefectServer
+from deployments.prefect_server import PrefectServer
+from deployments.processes import PROJECT_ROOT
 from deployments.schedules import HOUR
+from deployments.supervisor import RECORD_FILE
 
 NETUID = 1
 DATASET_PREFIX = "text"
@@ -32,11 +34,6 @@ class LocalNeuron:
     def title(self) -> str:
         """Return what the summary calls it."""
         return self.role if self.actor == "honest" else self.actor
-
-    @property
-    def flow(self) -> str:
-        """The flow of its windows."""
-        return f"{self.role}-window"
 
     @property
     def account_id(self) -> str:
@@ -132,9 +129,9 @@ class LocalPlan:
         return self.folder / ".templar-local"
 
     @property
-    def slowed_hparams(self) -> Path:
-        """The hparams.json of a network whose pace is not 1."""
-        return self.folder / "hparams.json"
+    def logs(self) -> Path:
+        """A log per process."""
+        return self.folder / "logs"
 
     @property
     def address(self) -> Path:
@@ -144,7 +141,7 @@ class LocalPlan:
     @property
     def processes(self) -> Path:
         """The record of the processes that were started."""
-        return self.folder / "processes.json"
+        return self.folder / RECORD_FILE
 
     def home(self, neuron: LocalNeuron) -> Path:
         """A neuron's folder."""

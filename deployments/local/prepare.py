@@ -4,7 +4,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from blocks.neuron import Neuron
 from deployments.local.plan import DATASET_PREFIX, NETUID, WALLET_NAME, LocalNeuron, LocalPlan
 from deployments.local.wallets import create_wallet
 from deployments.network import start_network
-from deployments.s3_endpoint import EndpointAdmin, create_bucket_with_keys
+from deployments.s3_endpoint import AccessKey, BucketKeys, EndpointAdmin, create_bucket_with_keys
 from templar.agreement.genesis import Birth
 from templar.chain.clock import SystemClock
 from templar.chain.ledger import Ledger, create_ledger
@@ -36,25 +35,12 @@ DATASET_ACCOUNT = "dataset"
 READ_TIMEOUT_SECONDS = 3.0
 
 
-@dataclass(frozen=True)
-class Keys:
-    """The keys of one bucket."""
-
-    read_id: str
-    read_secret: str = field(repr=False)
-    write_id: str
-    write_secret: str = field(repr=False)
-
-
-LOCAL_KEYS = Keys("local", "local", "local", "local")  # of a bucket that is a folder
+_LOCAL_KEY = AccessKey("local", "local")
+LOCAL_KEYS = BucketKeys("local", _LOCAL_KEY, _LOCAL_KEY)  # of a bucket that is a folder
 
 
 def require_own_folder(plan: LocalPlan) -> None:
-    """Refuse a folder that a bring-up would empty although something else lies in it.
-
-    Raises:
-        PermanentError: `bad_environment`.
-    """
+    """Refuse (`bad_environment`) a folder that a bring-up would empty although something else lies in it."""
     folder = plan.folder
     if folder.exists() and not plan.marker.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PermanentError(
@@ -93,50 +79,58 @@ def prepare_chain(plan: LocalPlan, hparams: HParams) -> None:
 
 def prepare_dataset(plan: LocalPlan, hparams: HParams) -> None:
     """Cut real text of this machine into the documented dataset layout, with a tokenizer beside it."""
-    documents, data = collect_documents(max_bytes=CORPUS_BYTES), hparams.data
-    if data.layout == "pages":
-        build_dataset(documents, plan.dataset, vocab_size=hparams.model.vocab_size)
+    documents, vocab_size = collect_documents(max_bytes=CORPUS_BYTES), hparams.model.vocab_size
+    if hparams.data.layout == "pages":
+        build_dataset(documents, plan.dataset, vocab_size=vocab_size)
         return
+    length = hparams.data.sequence_length
     build_shards(
-        documents,
-        plan.dataset,
-        vocab_size=hparams.model.vocab_size,
-        sequence_length=data.sequence_length,
-        samples_per_shard=SAMPLES_PER_SHARD,
+        documents, plan.dataset, vocab_size=vocab_size, sequence_length=length, samples_per_shard=SAMPLES_PER_SHARD
     )
 
 
-def prepare_buckets(plan: LocalPlan) -> dict[str, Keys]:
+def prepare_buckets(plan: LocalPlan) -> dict[str, BucketKeys]:
     """Make every bucket with a read and a write key, and upload the dataset; the keys by account."""
     accounts = [DATASET_ACCOUNT, *(neuron.account_id for neuron in plan.running)]
     if plan.directory_store:
         keys = dict.fromkeys(accounts, LOCAL_KEYS)
         for account in accounts:
-            (plan.folder / "buckets" / account).mkdir(parents=True)
+            (plan.buckets / account).mkdir(parents=True)
     else:
         admin = EndpointAdmin.load(plan.admin_file)
-        keys = {account: make_bucket(admin, account) for account in accounts}
-    upload_dataset(plan.dataset, _writer(plan, DATASET_ACCOUNT, keys[DATASET_ACCOUNT]), DATASET_PREFIX)
+        keys = {account: create_bucket_with_keys(admin, account) for account in accounts}
+    key = keys[DATASET_ACCOUNT].write
+    store: ObjectStore = DirectoryStore(plan.buckets / DATASET_ACCOUNT)
+    if not plan.directory_store:
+        store = S3Store(
+            DATASET_ACCOUNT,
+            endpoint_url=plan.storage_url,
+            access_key_id=key.access_key_id,
+            secret_access_key=key.secret_access_key,
+        )
+    upload_dataset(plan.dataset, store, DATASET_PREFIX)
     return keys
 
 
-def write_environments(plan: LocalPlan, keys: Mapping[str, Keys]) -> None:
-    """Write each neuron's environment and a reader's, as an operator's `.env` would hold it.
-
-    Only this user can read them.
-    """
+def write_environments(plan: LocalPlan, keys: Mapping[str, BucketKeys]) -> None:
+    """Write each neuron's environment and a reader's as an operator's `.env` would hold it, for this user alone."""
+    public = _public_environment(plan, keys[DATASET_ACCOUNT].read)
     for neuron in plan.running:
-        _write_env(plan.env_file(neuron), _environment(plan, neuron, keys))
-    _write_env(plan.network_env, _public_environment(plan, keys[DATASET_ACCOUNT]))
+        values = {
+            **public,
+            **own_environment(plan, neuron, keys[neuron.account_id]),
+            "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": str(plan.pace * READ_TIMEOUT_SECONDS),
+            "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",  # retries are the task's: they are seen in the UI
+            **plan.settings.get(neuron.name, {}),
+        }
+        _write_env(plan.env_file(neuron), values)
+    _write_env(plan.network_env, public)
 
 
 def keep_buckets(plan: LocalPlan, blocks: Sequence[Neuron]) -> None:
     """Copy every bucket, which the S3 endpoint has in memory, into the network's folder, and lead readers there.
 
     Objects keep their times. The dataset is copied from the folder that it was uploaded from.
-
-    Raises:
-        TransientError: The endpoint failed.
     """
     for block in blocks:
         source, folder = block.bucket.open().store, plan.buckets / block.bucket.account_id
@@ -164,49 +158,12 @@ def announce_bucket(block: Neuron) -> None:
 
 
 def publish_network(plan: LocalPlan, publisher: Neuron, *, opens_in_seconds: float) -> Birth:
-    """Publish genesis checkpoint and start window under the aggregator's hotkey.
-
-    Args:
-        plan: The network.
-        publisher: The aggregator's block.
-        opens_in_seconds: The first window opens after this time at the earliest.
-    """
-    folder = plan.folder / "genesis"
-    return start_network(
-        publisher, opens_in_seconds=opens_in_seconds, folder=folder, data_folder=plan.folder / "opened"
-    ).birth
+    """Publish genesis checkpoint and start window under the hotkey of the `publisher`, the aggregator."""
+    folder, opened = plan.folder / "genesis", plan.folder / "opened"
+    return start_network(publisher, opens_in_seconds=opens_in_seconds, folder=folder, data_folder=opened).birth
 
 
-def make_bucket(admin: EndpointAdmin, account: str) -> Keys:
-    """Make a bucket at the S3 endpoint, with its keys."""
-    made = create_bucket_with_keys(admin, account)
-    return Keys(
-        made.read.access_key_id,
-        made.read.secret_access_key,
-        made.write.access_key_id,
-        made.write.secret_access_key,
-    )
-
-
-def _writer(plan: LocalPlan, account: str, keys: Keys) -> ObjectStore:
-    if plan.directory_store:
-        return DirectoryStore(plan.folder / "buckets" / account)
-    return S3Store(
-        account, endpoint_url=plan.storage_url, access_key_id=keys.write_id, secret_access_key=keys.write_secret
-    )
-
-
-def _environment(plan: LocalPlan, neuron: LocalNeuron, keys: Mapping[str, Keys]) -> dict[str, str]:
-    return {
-        **_public_environment(plan, keys[DATASET_ACCOUNT]),
-        **own_environment(plan, neuron, keys[neuron.account_id]),
-        "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": str(plan.pace * READ_TIMEOUT_SECONDS),
-        "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",  # retries are the task's: they are seen in the UI
-        **plan.settings.get(neuron.name, {}),
-    }
-
-
-def own_environment(plan: LocalPlan, neuron: LocalNeuron, bucket: Keys) -> dict[str, str]:
+def own_environment(plan: LocalPlan, neuron: LocalNeuron, bucket: BucketKeys) -> dict[str, str]:
     """The variables that are a neuron's own: role, folder, wallet and bucket."""
     own, account = bucket_variables(neuron.role), neuron.account_id
     return {
@@ -217,14 +174,14 @@ def own_environment(plan: LocalPlan, neuron: LocalNeuron, bucket: Keys) -> dict[
         "WALLET_HOTKEY": neuron.name,
         f"{own}_ACCOUNT_ID": account,
         f"{own}_BUCKET_NAME": account,
-        f"{own}_READ_ACCESS_KEY_ID": bucket.read_id,
-        f"{own}_READ_SECRET_ACCESS_KEY": bucket.read_secret,
-        f"{own}_WRITE_ACCESS_KEY_ID": bucket.write_id,
-        f"{own}_WRITE_SECRET_ACCESS_KEY": bucket.write_secret,
+        f"{own}_READ_ACCESS_KEY_ID": bucket.read.access_key_id,
+        f"{own}_READ_SECRET_ACCESS_KEY": bucket.read.secret_access_key,
+        f"{own}_WRITE_ACCESS_KEY_ID": bucket.write.access_key_id,
+        f"{own}_WRITE_SECRET_ACCESS_KEY": bucket.write.secret_access_key,
     }
 
 
-def _public_environment(plan: LocalPlan, dataset: Keys) -> dict[str, str]:
+def _public_environment(plan: LocalPlan, dataset: AccessKey) -> dict[str, str]:
     """Return where the network is, and how its programs compute on this machine."""
     return {
         "TEMPLAR_HOME": str(plan.folder / "reader"),
@@ -239,7 +196,7 @@ def _public_environment(plan: LocalPlan, dataset: Keys) -> dict[str, str]:
         "NETUID": str(NETUID),
         "R2_DATASET_ACCOUNT_ID": DATASET_ACCOUNT,
         "R2_DATASET_BUCKET_NAME": DATASET_ACCOUNT,
-        "R2_DATASET_READ_ACCESS_KEY_ID": dataset.read_id,
-        "R2_DATASET_READ_SECRET_ACCESS_KEY": dataset.read_secret,
+        "R2_DATASET_READ_ACCESS_KEY_ID": dataset.access_key_id,
+        "R2_DATASET_READ_SECRET_ACCESS_KEY": dataset.secret_access_key,
         "DATASET_BINS_PATH": DATASET_PREFIX,
     }

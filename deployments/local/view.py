@@ -25,7 +25,6 @@ from templar.neuron.configuration import NeuronConfig
 from templar.neuron.evaluate import HeldOutReport, measure_held_out
 from templar.neuron.node import Node
 from templar.scoring.evidence import Evidence
-from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
 
 HELD_OUT_SEQUENCES = 256
@@ -43,13 +42,7 @@ class WindowRow:
 
 
 class LocalView:
-    """A read-only view of a local network.
-
-    Args:
-        plan: The network.
-        block: Any neuron's block: it says where chain, buckets and text are.
-        birth: Where the network started.
-    """
+    """A read-only view of a local network; any neuron's `block` says where chain, buckets and text are."""
 
     def __init__(self, plan: LocalPlan, block: Neuron, birth: Birth) -> None:
         self.plan = plan
@@ -74,9 +67,12 @@ class LocalView:
         Raises:
             TransientError: The store or the chain failed.
         """
-        evidence = self._evidence(window)
-        if evidence is None:
+        validator = self.validator()
+        store = self.exchange.buckets.reader(validator)
+        key = window_key(Kind.EVIDENCE, window, validator.uid)
+        if store.head(key) is None:
             return None
+        evidence: Evidence = unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body
         try:
             entries = self._entries(window)
         except TransientError:
@@ -90,11 +86,7 @@ class LocalView:
         )
 
     def payload_sizes(self, last_window: int) -> list[int]:
-        """Bytes of every payload that was applied up to a window.
-
-        Raises:
-            TransientError: The store or the chain failed.
-        """
+        """Bytes of every payload that was applied up to a window."""
         windows = range(self.birth.start.start_window, last_window + 1)
         return [entry.payload_bytes for window in windows for entry in self._entries(window)]
 
@@ -153,28 +145,16 @@ class LocalView:
         dataset, home = self._block.dataset, node.home
         return measure_held_out(node, dataset.held_out(self.hparams, home, node.workload.tokenizer, HELD_OUT_SEQUENCES))
 
-    def times(self, window: int) -> WindowTimes:
-        """The expected times of a window."""
-        return self.exchange.expected_times(window)
-
     def _entries(self, window: int) -> tuple[RosterEntry, ...]:
         """The decided roster's; none in a null window."""
         decided = decided_roster(self.exchange, window)
         return () if decided is None else decided[0].entries
 
-    def _evidence(self, window: int) -> Evidence | None:
-        validator = self.validator()
-        store = self.exchange.buckets.reader(validator)
-        key = window_key(Kind.EVIDENCE, window, validator.uid)
-        if store.head(key) is None:
-            return None
-        evidence: Evidence = unseal(store.get(key, max_bytes=Evidence.max_bytes), Evidence).body
-        return evidence
-
 
 def as_table(rows: list[WindowRow], titles: Mapping[int, str]) -> Table:
     """The windows as a live table."""
-    table = Table(title="templar", caption="scores and weights by uid; " + ", ".join(_legend(titles)))
+    legend = ", ".join(f"{uid} {title}" for uid, title in sorted(titles.items()))
+    table = Table(title="templar", caption=f"scores and weights by uid; {legend}")
     for column in ("window", "loss", "roster", "scores", "weights"):
         table.add_column(column, justify="right" if column in ("window", "loss") else "left")
     for row in rows:
@@ -187,7 +167,3 @@ def as_table(rows: list[WindowRow], titles: Mapping[int, str]) -> Table:
             "  ".join(f"{uid}:{weight:.2f}" for uid, weight in sorted(row.weights.items())),
         )
     return table
-
-
-def _legend(titles: Mapping[int, str]) -> list[str]:
-    return [f"{uid} {title}" for uid, title in sorted(titles.items())]

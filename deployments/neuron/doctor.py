@@ -21,17 +21,16 @@ from pathlib import Path
 
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from blocks.buckets import credentials_of
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
-from deployments.neuron.status import service_problems
+from deployments.neuron.status import folding_table, service_problems
 from deployments.neuron.subnet import DoubtError, backups, looks_at_subnet
-from deployments.prefect_server import PROJECT_ROOT, exposes_keys, require_database, require_guarded
-from deployments.processes import holder_of, http_serves
+from deployments.prefect_server import exposes_keys, require_database, require_guarded
+from deployments.processes import PROJECT_ROOT, holder_of, http_serves
 from deployments.register import add_neuron_options, environment_of
 from deployments.work_pool import is_outage, require_server_address
 from templar.chain.base import Chain, NeuronInfo
@@ -96,12 +95,7 @@ class Patient:
 
 
 def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
-    """Everything, line by line as it is found.
-
-    Args:
-        name: Name of the neuron on this host.
-        environment: The variables of .env.example.
-    """
+    """Everything about the neuron `name` of this host, line by line as it is found."""
     # 1. The settings. Nothing else can be looked at without them.
     try:
         block = neuron_from_environment(dict(environment))
@@ -129,15 +123,16 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
     head = _line("chain", lambda: _chain(patient, block.subnet.open(block.wallet)))
     yield head
     if head.verdict is not Verdict.BAD:
-        yield from _subnet(patient, block.subnet.open(block.wallet))
-        yield from _registration(patient, block.subnet.open(block.wallet))
+        chain = block.subnet.open(block.wallet)
+        yield from _subnet(patient, chain)
+        yield from _registration(patient, chain)
         network = _line("network", lambda: _network(patient))
         yield network
         if block.role == "miner" and network.verdict is Verdict.GOOD:
             yield _line("backups", lambda: _backups(patient))
 
     # 5. The dataset, and Prefect.
-    yield _line("dataset", lambda: _dataset(patient))
+    yield _line("dataset", lambda: f"digest {block.dataset.open(hparams, patient.home).digest[:12]}")
     yield _line("Prefect server", lambda: _prefect(patient))
     if not environment.get("PREFECT_API_URL"):
         yield _line("Prefect database", lambda: require_database(environment))
@@ -214,27 +209,24 @@ def _kernels() -> str:
 
 def _device(patient: Patient) -> str:
     """Open what trains or evaluates: it measures what `auto` has to know, and checks whether the settings suit."""
+    settings, hparams = patient.block.trainer, patient.hparams
+    available = f"{_gib(available_bytes())} of memory available"
     try:
-        return _checked_device(patient)
+        if patient.block.role == "validator":
+            meter = Meter(settings)
+            meter.check(hparams)
+            device = meter.device
+        else:
+            device, ranks = choose_device(settings), rank_count(settings) * settings.hosts
+            if settings.rendezvous:
+                interface_to(settings.rendezvous, is_own=True)
+            micro_batches = MicroBatches(hparams.model, settings, device, ranks=ranks)
+            micro_batches.check(hparams.training, hparams.data.sequence_length)
     except PermanentError as error:
         if error.reason is Reason.OUT_OF_MEMORY and (own := holder_of(NeuronFolder(patient.name).lock)) is not None:
             problem = f"process {own.pid} is this neuron and has a part of the memory: look again when it is stopped"
             raise DoubtError(f"{error.message}; {problem}") from error
         raise
-
-
-def _checked_device(patient: Patient) -> str:
-    available = f"{_gib(available_bytes())} of memory available"
-    if patient.block.role == "validator":
-        meter = Meter(patient.block.trainer)
-        meter.check(patient.hparams)
-        return f"{meter.device.why or meter.device.name}; {available}"
-    training, length = patient.hparams.training, patient.hparams.data.sequence_length
-    settings = patient.block.trainer
-    device, ranks = choose_device(settings), rank_count(settings) * settings.hosts
-    if settings.rendezvous:
-        interface_to(settings.rendezvous, is_own=True)
-    MicroBatches(patient.hparams.model, settings, device, ranks=ranks).check(training, length)
     return f"{device.why or device.name}; {available}"
 
 
@@ -343,29 +335,24 @@ def _subnet(patient: Patient, chain: Chain) -> Iterator[Line]:
 
 
 def _registration(patient: Patient, chain: Chain) -> Iterator[Line]:
-    found: list[NeuronInfo] = []
+    def fees() -> str:
+        chain.require_fees()
+        return "the coldkey can pay them"
 
-    def registered() -> str:
+    try:
         neuron = chain.metagraph().by_hotkey(patient.address)
-        if neuron is None:
-            raise PermanentError(
-                Reason.NOT_REGISTERED,
-                f"{patient.address} is not registered on subnet {chain.netuid}: register it there",
-            )
-        found.append(neuron)
-        return f"uid {neuron.uid}, stake {neuron.stake:g}"
-
-    yield _line("registration", registered)
-    for neuron in found:
-        yield _line("role", partial(_role, patient, neuron))
-        yield _line("read access on chain", partial(_committed, patient, neuron))
-        yield _line("lease", partial(_lease, patient, chain.netuid, neuron.uid))
-        yield _line("fees", partial(_fees, chain))
-
-
-def _fees(chain: Chain) -> str:
-    chain.require_fees()
-    return "the coldkey can pay them"
+    except TemplarError as error:
+        yield Line("registration", Verdict.BAD, str(error))
+        return
+    if neuron is None:
+        problem = f"{patient.address} is not registered on subnet {chain.netuid}: register it there"
+        yield Line("registration", Verdict.BAD, f"[{Reason.NOT_REGISTERED}] {problem}")
+        return
+    yield Line("registration", Verdict.GOOD, f"uid {neuron.uid}, stake {neuron.stake:g}")
+    yield _line("role", partial(_role, patient, neuron))
+    yield _line("read access on chain", partial(_committed, patient, neuron))
+    yield _line("lease", partial(_lease, patient, chain.netuid, neuron.uid))
+    yield _line("fees", fees)
 
 
 def _role(patient: Patient, neuron: NeuronInfo) -> str:
@@ -417,11 +404,6 @@ def _network(patient: Patient) -> str:
 def _backups(patient: Patient) -> str:
     network = patient.block.config(patient.name).birth().network
     return backups(patient.store, patient.block.wallet.open(), netuid=network.netuid, genesis=network.genesis)
-
-
-def _dataset(patient: Patient) -> str:
-    dataset = patient.block.dataset.open(patient.hparams, patient.home)
-    return f"digest {dataset.digest[:12]}"
 
 
 def _prefect(patient: Patient) -> str:
@@ -480,15 +462,9 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps([asdict(line) for line in lines]))
     else:
-        _show(lines, Console())
+        colours = {Verdict.GOOD: "green", Verdict.DOUBTFUL: "yellow", Verdict.BAD: "red"}
+        table = folding_table("what", "verdict", "found")
+        for line in lines:
+            table.add_row(line.topic, Text(line.verdict, colours[line.verdict]), Text(line.text))
+        Console().print(table)
     return 1 if any(line.verdict is Verdict.BAD for line in lines) else 0
-
-
-def _show(lines: Sequence[Line], console: Console) -> None:
-    table = Table()
-    for column in ("what", "verdict", "found"):
-        table.add_column(column, overflow="fold")
-    colours = {Verdict.GOOD: "green", Verdict.DOUBTFUL: "yellow", Verdict.BAD: "red"}
-    for line in lines:
-        table.add_row(line.topic, Text(line.verdict, colours[line.verdict]), Text(line.text))
-    console.print(table)

@@ -8,8 +8,8 @@ from typing import Any
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME
 from prefect.settings.legacy import Setting
 
-from deployments.prefect_server import SERVER_LOG
 from deployments.processes import ProcessRecord, holder_of, state_folder
+from deployments.supervisor import RECORD_FILE
 from templar.store.files import replacing
 
 
@@ -26,11 +26,6 @@ class Address:
         """Return what a client of this process needs, for `temporary_settings`."""
         home = {} if self.home is None else {PREFECT_HOME: self.home}
         return {PREFECT_API_URL: self.api_url, PREFECT_API_AUTH_STRING: self.password} | home
-
-    @property
-    def log(self) -> Path | None:
-        """The log of a server that `neuron start` or `make up` runs."""
-        return None if self.home is None else Path(self.home, SERVER_LOG)
 
     def save(self, path: Path) -> None:
         """Keep it for other commands, readable for this user alone."""
@@ -79,7 +74,7 @@ class NeuronFolder:
     @property
     def record(self) -> ProcessRecord:
         """The processes that are supervised."""
-        return ProcessRecord(self.path / "processes.json")
+        return ProcessRecord(self.path / RECORD_FILE)
 
     @property
     def address(self) -> Address | None:

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -25,8 +25,8 @@ from deployments.local.join import join_local
 from deployments.local.plan import LOCAL_FOLDER
 from deployments.neuron.folder import NeuronFolder, known_neurons
 from deployments.neuron.status import is_green, show_neuron_status, status_of
-from deployments.prefect_server import PROJECT_ROOT, SERVER_LOG
-from deployments.processes import end_of, holder_of, stop_process
+from deployments.prefect_server import SERVER_LOG
+from deployments.processes import PROJECT_ROOT, end_of, holder_of, stop_process
 from deployments.register import BITTENSOR_OPTIONS, neuron_name
 from templar.arguments import whole_number
 from templar.errors import PermanentError, Reason
@@ -39,13 +39,7 @@ PASSWORD_BYTES = 24
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and do what it says."""
     arguments = _parser().parse_args(words)
-    commands: dict[str, Callable[[argparse.Namespace, Console], int]] = {
-        "init": init,
-        "stop": stop,
-        "status": status,
-        "logs": logs,
-        "service": service,
-    }
+    commands = {"init": init, "stop": stop, "status": status, "logs": logs, "service": service}
     return commands[arguments.command](arguments, Console())
 
 

@@ -9,10 +9,7 @@ Ctrl-C ends all of them: a window under way has the grace of its work pool.
 
 import argparse
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +20,13 @@ from blocks.neuron import Neuron
 from blocks.proxies import exempting_loopback
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
 from deployments.neuron.streaks import tell_of_streaks
-from deployments.neuron.supervisor import Service, Supervisor
-from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME, PrefectServer, require_database, require_guarded
+from deployments.prefect_server import PrefectServer, require_database, require_guarded
 from deployments.processes import require_free_port, sole_process
 from deployments.register import (
-    DEPLOY_COMMAND,
+    CLOCK_COMMAND,
     add_neuron_options,
     checked_neuron,
+    deploy,
     deployment_variables,
     enrol,
     environment_of,
@@ -37,10 +34,10 @@ from deployments.register import (
     worker_command,
 )
 from deployments.schedules import HOUSEKEEPING_POOL
+from deployments.supervisor import Service, Supervisor, log_file, say
 from deployments.work_pool import require_server
 from tasks.glance import neuron_key, open_page
 from templar.arguments import port
-from templar.errors import PermanentError, Reason
 
 WORKER_GRACE_SECONDS = 60.0  # the pool's grace for a window (30 s), what an interrupted one has to end (10 s), and room
 
@@ -65,11 +62,8 @@ def main(words: Sequence[str] | None = None) -> int:
 def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None:
     """Check, register, start, and watch until a KeyboardInterrupt.
 
-    Args:
-        name: Name of the neuron on this host.
-        environment: The variables of .env.example, PREFECT_API_URL if a server runs already, and
-            PREFECT_API_AUTH_STRING if it asks for a password, or the one that is started shall.
-        prefect_port: Port of the server that is started otherwise.
+    `environment` has the variables of .env.example. With PREFECT_API_URL a server runs already; without it, one is
+    started on `prefect_port`. PREFECT_API_AUTH_STRING is the server's password, if it has one.
 
     Raises:
         PermanentError: `already_running`, also for a folder of another neuron; what `checked_neuron` refuses;
@@ -102,7 +96,7 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
     own |= deployment_variables(name, block.role)
     if (hotkey_password := block.wallet.given_password) is not None:
         own[PASSWORD] = hotkey_password  # the processes have no terminal that they could ask
-    supervisor = Supervisor(folder.record, folder.logs, environment=own, cwd=PROJECT_ROOT, say=say)
+    supervisor = Supervisor(folder.record, say)
     with supervisor.stopping():
         if server is None:
             require_guarded(address.api_url)
@@ -110,7 +104,7 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
             say(f"starting the Prefect server with {require_database(own)}")
             remedy = "choose another --prefect-port, or set PREFECT_API_URL to use the server that listens there"
             require_free_port(server.host, server.port, remedy=remedy)
-            supervisor.start(Service(SERVER_NAME, server.command, is_ready=server.healthy, log=server.log))
+            supervisor.start(server.service(own), server.healthy)
 
         # 2. The neuron's block, pools and deployments.
         with temporary_settings(address.settings):
@@ -120,8 +114,13 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
         deploy(own)
 
         # 3. Everything else.
-        for service in services(name, block):
-            supervisor.start(service)
+        grace = WORKER_GRACE_SECONDS
+        for process, command, seconds in (
+            ("worker", ranked_command(worker_command(f"neuron-{name}", "resident"), block), grace),
+            ("housekeeping worker", worker_command(HOUSEKEEPING_POOL, "process"), grace),
+            ("window clock", CLOCK_COMMAND, 10.0),
+        ):
+            supervisor.start(Service(process, command, log_file(folder.logs, process), own, seconds))
         ui = address.api_url.removesuffix("/api")
         say(f"neuron {name!r} runs; Prefect UI: {ui}; logs: {folder.logs}")
         if page is not None:
@@ -132,33 +131,3 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
             say(f"it begins when each of the other hosts runs: {command_of_other_hosts(block.trainer)}")
         tell_of_streaks([name], address, say)
         supervisor.watch()
-
-
-def services(name: str, block: Neuron) -> list[Service]:
-    """The processes of a neuron besides the server."""
-    grace, worker = WORKER_GRACE_SECONDS, ranked_command(worker_command(f"neuron-{name}", "resident"), block)
-    return [
-        Service("worker", worker, grace_seconds=grace),
-        Service(
-            "housekeeping worker", worker_command(HOUSEKEEPING_POOL, "process"), grace_seconds=WORKER_GRACE_SECONDS
-        ),
-        Service("window clock", [sys.executable, "-m", "deployments", "clock"]),
-    ]
-
-
-def deploy(environment: Mapping[str, str]) -> None:
-    """Deploy what deployments/prefect.yaml has.
-
-    Raises:
-        PermanentError: `process_died`, with the end of what Prefect says.
-    """
-    result = subprocess.run(  # noqa: S603 - our own command
-        DEPLOY_COMMAND, cwd=PROJECT_ROOT, env=dict(environment), capture_output=True, text=True, check=False
-    )
-    if result.returncode != 0:
-        raise PermanentError(Reason.PROCESS_DIED, f"the deployment failed: {(result.stdout + result.stderr)[-1000:]}")
-
-
-def say(text: str) -> None:
-    """Print a line with the time."""
-    print(f"{datetime.now().astimezone():%H:%M:%S} {text}", flush=True)

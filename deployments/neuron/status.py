@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,13 +14,12 @@ from rich.text import Text
 
 from deployments.neuron.folder import Address, NeuronFolder
 from deployments.neuron.streaks import MOST_READ, newest_windows, streak_of
-from deployments.prefect_server import SERVER_NAME, repeated_errors
+from deployments.prefect_server import SERVER_LOG, SERVER_NAME, repeated_errors
 from deployments.processes import ProcessEntry, ProcessRecord, holder_of, program
 from deployments.schedules import stalled
 from deployments.work_pool import is_outage
 
 NUM_WINDOWS = 5
-_COLUMNS = ("window", "state", "message")
 
 
 def status_of(folder: NeuronFolder) -> dict[str, Any]:
@@ -28,30 +27,15 @@ def status_of(folder: NeuronFolder) -> dict[str, Any]:
     address, running = folder.address, folder.record.running()
     server_is_own = address is not None and address.home is not None
     expected = {"worker", "housekeeping worker", "window clock", *([SERVER_NAME] if server_is_own else [])}
-    windows = _read_server([folder.name], address)
+    missing = sorted(expected - {entry.name for entry in running})
+    found = _found(running, missing, address, [folder.name], asks=True)
     supervisor = holder_of(folder.lock)
     return {
-        "runs": supervisor is not None and expected <= {entry.name for entry in running},
+        "runs": supervisor is not None and not missing,
         "supervisor": None if supervisor is None else supervisor.pid,
-        "processes": _processes(running),
-        "missing": sorted(expected - {entry.name for entry in running}),
-        "api_url": None if address is None else address.api_url,
-        "windows": windows.newest[folder.name],
-        "warnings": list(windows.warnings),
-        "services": list(windows.services),
-        "problem": windows.problem,
+        "windows": found.pop("neurons")[folder.name],
+        **found,
     }
-
-
-def show_neuron_status(name: str, found: Mapping[str, Any], console: Console) -> None:
-    """Print what `status_of` found."""
-    runs = "runs" if found["runs"] else "does not run" if found["supervisor"] is None else "is being started again"
-    console.print(f"neuron {name!r} {runs}; Prefect API: {found['api_url'] or 'unknown'}", soft_wrap=True)
-    _show_processes(found["processes"], console)
-    _show_windows(found["windows"], found["problem"], console)
-    show_warnings([*found["warnings"], *found["services"]], console)
-    if found["windows"]:
-        _show_where_more_is(str(found["api_url"]), console)
 
 
 def status_of_network(
@@ -59,25 +43,47 @@ def status_of_network(
 ) -> dict[str, Any]:
     """Return what is known of a network that one record has: its processes, and the newest windows of each neuron.
 
-    Args:
-        record: Its processes.
-        address: Its Prefect server; None if it has not been started.
-        neurons: Their names.
-        newest: The process that is started last: without it the network is still coming up.
+    `newest` is the process that is started last: without it the network is still coming up.
     """
     entries = record.entries()
     running = [entry for entry in entries if entry.identity.alive]
-    windows = _read_server(neurons, address if running else None)
-    return {
-        "runs": len(running) == len(entries) and newest in {entry.name for entry in running},
-        "processes": _processes(running),
-        "missing": [entry.name for entry in entries if entry not in running],
+    missing = [entry.name for entry in entries if entry not in running]
+    runs = not missing and newest in {entry.name for entry in running}
+    return {"runs": runs, **_found(running, missing, address, neurons, asks=bool(running))}
+
+
+def _found(
+    running: Sequence[ProcessEntry],
+    missing: Sequence[str],
+    address: Address | None,
+    neurons: Sequence[str],
+    *,
+    asks: bool,
+) -> dict[str, Any]:
+    """The processes, and what the Prefect server knows of some neurons, unless it is not asked or does not answer."""
+    found: dict[str, Any] = {
+        "processes": [{"name": entry.name, "pid": entry.pid, "log": str(entry.log)} for entry in running],
+        "missing": missing,
         "api_url": None if address is None else address.api_url,
-        "neurons": windows.newest,
-        "warnings": list(windows.warnings),
-        "services": list(windows.services),
-        "problem": windows.problem,
+        "neurons": {name: [] for name in neurons},  # the windows that have begun, the newest first
+        "warnings": [],  # a line per neuron that missed several windows in a row
+        "services": [],  # a line per thing that the server should do by itself and does not
+        "problem": "",  # why there is nothing to see
     }
+    if address is None or not asks:
+        return found
+    try:
+        with temporary_settings(address.settings):
+            runs = {name: newest_windows(name, MOST_READ) for name in neurons}
+        found["services"] = service_problems(neurons, address)
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        return found | {"problem": f"{address.api_url} does not answer: {type(error).__name__}"}
+    streaks = [streak_of(name, each) for name, each in runs.items()]
+    found["warnings"] = [streak.line for streak in streaks if streak is not None]
+    found["neurons"] = {name: [_row(run) for run in each[:NUM_WINDOWS]] for name, each in runs.items()}
+    return found
 
 
 def is_green(found: Mapping[str, Any]) -> bool:
@@ -93,8 +99,17 @@ def service_problems(neurons: Sequence[str], address: Address) -> list[str]:
     """
     with temporary_settings(address.settings):
         problems = [each.line for each in stalled(neurons)]
-    errors = {} if address.log is None else repeated_errors(address.log)
-    return problems + [f"{address.log} repeats an error: {what} ({count} times)" for what, count in errors.items()]
+    if address.home is not None:  # a server of `neuron start` or `make up`
+        log = Path(address.home, SERVER_LOG)
+        errors = repeated_errors(log).items()
+        problems += [f"{log} repeats an error: {what} ({count} times)" for what, count in errors]
+    return problems
+
+
+def show_neuron_status(name: str, found: Mapping[str, Any], console: Console) -> None:
+    """Print what `status_of` found."""
+    runs = "runs" if found["runs"] else "does not run" if found["supervisor"] is None else "is being started again"
+    _show(f"neuron {name!r} {runs}", found, {"": found["windows"]}, console)
 
 
 def show_network_status(found: Mapping[str, Any], console: Console) -> None:
@@ -102,54 +117,49 @@ def show_network_status(found: Mapping[str, Any], console: Console) -> None:
     if not found["processes"]:
         console.print("nothing is running: `make up` brings the network up")
         return
+    runs = "runs" if found["runs"] else "is coming up"
     if found["missing"]:
-        runs = f"has lost {', '.join(found['missing'])}: `make down`, then `make up`"
-    else:
-        runs = "runs" if found["runs"] else "is coming up"
-    console.print(f"the local network {runs}; Prefect API: {found['api_url'] or 'unknown'}", soft_wrap=True)
-    _show_processes(found["processes"], console)
-    for name, windows in found["neurons"].items():
-        console.print(f"neuron {name!r}")
-        _show_windows(windows, found["problem"], console)
+        runs = f"has lost {', '.join(found['missing'])}: unless it is started again, `make down`, then `make up`"
+    windows = {f"neuron {name!r}": each for name, each in found["neurons"].items()}
+    _show(f"the local network {runs}", found, windows, console)
+
+
+def _show(
+    headline: str,
+    found: Mapping[str, Any],
+    windows: Mapping[str, Sequence[Mapping[str, str]]],
+    console: Console,
+) -> None:
+    """Print processes, then a table of windows under each title, then what goes wrong."""
+    console.print(f"{headline}; Prefect API: {found['api_url'] or 'unknown'}", soft_wrap=True)
+    table = folding_table("process", "pid", "runs for", "log")
+    for each in found["processes"]:
+        table.add_row(each["name"], str(each["pid"]), _age(each["pid"]), each["log"])
+    console.print(table)
+    for title, rows in windows.items():
+        if title:
+            console.print(title)
+        table = folding_table("window", "state", "message")
+        for row in rows:
+            table.add_row(*map(Text, row.values()))
+        console.print(table if rows else found["problem"] or "no window has begun yet")
     show_warnings([*found["warnings"], *found["services"]], console)
-    if found["api_url"]:
-        _show_where_more_is(str(found["api_url"]), console)
+    if found["api_url"] and any(windows.values()):
+        console.print(f"more: PREFECT_API_URL={found['api_url']} {program('prefect')} flow-run ls", soft_wrap=True)
+
+
+def folding_table(*columns: str) -> Table:
+    """A table whose columns break long cells into lines."""
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
 
 
 def show_warnings(warnings: Sequence[str], console: Console) -> None:
     """Print what goes wrong with neurons, a red line each."""
     for line in warnings:
         console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
-
-
-@dataclass(frozen=True)
-class _Server:
-    """The records of a Prefect server about some neurons."""
-
-    newest: Mapping[str, list[dict[str, str]]]  # name -> the windows that have begun, the newest first
-    warnings: Sequence[str] = ()  # a line per neuron that missed several in a row
-    services: Sequence[str] = ()  # a line per thing that the server should do by itself and does not
-    problem: str = ""  # why there is nothing to see
-
-
-def _read_server(neurons: Sequence[str], address: Address | None) -> _Server:
-    nothing: dict[str, list[dict[str, str]]] = {name: [] for name in neurons}
-    if address is None:
-        return _Server(nothing)
-    try:
-        with temporary_settings(address.settings):
-            runs = {name: newest_windows(name, MOST_READ) for name in neurons}
-        services = service_problems(neurons, address)
-    except Exception as error:
-        if not is_outage(error):
-            raise
-        return _Server(nothing, problem=f"{address.api_url} does not answer: {type(error).__name__}")
-    streaks = [streak_of(name, each) for name, each in runs.items()]
-    return _Server(
-        {name: [_row(run) for run in each[:NUM_WINDOWS]] for name, each in runs.items()},
-        [streak.line for streak in streaks if streak is not None],
-        services,
-    )
 
 
 def _row(run: FlowRun) -> dict[str, str]:
@@ -159,35 +169,6 @@ def _row(run: FlowRun) -> dict[str, str]:
         "state": "" if state is None else str(state.name),
         "message": "" if state is None else state.message or "",
     }
-
-
-def _processes(entries: Sequence[ProcessEntry]) -> list[dict[str, Any]]:
-    return [{"name": entry.name, "pid": entry.pid, "log": str(entry.log)} for entry in entries]
-
-
-def _show_processes(processes: Sequence[Mapping[str, Any]], console: Console) -> None:
-    table = Table()
-    for column in ("process", "pid", "runs for", "log"):
-        table.add_column(column, overflow="fold")
-    for each in processes:
-        table.add_row(each["name"], str(each["pid"]), _age(each["pid"]), each["log"])
-    console.print(table)
-
-
-def _show_windows(windows: Sequence[Mapping[str, str]], problem: str, console: Console) -> None:
-    if not windows:
-        console.print(problem or "no window has begun yet")
-        return
-    table = Table()
-    for column in _COLUMNS:
-        table.add_column(column, overflow="fold")
-    for row in windows:
-        table.add_row(*(Text(row[column]) for column in _COLUMNS))
-    console.print(table)
-
-
-def _show_where_more_is(api_url: str, console: Console) -> None:
-    console.print(f"more: PREFECT_API_URL={api_url} {program('prefect')} flow-run ls", soft_wrap=True)
 
 
 def _age(pid: int) -> str:

@@ -49,17 +49,16 @@ class Streak:
         done = _DONE.get(Missed(name), name) if name in set(Missed) else "took no part"
         code = f" [{reason}]" if reason else ""
         what = f"neuron {self.neuron!r} {done} in {self.windows} windows in a row{code}"
-        return f"{what}: {self._remedy(reason).format(neuron=self.neuron)}"
-
-    def _remedy(self, reason: Reason | None) -> str:
         if self.state.is_crashed():
-            return CRASHED
-        if self.state.name == "CatchingUp":
-            return REMEDIES[Alert.BEHIND]
-        if reason is None:
-            return REMEDIES[Alert.WINDOW_MISSED]
-        *_, raised = of_missed(reason, "")  # the most particular one is the last
-        return REMEDIES[raised.alert]
+            remedy = CRASHED
+        elif name == "CatchingUp":
+            remedy = REMEDIES[Alert.BEHIND]
+        elif reason is None:
+            remedy = REMEDIES[Alert.WINDOW_MISSED]
+        else:
+            *_, raised = of_missed(reason, "")  # the most particular one is the last
+            remedy = REMEDIES[raised.alert]
+        return f"{what}: {remedy.format(neuron=self.neuron)}"
 
 
 def newest_windows(name: str, limit: int) -> list[FlowRun]:
@@ -103,11 +102,7 @@ class Teller:
         self._say = say
 
     def look(self) -> None:
-        """Read the newest runs, and tell what is new.
-
-        Raises:
-            Exception: What Prefect's client raises, such as an outage of the server.
-        """
+        """Read the newest runs, and tell what is new; what Prefect's client raises is raised."""
         for neuron, told in self._told.items():
             few = min(MOST_READ, 2 * max(FIRST_TOLD, told) + SPARE)
             streak = streak_of(neuron, newest_windows(neuron, few))

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from deployments.prefect_server import PROJECT_ROOT
+from deployments.processes import PROJECT_ROOT
 
 SCRIPT = PROJECT_ROOT / "deployments" / "debian.sh"
 COMMANDS = {

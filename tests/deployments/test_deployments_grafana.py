@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from deployments.prefect_server import PROJECT_ROOT
+from deployments.processes import PROJECT_ROOT
 from tasks.sinks.prometheus import DROPPED, WAITING
 from templar.reports.metrics import COUNTERS, HELP
 

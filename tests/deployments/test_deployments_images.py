@@ -19,8 +19,8 @@ import yaml
 
 from deployments.command import main
 from deployments.neuron.folder import NeuronFolder
-from deployments.prefect_server import DATABASE_URL, PROJECT_ROOT
-from deployments.processes import free_port, http_serves, start_child, wait_until_ready
+from deployments.prefect_server import DATABASE_URL
+from deployments.processes import PROJECT_ROOT, free_port, http_serves, start_child, wait_until_ready
 from tests.support.commands import installed, write_env
 from tests.support.postgresql import PostgreSQL
 from tests.support.prepared import PreparedNetwork

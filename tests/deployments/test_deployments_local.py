@@ -134,7 +134,7 @@ class TestEnvironments:
         settings = {"default": {"TEMPLAR_RANKS": "2", "TEMPLAR_THREADS": "4"}}
         plan = replace(network.plan, folder=tmp_path, settings=settings)
         accounts = [prepare.DATASET_ACCOUNT, *(neuron.account_id for neuron in plan.running)]
-        prepare.write_environments(plan, dict.fromkeys(accounts, prepare.Keys("read", "r", "write", "w")))
+        prepare.write_environments(plan, dict.fromkeys(accounts, prepare.LOCAL_KEYS))
         for neuron in plan.running:
             values = dotenv_values(plan.env_file(neuron))
             changes = settings.get(neuron.name, {"TEMPLAR_THREADS": "1"})

@@ -19,8 +19,7 @@ from dotenv import dotenv_values
 from deployments import prefect_server
 from deployments.neuron import manage, start
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder
-from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import end_of, free_port, sole_process, start_child
+from deployments.processes import PROJECT_ROOT, end_of, free_port, sole_process, start_child
 from deployments.register import read_environment
 from tests.support.commands import write_env
 from tests.support.operator import wait_until

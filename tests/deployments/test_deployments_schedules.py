@@ -17,8 +17,7 @@ from deployments import clock, register, schedules
 from deployments.clock import ServiceWatch
 from deployments.neuron import doctor, status
 from deployments.neuron.folder import Address
-from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import start_child
+from deployments.processes import PROJECT_ROOT, start_child
 from deployments.register import deploy_scheduled, worker_command
 from deployments.register import register as register_neuron
 from deployments.schedules import (
@@ -212,7 +211,8 @@ class TestDeployed:
             assert "has an active schedule and no planned run" in found.line
             server = Address(prefect_server.server.api_url)
             unplan()
-            assert not status.is_green({"runs": True, "services": status._read_server([neuron], server).services})
+            shown = status._found([], [], server, [neuron], asks=True)
+            assert not status.is_green({"runs": True, **shown})
             unplan()
             with raising(PermanentError, Reason.SCHEDULE_STALLED, f"leaderboard/{neuron} has an active schedule"):
                 doctor._scheduled(neuron, server)

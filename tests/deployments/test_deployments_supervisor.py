@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.neuron import supervisor as supervisor_module
-from deployments.neuron.supervisor import Pauses, Service, Supervisor
+from deployments import supervisor as supervisor_module
 from deployments.processes import ProcessRecord, end_of, start_child
+from deployments.supervisor import Pauses, Service, Supervisor
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
 

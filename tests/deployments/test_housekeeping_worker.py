@@ -23,8 +23,7 @@ from prefect.states import Pending
 
 from deployments import housekeeping_worker
 from deployments.housekeeping_worker import ALREADY_RUNNING, NICENESS, SUPERSEDED, close_lost_runs, passed_over
-from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import end_of, start_child
+from deployments.processes import PROJECT_ROOT, end_of, start_child
 from deployments.register import ensure_pool, worker_command
 from deployments.schedules import runs_until
 from deployments.work_pool import default_worker_name

@@ -1,6 +1,5 @@
 """The Prefect server as a child process: its settings, its database, and what stock Prefect does not survive."""
 
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -20,27 +19,17 @@ from prefect.states import Completed
 from deployments.prefect_server import (
     DATABASE_URL,
     LOG_DATE,
-    PROJECT_ROOT,
     SERVER_LOG,
     PrefectServer,
     repeated_errors,
     require_database,
 )
-from deployments.processes import free_port
+from deployments.processes import PROJECT_ROOT
 from deployments.register import ensure_pool
 from templar.errors import PermanentError, Reason
 from tests.support.operator import wait_until
 from tests.support.postgresql import PostgreSQL
 from tests.support.prefect_server import RunningPrefectServer
-
-
-def test_a_taken_port_is_refused_before_anything_starts(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = PrefectServer(tmp_path / "home", taken.getsockname()[1])
-        with pytest.raises(PermanentError, match=f"port {server.port} .* choose another port") as caught:
-            server.start()
-    assert caught.value.reason is Reason.PORT_TAKEN
-    assert not (tmp_path / "home").exists()
 
 
 def test_the_environment_keeps_everything_in_one_folder_and_on_loopback(tmp_path):
@@ -129,12 +118,8 @@ def test_postgresql_with_the_right_password_and_with_others():
 def test_a_second_server_from_the_shell_of_the_first_shows_none_of_its_runs(prefect_server, tmp_path):
     with prefect_server.client() as client:
         client.create_flow_from_name("only-here")
-    second = PrefectServer(tmp_path / "second", free_port())
-    child = second.start(base=prefect_server.environment)
-    try:
-        flows = httpx.post(f"{second.api_url}/flows/filter", json={}, trust_env=False).json()
-    finally:
-        child.stop()
+    with RunningPrefectServer(tmp_path, base=prefect_server.environment) as second:
+        flows = httpx.post(f"{second.server.api_url}/flows/filter", json={}, trust_env=False).json()
     assert flows == []
 
 

@@ -253,7 +253,7 @@ class TestADayOfANetwork:
         server = network.process(SERVER_NAME)
         os.kill(server.pid, signal.SIGKILL)
         network.wait(lambda: not server.alive and is_free(network.plan.prefect_port), "the server is dead")
-        network.record.add(network.plan.server.start())
+        network.start(network.plan.server.service(network.plan.server.environment()))
         # 2. The windows go on, with one state after each; every run ends, and says how unless the server was away.
         back, root = network.complete_window(window + 1)
         assert network.agreed_roots(range(window, back + 1))[-1] == root

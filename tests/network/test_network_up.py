@@ -78,7 +78,7 @@ class TestUp:
     def test_what_is_running(self, network):
         names = {entry.name for entry in network.record.running()}
         workers = {f"worker of {name}" for name in network.names}
-        assert names == {"the Prefect server", "window clock", "housekeeping worker", *workers}
+        assert names == {"the Prefect server", "window clock", "housekeeping worker", "supervisor", *workers}
 
     def test_schedules_are_listed(self, network):
         listed = network.prefect("deployment", "ls")

@@ -10,7 +10,6 @@ import time
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 from unittest import mock
 from uuid import UUID
@@ -32,9 +31,9 @@ from deployments.local.bringup import STORAGE, LocalNetwork
 from deployments.local.pace import measure_pace
 from deployments.local.plan import LocalPlan
 from deployments.local.view import LocalView
-from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import ProcessRecord, free_port, require_free_port, start_child, stop_process
+from deployments.processes import PROJECT_ROOT, ProcessRecord, free_port, require_free_port, stop_process
 from deployments.schedules import HOUR, runs_until
+from deployments.supervisor import Service, Supervisor
 from templar.agreement.genesis import find_birth
 from templar.errors import PermanentError, RejectedError, TransientError
 from templar.exchange.buckets import Buckets
@@ -256,11 +255,14 @@ class LiveNetwork:
     def start_worker(self, neuron):
         """Start a neuron's worker again, as an operator would."""
         pool = f"neuron-{neuron}"
-        log = self.plan.folder / "logs" / f"{pool}-again.log"
-        env = self.plan.server.environment()
         block = self._network.neuron_block(next(each for each in self.neurons if each.name == neuron))
         command = bringup.ranked_command(bringup.worker_command(pool, "resident"), block)
-        self.record.start(partial(start_child, f"worker of {neuron}", command, log=log, env=env, cwd=PROJECT_ROOT))
+        log = self.plan.logs / f"{pool}-again.log"
+        self.start(Service(f"worker of {neuron}", command, log, self.plan.server.environment()))
+
+    def start(self, service):
+        """Start a process of the network, for which nobody waits."""
+        Supervisor(self.record, print).start(service)
 
     def steps(self, neuron, window):
         """The steps of a window that a neuron's journal has; `claimed` among them if the window is claimed."""

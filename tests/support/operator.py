@@ -3,8 +3,7 @@
 import sys
 import time
 
-from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import Child, start_child, wait_until_ready
+from deployments.processes import PROJECT_ROOT, Child, start_child, wait_until_ready
 from deployments.register import ensure_pool
 from tests.support.prefect_server import history_of
 

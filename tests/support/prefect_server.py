@@ -16,7 +16,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from deployments.prefect_server import PrefectServer
-from deployments.processes import Child, free_port
+from deployments.processes import PROJECT_ROOT, Child, free_port, start_child, wait_until_ready
 
 DRAIN_SECONDS = 10.0
 
@@ -65,15 +65,15 @@ def history_of(client, run):
 
 
 class RunningPrefectServer:
-    """A server that can go away and come back on the same port and database.
+    """A server that can go away and come back on the same port and database; it keeps everything in a folder.
 
-    Args:
-        folder: A temporary folder; the server keeps everything below it.
+    `base` is the environment that it extends; by default that of this process without Prefect's variables.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, base=None):
         self.server = PrefectServer(folder / "prefect", free_port())
-        self._base = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        self._base = own if base is None else base
         self._child: Child | None = None
 
     def __enter__(self):
@@ -101,7 +101,9 @@ class RunningPrefectServer:
         return talking_to(self.server)
 
     def start(self):
-        self._child = self.server.start(base=self._base)
+        server = self.server.service(self.environment)
+        self._child = start_child(server.name, server.command, log=server.log, env=server.environment, cwd=PROJECT_ROOT)
+        wait_until_ready(self._child, self.server.healthy, timeout_seconds=180.0)
 
     def stop(self):
         if self._child is not None:

@@ -17,7 +17,7 @@ from deployments.local.prepare import (
     publish_network,
     write_environments,
 )
-from deployments.prefect_server import PROJECT_ROOT
+from deployments.processes import PROJECT_ROOT
 from templar.chain.ledger import Ledger
 from templar.data.shards.shard_writer import build_shards
 from templar.datasets.page_writer import build_dataset

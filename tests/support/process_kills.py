@@ -44,13 +44,12 @@ from uuid import UUID
 
 from dotenv import dotenv_values
 
-from deployments import prefect_server
-from deployments.local import bringup, prepare
+from deployments import supervisor
+from deployments.local import prepare
 from deployments.local.bringup import CLOCK, STORAGE, LocalNetwork
-from deployments.local.prepare import Keys
-from deployments.prefect_server import PROJECT_ROOT, SERVER_NAME
-from deployments.processes import Child, ProcessIdentity, start_child, wait_until_ready
-from deployments.s3_endpoint import EndpointAdmin
+from deployments.prefect_server import SERVER_NAME
+from deployments.processes import PROJECT_ROOT, Child, ProcessIdentity, start_child
+from deployments.s3_endpoint import BucketKeys, EndpointAdmin
 from tasks.observing import auditing, network_from_environment
 from templar.audit.evidence_audit import Auditor
 from templar.errors import PermanentError, Reason
@@ -141,8 +140,7 @@ class ProcessKills:
             return self._starts[name]()
 
         with ExitStack() as stack:
-            for module in (bringup, prefect_server):
-                stack.enter_context(mock.patch.object(module, "start_child", remembering))
+            stack.enter_context(mock.patch.object(supervisor, "start_child", remembering))
             stack.enter_context(_lasting_storage(self.network.plan.buckets))
             stack.enter_context(self.network)
             environment = {name: str(value) for name, value in dotenv_values(self.network.plan.network_env).items()}
@@ -392,17 +390,16 @@ def _lasting_storage(buckets):
         address = f"127.0.0.1:{plan.storage_port}"
         command = [installed("rclone"), "serve", "s3", str(buckets), "--addr", address, "--config", ""]
         command += ["--auth-key", f"{key.access_key_id},{key.secret_access_key}"]
-        child = network._start(STORAGE, command, with_server=False)
-        wait_until_ready(child, lambda: announced in child.log.read_text(), timeout_seconds=bringup.START_SECONDS)
+        network._start(STORAGE, command, announces=announced)
         EndpointAdmin(plan.storage_url, key).save(plan.admin_file)
 
     def make_bucket(_, account):
         (buckets / account).mkdir()
-        return Keys(key.access_key_id, key.secret_access_key, key.access_key_id, key.secret_access_key)
+        return BucketKeys(account, key, key)
 
     with (
         mock.patch.object(LocalNetwork, "_start_storage", start_storage),
-        mock.patch.object(prepare, "make_bucket", make_bucket),
+        mock.patch.object(prepare, "create_bucket_with_keys", make_bucket),
     ):
         yield
 

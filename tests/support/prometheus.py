@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.prefect_server import PROJECT_ROOT
-from deployments.processes import free_port, start_child, wait_until_ready
+from deployments.processes import PROJECT_ROOT, free_port, start_child, wait_until_ready
 
 DASHBOARDS = PROJECT_ROOT / "deployments" / "grafana"
 PATIENCE_SECONDS = 180.0
