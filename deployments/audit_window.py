@@ -26,11 +26,7 @@ VERIFIED, DIFFERS, FAILED = 0, 1, 2
 
 
 def observer(arguments: argparse.Namespace) -> NeuronConfig:
-    """Return what a node that only reads works with.
-
-    Raises:
-        TemplarError: What is missing, malformed, or cannot be reached.
-    """
+    """Return what a node that only reads works with."""
     if arguments.env_file is not None:
         return network_from_environment(read_environment(arguments.env_file)).config
     require_server()
@@ -38,10 +34,7 @@ def observer(arguments: argparse.Namespace) -> NeuronConfig:
 
 
 def audit(auditor: Auditor, window: int, validator: int | None) -> int:
-    """Audit a window and print a line for each part of it; the exit status that it makes.
-
-    A part that differs gets a line per difference, one with notes a line per note.
-    """
+    """Audit a window and print a line for each part, difference and note; the exit status that it makes."""
     try:
         found = auditor.audit(window, validator)
     except TemplarError as error:
@@ -61,11 +54,7 @@ def audit(auditor: Auditor, window: int, validator: int | None) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Audit all that is asked for; the exit status.
-
-    Raises:
-        TemplarError: The network cannot be joined.
-    """
+    """Audit all that is asked for; the exit status."""
     with auditing(observer(arguments), arguments.tolerance) as auditor:
         last = arguments.last
         if last is None:

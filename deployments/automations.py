@@ -122,11 +122,7 @@ def _automation(
 
 
 def alert_block(environment: Mapping[str, str]) -> NotificationBlock | None:
-    """Return the notification block that the environment names; None if it names none.
-
-    Raises:
-        PermanentError: `bad_environment`; there is no such block, or it cannot notify.
-    """
+    """The notification block that the environment names, or None; `bad_environment` if it cannot notify."""
     name = environment.get(VARIABLE, "")
     if not name:
         return None
@@ -145,10 +141,7 @@ def alert_block(environment: Mapping[str, str]) -> NotificationBlock | None:
 
 
 def deploy_automations(client: SyncPrefectClient, wanted: Sequence[AutomationCore], neuron: str) -> None:
-    """Bring the automations of a neuron to the server: create, change and remove them as needed.
-
-    One that was switched off in the UI stays off.
-    """
+    """Create, change and remove a neuron's automations as needed; one that was switched off in the UI stays off."""
     there = {each.name: each for each in client.read_automations() if f"neuron:{neuron}" in each.tags}
     for automation in wanted:
         known = there.pop(automation.name, None)

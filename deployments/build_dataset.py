@@ -52,11 +52,7 @@ _STEPS = {"read": "reading the sources", "parts": "making the parts", "assemble"
 
 
 def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) -> None:
-    """Build, upload, and print the results.
-
-    Raises:
-        TemplarError: See `build` and `upload_dataset`; `bad_environment` before anything is touched.
-    """
+    """Build, upload, and print the results; a wrong environment is refused before anything is touched."""
     target = None
     if arguments.to_account is not None:
         environment = read_environment(arguments.env_file)
@@ -80,11 +76,7 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
 
 
 def _build_on_dask(request: BuildRequest, arguments: argparse.Namespace) -> BuiltDataset:
-    """Run the flow, which Prefect's server and its log show.
-
-    Raises:
-        TemplarError: See `build` and `unit_tasks`; `bad_environment` if PREFECT_API_URL names no server.
-    """
+    """Run the flow, which Prefect's server and its log show."""
     require_server()
     flow = build_dataset(
         arguments.source,

@@ -98,16 +98,7 @@ async def find_deployments(client: PrefectClient) -> tuple[list[WindowDeployment
 
 
 class WindowClock:
-    """Starts window runs and emits window events.
-
-    Args:
-        chain: Read-only view of the subnet.
-        hparams: The network's numbers.
-        genesis: The network's genesis hash.
-        start_window: Its first window.
-        deployments: What to start.
-        show: Called with each window once it is settled, in a thread of its own; by default nothing is.
-    """
+    """Starts window runs and emits window events; `show` gets each settled window, in a thread of its own."""
 
     def __init__(
         self,
@@ -207,12 +198,7 @@ class WindowClock:
 
 
 class ServiceWatch:
-    """Sends an alert of what the Prefect server of some neurons should do by itself and does not, once as it begins.
-
-    Args:
-        neurons: Their names.
-        log: The server's log, if it is this machine's.
-    """
+    """Sends an alert of what some neurons' Prefect server should do by itself and does not, once as it begins."""
 
     def __init__(self, neurons: Sequence[str], log: Path | None = None) -> None:
         self._neurons = neurons
@@ -221,11 +207,7 @@ class ServiceWatch:
         self._told: set[tuple[str, Raised]] = set()
 
     def look(self) -> None:
-        """Look, and send what was already so at the look before and was not sent yet.
-
-        Raises:
-            Exception: What Prefect's client raises, such as an outage of the server.
-        """
+        """Look, and send what was already so at the look before and was not sent yet."""
         now = {
             (each.neuron, Raised(Alert.SCHEDULE_STALLED, Reason.SCHEDULE_STALLED, each.line))
             for each in stalled(self._neurons)
@@ -251,11 +233,7 @@ async def _keep_looking(watch: ServiceWatch) -> None:
 
 
 async def serve() -> None:
-    """Find what to start, and follow the network of each neuron; usually all are of one.
-
-    Raises:
-        PermanentError: `bad_environment`; there is no window deployment, or PREFECT_API_URL names no Prefect server.
-    """
+    """Find what to start, and follow the network of each neuron; `bad_environment` if there is nothing to start."""
     deployments, neurons = await _patiently(_find)
     if not deployments:
         raise PermanentError(

@@ -35,17 +35,10 @@ def first_parameters(
 ) -> dict[str, Tensor]:
     """The parameters that a network starts with, in float32, by name.
 
-    Args:
-        source: A folder, or `REPOSITORY` or `REPOSITORY@REVISION` of the Hub; None for the parameters of
-            `initializer_seed`.
-        model: The architecture of the network's preset.
-        tokenizer: The network's.
-        hub_token: The operator's token of the Hub, for a private repository.
+    `source` is a folder, or `REPOSITORY` or `REPOSITORY@REVISION` of the Hub; None means the preset's seed.
 
     Raises:
-        PermanentError: `bad_hparams`; the model has another architecture. `tokenizer_missing`; it has another tokenizer
-            or none. `checkpoint_broken`; weights or configuration are missing or damaged. `bad_parameters`,
-            `object_missing`, `access_denied`, ...; there is no such model.
+        PermanentError: `bad_hparams`, `tokenizer_missing`, `checkpoint_broken`, and as in `download_model`.
         TransientError: The Hub could not be reached; a later call goes on.
     """
     if source is None:

@@ -104,17 +104,10 @@ async def close_lost_runs(
 ) -> list[FlowRun]:
     """Close the runs of a pool that a worker of this name began on this machine and that have no process.
 
-    A run that nobody began, since its worker was killed between taking it and naming itself, is closed as well. A
-    process that survives its worker reports by itself how its run ends. Scheduled work is not begun again: the next run
-    of its schedule repairs what was left.
-
-    Args:
-        client: Client of the Prefect API.
-        pool: Name of the work pool.
-        worker: Name of this machine's worker.
-        in_hand: The runs whose process the calling worker is about to start; called before and after the list is read.
-        settled: How long a run must have been in its state.
-        unlabelled: How long a run must have been taken by a worker that has not named itself.
+    A run that nobody began, since its worker was killed between taking it and naming itself, is closed once it is
+    `unlabelled` old; any other run once its state is `settled` old. Runs `in_hand` have no process yet and are spared.
+    A process that survives its worker reports by itself how its run ends. Scheduled work is not begun again: the next
+    run of its schedule repairs what was left.
     """
     starting, before = set(in_hand()), datetime.now(UTC) - settled
     runs = await runs_under_way(client, pool)

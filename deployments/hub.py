@@ -34,10 +34,7 @@ MODEL_FILES = (CONFIG_FILE, INDEX_FILE, WEIGHTS_PATTERN, TOKENIZER_FILE, TOKENIZ
 def download_model(repository: str, revision: str | None = None, *, token: str | None = None) -> Path:
     """Download weights, configuration and tokenizer of a repository into the Hub's cache; their folder.
 
-    Args:
-        repository: Its id, such as `user/name`.
-        revision: Branch, tag or commit; the default branch without one.
-        token: The operator's, for a private repository; None for the one that the Hub's client has, if any.
+    `revision` is a branch, tag or commit, the default branch without one. Without a `token` the client has its own.
 
     Raises:
         PermanentError: `object_missing`, `access_denied`, `bad_parameters`, ...
@@ -66,19 +63,11 @@ def open_pusher(token: str | None) -> HfApi:
 
 
 def push_model(hub: HfApi, repository: str, folder: Path, what: str) -> str:
-    """Push the files of a folder to a repository in one commit; its address.
+    """Push the files of a folder to a repository in one commit with the message `what`; its address.
 
     A repository that is not there is made, and is private. Weights of an earlier model that the new one does not
-    replace are deleted in the same commit: readers take every file of weights. So a reader sees one model, whole.
-
-    Args:
-        hub: A client with a token.
-        repository: Its id, such as `user/name`.
-        folder: A model in the Hugging Face layout.
-        what: The message of the commit.
-
-    Raises:
-        TemplarError: As in `open_pusher`; the files of the repository are as they were.
+    replace are deleted in the same commit: readers take every file of weights. So a reader sees one model, whole. After
+    an error, as in `open_pusher`, the files of the repository are as they were.
     """
     with _translated(f"Hugging Face repository {repository}", hub.token, rights="write to it"):
         hub.create_repo(repository, private=True, exist_ok=True)

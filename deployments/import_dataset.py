@@ -22,11 +22,7 @@ RESUMABLE = True
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Import, and print the result.
-
-    Raises:
-        TemplarError: See `import_dataset`; `tokenizer_missing`.
-    """
+    """Import, and print the result."""
     tokenizer = None if arguments.tokenizer is None else load_tokenizer(arguments.tokenizer)
     with step_bars({"read": "reading the files"}) as on_progress:
         imported = import_dataset(

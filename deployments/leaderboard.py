@@ -61,17 +61,7 @@ def show_held_out(held_out: HeldOut, console: Console) -> None:
 
 
 def save(board: Leaderboard, *, csv: Path | None, plot: Path | None) -> None:
-    """Write the files that are asked for, whole or not at all.
-
-    Args:
-        board: The leaderboard.
-        csv: Gets one row per window and miner (`Leaderboard.history`).
-        plot: Gets the drawing, an SVG.
-
-    Raises:
-        PermanentError: `local_file`: the file cannot be written.
-        TransientError: `local_file`: the disk is full.
-    """
+    """Write the history as CSV and the drawing as SVG where asked for, whole or not at all; `local_file` on failure."""
     if csv is not None:
         with replacing(csv) as file:
             file.write(board.history.to_csv(index=False).encode())
@@ -81,11 +71,7 @@ def save(board: Leaderboard, *, csv: Path | None, plot: Path | None) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Read, print, save.
-
-    Raises:
-        TemplarError: What could not be reached or is not there.
-    """
+    """Read, print, save."""
     require_server()
     config = load_block(arguments.neuron).config(arguments.neuron)
     try:

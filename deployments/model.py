@@ -64,11 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def open_network(arguments: argparse.Namespace) -> PublicNetwork:
-    """The network that the options name, or the local one.
-
-    Raises:
-        TemplarError: What is missing, malformed, or cannot be reached.
-    """
+    """The network that the options name, or the local one."""
     env_file, local = arguments.env_file, LOCAL_FOLDER / NETWORK_ENV_FILE
     if env_file is None and arguments.neuron is None and local.is_file():
         env_file = local
@@ -80,11 +76,7 @@ def open_network(arguments: argparse.Namespace) -> PublicNetwork:
 
 
 def fetched(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
-    """The checkpoint that is asked for, verified and on this disk; a line on stderr says which one it is.
-
-    Raises:
-        TemplarError: As in `fetch_model`.
-    """
+    """The checkpoint that is asked for, verified and on this disk; a line on stderr says which one it is."""
     config = network.config
     birth = config.birth()
     exchange = config.reading(birth)
@@ -124,12 +116,7 @@ def fetch(arguments: argparse.Namespace, network: PublicNetwork) -> int:
 
 
 def export(arguments: argparse.Namespace, network: PublicNetwork) -> int:
-    """Fetch a checkpoint, and copy it into a new or an empty folder, push it to a repository of the Hub, or both.
-
-    Raises:
-        PermanentError: `bad_parameters`; there is something in the folder, or neither is named. As in `push_model`.
-        TransientError: The Hub failed; the same call goes on.
-    """
+    """Fetch a checkpoint; copy it into a new or empty folder, push it to a repository of the Hub, or both."""
     # 1. What can be refused before anything is fetched.
     target: Path | None = arguments.folder
     if target is None and arguments.push is None:
@@ -161,11 +148,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def generate(arguments: argparse.Namespace, network: PublicNetwork) -> int:
-    """Print the prompt and the text that the model goes on with.
-
-    Raises:
-        PermanentError: `bad_parameters`; the prompt fills the model's context.
-    """
+    """Print the prompt and the text that the model goes on with; `bad_parameters` if the prompt fills its context."""
     folder = fetched(arguments, network).folder
     import torch  # noqa: PLC0415 - takes seconds, and the checks before it none
     from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer  # noqa: PLC0415

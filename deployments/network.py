@@ -63,20 +63,13 @@ def start_network(
 ) -> Started:
     """Start a network under a neuron's hotkey, or find that it has started.
 
-    Args:
-        block: The neuron.
-        opens_in_seconds: The first window opens after this time at the earliest.
-        folder: Where the checkpoint is made.
-        data_folder: Where the dataset is opened.
-        source: The model whose parameters are the first ones; None for those of the preset's seed.
-        hub_token: The operator's token of the Hub, if the model is in a private repository of it.
-        dry_run: Write nothing.
+    The checkpoint is made in `folder`, and the dataset opened in `data_folder`. `source` is the model of the first
+    parameters, and `hub_token` the operator's, as in `first_parameters`. A `dry_run` writes nothing.
 
     Raises:
         PermanentError: `bad_environment`; the subnet has room for one validator. `not_registered`; the hotkey lacks
-            permit or stake. `object_differs`; it has started a network
-            with other numbers, text, tokenizer or parameters, or another validator has started one. And as in
-            `first_parameters`.
+            permit or stake. `object_differs`; it has started a network with other numbers, text, tokenizer or
+            parameters, or another validator has started one. And as in `first_parameters`.
         TransientError: Chain, bucket, dataset or the Hub failed; a later call goes on.
     """
     # 1. Who starts it, and whether it has started.

@@ -73,9 +73,6 @@ class PrefectServer:
 
         It extends `base`, by default this process's environment. The Prefect settings in `base` stay in force except
         for the server's address and folder. Where clients have PREFECT_API_AUTH_STRING, the server asks for it.
-
-        Raises:
-            PermanentError: `bad_environment`; a proxy that cannot be used.
         """
         inherited = dict(os.environ if base is None else base)
         inherited.pop("PREFECT_PROFILE", None)  # it names a profile of the user's own folder
@@ -124,11 +121,7 @@ def exposes_keys(api_url: str) -> str | None:
 
 
 def require_guarded(api_url: str) -> None:
-    """Refuse a server that other machines may reach and that asks for no password.
-
-    Raises:
-        PermanentError: `bad_environment`.
-    """
+    """Refuse (`bad_environment`) a server that other machines may reach and that asks for no password."""
     if not is_loopback(urlsplit(api_url).hostname) and (problem := exposes_keys(api_url)):
         raise PermanentError(
             Reason.BAD_ENVIRONMENT, f"{problem} for it and here, or let the server listen on loopback alone"

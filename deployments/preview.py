@@ -63,11 +63,7 @@ def show(found: Preview, console: Console) -> None:
 
 
 def run(name: str, window: int | None, uid: int | None, sequences: int, console: Console) -> None:
-    """Look up, fetch and print.
-
-    Raises:
-        TemplarError: The chain, a store or an object is not available.
-    """
+    """Look up, fetch and print."""
     require_server()
     block = load_block(name)
     hparams, chain = block.hparams(), block.subnet.open(block.wallet)

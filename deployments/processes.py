@@ -45,10 +45,9 @@ def program(name: str) -> str:
 
 
 def state_folder() -> Path:
-    """Return where processes of this user are known: the same for every shell, with any HOME, TMPDIR or PREFECT_HOME.
+    """The folder that knows this user's processes: the same for every shell, with any HOME, TMPDIR or PREFECT_HOME.
 
-    Raises:
-        PermanentError: `local_file`; it lies in /tmp, since there is no home, and somebody else has made it.
+    Without a home it lies in /tmp; if somebody else has made it there, it is refused with `local_file`.
     """
     try:
         home = Path(pwd.getpwuid(os.getuid()).pw_dir)
@@ -63,11 +62,8 @@ def state_folder() -> Path:
 def sole_process(path: Path, refusal: Callable[[int], str]) -> Iterator[None]:
     """Hold a lock file with this process's number in it; the kernel drops the lock with the process.
 
-    The file's folder is made, and the file is removed in the end. `refusal` makes the error's text of the number of the
-    process that holds the file.
-
-    Raises:
-        PermanentError: `already_running`.
+    The file's folder is made, and the file is removed in the end. If another process holds it, `refusal` makes the text
+    of the error `already_running` of that process's number.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     while True:
@@ -151,12 +147,9 @@ def start_child(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Child:
-    """Start a process that outlives this one unless it is stopped; `env` is its whole environment.
+    """Start a process that outlives this one unless it is stopped; `process_died` if it cannot be started.
 
-    Its output is appended to `log`. A large log is put aside first, in place of the one before it.
-
-    Raises:
-        PermanentError: `process_died` if the program cannot be started.
+    `env` is its whole environment. Its output is appended to `log`; a large log is put aside first, over an older one.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -249,11 +242,7 @@ class ProcessRecord:
         self._lock = threading.Lock()
 
     def entries(self) -> tuple[ProcessEntry, ...]:
-        """All recorded processes, running or not, oldest first.
-
-        Raises:
-            PermanentError: `bad_state_file` if the file is not such a record.
-        """
+        """All recorded processes, running or not, oldest first; `bad_state_file` if the file is no such record."""
         try:
             return _ENTRIES.validate_json(self._path.read_bytes())
         except FileNotFoundError:
@@ -287,10 +276,7 @@ class ProcessRecord:
             self._write((*self.running(), entry))
 
     def stop_all(self, *, grace_seconds: float = 10.0) -> tuple[str, ...]:
-        """Stop the running processes, the youngest first, since it may need the older ones; return their names.
-
-        Each of them has `grace_seconds` after SIGTERM.
-        """
+        """Stop the running processes, the youngest first, since it may need the older ones; return their names."""
         stopped = []
         while remaining := self.running():
             *older, youngest = remaining
@@ -326,11 +312,7 @@ def http_serves(url: str) -> bool:
 
 
 def require_free_port(host: str, port: int, *, remedy: str) -> None:
-    """Refuse a port that something listens on.
-
-    Raises:
-        PermanentError: `port_taken`, naming the port and the remedy.
-    """
+    """Refuse (`port_taken`) a port that something listens on."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -66,11 +66,7 @@ POOL_KINDS: dict[str, type[BaseWorker[Any, Any, Any]]] = {"resident": ResidentWo
 
 
 def read_environment(env_file: Path | None) -> dict[str, str]:
-    """This process's environment over that of a file; what is empty in the environment is read from the file.
-
-    Raises:
-        PermanentError: `bad_environment`; as in `read_env_file`.
-    """
+    """This process's environment over that of a file; what is empty in the environment is read from the file."""
     values = {} if env_file is None else read_env_file(env_file)
     # An empty variable is no value. It stays if the file has none: an empty CUDA_VISIBLE_DEVICES means no device.
     return values | {name: value for name, value in os.environ.items() if value.strip() or name not in values}
@@ -80,13 +76,7 @@ def require_reachable(block: Neuron) -> None:
     """Refuse a neuron whose chain, buckets or dataset do not answer, or that is not registered on its subnet.
 
     The neuron's folder is made, and the rights of its bucket's keys are tried with objects that are removed again,
-    because the read key is about to be published on chain. Nothing else is written.
-
-    Raises:
-        PermanentError: `bad_hparams`, `bad_wallet`, `not_registered`, `cannot_pay_fees`, `access_denied`,
-            `bucket_missing`, `read_key_writes`, `write_key_refused`, `dataset_missing`, ...; the message names the
-            variables.
-        TransientError: `chain_unreachable`, `store_unreachable`, ...: what is named does not answer.
+    because the read key is about to be published on chain. Nothing else is written. An error names the variables.
     """
     hparams = block.hparams()
     address = block.wallet.open().address
@@ -118,14 +108,7 @@ def require_reachable(block: Neuron) -> None:
 
 
 def ensure_pool(client: SyncPrefectClient, name: str, kind: str, **variables: float) -> None:
-    """Make a work pool unless it is there.
-
-    Args:
-        client: Client of the Prefect API.
-        name: Name of the pool.
-        kind: `resident` or `process`.
-        variables: Defaults of the pool's job variables, such as `grace_seconds`.
-    """
+    """Make a work pool, `resident` or `process`, unless it is there; `variables` are defaults of its job variables."""
     template = POOL_KINDS[kind].get_default_base_job_template()
     for variable, value in variables.items():
         template["variables"]["properties"][variable]["default"] = value
@@ -136,14 +119,7 @@ def ensure_pool(client: SyncPrefectClient, name: str, kind: str, **variables: fl
 
 
 def deploy_window(neuron: str, role: str, pool: str, *, name: str | None = None) -> None:
-    """Deploy the window flow of a neuron's role.
-
-    Args:
-        neuron: Name of the neuron.
-        role: Its role.
-        pool: The work pool that runs it.
-        name: Name of the deployment; that of the neuron by default.
-    """
+    """Deploy the window flow of a neuron's role on a work pool; the deployment is called like the neuron by default."""
     _deploy(
         f"{role}_window",
         neuron,
@@ -157,12 +133,8 @@ def deploy_window(neuron: str, role: str, pool: str, *, name: str | None = None)
 def deploy_scheduled(neuron: str, block: Neuron, *, hour: timedelta = HOUR) -> None:
     """Deploy the scheduled flows of a neuron; doing it again changes what differs.
 
-    Parameters and schedules that an operator has added stay, and a schedule that was paused stays paused.
-
-    Args:
-        neuron: Name of the neuron.
-        block: Its block, which says role and network.
-        hour: How long an hour takes, as for `scheduled_work`.
+    Parameters and schedules that an operator has added stay, and a schedule that was paused stays paused. `hour` is how
+    long an hour takes, as for `scheduled_work`.
     """
     with get_client(sync_client=True) as client:
         ensure_pool(client, HOUSEKEEPING_POOL, "process")
@@ -233,11 +205,7 @@ def deployment_variables(name: str, role: str) -> dict[str, str]:
 
 
 def deploy(environment: Mapping[str, str]) -> None:
-    """Deploy what deployments/prefect.yaml has.
-
-    Raises:
-        PermanentError: `process_died`, with the end of what Prefect says.
-    """
+    """Deploy what deployments/prefect.yaml has; `process_died` with the end of what Prefect says."""
     result = subprocess.run(  # noqa: S603 - our own command
         DEPLOY_COMMAND, cwd=PROJECT_ROOT, env=dict(environment), capture_output=True, text=True, check=False
     )
@@ -271,23 +239,14 @@ def add_neuron_options(parser: argparse.ArgumentParser) -> None:
 
 
 def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """The options' variables over this process's environment over that of the file.
-
-    Raises:
-        PermanentError: `bad_environment`.
-    """
+    """The options' variables over this process's environment over that of the file; `bad_environment` as there."""
     chosen = {variable: getattr(arguments, variable) for variable in BITTENSOR_OPTIONS.values()}
     given = {variable: value for variable, value in chosen.items() if value is not None}
     return read_environment(arguments.env_file) | given
 
 
 def checked_neuron(environment: Mapping[str, str]) -> Neuron:
-    """The neuron of an environment, once all that it needs has answered.
-
-    Raises:
-        PermanentError: `bad_environment`; what `require_reachable` refuses.
-        TransientError: As `require_reachable`.
-    """
+    """The neuron of an environment, once all that it needs has answered, as `require_reachable`."""
     block = neuron_from_environment(dict(environment))
     SinkSettings.of(environment)
     require_reachable(block)
@@ -297,9 +256,7 @@ def checked_neuron(environment: Mapping[str, str]) -> Neuron:
 def enrol(name: str, block: Neuron, environment: Mapping[str, str]) -> None:
     """Announce a neuron's role on chain, register it, and deploy the schedules of its role and its automations.
 
-    Raises:
-        PermanentError: The chain refuses the role; `bad_environment`: TEMPLAR_ALERT_BLOCK names no block that notifies.
-        TransientError: The chain does not answer.
+    `bad_environment` if TEMPLAR_ALERT_BLOCK names no block that notifies; the chain may refuse the role.
     """
     notifying = alert_block(environment)
     announce_role(block.subnet.open(block.wallet), block.wallet.open().address, block.role)

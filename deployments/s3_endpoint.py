@@ -106,11 +106,7 @@ def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
 
 
 def serve(port: int, admin_file: Path) -> None:
-    """Serve in the foreground until SIGTERM or SIGINT; port 0 takes a free one.
-
-    Raises:
-        PermanentError: `port_taken`.
-    """
+    """Serve in the foreground until SIGTERM or SIGINT; port 0 takes a free one, and a taken one is `port_taken`."""
     application, key = enforcing_application()
     server = open_server(application, port)
     admin = EndpointAdmin(f"http://{HOST}:{server.server_port}", key)

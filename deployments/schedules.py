@@ -59,13 +59,7 @@ class Work:
 
 
 def scheduled_work(role: str, hparams: HParams, *, hour: timedelta = HOUR) -> Iterator[Work]:
-    """Yield the scheduled flows of a role in a network.
-
-    Args:
-        role: `miner`, `validator` or `aggregator`.
-        hparams: The network's numbers.
-        hour: How long an hour takes; shorter ones let a day pass in minutes. Windows keep their length.
-    """
+    """Yield the scheduled flows of a role in a network; `hour` is how long an hour takes, windows keep their length."""
     day, minute = 24 * hour, hour / 60
     # 1. What every neuron does for its bucket, its keys and its disk.
     yield Work("bucket_cleanup", "Delete what has expired from the neuron's bucket.", "hourly", hour, 17 * minute)
@@ -133,9 +127,6 @@ def stalled(neurons: Sequence[str]) -> list[Stalled]:
     """Return the schedules of some neurons that do not fire, on the Prefect server that is set.
 
     An active schedule always has a planned run, and a planned run begins soon after its time.
-
-    Raises:
-        Exception: What Prefect's client raises, such as an outage of the server.
     """
     with get_client(sync_client=True) as client:
         flows = {flow.id: flow.name for flow in client.read_flows()}
@@ -184,12 +175,7 @@ class Ran:
 
 
 def scheduled_runs(client: SyncPrefectClient, *, patience: timedelta = LATEST) -> Ran:
-    """Return what schedules have made of the runs that are due.
-
-    Args:
-        client: Client of the Prefect API.
-        patience: How long a run may take, from the time that it was planned for.
-    """
+    """What schedules have made of the runs that are due; a run may take `patience` from the time it was planned for."""
     now, completed, others = datetime.now(UTC), Counter[str](), []
     flows = {flow.id: flow.name for flow in client.read_flows()}
     for run in runs_until(client, now):

@@ -24,11 +24,7 @@ from templar.store.directory import DirectoryStore
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
-    """Check the dataset in every store, and print what is wrong; whether all of it is right.
-
-    Raises:
-        TemplarError: As in `verify_dataset`; `bad_environment` before anything is read.
-    """
+    """Check the dataset in every store, and print what is wrong; whether all of it is right."""
     stores, prefix = _stores(arguments)
     whole = [_is_whole(store, prefix, arguments.workers, console) for store in stores]
     return all(whole)

@@ -121,7 +121,6 @@ def answers(config: NeuronConfig, uid: int, window: int, validator: int | None) 
 
     Raises:
         PermanentError: `window_not_open`; `not_registered`: there is no such validator.
-        TransientError: The chain failed.
     """
     birth = config.birth()
     exchange = config.reading(birth)

@@ -42,12 +42,9 @@ _UNDER_WAY = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 
 
 def require_server_address() -> str:
-    """The address of the Prefect server; without one Prefect would start a server in this process.
+    """The address of the Prefect server; `bad_environment` if there is none, since Prefect would start a server here.
 
     From then on, the clients of this process reach loopback addresses without a proxy.
-
-    Raises:
-        PermanentError: `bad_environment`; it is not set, or no address, or a proxy cannot be used.
     """
     address = get_current_settings().api.url
     if address is None:
@@ -69,11 +66,7 @@ def require_server_address() -> str:
 
 
 def require_server() -> None:
-    """Refuse to go on without a Prefect server that answers.
-
-    Raises:
-        PermanentError: `bad_environment`; the cause says whether it may answer later (see `is_outage`).
-    """
+    """Refuse (`bad_environment`) to go on without a Prefect server that answers; the cause is for `is_outage`."""
     address = require_server_address()
     if (problem := _ask_server()) is not None:
         raise PermanentError(
@@ -145,11 +138,7 @@ def default_worker_name(pool: str) -> str:
 
 @contextmanager
 def sole_worker_of(pool: str) -> Iterator[None]:
-    """Hold a pool of the configured server for this process, against every other process of this user and machine.
-
-    Raises:
-        PermanentError: `already_running` if a process of this machine holds it; `bad_environment` without a server.
-    """
+    """Hold a pool of the configured server against this user's other processes here; `already_running` if held."""
     address = require_server_address().rstrip("/").replace("//localhost:", "//127.0.0.1:")
     digest = hashlib.sha256(f"{address}\n{pool}".encode()).hexdigest()
 
@@ -162,14 +151,10 @@ def sole_worker_of(pool: str) -> Iterator[None]:
 
 
 async def claim_pool(client: PrefectClient, pool: str, *, worker_type: str, own_name: str) -> None:
-    """Refuse a pool that is not there or of another type, and one with a worker that is online under another name.
+    """Refuse (`bad_environment`) a pool that is missing or of another type, and (`already_running`) one with a worker.
 
     A worker that was killed counts as online for three of its heartbeats; on its own machine it comes back under its
     old name and need not wait.
-
-    Raises:
-        PermanentError: `bad_environment`, naming the pools that there are, or the pool's type; `already_running`,
-            naming the other worker.
     """
     try:
         found = await client.read_work_pool(pool)
@@ -209,12 +194,7 @@ async def close_orphans(client: PrefectClient, pool: str, own_runs: Callable[[],
     """Close the runs of a pool whose process is gone; right only for the pool's one worker.
 
     A run that is being cancelled becomes Cancelled, any other one crashes. No state is forced: a run that has reached a
-    final state meanwhile keeps it.
-
-    Args:
-        client: Client of the Prefect API.
-        pool: Name of the work pool.
-        own_runs: The calling worker's runs; called before and after the list is read.
+    final state meanwhile keeps it. `own_runs`, the worker's, are asked for before and after the list is read.
     """
     own = set(own_runs())
     runs = await runs_under_way(client, pool)

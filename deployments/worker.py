@@ -302,11 +302,7 @@ class RunThread:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flow-run")
 
     async def execute(self, flow: Flow[..., Any], flow_run: FlowRun) -> str | None:
-        """Run a flow to its end; the engine reports its states.
-
-        Returns:
-            An exception of the engine itself, as text; None after a regular end, also of a failed run.
-        """
+        """Run a flow to its end; the text of an exception of the engine itself, else None, also for a failed run."""
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, _execute, flow, flow_run)
 

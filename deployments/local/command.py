@@ -72,11 +72,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def paced(plan: LocalPlan, window_seconds: float | None) -> LocalPlan:
-    """The plan with windows of this length, or of one that suits this machine as it is now.
-
-    Raises:
-        PermanentError: `bad_hparams`, `process_died`.
-    """
+    """The plan with windows of this length, or of one that suits this machine as it is now."""
     preset = load_hparams(plan.preset, path=plan.hparams_path)
     if window_seconds is not None:
         return replace(plan, pace=pace_of(preset, window_seconds))

@@ -35,11 +35,7 @@ SECONDS = (
 
 
 def measure_pace(num_neurons: int) -> float:
-    """Return how many times as long as the preset's this machine's windows should be: 1, 2, 3, ...
-
-    Raises:
-        PermanentError: `process_died`; a process of the measurement failed.
-    """
+    """How many times as long as the preset's this machine's windows should be: 1, 2, ...; `process_died` on failure."""
     started = time.perf_counter()
     command = [sys.executable, "-I", "-c", WORK]
     workers = [subprocess.Popen(command) for _ in range(num_neurons)]  # noqa: S603 - our own command
@@ -75,11 +71,7 @@ def slowed_windows(hparams: HParams, pace: float) -> dict[str, Any]:
 
 
 def write_slowed(source: Path, preset: str, pace: float, target: Path) -> HParams:
-    """Write an hparams.json in which the preset has slower windows; return the preset as it reads there.
-
-    Raises:
-        PermanentError: `bad_hparams`; at this pace the times do not fit together.
-    """
+    """Write an hparams.json in which the preset has slower windows; the preset as it reads there, or `bad_hparams`."""
     slowed = slowed_windows(load_hparams(preset, path=source), pace)
     presets = json.loads(source.read_text(encoding="utf-8"))
     presets[preset]["windows"] = {**presets[preset].get("windows", {}), **slowed}

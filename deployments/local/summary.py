@@ -29,14 +29,7 @@ class Summary:
 
 
 def summarise(view: LocalView, last_window: int, num_windows: int, started: float) -> Summary:
-    """Wait until every node has settled the last window, replay it all, and compare.
-
-    Args:
-        view: The network.
-        last_window: Its last window that counts.
-        num_windows: How many windows were run.
-        started: `time.monotonic()` at the very beginning.
-    """
+    """Wait until every node has settled the last window, replay it all, and compare; `started` is monotonic time."""
     nodes = {neuron.name for neuron in view.plan.running}
     deadline = time.time() + view.plan.pace * SETTLE_PATIENCE_SECONDS
     while set(roots := view.roots(last_window)) != nodes and time.time() < deadline:

@@ -62,11 +62,7 @@ class LocalView:
         }
 
     def row(self, window: int) -> WindowRow | None:
-        """A window, once a validator has published its evidence; None before.
-
-        Raises:
-            TransientError: The store or the chain failed.
-        """
+        """A window, once a validator has published its evidence; None before."""
         validator = self.validator()
         store = self.exchange.buckets.reader(validator)
         key = window_key(Kind.EVIDENCE, window, validator.uid)
@@ -119,10 +115,8 @@ class LocalView:
     def replay(self, last_window: int, *, deadline: float) -> Node:
         """Replay the network from genesis out of public objects, as an observer; its state after `last_window`.
 
-        Checkpoints are not used, so that every window is held against what all nodes say.
-
-        Raises:
-            TransientError: Something could not be read before the deadline.
+        Checkpoints are not used, so that every window is held against what all nodes say. A store that fails is asked
+        again until the deadline.
         """
         home = self.plan.folder / "observer"
         open_dataset = partial(self._block.dataset.open, self.hparams, home)

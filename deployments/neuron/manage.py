@@ -47,10 +47,6 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
     """Write the .env, with a new password for the Prefect server; a file that is there is never changed.
 
     With `--local` the neuron gets a place in the local network, and nothing is left to fill in.
-
-    Raises:
-        PermanentError: `bad_environment`; the file is there, or cannot be written. With `--local` as `join_local`.
-        TransientError: As `join_local`.
     """
     path: Path = arguments.env_file or Path(".env")
     values = {variable: getattr(arguments, variable) for variable in (*BITTENSOR_OPTIONS.values(), "TEMPLAR_ROLE")}
@@ -124,11 +120,7 @@ def status(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def logs(arguments: argparse.Namespace, console: Console) -> int:
-    """Show the end of each log, or of that of one process.
-
-    Raises:
-        PermanentError: `bad_environment`; there is no such log.
-    """
+    """Show the end of each log, or of that of one process; `bad_environment` if there is no such log."""
     folder = NeuronFolder(arguments.name)
     paths = sorted([*folder.logs.glob("*.log"), *folder.server_home.glob(SERVER_LOG)])
     chosen = [path for path in paths if arguments.process in (None, path.stem)]

@@ -37,12 +37,7 @@ SECONDS = 60.0  # training of a rehearsal takes no longer, unless told otherwise
 
 
 def run(block: Neuron, seconds: float) -> Rehearsal:
-    """Rehearse with a neuron's settings.
-
-    Raises:
-        PermanentError: As `rehearse`; `bad_environment`: the neuron is no miner.
-        TransientError: As `rehearse`.
-    """
+    """Rehearse with a neuron's settings, as `rehearse`; `bad_environment` if the neuron is no miner."""
     if block.role != "miner":
         raise PermanentError(
             Reason.BAD_ENVIRONMENT,

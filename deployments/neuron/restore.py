@@ -51,11 +51,7 @@ def lines(report: RestoreReport, home: str) -> list[str]:
 
 
 def standing(block: Neuron, name: str) -> str:
-    """Return why a validator or an aggregator needs no restore, and from which window a start would go on.
-
-    Raises:
-        TemplarError: Chain or bucket could not be read.
-    """
+    """Why a validator or an aggregator needs no restore, and from which window a start would go on."""
     if block.role == "aggregator":
         return "an aggregator has no private state: start it, it catches up with the network"
     store = block.config(name).buckets.own

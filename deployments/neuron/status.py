@@ -41,10 +41,7 @@ def status_of(folder: NeuronFolder) -> dict[str, Any]:
 def status_of_network(
     record: ProcessRecord, address: Address | None, neurons: Sequence[str], *, newest: str
 ) -> dict[str, Any]:
-    """Return what is known of a network that one record has: its processes, and the newest windows of each neuron.
-
-    `newest` is the process that is started last: without it the network is still coming up.
-    """
+    """What is known of a network of one record; without its `newest` process it is still coming up."""
     entries = record.entries()
     running = [entry for entry in entries if entry.identity.alive]
     missing = [entry.name for entry in entries if entry not in running]
@@ -92,11 +89,7 @@ def is_green(found: Mapping[str, Any]) -> bool:
 
 
 def service_problems(neurons: Sequence[str], address: Address) -> list[str]:
-    """Return a line for each thing that the Prefect server of some neurons should do by itself and does not.
-
-    Raises:
-        Exception: What Prefect's client raises, such as an outage of the server.
-    """
+    """A line for each thing that the Prefect server of some neurons should do by itself and does not."""
     with temporary_settings(address.settings):
         problems = [each.line for each in stalled(neurons)]
     if address.home is not None:  # a server of `neuron start` or `make up`

@@ -38,11 +38,7 @@ def looks_at_subnet(chain: Chain, hparams: HParams) -> Iterator[tuple[str, Calla
 
 
 def require_yuma(chain: Chain) -> str:
-    """Refuse a subnet that does not pay by Yuma consensus.
-
-    Raises:
-        PermanentError: `bad_environment`; there is room for one validator.
-    """
+    """Refuse (`bad_environment`) a subnet that does not pay by Yuma consensus: it has room for one validator."""
     rules = chain.rules()
     if rules is None or rules.consensus == YUMA:
         return f"{YUMA}: each validator's weights count by its stake"
