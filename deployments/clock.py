@@ -110,12 +110,9 @@ class WindowClock:
         deployments: Sequence[WindowDeployment],
         show: Callable[[int], None] | None = None,
     ) -> None:
-        self._chain = chain
-        self._hparams = hparams
-        self._genesis = genesis
-        self._start_window = start_window
-        self._deployments = deployments
-        self._show = show
+        self._chain, self._hparams = chain, hparams
+        self._genesis, self._start_window = genesis, start_window
+        self._deployments, self._show = deployments, show
 
     async def run(self) -> None:
         """Follow the chain for ever. The first window is started early, so that neurons are ready when it opens."""
@@ -209,8 +206,8 @@ class ServiceWatch:
     def look(self) -> None:
         """Look, and send what was already so at the look before and was not sent yet."""
         now = {
-            (each.neuron, Raised(Alert.SCHEDULE_STALLED, Reason.SCHEDULE_STALLED, each.line))
-            for each in stalled(self._neurons)
+            (neuron, Raised(Alert.SCHEDULE_STALLED, Reason.SCHEDULE_STALLED, line))
+            for neuron, line in stalled(self._neurons)
         }
         if errors := repeated_errors(self._log):
             # Without its number of times, which grows: it is one alert.
@@ -234,7 +231,13 @@ async def _keep_looking(watch: ServiceWatch) -> None:
 
 async def serve() -> None:
     """Find what to start, and follow the network of each neuron; `bad_environment` if there is nothing to start."""
-    deployments, neurons = await _patiently(_find)
+
+    async def find() -> tuple[list[WindowDeployment], dict[str, Neuron]]:
+        await asyncio.to_thread(require_server)
+        async with get_client() as client:
+            return await find_deployments(client)
+
+    deployments, neurons = await _patiently(find)
     if not deployments:
         raise PermanentError(
             Reason.BAD_ENVIRONMENT,
@@ -267,12 +270,6 @@ async def _follow(block: Neuron, deployments: Sequence[WindowDeployment]) -> Non
     curve = NetworkCurve(exchange, birth, {each.hotkey: each.neuron for each in deployments})
     show = partial(show_network, curve, network_key(chain.netuid, genesis))
     await WindowClock(chain, hparams, genesis=genesis, start_window=start, deployments=deployments, show=show).run()
-
-
-async def _find() -> tuple[list[WindowDeployment], dict[str, Neuron]]:
-    await asyncio.to_thread(require_server)
-    async with get_client() as client:
-        return await find_deployments(client)
 
 
 async def _patiently(attempt: Callable[[], Awaitable[T]]) -> T:

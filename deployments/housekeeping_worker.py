@@ -113,7 +113,15 @@ async def close_lost_runs(
     runs = await runs_under_way(client, pool)
     of_worker = [run for run in runs if run.labels.get("prefect.worker.name") == worker]
     lost = [run for run in of_worker if run.state is not None and run.state.timestamp <= before]
-    lost += [run for run in runs if "prefect.worker.name" not in run.labels and _is_taken(run, unlabelled)]
+    taken = datetime.now(UTC) - unlabelled
+    lost += [
+        run
+        for run in runs
+        if "prefect.worker.name" not in run.labels
+        and run.state is not None
+        and run.state.is_pending()
+        and run.state.timestamp <= taken
+    ]
     starting.update(in_hand())
     running = await asyncio.to_thread(_runs_with_process) if lost else set()
     lost = [run for run in lost if run.id not in starting and str(run.id) not in running]
@@ -124,12 +132,6 @@ async def close_lost_runs(
             run.id, Cancelled(message=message) if is_cancelling else Crashed(message=message)
         )
     return lost
-
-
-def _is_taken(run: FlowRun, before: timedelta) -> bool:
-    """Whether a worker has taken a run so long ago, and nobody has begun it."""
-    state = run.state
-    return state is not None and state.is_pending() and state.timestamp <= datetime.now(UTC) - before
 
 
 def _runs_with_process() -> set[str]:

@@ -40,9 +40,8 @@ def download_model(repository: str, revision: str | None = None, *, token: str |
         PermanentError: `object_missing`, `access_denied`, `bad_parameters`, ...
         TransientError: `store_unreachable`, `store_busy`; a later call goes on.
     """
-    files = list(MODEL_FILES)
     with _translated(f"Hugging Face repository {repository}", token, rights="read it"):
-        return Path(snapshot_download(repository, revision=revision, token=token, allow_patterns=files))
+        return Path(snapshot_download(repository, revision=revision, token=token, allow_patterns=list(MODEL_FILES)))
 
 
 def open_pusher(token: str | None) -> HfApi:

@@ -8,6 +8,7 @@ validator is this neuron, or else the one with the most stake that has evidence.
 
 import argparse
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -74,10 +75,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     """Read, print, save."""
     require_server()
     config = load_block(arguments.neuron).config(arguments.neuron)
-    try:
+    with closing(config.buckets):
         published, held_out = read_recent(config, arguments.windows, uid=arguments.validator), evaluations_of(config)
-    finally:
-        config.buckets.close()
     if not published.evidences:
         raise PermanentError(published.left_out[-1][1].reason, published.summary)
     board = Leaderboard(published.evidences)

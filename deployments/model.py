@@ -16,8 +16,8 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,16 +50,9 @@ DONE, DIFFERS, FAILED = 0, 1, 2
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and do what it says; 0 if it was done, 1 if a replay differs, 2 if it failed."""
     arguments = _parser().parse_args(words)
-    commands: dict[str, Callable[[argparse.Namespace, PublicNetwork], int]] = {
-        "fetch": fetch,
-        "generate": generate,
-        "evaluate": evaluate,
-        "export": export,
-        "verify": verify,
-    }
-    with ExitStack() as resources:
-        network = open_network(arguments)
-        resources.callback(network.config.buckets.close)
+    commands = {"fetch": fetch, "generate": generate, "evaluate": evaluate, "export": export, "verify": verify}
+    network = open_network(arguments)
+    with closing(network.config.buckets):
         return commands[arguments.command](arguments, network)
 
 
@@ -211,7 +204,9 @@ def verify(arguments: argparse.Namespace, network: PublicNetwork) -> int:
     node = Node(replace(network.config, name=VERIFY_FOLDER, home=home))
     try:
         first = node.state.window if arguments.first is None else arguments.first
-        last = _newest(node) if arguments.window is None else arguments.window
+        last = newest_proven_window(node.exchange) if arguments.window is None else arguments.window
+        if last is None:
+            raise PermanentError(Reason.OBJECT_MISSING, "no window has a proven state yet: wait until one was settled")
         begin_at(node, first)
         replayed = None
         for replayed in replay_to(node, last):
@@ -230,13 +225,6 @@ def verify(arguments: argparse.Namespace, network: PublicNetwork) -> int:
     begun = "the genesis" if arguments.first is None else f"the checkpoint of window {first}"
     print(f"verified: from {begun} to window {replayed.window}")
     return DONE
-
-
-def _newest(node: Node) -> int:
-    last = newest_proven_window(node.exchange)
-    if last is None:
-        raise PermanentError(Reason.OBJECT_MISSING, "no window has a proven state yet: wait until one was settled")
-    return last
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -83,12 +83,13 @@ def start_network(
     # 2. What the network's members must have in common.
     dataset = block.dataset.open(hparams, data_folder)
     tokenizer = load_tokenizer(hparams.data.tokenizer_name, embedded=dataset.tokenizer_json())
-    window = _first_window_after(chain, hparams, opens_in_seconds)
+    window = window_of(chain.head() + int(opens_in_seconds / chain.block_seconds) + 1, hparams.windows) + 1
     check_fits(tokenizer, hparams.model.vocab_size)
     params = first_parameters(source, hparams.model, tokenizer, hub_token=hub_token)
     common: Any = {"params": params, "tokenizer": tokenizer, "dataset_digest": dataset.digest, "start_window": window}
     draft = draft_birth(chain, hparams, publisher, **common)
-    known = _own_start(chain, buckets, publisher)
+    # The start window in the own bucket; there is none before the chain names the bucket.
+    known = None if publisher.commitment is None else read_start(chain, buckets, publisher)
     if known is not None and _common(known) != _common(draft.start):
         raise PermanentError(
             Reason.OBJECT_DIFFERS,
@@ -102,7 +103,8 @@ def start_network(
         announce_role(chain, hotkey.address, "validator")
         buckets.announce()
         birth = publish_genesis(chain, buckets, hparams, hotkey, **common, folder=folder, concurrency=FILES_AT_ONCE)
-    opens_at = chain.clock.now() + _blocks_until(chain, hparams, birth.start.start_window) * chain.block_seconds
+    blocks = first_block(birth.start.start_window, hparams.windows) - chain.head()
+    opens_at = chain.clock.now() + blocks * chain.block_seconds
     return Started(birth, known is None, opens_at, num_parameters(hparams.model))
 
 
@@ -142,22 +144,8 @@ def _require_no_other(chain: Chain, buckets: Buckets, hparams: HParams, address:
             )
 
 
-def _own_start(chain: Chain, buckets: Buckets, publisher: NeuronInfo) -> StartWindow | None:
-    """The start window in the own bucket; None without one, also before the chain names the bucket."""
-    return None if publisher.commitment is None else read_start(chain, buckets, publisher)
-
-
 def _common(start: StartWindow) -> tuple[str, ...]:
     return start.hparams, start.tokenizer, start.dataset, start.root
-
-
-def _first_window_after(chain: Chain, hparams: HParams, seconds: float) -> int:
-    blocks = int(seconds / chain.block_seconds) + 1
-    return window_of(chain.head() + blocks, hparams.windows) + 1
-
-
-def _blocks_until(chain: Chain, hparams: HParams, window: int) -> int:
-    return first_block(window, hparams.windows) - chain.head()
 
 
 def lines(started: Started, *, dry_run: bool) -> list[str]:

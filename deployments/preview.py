@@ -17,27 +17,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from blocks.neuron import Neuron
 from deployments.work_pool import require_server
 from tasks.host import load_block
 from templar.arguments import whole_number
-from templar.chain.base import Chain
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.housekeeping.maintenance import known_epochs
-from templar.hparams import HParams
 from templar.neuron.configuration import NeuronConfig
 from templar.neuron.workload import Preview, open_workload, preview
 from templar.timeline import window_of
-
-
-def reading_context(block: Neuron, chain: Chain, hparams: HParams, home: Path) -> NeuronConfig:
-    """The context for reading a neuron's network, without a hotkey, in a folder of its own."""
-    buckets, open_dataset = (
-        Buckets(chain, block.bucket.endpoint.open_reader),
-        partial(block.dataset.open, hparams, home),
-    )
-    return NeuronConfig("preview", home, hparams, chain, buckets, None, open_dataset, block.genesis or None)
 
 
 def show(found: Preview, console: Console) -> None:
@@ -59,7 +47,10 @@ def show(found: Preview, console: Console) -> None:
     console.print(f"{found.num_sequences} sequences; the first {len(found.texts)} in training order:")
     for number, text in enumerate(found.texts):
         console.rule(str(number))
-        console.print(Text(_printable(text)))
+        # Control characters might be obeyed by the terminal.
+        is_harmless = (each in "\n\t" or unicodedata.category(each)[0] != "C" for each in text)
+        shown = (each if good else "\ufffd" for each, good in zip(text, is_harmless, strict=True))
+        console.print(Text("".join(shown)))
 
 
 def run(name: str, window: int | None, uid: int | None, sequences: int, console: Console) -> None:
@@ -72,8 +63,13 @@ def run(name: str, window: int | None, uid: int | None, sequences: int, console:
         if own is None:
             raise PermanentError(Reason.NOT_REGISTERED, f"neuron {name!r} has no uid on its subnet: name one, --uid")
         uid = own.uid
-    with tempfile.TemporaryDirectory(prefix="templar-preview-") as home:
-        config = reading_context(block, chain, hparams, Path(home))
+    with tempfile.TemporaryDirectory(prefix="templar-preview-") as folder:
+        home = Path(folder)
+        buckets, open_dataset = (
+            Buckets(chain, block.bucket.endpoint.open_reader),
+            partial(block.dataset.open, hparams, home),
+        )
+        config = NeuronConfig("preview", home, hparams, chain, buckets, None, open_dataset, block.genesis or None)
         birth = config.birth()
         workload = open_workload(config, birth)
         if hparams.data.layout == "shards":
@@ -92,12 +88,3 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     run(arguments.neuron, arguments.window, arguments.uid, arguments.sequences, Console())
     return 0
-
-
-def _printable(text: str) -> str:
-    """Text without control characters, which a terminal might obey."""
-    return "".join(character if _is_harmless(character) else "\ufffd" for character in text)
-
-
-def _is_harmless(character: str) -> bool:
-    return character in "\n\t" or unicodedata.category(character)[0] != "C"

@@ -24,7 +24,6 @@ from prefect import Flow
 from prefect.blocks.abstract import NotificationBlock
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.responses import DeploymentResponse
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.types.entrypoint import EntrypointType
 from prefect.workers.base import BaseWorker
@@ -96,7 +95,9 @@ def require_reachable(block: Neuron) -> None:
     with _named(f"{variables}_WRITE_*"):
         _look_into(own.store)
     with _named(f"{variables}_READ_*, {variables}_WRITE_*"):
-        _require_rights(block)
+        report = check_access([next(iter(credentials_of(block, {})))])
+        if report.problems:
+            raise PermanentError(report.problems[0][0], "; ".join(text for _, text in report.problems))
     with _named("R2_DATASET_*"):
         for store in block.dataset.stores():
             _look_into(store)
@@ -152,16 +153,11 @@ def deploy_scheduled(neuron: str, block: Neuron, *, hour: timedelta = HOUR) -> N
             schedules=[work.schedule(neuron, hour, active=not is_paused)],
             work_pool_name=HOUSEKEEPING_POOL,
         )
-        if there is not None:
-            _drop_former(there, work.slug)
-
-
-def _drop_former(deployment: DeploymentResponse, slug: str) -> None:
-    """Delete the schedules that an earlier release, or other numbers of the network, gave a deployment."""
-    with get_client(sync_client=True) as client:
-        for schedule in deployment.schedules:
-            if schedule.slug != slug and SLUG.fullmatch(schedule.slug or ""):
-                client.delete_deployment_schedule(deployment.id, schedule.id)
+        # Schedules that other numbers of the network gave the deployment go.
+        with get_client(sync_client=True) as client:
+            for schedule in () if there is None else there.schedules:
+                if there is not None and schedule.slug != work.slug and SLUG.fullmatch(schedule.slug or ""):
+                    client.delete_deployment_schedule(there.id, schedule.id)
 
 
 def _deploy(
@@ -178,19 +174,12 @@ def _deploy(
     deployment.apply()
 
 
-def register(name: str, block: Neuron, *, pool: str | None = None, grace_seconds: float = 30.0) -> None:
-    """Save a neuron's block and make its pool and its window deployment.
-
-    Args:
-        name: Name of the neuron.
-        block: Its block.
-        pool: Its resident work pool; called like the neuron by default.
-        grace_seconds: How long a window may go on when the worker is asked to stop.
-    """
-    pool = pool or f"neuron-{name}"
+def register(name: str, block: Neuron) -> None:
+    """Save a neuron's block, and make its resident work pool and its window deployment."""
+    pool = f"neuron-{name}"
     block.save_with_parts(name)
     with get_client(sync_client=True) as client:
-        ensure_pool(client, pool, "resident", grace_seconds=grace_seconds)
+        ensure_pool(client, pool, "resident")
     deploy_window(name, block.role, pool)
 
 
@@ -279,14 +268,6 @@ def _named(variables: str) -> Iterator[None]:
         yield
     except TemplarError as error:
         raise type(error)(error.reason, f"{variables}: {error.message}") from error
-
-
-def _require_rights(block: Neuron) -> None:
-    """Refuse keys to the own bucket that can do less than the node needs, or more than everybody may."""
-    own, *_ = credentials_of(block, {})
-    report = check_access([own])
-    if report.problems:
-        raise PermanentError(report.problems[0][0], "; ".join(text for _, text in report.problems))
 
 
 def _look_into(store: ObjectStore) -> None:

@@ -14,17 +14,16 @@ import json
 import logging
 import os
 import re
-import secrets
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.store.address import is_account_id
+from templar.store.files import replacing
 from templar.store.s3_client import make_client, our_errors
 from templar.store.s3_protocol import S3Settings
 
@@ -72,10 +71,9 @@ class EndpointAdmin:
     def save(self, path: Path) -> None:
         """Write it so that only this user can read it, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(asdict(self), file)
-        temporary.replace(path)
+        with replacing(path) as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(json.dumps(asdict(self)).encode())
 
 
 @dataclass(frozen=True)
@@ -107,13 +105,27 @@ def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
 
 def serve(port: int, admin_file: Path) -> None:
     """Serve in the foreground until SIGTERM or SIGINT; port 0 takes a free one, and a taken one is `port_taken`."""
-    application, key = enforcing_application()
-    server = open_server(application, port)
+    # Imported here: making buckets needs neither moto's memory nor the `local` extra.
+    from moto.moto_server.werkzeug_app import (  # noqa: PLC0415
+        DomainDispatcherApplication,
+        MotoRequestHandler,
+        create_backend_app,
+    )
+    from werkzeug.serving import make_server  # noqa: PLC0415
+
+    # 1. Open the port, with credentials enforced before the server listens.
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line per request
+    application, key = _guarded(DomainDispatcherApplication(create_backend_app)), _enforce_credentials()
+    try:
+        server = make_server(HOST, port, application, threaded=True, request_handler=MotoRequestHandler)
+    except (OSError, SystemExit):  # werkzeug turns a taken port into an exit
+        raise PermanentError(Reason.PORT_TAKEN, f"port {port} of {HOST} is taken: choose another --port") from None
     admin = EndpointAdmin(f"http://{HOST}:{server.server_port}", key)
     admin.save(admin_file)
+    # 2. Serve.
     try:  # a signal may follow on the heels of the message
         for number in (signal.SIGTERM, signal.SIGINT):  # a shell starts what runs in its background deaf to the latter
-            signal.signal(number, _stop)
+            signal.signal(number, signal.default_int_handler)
         print(f"{LISTENING}{admin.endpoint_url}", flush=True)
         server.serve_forever()
     except KeyboardInterrupt:
@@ -122,32 +134,8 @@ def serve(port: int, admin_file: Path) -> None:
         server.server_close()
 
 
-def enforcing_application() -> tuple[Application, AccessKey]:
-    """Moto as an application that enforces credentials, for one process and for good; and the administrator's key."""
-    # Imported here: making buckets needs neither moto's memory nor the `local` extra.
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app  # noqa: PLC0415
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # not a line per request
-    return _guarded(DomainDispatcherApplication(create_backend_app)), _enforce_credentials()
-
-
-def open_server(application: Application, port: int) -> Any:
-    """A server of werkzeug's on this machine that serves an application once it is told to; port 0 takes a free one.
-
-    Raises:
-        PermanentError: `port_taken`.
-    """
-    from moto.moto_server.werkzeug_app import MotoRequestHandler  # noqa: PLC0415
-    from werkzeug.serving import make_server  # noqa: PLC0415
-
-    try:
-        return make_server(HOST, port, application, threaded=True, request_handler=MotoRequestHandler)
-    except (OSError, SystemExit):  # werkzeug turns a taken port into an exit
-        raise PermanentError(Reason.PORT_TAKEN, f"port {port} of {HOST} is taken: choose another --port") from None
-
-
 def _enforce_credentials() -> AccessKey:
-    """Create the administrator and deny all other access, before the server listens."""
+    """Create the administrator and deny all other access, for this process and for good; the administrator's key."""
     from moto import settings  # noqa: PLC0415
     from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415
     from moto.iam.models import iam_backends  # noqa: PLC0415
@@ -167,9 +155,8 @@ def _guarded(application: Application) -> Application:
         is_control = environ.get("PATH_INFO", "").lstrip("/").startswith("moto-api")
         # Moto checks the signature itself, but fails on a header that is not a signature at all.
         if is_control or _SIGNATURE.fullmatch(environ.get("HTTP_AUTHORIZATION", "")) is None:
-            start_response(
-                "403 Forbidden", [("Content-Type", "application/xml"), ("Content-Length", str(len(_DENIED)))]
-            )
+            headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(_DENIED)))]
+            start_response("403 Forbidden", headers)
             return [_DENIED]
         return application(environ, start_response)
 
@@ -198,10 +185,6 @@ def _client(admin: EndpointAdmin, service: str) -> Any:
         secret_access_key=admin.key.secret_access_key,
         settings=S3Settings(region="us-east-1"),
     )
-
-
-def _stop(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def main() -> None:

@@ -63,34 +63,14 @@ def scheduled_work(role: str, hparams: HParams, *, hour: timedelta = HOUR) -> It
     day, minute = 24 * hour, hour / 60
     # 1. What every neuron does for its bucket, its keys and its disk.
     yield Work("bucket_cleanup", "Delete what has expired from the neuron's bucket.", "hourly", hour, 17 * minute)
-    yield Work(
-        "temporary_cleanup",
-        "End uploads that nobody completed, delete what was left half-done in the neuron's bucket.",
-        "daily",
-        day,
-        3 * hour + 37 * minute,
-    )
-    yield Work(
-        "validate_storage_access",
-        "Try what every key of the neuron can do, and compare it with what it should.",
-        "daily",
-        day,
-        3 * hour + 47 * minute,
-    )
-    yield Work(
-        "local_cleanup",
-        "Remove from the neuron's folder what a restart does not need.",
-        "daily",
-        day,
-        3 * hour + 57 * minute,
-    )
-    yield Work(
-        "leaderboard",
-        "Show the standings of the miners over the last windows, from a validator's published evidence.",
-        "hourly",
-        hour,
-        27 * minute,
-    )
+    text = "End uploads that nobody completed, delete what was left half-done in the neuron's bucket."
+    yield Work("temporary_cleanup", text, "daily", day, 3 * hour + 37 * minute)
+    text = "Try what every key of the neuron can do, and compare it with what it should."
+    yield Work("validate_storage_access", text, "daily", day, 3 * hour + 47 * minute)
+    text = "Remove from the neuron's folder what a restart does not need."
+    yield Work("local_cleanup", text, "daily", day, 3 * hour + 57 * minute)
+    text = "Show the standings of the miners over the last windows, from a validator's published evidence."
+    yield Work("leaderboard", text, "hourly", hour, 27 * minute)
     if hparams.data.layout == "shards":
         yield Work("shard_rotation", "Keep the current shard and the next one on the disk.", "half-hourly", hour / 2)
     # 2. A miner's private state. One that fails is tried again soon, however rarely one is due.
@@ -98,40 +78,26 @@ def scheduled_work(role: str, hparams: HParams, *, hour: timedelta = HOUR) -> It
     if role == "miner":
         if storage.private_backup_windows:
             period = timedelta(seconds=storage.private_backup_windows * hparams.windows.seconds)
-            often = "Store the private state in the bucket, encrypted, if a backup is due."
-            yield Work("private_backup", often, "every-10m", min(period, timedelta(minutes=10)))
+            text = "Store the private state in the bucket, encrypted, if a backup is due."
+            yield Work("private_backup", text, "every-10m", min(period, timedelta(minutes=10)))
         return
     # 3. Checkpoints, which late nodes read from validators and aggregators; each is measured before the next one.
     windows = storage.checkpoint_frequency
     every, slug = timedelta(seconds=windows * hparams.windows.seconds), f"every-{windows}-windows"
     yield Work("checkpoint", f"Publish the newest snapshot as a checkpoint, every {windows} windows.", slug, every)
-    measure = "Measure the neuron's published checkpoints on held-out text, each once."
-    yield Work("evaluate_checkpoint", measure, slug, every, every / 2)
+    text = "Measure the neuron's published checkpoints on held-out text, each once."
+    yield Work("evaluate_checkpoint", text, slug, every, every / 2)
 
 
-@dataclass(frozen=True)
-class Stalled:
-    """A schedule of a neuron that does not fire."""
-
-    neuron: str
-    deployment: str  # `{flow}/{name}`
-    why: str
-
-    @property
-    def line(self) -> str:
-        """Return what is wrong and what to do, in one line."""
-        return f"{self.deployment} {self.why}"
-
-
-def stalled(neurons: Sequence[str]) -> list[Stalled]:
-    """Return the schedules of some neurons that do not fire, on the Prefect server that is set.
+def stalled(neurons: Sequence[str]) -> list[tuple[str, str]]:
+    """The schedules of some neurons that do not fire: pairs of a neuron and a line on what is wrong and what to do.
 
     An active schedule always has a planned run, and a planned run begins soon after its time.
     """
     with get_client(sync_client=True) as client:
         flows = {flow.id: flow.name for flow in client.read_flows()}
         return [
-            Stalled(neuron, f"{flows.get(deployment.flow_id)}/{deployment.name}", why)
+            (neuron, f"{flows.get(deployment.flow_id)}/{deployment.name} {why}")
             for neuron in neurons
             for deployment in deployments_of(client, neuron)
             if (why := _why_stalled(client, deployment)) is not None

@@ -10,6 +10,7 @@ evidence that says so. `templar audit` checks whether that evidence is true.
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
@@ -25,7 +26,6 @@ from templar.exchange.network_view import NetworkView
 from templar.neuron.configuration import NeuronConfig
 from templar.reports.history import read_published
 from templar.scoring.evidence import Evidence, MinerRecord
-from templar.scoring.standing import ScoreCard
 from templar.timeline import window_of
 
 AVERAGES = ("binary_average", "advantage", "own_excess", "sync", "mu", "sigma", "final")
@@ -98,7 +98,7 @@ def _of_score(record: MinerRecord) -> Iterator[Point]:
 
 def _of_pay(evidence: Evidence, record: MinerRecord) -> Iterator[Point]:
     before, after = record.before, record.after
-    changed = (f"{name} {_of(before, name)} to {_of(after, name)}" for name in AVERAGES)
+    changed = (f"{name} {_number(getattr(before, name))} to {_number(getattr(after, name))}" for name in AVERAGES)
     yield Point("averages", ", ".join(changed))
     subjects = {record.facts.hotkey, record.facts.bucket}
     for ban in evidence.bans:
@@ -106,10 +106,6 @@ def _of_pay(evidence: Evidence, record: MinerRecord) -> Iterator[Point]:
             yield Point("ban", f"to window {ban.last_window}")
     weight = next((each.weight for each in evidence.weights if each.uid == record.uid), 0.0)
     yield Point("weight", f"{weight:.4f}" if weight else f"none: the final score is {_number(after.final)}")
-
-
-def _of(card: ScoreCard, name: str) -> str:
-    return _number(getattr(card, name))
 
 
 def _number(value: float | None) -> str:
@@ -160,10 +156,8 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     require_server()
     config = load_block(arguments.neuron).config(arguments.neuron)
-    try:
+    with closing(config.buckets):
         found = answers(config, arguments.uid, arguments.window, arguments.validator)
-    finally:
-        config.buckets.close()
     if arguments.json:
         print(json.dumps([asdict(answer) for answer in found]))
     else:

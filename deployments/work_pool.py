@@ -67,22 +67,18 @@ def require_server_address() -> str:
 
 def require_server() -> None:
     """Refuse (`bad_environment`) to go on without a Prefect server that answers; the cause is for `is_outage`."""
-    address = require_server_address()
-    if (problem := _ask_server()) is not None:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT, f"PREFECT_API_URL is {address}, {_server_problem(problem)}"
-        ) from problem
-
-
-def _ask_server() -> BaseException | None:
-    """Return what a call of the Prefect API met; None if the server has answered it."""
+    address, problem = require_server_address(), None
     try:
         with get_client(sync_client=True) as client:
             if (problem := client.api_healthcheck()) is None and client.server_type is not ServerType.CLOUD:
                 client.api_version()  # also another program may say that it is healthy
-            return problem
-    except Exception as error:  # noqa: BLE001 - of Prefect, HTTP, TLS or JSON: the caller says it
-        return error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ is not None else error
+    except Exception as error:  # noqa: BLE001 - of Prefect, HTTP, TLS or JSON
+        problem = error
+        if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
+            problem = error.__cause__
+    if problem is not None:
+        text = f"PREFECT_API_URL is {address}, {_server_problem(problem)}"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, text) from problem
 
 
 def _server_problem(error: BaseException) -> str:

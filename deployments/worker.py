@@ -89,7 +89,9 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
     def __init__(self, work_pool_name: str, **options: Any) -> None:
         options["name"] = options.get("name") or default_worker_name(work_pool_name)
         super().__init__(work_pool_name, **options | {"limit": 1, "prefetch_seconds": 0})
-        self._thread = RunThread()
+        # All runs of a process share one thread away from the event loop, so what libraries keep per thread (CUDA
+        # context and handles, OpenMP pools) stays warm from one window to the next.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flow-run")
         self._current: FlowRun | None = None
         self._configuration = ResidentConfiguration()
         self._num_stop_signals = 0
@@ -196,7 +198,8 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
                 task_status.started(os.getpid())
             async with anyio.create_task_group() as group:
                 group.start_soon(self._watch_for_cancellation, flow_run)
-                error = await self._thread.execute(flow, flow_run)
+                context, loop = contextvars.copy_context(), asyncio.get_running_loop()
+                error = await loop.run_in_executor(self._thread, context.run, _execute, flow, flow_run)
                 group.cancel_scope.cancel()
             async with failures_logged(self._logger):  # failing that, the next heartbeat closes the run
                 await self._settle(flow_run.id, error)
@@ -291,23 +294,8 @@ async def _load(flow_run: FlowRun) -> Flow[..., Any]:
         raise RuntimeError(f"the flow's module raised {error!r} when it was imported") from error
 
 
-class RunThread:
-    """The one thread that a worker executes flow runs on, away from its event loop.
-
-    All runs of a process share it, so what libraries keep per thread (CUDA context and handles, OpenMP pools) stays
-    warm from one window to the next. No exception of a flow leaves the thread.
-    """
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="flow-run")
-
-    async def execute(self, flow: Flow[..., Any], flow_run: FlowRun) -> str | None:
-        """Run a flow to its end; the text of an exception of the engine itself, else None, also for a failed run."""
-        context = contextvars.copy_context()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, context.run, _execute, flow, flow_run)
-
-
 def _execute(flow: Flow[..., Any], flow_run: FlowRun) -> str | None:
+    """Run a flow to its end; the text of an exception of the engine itself, else None, also for a failed run."""
     try:
         # An async flow has no client for its sync tasks: without this one each of them builds its own, 30 ms apiece.
         with SyncClientContext.get_or_create():
@@ -326,20 +314,17 @@ def _failing_when_stopped(flow: Flow[..., Any]) -> Flow[..., Any]:
     The engine takes an error outside of `Exception` for a crash and forces that state on the server, also on a
     cancelled run.
     """
-    original = flow.fn
+    original, stoppable = flow.fn, copy.copy(flow)
+    if inspect.iscoroutinefunction(original):
 
-    @functools.wraps(original)
-    async def run_async(*arguments: Any, **keywords: Any) -> Any:
-        with _stop_as_failure():
-            return await original(*arguments, **keywords)
+        @functools.wraps(original)
+        async def run(*arguments: Any, **keywords: Any) -> Any:
+            with _stop_as_failure():
+                return await original(*arguments, **keywords)
 
-    @functools.wraps(original)
-    def run_sync(*arguments: Any, **keywords: Any) -> Any:
-        with _stop_as_failure():
-            return original(*arguments, **keywords)
-
-    stoppable = copy.copy(flow)
-    stoppable.fn = run_async if inspect.iscoroutinefunction(original) else run_sync
+        stoppable.fn = run
+    else:  # as a decorator, a context manager covers a plain function
+        stoppable.fn = _stop_as_failure()(original)
     return stoppable
 
 

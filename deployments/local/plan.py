@@ -41,6 +41,16 @@ class LocalNeuron:
         return hashlib.sha256(f"templar.local.{self.name}".encode()).hexdigest()[:32]
 
 
+class _File:
+    """The path of a file or folder in the folder of a plan."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, plan: "LocalPlan", kind: object = None) -> Path:
+        return plan.folder / self._name
+
+
 @dataclass(frozen=True)
 class LocalPlan:
     """A local network."""
@@ -56,6 +66,17 @@ class LocalPlan:
     pace: float = 1.0  # how many times as long as the preset's its windows are
     hour: timedelta = HOUR  # how long an hour takes for scheduled work; windows keep their length
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by neuron: more of its `.env`, which wins
+
+    ledger = _File("ledger.sqlite")
+    wallets = _File("wallets")
+    dataset = _File("dataset")  # before it is uploaded
+    buckets = _File("buckets")  # all of them, if they are folders: from the start, or once the network was taken down
+    network_env = _File(NETWORK_ENV_FILE)  # the environment of a reader
+    admin_file = _File("s3-admin.json")  # the S3 endpoint's administrator key
+    marker = _File(".templar-local")  # marks the folder as a local network's, which may be removed
+    logs = _File("logs")  # a log per process
+    processes = _File(RECORD_FILE)  # the record of the processes that were started
+    address = _File("server.json")  # where the Prefect server of the network that was brought up listens
 
     @property
     def neurons(self) -> tuple[LocalNeuron, ...]:
@@ -92,56 +113,6 @@ class LocalPlan:
         if self.directory_store:
             return self.buckets.as_uri()
         return f"http://127.0.0.1:{self.storage_port}"
-
-    @property
-    def buckets(self) -> Path:
-        """All buckets, where they are kept in a folder: from the start, or once the network was taken down."""
-        return self.folder / "buckets"
-
-    @property
-    def network_env(self) -> Path:
-        """The environment of a reader."""
-        return self.folder / NETWORK_ENV_FILE
-
-    @property
-    def ledger(self) -> Path:
-        """The chain."""
-        return self.folder / "ledger.sqlite"
-
-    @property
-    def wallets(self) -> Path:
-        """All wallets."""
-        return self.folder / "wallets"
-
-    @property
-    def dataset(self) -> Path:
-        """The dataset folder before it is uploaded."""
-        return self.folder / "dataset"
-
-    @property
-    def admin_file(self) -> Path:
-        """The S3 endpoint's administrator key."""
-        return self.folder / "s3-admin.json"
-
-    @property
-    def marker(self) -> Path:
-        """Marks the folder as a local network's, which may be removed."""
-        return self.folder / ".templar-local"
-
-    @property
-    def logs(self) -> Path:
-        """A log per process."""
-        return self.folder / "logs"
-
-    @property
-    def address(self) -> Path:
-        """Return where the Prefect server of the network that was brought up listens, for `status`."""
-        return self.folder / "server.json"
-
-    @property
-    def processes(self) -> Path:
-        """The record of the processes that were started."""
-        return self.folder / RECORD_FILE
 
     def home(self, neuron: LocalNeuron) -> Path:
         """A neuron's folder."""

@@ -91,7 +91,7 @@ def is_green(found: Mapping[str, Any]) -> bool:
 def service_problems(neurons: Sequence[str], address: Address) -> list[str]:
     """A line for each thing that the Prefect server of some neurons should do by itself and does not."""
     with temporary_settings(address.settings):
-        problems = [each.line for each in stalled(neurons)]
+        problems = [line for _, line in stalled(neurons)]
     if address.home is not None:  # a server of `neuron start` or `make up`
         log = Path(address.home, SERVER_LOG)
         errors = repeated_errors(log).items()

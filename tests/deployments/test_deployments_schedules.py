@@ -24,7 +24,6 @@ from deployments.schedules import (
     EPOCH,
     HOUR,
     HOUSEKEEPING_POOL,
-    Stalled,
     deployments_of,
     next_run,
     scheduled_work,
@@ -206,9 +205,9 @@ class TestDeployed:
                 return stalled([neuron])
 
             wait_until(lambda: unplan() != [], "the schedule without a run is told")
-            (found,) = unplan()
-            assert (found.neuron, found.deployment) == (neuron, f"leaderboard/{neuron}")
-            assert "has an active schedule and no planned run" in found.line
+            ((whose, line),) = unplan()
+            assert whose == neuron
+            assert line.startswith(f"leaderboard/{neuron} has an active schedule and no planned run")
             server = Address(prefect_server.server.api_url)
             unplan()
             shown = status._found([], [], server, [neuron], asks=True)
@@ -218,7 +217,7 @@ class TestDeployed:
                 doctor._scheduled(neuron, server)
             # What nobody takes: checkpoints are due every few seconds here, and no worker serves the pool.
             monkeypatch.setattr(schedules, "LATEST", timedelta(seconds=-7200))
-            lines = [each.line for each in stalled([neuron])]
+            lines = [line for _, line in stalled([neuron])]
             assert any(line.startswith(f"checkpoint/{neuron} was due at ") for line in lines)
             assert all("no worker takes it" in line for line in lines if "was due at" in line)
             # A schedule that was paused owes nothing.
@@ -250,7 +249,7 @@ class TestTimes:
 def test_the_operator_is_told_once_of_what_does_not_happen_by_itself(monkeypatch, tmp_path):
     """At the second look that finds it: a schedule that is being changed has no planned run for a moment."""
     log = tmp_path / "server.log"
-    wrong, told = [Stalled("one", "checkpoint/one", "does not fire")], []
+    wrong, told = [("one", "checkpoint/one does not fire")], []
     monkeypatch.setattr(clock, "stalled", lambda neurons: list(wrong))
     monkeypatch.setattr(clock, "send", lambda neuron, raised: told.append((neuron, *raised)))
     watch = ServiceWatch(["one", "two"], log)
@@ -267,7 +266,7 @@ def test_the_operator_is_told_once_of_what_does_not_happen_by_itself(monkeypatch
         watch.look()
     errors = Raised(Alert.SERVER_ERRORS, Reason.SERVER_ERRORS, f"{log} repeats an error: docket - it failed")
     assert told[1:] == [("one", errors), ("two", errors)]
-    wrong.append(Stalled("one", "checkpoint/one", "does not fire"))
+    wrong.append(("one", "checkpoint/one does not fire"))
     for _ in range(3):
         watch.look()
     assert told[3:] == [("one", schedule)]
