@@ -1,4 +1,4 @@
-"""What ends is started again, after growing pauses; what runs is stopped with the supervisor."""
+"""What ends is started again, after growing pauses; what runs is stopped with the supervisor, or left to another."""
 
 import os
 import signal
@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 
 from deployments import supervisor as supervisor_module
 from deployments.processes import ProcessRecord, end_of, start_child
-from deployments.supervisor import Pauses, Service, Supervisor
+from deployments.supervisor import RECORD_FILE, Pauses, Service, Supervisor
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
+from tests.support.operator import wait_until
 
 WAITING = "import os, signal; print('process', os.getpid(), flush=True); signal.pause()"
 ENDING = "raise SystemExit('no luck')"
 PAUSES = Pauses(first=0.05, longest=0.2, steady=30.0)
-
-
-def service(name, code, is_ready=None):
-    return Service(name, [sys.executable, "-c", code], is_ready=is_ready, grace_seconds=5.0)
 
 
 class Listener:
@@ -44,9 +41,32 @@ def handlers():
         signal.signal(signum, handler)
 
 
-def supervisor(folder, say):
-    record = ProcessRecord(folder / "processes.json")
-    return Supervisor(record, folder, environment=os.environ, cwd=folder, say=say, pauses=PAUSES)
+@pytest.fixture
+def record(tmp_path):
+    return ProcessRecord(tmp_path / RECORD_FILE)
+
+
+@pytest.fixture
+def service(tmp_path):
+    return lambda name, code: Service(name, [sys.executable, "-c", code], tmp_path / f"{name}.log", grace_seconds=5.0)
+
+
+@pytest.fixture
+def watch(record):
+    """Supervises some services, `stopping` them in the end, until something holds of the lines that it says."""
+
+    def call(until, *services, then=lambda: None):
+        heard = Listener(until)
+        watched = Supervisor(record, heard, PAUSES)
+        with watched.stopping():
+            for each in services:
+                watched.start(each)
+            then()
+            with pytest.raises(KeyboardInterrupt):
+                watched.watch()
+        return heard.lines
+
+    return call
 
 
 @given(st.lists(st.floats(0, 120), min_size=1, max_size=30))
@@ -57,56 +77,74 @@ def test_pauses_grow_up_to_the_longest_and_begin_anew_after_a_steady_run(runs):
         assert pause == (1 if ran >= 60 or before == 0 else min(60, 2 * before))
 
 
-def test_a_killed_process_comes_back_and_none_is_left_in_the_end(tmp_path):
-    heard = Listener(lambda lines: sum("runs again" in line for line in lines) == 2)
-    watched = supervisor(tmp_path, heard)
-    with watched.stopping():
-        watched.start(service("server", WAITING, is_ready=lambda: "process" in end_of(tmp_path / "server.log")))
-        watched.start(service("worker", WAITING))
-        for entry in ProcessRecord(tmp_path / "processes.json").running():
+def test_a_killed_process_comes_back_and_none_is_left_in_the_end(record, service, watch):
+    def kill_all():
+        for entry in record.running():
             os.kill(entry.pid, signal.SIGKILL)
-        with pytest.raises(KeyboardInterrupt):
-            watched.watch()
-    assert [line.split(";")[0] for line in heard.lines if "ended" in line] == [
-        "server ended by signal 9",
+
+    said = watch(
+        lambda lines: sum("runs again" in line for line in lines) == 2,
+        *(service(name, WAITING) for name in ("clock", "worker")),
+        then=kill_all,
+    )
+    assert [line.split(";")[0] for line in said if "ended" in line] == [
+        "clock ended by signal 9",
         "worker ended by signal 9",
     ]
-    assert ProcessRecord(tmp_path / "processes.json").entries() == ()
+    assert record.entries() == ()
 
 
-def test_a_process_that_keeps_ending_is_named_with_its_last_words(tmp_path):
-    heard = Listener(lambda lines: sum("ended" in line for line in lines) == 4)
-    watched = supervisor(tmp_path, heard)
-    with watched.stopping():
-        watched.start(service("clock", ENDING))
-        with pytest.raises(KeyboardInterrupt):
-            watched.watch()
-    ends = [line for line in heard.lines if "ended" in line]
+def test_a_process_that_keeps_ending_is_named_with_its_last_words(service, watch):
+    said = watch(lambda lines: sum("ended" in line for line in lines) == 4, service("clock", ENDING))
+    ends = [line for line in said if "ended" in line]
     assert [line.split("again in ")[1].split(";")[0] for line in ends] == ["0.05 s", "0.1 s", "0.2 s", "0.2 s"]
     assert all("with exit code 1" in line and line.endswith("no luck") for line in ends)
 
 
-def test_a_process_that_cannot_be_started_for_a_moment_is_tried_again(tmp_path, monkeypatch):
+def test_a_process_that_cannot_be_started_for_a_moment_is_tried_again(service, watch, monkeypatch):
     """A machine may have no memory, or no room for the log: the neuron's other processes go on."""
-    heard, refusals = Listener(lambda lines: any("runs again" in line for line in lines)), [1, 2]
+    starts = iter([True, False, False, True])
 
     def reluctant(*arguments, **options):
-        if heard.lines and refusals:
-            refusals.pop()
+        if not next(starts):
             raise PermanentError(Reason.PROCESS_DIED, "clock cannot be started: no room")
         return start_child(*arguments, **options)
 
     monkeypatch.setattr(supervisor_module, "start_child", reluctant)
-    watched = supervisor(tmp_path, heard)
-    with watched.stopping():
-        watched.start(service("clock", ENDING))
-        with pytest.raises(KeyboardInterrupt):
-            watched.watch()
-    told = [line for line in heard.lines if "no room" in line]
+    said = watch(lambda lines: any("runs again" in line for line in lines), service("clock", ENDING))
+    told = [line for line in said if "no room" in line]
     assert [line.split("again in ")[1] for line in told] == ["0.1 s", "0.2 s"]
 
 
-def test_a_process_that_others_need_and_that_ends_at_once_is_refused(tmp_path):
-    watched = supervisor(tmp_path, lambda _: None)
-    with watched.stopping(), raising(PermanentError, Reason.PROCESS_DIED, "no luck"):
-        watched.start(service("server", ENDING, is_ready=lambda: False))
+def test_a_process_that_others_need_is_awaited_and_refused_if_it_ends(record, service):
+    watched = Supervisor(record, print)
+    with watched.stopping():
+        child = watched.start(server := service("server", WAITING), lambda: "process" in end_of(server.log))
+        assert child.exit_code is None
+        with raising(PermanentError, Reason.PROCESS_DIED, "no luck"):
+            watched.start(service("second", ENDING), lambda: False)
+
+
+def test_a_successor_starts_again_what_another_process_began_and_its_end_changes_nothing(record, service, tmp_path):
+    first = Supervisor(record, print)
+    for name in ("clock", "memory"):
+        first.start(service(name, WAITING))
+    command = [sys.executable, "-m", "deployments.supervisor", str(tmp_path)]
+    first.leave(tmp_path, Service("supervisor", command, tmp_path / "log"), without=["memory"])
+
+    def running():
+        return {entry.name: entry.identity for entry in record.running()}
+
+    before = running()
+    try:
+        for name in ("clock", "memory"):
+            os.kill(before[name].pid, signal.SIGKILL)
+        wait_until(
+            lambda: running().keys() == {"clock", "supervisor"} and "runs again" in end_of(tmp_path / "log"),
+            "it is back",
+        )
+        os.kill(before["supervisor"].pid, signal.SIGTERM)
+        wait_until(lambda: not before["supervisor"].alive, "the supervisor has ended")
+        assert running().keys() == {"clock"}
+    finally:
+        record.stop_all()
