@@ -133,10 +133,8 @@ def alert_block(environment: Mapping[str, str]) -> NotificationBlock | None:
             Reason.BAD_ENVIRONMENT, f"{VARIABLE} is {name!r}: {error}; create the block in the UI, or leave it empty"
         ) from None
     if not isinstance(block, NotificationBlock):
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            f"{VARIABLE} is {name!r}, which cannot notify: name a notification block, such as slack-webhook/ops",
-        )
+        problem = f"{VARIABLE} is {name!r}, which cannot notify: name a notification block, such as slack-webhook/ops"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
     return block
 
 

@@ -239,10 +239,8 @@ async def serve() -> None:
 
     deployments, neurons = await _patiently(find)
     if not deployments:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            "no window deployment of a known neuron on this server: run `templar neuron register` first",
-        )
+        problem = "no window deployment of a known neuron on this server: run `templar neuron register` first"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
     networks: dict[tuple[Any, ...], list[WindowDeployment]] = defaultdict(list)
     for deployment in deployments:
         block = neurons[deployment.neuron]

@@ -86,10 +86,8 @@ def _check_config(path: Path, source: str, model: Model) -> None:
         name = differing[0]
         shown = one_line(str(getattr(found, name)))
         others = f" (and {len(differing) - 1} more settings differ)" if len(differing) > 1 else ""
-        raise PermanentError(
-            Reason.BAD_HPARAMS,
-            f"--from {source}: {name} is {shown}, the preset's is {getattr(wanted, name)}{others}; {REMEDY}",
-        )
+        problem = f"--from {source}: {name} is {shown}, the preset's is {getattr(wanted, name)}{others}; {REMEDY}"
+        raise PermanentError(Reason.BAD_HPARAMS, problem)
 
 
 def _check_tokenizer(folder: Path, source: str, tokenizer: Tokenizer) -> None:

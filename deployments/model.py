@@ -155,10 +155,8 @@ def generate(arguments: argparse.Namespace, network: PublicNetwork) -> int:
     ids = tokenizer(arguments.prompt, add_special_tokens=False)["input_ids"] or [tokenizer.eos_token_id]
     room = model.config.max_position_embeddings - len(ids)
     if room < 1:
-        raise PermanentError(
-            Reason.BAD_PARAMETERS,
-            f"--prompt has {len(ids)} tokens, and the model's context {len(ids) + room}: shorten it",
-        )
+        problem = f"--prompt has {len(ids)} tokens, and the model's context {len(ids) + room}: shorten it"
+        raise PermanentError(Reason.BAD_PARAMETERS, problem)
     torch.manual_seed(arguments.seed)
     sampling: dict[str, Any] = {"do_sample": False}
     if arguments.temperature > 0:

@@ -151,10 +151,8 @@ def require_database(environment: Mapping[str, str]) -> str:
         asyncio.run(_connect(url))
     except (SQLAlchemyError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TypeError) as error:
         why = str(getattr(error, "orig", None) or error) or type(error).__name__
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            f"{DATABASE_URL}: {shown} cannot be used ({why.splitlines()[0]}): start it, or correct the address",
-        ) from None
+        problem = f"{DATABASE_URL}: {shown} cannot be used ({why.splitlines()[0]}): start it, or correct the address"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem) from None
     return shown
 
 

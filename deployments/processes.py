@@ -248,10 +248,8 @@ class ProcessRecord:
         except FileNotFoundError:
             return ()
         except ValidationError as error:
-            raise PermanentError(
-                Reason.BAD_STATE_FILE,
-                f"{self._path} is not a record of processes: stop what it may name by hand, then delete it",
-            ) from error
+            problem = f"{self._path} is not a record of processes: stop what it may name by hand, then delete it"
+            raise PermanentError(Reason.BAD_STATE_FILE, problem) from error
 
     def running(self) -> tuple[ProcessEntry, ...]:
         """The recorded processes that still run."""

@@ -122,10 +122,8 @@ def answers(config: NeuronConfig, uid: int, window: int, validator: int | None) 
     exchange = config.reading(birth)
     current = window_of(config.chain.block(), config.hparams.windows)
     if not birth.start.start_window <= window < current:
-        raise PermanentError(
-            Reason.WINDOW_NOT_OPEN,
-            f"--window {window}: the windows that have closed are {birth.start.start_window} to {current - 1}",
-        )
+        problem = f"--window {window}: the windows that have closed are {birth.start.start_window} to {current - 1}"
+        raise PermanentError(Reason.WINDOW_NOT_OPEN, problem)
     validators = [each for each in exchange.newest_metagraph().validators() if validator in (None, each.uid)]
     if not validators:
         raise PermanentError(Reason.NOT_REGISTERED, f"--validator {validator}: there is no such validator")

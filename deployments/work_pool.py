@@ -57,10 +57,8 @@ def require_server_address() -> str:
     except ValueError:
         is_address = False
     if not is_address:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            f"PREFECT_API_URL is {address!a}, which is no address: set http://HOST:PORT/api, without spaces",
-        )
+        problem = f"PREFECT_API_URL is {address!a}, which is no address: set http://HOST:PORT/api, without spaces"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
     os.environ.update(exempting_loopback(os.environ, parts.hostname))
     return address
 

@@ -155,10 +155,8 @@ class LocalNetwork:
         """Find out, before anything is touched, whether the network can be brought up."""
         plan = self.plan
         if running := self._record.running():
-            raise PermanentError(
-                Reason.ALREADY_RUNNING,
-                f"{plan.folder}: a network runs here already ({len(running)} processes): `make down` stops it",
-            )
+            problem = f"{plan.folder}: a network runs here already ({len(running)} processes): `make down` stops it"
+            raise PermanentError(Reason.ALREADY_RUNNING, problem)
         hparams = load_hparams(plan.preset, path=plan.hparams_path)
         if plan.pace != 1:
             load_hparams(plan.preset, path=plan.hparams_path, overrides={"windows": slowed_windows(hparams, plan.pace)})

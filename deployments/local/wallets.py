@@ -37,10 +37,8 @@ def create_wallet(path: Path, name: str, hotkey: str, *, seed: bytes | None = No
         _write_keyfile(hotkeys / hotkey, keypair)
         _write_keyfile(hotkeys / f"{hotkey}pub.txt", _public_half(keypair))
     except FileExistsError as error:
-        raise PermanentError(
-            Reason.BAD_WALLET,
-            f"{error.filename}: exists already and is never overwritten; load it or choose a new name",
-        ) from None
+        problem = f"{error.filename}: exists already and is never overwritten; load it or choose a new name"
+        raise PermanentError(Reason.BAD_WALLET, problem) from None
     except OSError as error:
         raise PermanentError(Reason.BAD_WALLET, f"{wallet}: cannot be written: {error.strerror}") from None
     return Hotkey(keypair)

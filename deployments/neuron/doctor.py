@@ -274,10 +274,8 @@ def _clock(store: ObjectStore, guard_seconds: int) -> str:
     offset, allowed = max(ahead, behind), min(LONGEST_OFFSET_SECONDS, guard_seconds / 2)
     if offset > allowed:
         way = "ahead of" if ahead > 0 else "behind"
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            f"this machine's clock is {offset:.1f} s or more {way} the bucket's: synchronise it (timedatectl)",
-        )
+        problem = f"this machine's clock is {offset:.1f} s or more {way} the bucket's: synchronise it (timedatectl)"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
     return f"agrees with the bucket's to within {after - before + 1:.1f} s"
 
 
@@ -362,10 +360,8 @@ def _role(patient: Patient, neuron: NeuronInfo) -> str:
             Reason.NOT_REGISTERED, f"uid {neuron.uid} has no validator permit, so a {role} has no say: add stake to it"
         )
     if role != "miner" and neuron.stake < least:
-        raise PermanentError(
-            Reason.NOT_REGISTERED,
-            f"uid {neuron.uid} has {neuron.stake:g} of stake, and a {role} needs {least:g}: add some",
-        )
+        problem = f"uid {neuron.uid} has {neuron.stake:g} of stake, and a {role} needs {least:g}: add some"
+        raise PermanentError(Reason.NOT_REGISTERED, problem)
     if neuron.role is not CHAIN_ROLES[role]:
         raise DoubtError(f"the chain has the role {neuron.role or 'none'}: `templar neuron start` announces {role}")
     return f"announced as {neuron.role}"

@@ -75,10 +75,8 @@ def _new_private_file(path: Path) -> Iterator[TextIO]:
                 path.unlink()
                 raise
     except OSError as error:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            f"{path} cannot be written ({error.strerror}): name another --env-file, or remove it",
-        ) from None
+        problem = f"{path} cannot be written ({error.strerror}): name another --env-file, or remove it"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem) from None
 
 
 def _place(arguments: argparse.Namespace) -> dict[str, str]:
@@ -86,10 +84,8 @@ def _place(arguments: argparse.Namespace) -> dict[str, str]:
     role, hotkey = arguments.TEMPLAR_ROLE, arguments.WALLET_HOTKEY
     given = {option for option, variable in BITTENSOR_OPTIONS.items() if getattr(arguments, variable) is not None}
     if role is None or given != {"--wallet.hotkey"}:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            "--local takes --role and --wallet.hotkey, the name of a new hotkey; all else is the local network's",
-        )
+        problem = "--local takes --role and --wallet.hotkey, the name of a new hotkey; all else is the local network's"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
     return join_local(arguments.local, role, hotkey)
 
 
