@@ -20,17 +20,8 @@ from tasks.observing import auditing, network_from_environment, network_of
 from templar.arguments import whole_number
 from templar.audit.evidence_audit import Auditor
 from templar.errors import Reason, TemplarError
-from templar.neuron.configuration import NeuronConfig
 
 VERIFIED, DIFFERS, FAILED = 0, 1, 2
-
-
-def observer(arguments: argparse.Namespace) -> NeuronConfig:
-    """Return what a node that only reads works with."""
-    if arguments.env_file is not None:
-        return network_from_environment(read_environment(arguments.env_file)).config
-    require_server()
-    return network_of(load_block(arguments.neuron)).config
 
 
 def audit(auditor: Auditor, window: int, validator: int | None) -> int:
@@ -55,7 +46,12 @@ def audit(auditor: Auditor, window: int, validator: int | None) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Audit all that is asked for; the exit status."""
-    with auditing(observer(arguments), arguments.tolerance) as auditor:
+    if arguments.env_file is not None:
+        config = network_from_environment(read_environment(arguments.env_file)).config
+    else:
+        require_server()
+        config = network_of(load_block(arguments.neuron)).config
+    with auditing(config, arguments.tolerance) as auditor:
         last = arguments.last
         if last is None:
             last = max(auditor.newest_window(arguments.validator), arguments.first or 0)

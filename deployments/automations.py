@@ -9,6 +9,7 @@ do nothing, and the events stand in the UI's event feed all the same.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from prefect.blocks.abstract import NotificationBlock
 from prefect.blocks.core import Block
@@ -55,26 +56,11 @@ class Watched:
 
 def definitions(neuron: Watched, block: NotificationBlock | None) -> list[AutomationCore]:
     """Return all automations of a neuron."""
-    found = [_of_alert(neuron, alert, block) for alert in Alert]
-    runs: Resource = {
-        "prefect.resource.role": "tag",
-        "prefect.resource.id": f"prefect.tag.neuron:{neuron.name}",
-    }
-    crashed = EventTrigger(
-        posture=Posture.Reactive,
-        match_related=runs,
-        expect={"prefect.flow-run.Crashed"},
-        threshold=1,
-        within=timedelta(0),
-    )
-    failed = EventTrigger(
-        posture=Posture.Reactive,
-        match_related=[runs, {"prefect.resource.role": "work-pool", "prefect.resource.name": HOUSEKEEPING_POOL}],
-        expect={"prefect.flow-run.Failed"},
-        threshold=1,
-        within=timedelta(0),
-    )
+    runs: Resource = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.neuron:{neuron.name}"}
+    pool: Resource = {"prefect.resource.role": "work-pool", "prefect.resource.name": HOUSEKEEPING_POOL}
     windows: Resource = {"prefect.resource.role": "flow", "prefect.resource.name": WINDOW_FLOWS}
+    crashed = _reactive("prefect.flow-run.Crashed", match_related=runs)
+    failed = _reactive("prefect.flow-run.Failed", match_related=[runs, pool])
     silent = EventTrigger(
         posture=Posture.Proactive,
         match_related=[runs, windows],
@@ -82,43 +68,35 @@ def definitions(neuron: Watched, block: NotificationBlock | None) -> list[Automa
         threshold=1,
         within=timedelta(seconds=max(SHORTEST_SILENCE, SILENT_WINDOWS * neuron.window_seconds)),
     )
-    return [
-        *found,
+    found = [
         _automation(neuron, "crashed", crashed, block, CRASHED),
         _automation(neuron, "failed", failed, block, FAILED),
         _automation(neuron, "silent", silent, block, SILENT),
     ]
+    for alert in Alert:
+        times = LATE_TIMES if alert is Alert.LATE else 1
+        seconds = (times + 0.5) * neuron.window_seconds if times > 1 else 0.0
+        match: Resource = {"prefect.resource.id": f"{RESOURCE}{neuron.name}"}
+        trigger = _reactive(f"{EVENT}{alert}", times, seconds, match=match)
+        body = "{{ event.payload.text }}\n" + REMEDIES[alert].format(neuron=neuron.name)
+        found.append(_automation(neuron, alert.value, trigger, block, body))
+    return found
 
 
-def _of_alert(neuron: Watched, alert: Alert, block: NotificationBlock | None) -> AutomationCore:
-    times = LATE_TIMES if alert is Alert.LATE else 1
-    within = timedelta(seconds=(times + 0.5) * neuron.window_seconds if times > 1 else 0)
-    trigger = EventTrigger(
-        posture=Posture.Reactive,
-        match={"prefect.resource.id": f"{RESOURCE}{neuron.name}"},
-        expect={f"{EVENT}{alert}"},
-        threshold=times,
-        within=within,
-    )
-    body = "{{ event.payload.text }}\n" + REMEDIES[alert].format(neuron=neuron.name)
-    return _automation(neuron, alert.value, trigger, block, body)
+def _reactive(event: str, times: int = 1, seconds: float = 0.0, **matching: Any) -> EventTrigger:
+    within = timedelta(seconds=seconds)
+    return EventTrigger(posture=Posture.Reactive, expect={event}, threshold=times, within=within, **matching)
 
 
 def _automation(
     neuron: Watched, what: str, trigger: EventTrigger, block: NotificationBlock | None, body: str
 ) -> AutomationCore:
+    name = f"{neuron.name}: {what}"
     action: DoNothing | SendNotification = DoNothing()
     if block is not None and block._block_document_id is not None:
-        action = SendNotification(
-            block_document_id=block._block_document_id, subject=f"{neuron.name}: {what}", body=body
-        )
-    return AutomationCore(
-        name=f"{neuron.name}: {what}",
-        description=body.rpartition("\n")[2],
-        tags=[f"neuron:{neuron.name}"],
-        trigger=trigger,
-        actions=[action],
-    )
+        action = SendNotification(block_document_id=block._block_document_id, subject=name, body=body)
+    description, tags = body.rpartition("\n")[2], [f"neuron:{neuron.name}"]
+    return AutomationCore(name=name, description=description, tags=tags, trigger=trigger, actions=[action])
 
 
 def alert_block(environment: Mapping[str, str]) -> NotificationBlock | None:

@@ -51,8 +51,10 @@ NUMBERS = {
 _STEPS = {"read": "reading the sources", "parts": "making the parts", "assemble": "assembling"}
 
 
-def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) -> None:
-    """Build, upload, and print the results; a wrong environment is refused before anything is touched."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Build, upload where that was asked for, and print the results; 0 if the dataset is complete."""
+    # A wrong environment is refused before anything is touched.
+    (request, arguments), console = _arguments(words), Console()
     target = None
     if arguments.to_account is not None:
         environment = read_environment(arguments.env_file)
@@ -62,7 +64,7 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
             built = build(request, workers=arguments.workers, on_progress=on_progress)
     else:
         built = _build_on_dask(request, arguments)
-    show(built, console)
+    _show(built, console)
     if target is not None:
         store, prefix = target
         with step_bars({"upload": "uploading"}) as on_progress:
@@ -73,6 +75,7 @@ def run(request: BuildRequest, arguments: argparse.Namespace, console: Console) 
             f"{uploaded.num_already_there} were there already"
         )
         console.print(Text(text), soft_wrap=True)
+    return 0
 
 
 def _build_on_dask(request: BuildRequest, arguments: argparse.Namespace) -> BuiltDataset:
@@ -100,7 +103,7 @@ def step_bars(steps: Mapping[str, str]) -> Iterator[Callable[[str, float], None]
         yield lambda step, percentage: progress.update(bars[step], completed=percentage)
 
 
-def show(built: BuiltDataset, console: Console) -> None:
+def _show(built: BuiltDataset, console: Console) -> None:
     """Print a dataset's card: a row per source and split, and a summary."""
     rows = built.card.rows()
     table = Table()
@@ -112,13 +115,6 @@ def show(built: BuiltDataset, console: Console) -> None:
     size = decimal(built.num_bytes)
     text = f"{built.card.layout} dataset {built.card.digest}, {size}; its card: {built.root / CARD_FILE}"
     console.print(Text(text), soft_wrap=True)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Parse the command line and build; 0 if the dataset is complete, and uploaded where that was asked for."""
-    request, arguments = _arguments(words)
-    run(request, arguments, Console())
-    return 0
 
 
 def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Namespace]:

@@ -21,32 +21,27 @@ from templar.datasets.importing import import_dataset
 RESUMABLE = True
 
 
-def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Import, and print the result."""
-    tokenizer = None if arguments.tokenizer is None else load_tokenizer(arguments.tokenizer)
-    with step_bars({"read": "reading the files"}) as on_progress:
-        imported = import_dataset(
-            arguments.folder,
-            arguments.out,
-            tokenizer=tokenizer,
-            dtype=arguments.dtype,
-            sequence_length=arguments.sequence_length,
-            held_out_samples=arguments.held_out_samples,
-            workers=arguments.workers,
-            on_progress=lambda done: on_progress("read", done),
-        )
-    linked = imported.num_files - imported.num_copied
-    text = f"{imported.layout} dataset in {imported.root}: {linked} files linked, {imported.num_copied} copied"
-    console.print(Text(text), soft_wrap=True)
-
-
 def main(words: Sequence[str] | None = None) -> int:
-    """Parse the command line and import; 0 if the dataset is complete."""
+    """Parse the command line, import, and print the result; 0 if the dataset is complete."""
     parser, arguments = _arguments(words)
     try:
-        run(arguments, Console())
+        tokenizer = None if arguments.tokenizer is None else load_tokenizer(arguments.tokenizer)
+        with step_bars({"read": "reading the files"}) as on_progress:
+            imported = import_dataset(
+                arguments.folder,
+                arguments.out,
+                tokenizer=tokenizer,
+                dtype=arguments.dtype,
+                sequence_length=arguments.sequence_length,
+                held_out_samples=arguments.held_out_samples,
+                workers=arguments.workers,
+                on_progress=lambda done: on_progress("read", done),
+            )
     except ValueError as error:
         parser.error(str(error))
+    linked = imported.num_files - imported.num_copied
+    text = f"{imported.layout} dataset in {imported.root}: {linked} files linked, {imported.num_copied} copied"
+    Console().print(Text(text), soft_wrap=True)
     return 0
 
 
@@ -61,12 +56,8 @@ def _arguments(words: Sequence[str] | None) -> tuple[argparse.ArgumentParser, ar
     parser.add_argument(
         "--sequence-length", type=whole_number(1), default=2048, metavar="N", help="shards: tokens per sample (2048)"
     )
-    parser.add_argument(
-        "--held-out-samples",
-        type=whole_number(1),
-        metavar="N",
-        help="shards: samples of the last one to hold out (5 %% of it, 65536 at most)",
-    )
+    held_out = "shards: samples of the last one to hold out (5 %% of it, 65536 at most)"
+    parser.add_argument("--held-out-samples", type=whole_number(1), metavar="N", help=held_out)
     parser.add_argument("--workers", type=whole_number(1), metavar="N", help="threads; one per processor by default")
     arguments = parser.parse_args(words)
     if arguments.out.is_relative_to(arguments.folder) or arguments.folder.is_relative_to(arguments.out):

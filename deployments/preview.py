@@ -53,9 +53,16 @@ def show(found: Preview, console: Console) -> None:
         console.print(Text("".join(shown)))
 
 
-def run(name: str, window: int | None, uid: int | None, sequences: int, console: Console) -> None:
-    """Look up, fetch and print."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line; 0 if there was something to show."""
+    parser = argparse.ArgumentParser(prog="templar preview", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--neuron", default="default", help="name of the neuron's block")
+    parser.add_argument("--window", type=whole_number(0), help="the window; by default the one that is open")
+    parser.add_argument("--uid", type=whole_number(0), help="the miner; by default the neuron itself")
+    parser.add_argument("--sequences", type=whole_number(0), default=3, help="sequences to decode")
+    arguments = parser.parse_args(words)
     require_server()
+    name, uid, number = arguments.neuron, arguments.uid, arguments.window
     block = load_block(name)
     hparams, chain = block.hparams(), block.subnet.open(block.wallet)
     if uid is None:
@@ -65,26 +72,13 @@ def run(name: str, window: int | None, uid: int | None, sequences: int, console:
         uid = own.uid
     with tempfile.TemporaryDirectory(prefix="templar-preview-") as folder:
         home = Path(folder)
-        buckets, open_dataset = (
-            Buckets(chain, block.bucket.endpoint.open_reader),
-            partial(block.dataset.open, hparams, home),
-        )
-        config = NeuronConfig("preview", home, hparams, chain, buckets, None, open_dataset, block.genesis or None)
+        buckets, opened = Buckets(chain, block.bucket.endpoint.open_reader), partial(block.dataset.open, hparams, home)
+        config = NeuronConfig("preview", home, hparams, chain, buckets, None, opened, block.genesis or None)
         birth = config.birth()
         workload = open_workload(config, birth)
         if hparams.data.layout == "shards":
             workload.follow(*known_epochs(block.config(name), birth))
-        number = window_of(chain.block(), hparams.windows) if window is None else window
-        show(preview(workload, number, uid, num_texts=sequences), console)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Parse the command line; 0 if there was something to show."""
-    parser = argparse.ArgumentParser(prog="templar preview", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--neuron", default="default", help="name of the neuron's block")
-    parser.add_argument("--window", type=whole_number(0), help="the window; by default the one that is open")
-    parser.add_argument("--uid", type=whole_number(0), help="the miner; by default the neuron itself")
-    parser.add_argument("--sequences", type=whole_number(0), default=3, help="sequences to decode")
-    arguments = parser.parse_args(words)
-    run(arguments.neuron, arguments.window, arguments.uid, arguments.sequences, Console())
+        if number is None:
+            number = window_of(chain.block(), hparams.windows)
+        show(preview(workload, number, uid, num_texts=arguments.sequences), Console())
     return 0

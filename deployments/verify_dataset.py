@@ -23,18 +23,17 @@ from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 
 
-def run(arguments: argparse.Namespace, console: Console) -> bool:
-    """Check the dataset in every store, and print what is wrong; whether all of it is right."""
-    stores, prefix = _stores(arguments)
-    whole = [_is_whole(store, prefix, arguments.workers, console) for store in stores]
-    return all(whole)
-
-
-def _stores(arguments: argparse.Namespace) -> tuple[list[ObjectStore], str]:
+def main(words: Sequence[str] | None = None) -> int:
+    """Check the dataset in every store, and print what is wrong; 0 if every object is right, 1 if one is not."""
+    arguments = _arguments(words)
     if arguments.folder is not None:
-        return [DirectoryStore(arguments.folder, writable=False)], ""
-    dataset = dataset_from_environment(read_environment(arguments.env_file))
-    return dataset.stores(), dataset.prefix
+        stores: list[ObjectStore] = [DirectoryStore(arguments.folder, writable=False)]
+        prefix = ""
+    else:
+        dataset = dataset_from_environment(read_environment(arguments.env_file))
+        stores, prefix = dataset.stores(), dataset.prefix
+    whole = [_is_whole(store, prefix, arguments.workers, Console()) for store in stores]
+    return 0 if all(whole) else 1
 
 
 def _is_whole(store: ObjectStore, prefix: str, workers: int, console: Console) -> bool:
@@ -54,11 +53,6 @@ def _is_whole(store: ObjectStore, prefix: str, workers: int, console: Console) -
     text = f"{where}: {len(found)} objects, {decimal(sum(each.size for each in found))}, {verdict}{sized}"
     console.print(Text(text), soft_wrap=True)
     return not damaged
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Parse the command line and check; 0 if every object is right, 1 if one is not."""
-    return 0 if run(_arguments(words), Console()) else 1
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
