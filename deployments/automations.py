@@ -7,7 +7,6 @@ do nothing, and the events stand in the UI's event feed all the same.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -46,17 +45,9 @@ REMEDIES: Mapping[Alert, str] = {
 """The remedy for each alert."""
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A neuron, as its automations know it."""
-
-    name: str
-    window_seconds: float
-
-
-def definitions(neuron: Watched, block: NotificationBlock | None) -> list[AutomationCore]:
+def definitions(neuron: str, window_seconds: float, block: NotificationBlock | None) -> list[AutomationCore]:
     """Return all automations of a neuron."""
-    runs: Resource = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.neuron:{neuron.name}"}
+    runs: Resource = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.neuron:{neuron}"}
     pool: Resource = {"prefect.resource.role": "work-pool", "prefect.resource.name": HOUSEKEEPING_POOL}
     windows: Resource = {"prefect.resource.role": "flow", "prefect.resource.name": WINDOW_FLOWS}
     crashed = _reactive("prefect.flow-run.Crashed", match_related=runs)
@@ -66,7 +57,7 @@ def definitions(neuron: Watched, block: NotificationBlock | None) -> list[Automa
         match_related=[runs, windows],
         expect={"prefect.flow-run.Running"},
         threshold=1,
-        within=timedelta(seconds=max(SHORTEST_SILENCE, SILENT_WINDOWS * neuron.window_seconds)),
+        within=timedelta(seconds=max(SHORTEST_SILENCE, SILENT_WINDOWS * window_seconds)),
     )
     found = [
         _automation(neuron, "crashed", crashed, block, CRASHED),
@@ -75,10 +66,10 @@ def definitions(neuron: Watched, block: NotificationBlock | None) -> list[Automa
     ]
     for alert in Alert:
         times = LATE_TIMES if alert is Alert.LATE else 1
-        seconds = (times + 0.5) * neuron.window_seconds if times > 1 else 0.0
-        match: Resource = {"prefect.resource.id": f"{RESOURCE}{neuron.name}"}
+        seconds = (times + 0.5) * window_seconds if times > 1 else 0.0
+        match: Resource = {"prefect.resource.id": f"{RESOURCE}{neuron}"}
         trigger = _reactive(f"{EVENT}{alert}", times, seconds, match=match)
-        body = "{{ event.payload.text }}\n" + REMEDIES[alert].format(neuron=neuron.name)
+        body = "{{ event.payload.text }}\n" + REMEDIES[alert].format(neuron=neuron)
         found.append(_automation(neuron, alert.value, trigger, block, body))
     return found
 
@@ -89,13 +80,13 @@ def _reactive(event: str, times: int = 1, seconds: float = 0.0, **matching: Any)
 
 
 def _automation(
-    neuron: Watched, what: str, trigger: EventTrigger, block: NotificationBlock | None, body: str
+    neuron: str, what: str, trigger: EventTrigger, block: NotificationBlock | None, body: str
 ) -> AutomationCore:
-    name = f"{neuron.name}: {what}"
+    name = f"{neuron}: {what}"
     action: DoNothing | SendNotification = DoNothing()
     if block is not None and block._block_document_id is not None:
         action = SendNotification(block_document_id=block._block_document_id, subject=name, body=body)
-    description, tags = body.rpartition("\n")[2], [f"neuron:{neuron.name}"]
+    description, tags = body.rpartition("\n")[2], [f"neuron:{neuron}"]
     return AutomationCore(name=name, description=description, tags=tags, trigger=trigger, actions=[action])
 
 

@@ -1,8 +1,6 @@
 """Build a training dataset from files on this machine, and upload it if a bucket is named.
 
-    templar dataset build --source books --source wiki=wiki.parquet --layout shards --out dataset
-    templar dataset build --source books --layout pages --out dataset --env-file .env --to-account ACCOUNT
-    templar dataset build --source edu=hf:ORG/NAME --tokenizer gpt2 --layout shards --dask tcp://HOST:8786 --out dataset
+    templar dataset build --source books --source edu=hf:ORG/NAME --layout shards --out dataset
 
 Text files, Parquet, Arrow (`datasets.save_to_disk`) and JSON lines are read, and splits of Hugging Face datasets are
 streamed; see docs/dataset.md. With `--dask`, the workers of a Dask cluster share the work.

@@ -4,20 +4,18 @@
 
 No window is started twice: each run has the idempotency key `{netuid}/{genesis}/{hotkey}/{role}/{window}`, and the
 server returns the same run for the same key. A restarted clock resumes at the current window. It also emits
-`templar.window.opened`, `.closed` and `.settled` events, for automations, and shows the network's training at a glance
-when a window is settled. Once a minute it looks whether the neurons' schedules fire and whether the server's log
-repeats an error, and sends the alerts `schedule-stalled` and `server-errors`.
+`templar.window.opened`, `.closed` and `.settled` events, and shows the network's training at a glance when a window is
+settled. Once a minute it sends the alerts `schedule-stalled` and `server-errors` if there is a reason.
 
-Window deployments are those of the flows `miner-window`, `validator-window` and `aggregator-window` that work on a
-resident pool and whose neuron has that role.
+Window deployments are those of the three window flows on a resident pool whose neuron has the flow's role.
 """
 
 import argparse
 import asyncio
 import logging
-import sys
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -162,9 +160,8 @@ class WindowClock:
         closing = closing_block(window, rules)
         await asyncio.to_thread(self._wait_for, closing)
         self._emit("closed", window)
-        opened, closed = (
-            self._chain.block_time(block, finalized=False) for block in (first_block(window, rules), closing)
-        )
+        opening = first_block(window, rules)
+        opened, closed = (self._chain.block_time(block, finalized=False) for block in (opening, closing))
         settles = WindowTimes(window, opened, closed, rules).settles
         await asyncio.to_thread(self._chain.clock.sleep_until, settles)
         self._emit("settled", window)
@@ -293,11 +290,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # not a line per request
-    try:
+    with suppress(KeyboardInterrupt):
         asyncio.run(serve())
-    except PermanentError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        pass
     return 0

@@ -2,18 +2,15 @@
 
     python -m deployments.housekeeping_worker --pool housekeeping
 
-The stock worker closes a run whose process dies. If it dies as well, nobody does: the run would be shown as running for
-ever. This one has the same name after each start on a machine, so that it knows its runs, and closes those whose
-process is not there any more.
+The stock worker closes a run whose process dies, but nobody closes it if the worker dies as well. This worker has the
+same name after each start on a machine, so it knows its runs, and closes those whose process is gone.
 
-A machine that slept, or a worker that was away, finds many planned runs of one schedule due at once. Only the newest is
-run: the others end as `Skipped [superseded]`. One that is due while an earlier one is under way ends as
-`Skipped [already_running]`. The flows yield to the windows: their processes have a lower priority.
+Of many planned runs of one schedule that are due at once, only the newest is run: the others end as
+`Skipped [superseded]`. A run that is due while an earlier one is under way ends as `Skipped [already_running]`. The
+processes of the flows have a lower priority than the windows.
 
-The runner of the stock worker makes `runner_storage` in the machine's folder for temporary files, for flows that are
-fetched from elsewhere. It belongs to the user of the machine who was first, and the worker of any other user does not
-start. Our flows are part of the installation, so nothing is ever fetched, but the folder is made all the same, and
-Prefect has no setting for it. The processes of the flows have TMPDIR as it was.
+The runner of the stock worker makes `runner_storage` in the machine's folder for temporary files, and Prefect has no
+setting for it. That folder belongs to the first user, and the worker of any other user would not start.
 """
 
 import argparse
@@ -27,6 +24,7 @@ from abc import ABC
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -125,12 +123,10 @@ async def close_lost_runs(
     starting.update(in_hand())
     running = await asyncio.to_thread(_runs_with_process) if lost else set()
     lost = [run for run in lost if run.id not in starting and str(run.id) not in running]
+    message = f"[{Reason.PROCESS_DIED}] The process that ran it was killed, and its worker as well."
     for run in lost:
-        message = f"[{Reason.PROCESS_DIED}] The process that ran it was killed, and its worker as well."
-        is_cancelling = run.state is not None and run.state.is_cancelling()
-        await client.set_flow_run_state(
-            run.id, Cancelled(message=message) if is_cancelling else Crashed(message=message)
-        )
+        closed = Cancelled if run.state is not None and run.state.is_cancelling() else Crashed
+        await client.set_flow_run_state(run.id, closed(message=message))
     return lost
 
 
@@ -160,8 +156,9 @@ async def serve(pool: str) -> None:
 
     Prefect's own handlers turn SIGTERM into SIGINT, which a shell's background jobs ignore.
     """
-    # 1. Be stopped by signals.
-    loop, serving = asyncio.get_running_loop(), asyncio.ensure_future(_serve(pool))
+    worker = HousekeepingWorker(pool, name=default_worker_name(pool), limit=LIMIT)
+    loop, serving = asyncio.get_running_loop(), asyncio.ensure_future(worker.start())
+    closing = asyncio.create_task(_keep_closing(worker, pool))
 
     def stop() -> None:
         for signum in STOP_SIGNALS:
@@ -170,28 +167,19 @@ async def serve(pool: str) -> None:
 
     for signum in STOP_SIGNALS:
         loop.add_signal_handler(signum, stop)
-    # 2. Serve.
-    with suppress(asyncio.CancelledError):
-        await serving
-
-
-async def _serve(pool: str) -> None:
-    worker = HousekeepingWorker(pool, name=default_worker_name(pool), limit=LIMIT)
-    closing = asyncio.create_task(_keep_closing(worker, pool))
     try:
-        await worker.start()
+        with suppress(asyncio.CancelledError):
+            await serving
     finally:
         closing.cancel()
         print(f"Worker {worker.name!r} stopped!")
 
 
 async def _keep_closing(worker: ProcessWorker, pool: str) -> None:
-    def in_hand() -> set[UUID]:
-        return worker._submitting_flow_run_ids
-
     while True:
         async with failures_logged(log), get_client() as client:
-            for run in await close_lost_runs(client, pool, worker.name, in_hand=in_hand):
+            known = partial(getattr, worker, "_submitting_flow_run_ids")
+            for run in await close_lost_runs(client, pool, worker.name, in_hand=known):
                 log.warning("Closed flow run %r, whose process was killed.", run.name)
         await asyncio.sleep(LOOK_SECONDS)
 

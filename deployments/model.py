@@ -1,11 +1,5 @@
 """Take the trained model: `templar model fetch|generate|evaluate|export|verify`.
 
-    templar model generate --prompt "def "
-    templar model fetch [--window W]
-    templar model evaluate [--texts 256] [--tasks arc_easy,piqa]
-    templar model export [DIR] [--push USER/NAME]
-    templar model verify [--first W] [--window W]
-
 No wallet, bucket or running neuron is needed. `--env-file` says where the network is, or `--neuron` the block of a
 neuron of this host; without either it is the local network in `.templar/local` if `make run` or `make up` left one, and
 otherwise the block `default`. A checkpoint is taken only if a quorum of stake proved its state, and kept in the folder

@@ -1,8 +1,6 @@
 """Start a network: `templar network init`, once, under a hotkey with a validator permit.
 
-    templar network init --env-file .env --dry-run
-    templar network init --env-file .env [--opens-in 600]
-    templar network init --env-file .env --from MODEL
+    templar network init --env-file .env [--dry-run] [--opens-in 600] [--from MODEL]
 
 Everything is checked before anything is written: what `templar neuron register` checks, the hotkey's permit and stake,
 and whether the subnet has a network already. Then the hotkey announces role and bucket on chain, and the genesis

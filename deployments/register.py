@@ -33,7 +33,7 @@ from blocks.buckets import credentials_of
 from blocks.env_file import read_env_file
 from blocks.environment import bucket_variables, neuron_from_environment
 from blocks.neuron import Neuron
-from deployments.automations import Watched, alert_block, definitions, deploy_automations
+from deployments.automations import alert_block, definitions, deploy_automations
 from deployments.processes import PROJECT_ROOT, program
 from deployments.schedules import HOUR, HOUSEKEEPING_POOL, SLUG, deployments_of, scheduled_work
 from deployments.work_pool import require_server
@@ -256,7 +256,7 @@ def enrol(name: str, block: Neuron, environment: Mapping[str, str]) -> None:
 
 def watch(name: str, block: Neuron, notifying: NotificationBlock | None) -> None:
     """Deploy the automations of a neuron; what they notify with, or None."""
-    wanted = definitions(Watched(name, block.hparams().windows.seconds), notifying)
+    wanted = definitions(name, block.hparams().windows.seconds, notifying)
     with get_client(sync_client=True) as client:
         deploy_automations(client, wanted, name)
 

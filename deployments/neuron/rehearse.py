@@ -23,7 +23,8 @@ from rich.console import Console
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.register import add_neuron_options, environment_of
-from deployments.why import Answer, explain, show
+from deployments.why import Answer, explain
+from deployments.why import show as show_answers
 from tasks.observing import auditing, network_of
 from templar.arguments import positive
 from templar.audit.rehearsal import Rehearsal, rehearse
@@ -67,20 +68,22 @@ def verdict(found: Rehearsal) -> str:
     return f"the payload counts; its score is number {place} of {number} in window {found.window}"
 
 
-def lines(found: Rehearsal) -> list[str]:
-    """Return what was done, and the result, line by line."""
-    said = [f"uid {found.uid}, window {found.window}, rated on what validator {found.validator} remembered"]
-    if found.trained is None:
-        said.append("the payload that this neuron published in that window was measured")
+def show(found: Rehearsal) -> None:
+    """Print what was done, and the result."""
+    print(f"uid {found.uid}, window {found.window}, rated on what validator {found.validator} remembered")
+    if (trained := found.trained) is None:
+        print("the payload that this neuron published in that window was measured")
     else:
-        trained = found.trained
-        said += [
-            f"no payload of this neuron counts in that window [{found.missed}]: trained one",
+        print(f"no payload of this neuron counts in that window [{found.missed}]: trained one")
+        print(
             f"{trained.num_steps} inner steps in {trained.seconds:.1f} s, loss {trained.first_loss:.4f} to "
             f"{trained.last_loss:.4f}, {trained.tokens_per_second:.0f} tokens per second, "
-            f"a payload of {trained.payload_bytes} bytes",
-        ]
-    return [*said, verdict(found)]
+            f"a payload of {trained.payload_bytes} bytes"
+        )
+    print(verdict(found))
+    if found.evidence is not None:
+        answer = Answer(found.validator, found.evidence.digest, explain(found.evidence, found.uid))
+        show_answers([answer], Console())
 
 
 def as_json(found: Rehearsal) -> dict[str, Any]:
@@ -107,18 +110,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
     block = neuron_from_environment(dict(environment_of(arguments)))
-    if (
-        block.role == "miner"
-        and "TORCHELASTIC_RUN_ID" not in os.environ
-        and rank_count(settings := of_this_host(block)) > 1
-    ):
+    settings, is_launched = of_this_host(block), "TORCHELASTIC_RUN_ID" in os.environ
+    if block.role == "miner" and not is_launched and rank_count(settings) > 1:
         command = ["deployments", "neuron", "rehearse", *(sys.argv[1:] if words is None else words)]
         return launch(settings, Path(block.home) / FOLDER / "ranks", command)
     found = run(block, arguments.seconds)
     if arguments.json:
         print(json.dumps(as_json(found)))
     else:
-        print("\n".join(lines(found)))
-        if found.evidence is not None:
-            show([Answer(found.validator, found.evidence.digest, explain(found.evidence, found.uid))], Console())
+        show(found)
     return 0 if found.place is not None else 1

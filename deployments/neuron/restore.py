@@ -4,9 +4,7 @@
 
 Reads the newest intact private backup of a miner from its own bucket and writes the miner's folder, TEMPLAR_HOME, as it
 was in the window of the backup; whole, or not at all. The folder must not be there, or be empty. It takes the neuron's
-lease meanwhile: a machine that still runs the neuron must be stopped first. Then it says what was lost. After it,
-`templar neuron start` goes on. Validators and aggregators need no restore: what they remember is in the evidence that
-they published, and a start on an empty folder reads it from there.
+lease meanwhile: a machine that still runs the neuron must be stopped first. Then it says what was lost.
 """
 
 import argparse
@@ -35,19 +33,6 @@ def lost(report: RestoreReport) -> str:
         "publishes nothing more for them. If one of these was applied, the error feedback starts afresh, and the inner "
         f"optimizer goes on from window {report.window}"
     )
-
-
-def lines(report: RestoreReport, home: str) -> list[str]:
-    """Return what was restored, line by line."""
-    said = [f"the backup of window {window} was left out: {why}" for window, why in report.refused]
-    behind = report.current - report.window
-    return [
-        *said,
-        f"{home}: restored from the backup of window {report.window}, root {report.root[:12]}, "
-        f"{report.num_bytes} bytes; the chain is in window {report.current}, {behind} later",
-        lost(report),
-        "`templar neuron start` goes on from here: it catches up with the windows that passed",
-    ]
 
 
 def standing(block: Neuron, name: str) -> str:
@@ -79,6 +64,13 @@ def main(words: Sequence[str] | None = None) -> int:
     report = restore_home(block.config(arguments.name))
     if arguments.json:
         print(json.dumps({"restored": True, **asdict(report), "lost": lost(report)}))
-    else:
-        print("\n".join(lines(report, str(Path(block.home)))))
+        return 0
+    for window, why in report.refused:
+        print(f"the backup of window {window} was left out: {why}")
+    print(
+        f"{Path(block.home)}: restored from the backup of window {report.window}, root {report.root[:12]}, "
+        f"{report.num_bytes} bytes; the chain is in window {report.current}, {report.current - report.window} later"
+    )
+    print(lost(report))
+    print("`templar neuron start` goes on from here: it catches up with the windows that passed")
     return 0

@@ -10,7 +10,7 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.blocks.system import Secret
 from prefect.states import Crashed, Failed, Running
 
-from deployments.automations import LATE_TIMES, REMEDIES, Watched, alert_block, definitions, deploy_automations
+from deployments.automations import LATE_TIMES, REMEDIES, alert_block, definitions, deploy_automations
 from deployments.register import ensure_pool
 from deployments.schedules import HOUSEKEEPING_POOL
 from tasks.alerts import Alert, Raised, send
@@ -55,7 +55,7 @@ def deploy(prefect_server, webhook):
 
     def call(neuron, *, seconds=LONG, block=notifying):
         with prefect_server.client() as client:
-            deploy_automations(client, definitions(Watched(neuron, seconds), block), neuron)
+            deploy_automations(client, definitions(neuron, seconds, block), neuron)
             return automations(prefect_server, neuron)
 
     return call
@@ -146,7 +146,7 @@ def test_deploying_again_changes_nothing_but_what_differs(deploy, neuron, prefec
     other = f"{neuron}-other"
     deploy(other)
     with prefect_server.client() as client:
-        deploy_automations(client, definitions(Watched(neuron, LONG), None)[:3], neuron)
+        deploy_automations(client, definitions(neuron, LONG, None)[:3], neuron)
         assert len(automations(prefect_server, neuron)) == 3
         assert len(automations(prefect_server, other)) == len(first)
         deploy_automations(client, [], other)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import sys
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -262,11 +261,10 @@ class TestServing:
         assert {run.parameters["neuron"] for run in runs} == {MINER, OTHER}
         assert all(run.parameters["window"] >= network.first_window for run in runs)
 
-    def test_without_a_deployment_it_says_so(self, monkeypatch, capsys):
+    def test_without_a_deployment_it_says_so(self, monkeypatch, run_main):
         self.ours(monkeypatch)
-        monkeypatch.setattr(sys, "argv", ["clock"])
-        assert clock_module.main() == 1
-        err = capsys.readouterr().err
+        status, _, err = run_main(clock_module.main)
+        assert status == 1
         assert err.startswith("[bad_environment] no window deployment of a known neuron on this server: run ")
         assert err.count("\n") == 1
 
@@ -284,7 +282,3 @@ class TestServing:
                 asyncio.run(clock_module.serve())
         assert caught.value.message.startswith(f"PREFECT_API_URL is {server.endpoint_url}, which ")
         assert caught.value.message.isprintable()
-
-    def test_without_a_server_it_says_so(self):
-        with temporary_settings({PREFECT_API_URL: None}), pytest.raises(PermanentError, match="PREFECT_API_URL is not"):
-            asyncio.run(clock_module.serve())
