@@ -8,13 +8,8 @@ import pytest
 
 from deployments import leaderboard as command
 from templar.agreement.checkpoint import EVALUATION_FILE
-from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import checkpoint_key
-from templar.hparams import load_hparams
-from templar.reports.leaderboard import Leaderboard
-from tests.support.errors import raising
-from tests.support.facts import absent, revealed
-from tests.support.published import MINERS, evaluate_genesis, evidences, with_reader
+from tests.support.published import MINERS, evaluate_genesis, with_reader
 
 NAME = "reader"
 
@@ -71,9 +66,3 @@ def test_what_is_not_there_is_one_line(call):
     status, out, err = call("--neuron", "nobody")
     assert (status, out) == (1, "")
     assert err.startswith("[bad_environment] neuron block 'nobody': there is none")
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    run = evidences({10: (revealed(3, 0.2), absent(4))}, load_hparams("local"))
-    with raising(PermanentError, Reason.LOCAL_FILE, match="No such file"):
-        command.save(Leaderboard(run), csv=tmp_path / "nowhere" / "history.csv", plot=None)

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -176,16 +177,17 @@ def test_a_server_that_shows_everybody_the_keys_is_refused(refused, monkeypatch)
     assert "set PREFECT_API_AUTH_STRING" in said
 
 
+def test_a_taken_port_is_refused(refused, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setattr(f"{__name__}.free_port", lambda: taken.getsockname()[1])
+        assert "choose another --prefect-port" in refused()
+
+
 def test_a_database_that_does_not_answer_is_refused(refused):
     url = f"postgresql+asyncpg://prefect:hush@127.0.0.1:{free_port()}/prefect"
     said = refused(PREFECT_SERVER_DATABASE_CONNECTION_URL=url)
     assert "PREFECT_SERVER_DATABASE_CONNECTION_URL: the PostgreSQL database prefect at 127.0.0.1 cannot be used" in said
     assert "hush" not in said
-
-
-def test_a_hotkey_without_its_password_is_refused(network, refused):
-    (network.plan.wallets / "local" / "hotkeys" / "locked").write_bytes(b"$NACL" + bytes(72))
-    assert "the hotkey is encrypted: set WALLET_HOTKEY_PASSWORD_FILE" in refused(WALLET_HOTKEY="locked")
 
 
 def test_a_new_env_has_what_is_given_is_private_and_is_never_overwritten(tmp_path, run_main):

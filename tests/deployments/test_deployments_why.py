@@ -48,11 +48,6 @@ def test_each_miner_of_each_window_gets_an_answer_that_agrees_with_the_evidence(
     assert {Reason.BAD_SIGNATURE} <= reasons
 
 
-def test_a_stranger_is_told_so(found):
-    (point,) = why.explain(found[0], 4000)
-    assert point.reason is Reason.NOT_REGISTERED
-
-
 @pytest.mark.parametrize("reason", list(Reason))
 def test_any_reason_for_which_no_payload_counts_is_told(reason):
     evidence = conclude(window_of(revealed(3), absent(5, reason)), Standing(), tiny(), AUTHOR)
@@ -77,6 +72,8 @@ def test_a_miner_without_a_slot_is_told_so():
     evidence = conclude(window_of(revealed(3), absent(5, None, assigned=False)), Standing(), tiny(), AUTHOR)
     points = {point.what: point for point in why.explain(evidence, 5)}
     assert points["data"].reason is points["payload"].reason is Reason.NO_ASSIGNMENT
+    (stranger,) = why.explain(evidence, 4000)
+    assert stranger.reason is Reason.NOT_REGISTERED
 
 
 @pytest.fixture(scope="module")

@@ -77,6 +77,8 @@ class TestDeployed:
             assert deployment.description
             assert deployment.pull_steps in (None, [])
             assert not deployment.paused
+            assert not deployment.schedules  # they follow role and network, so `register` deploys them
+            assert not deployment.global_concurrency_limit  # a lease that is lost would stop all later runs
 
     def test_registering_gives_the_window_the_same_tags(self, deployed, prefect_server):
         name = f"miner-window/{MINER}"
@@ -88,18 +90,3 @@ class TestDeployed:
             deployed[name].tags,
             deployed[name].entrypoint,
         )
-
-    def test_nothing_has_a_schedule(self, deployed):
-        """Schedules follow role and network, so `register` deploys them: two places for them would differ."""
-        assert not [name for name, deployment in deployed.items() if deployment.schedules]
-
-    def test_nothing_is_limited(self, deployed):
-        """A lease that cannot be renewed would kill its run, and one that is lost would stop all later runs."""
-        assert not [name for name, deployment in deployed.items() if deployment.global_concurrency_limit]
-
-    @pytest.mark.slow
-    def test_deploying_again_changes_nothing(self, deployed, prefect_server):
-        deploy(prefect_server, MINER)
-        with prefect_server.client() as client:
-            again = read_back(client)
-        assert {name: item.id for name, item in again.items()} == {name: item.id for name, item in deployed.items()}

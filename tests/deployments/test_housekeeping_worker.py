@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import stat
-import sys
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +22,7 @@ from prefect.states import Pending
 
 from deployments import housekeeping_worker
 from deployments.housekeeping_worker import ALREADY_RUNNING, NICENESS, SUPERSEDED, close_lost_runs, passed_over
-from deployments.processes import PROJECT_ROOT, end_of, start_child
+from deployments.processes import PROJECT_ROOT, start_child
 from deployments.register import ensure_pool, worker_command
 from deployments.schedules import runs_until
 from deployments.work_pool import default_worker_name
@@ -188,23 +187,3 @@ def test_the_runner_keeps_its_files_in_this_users_folder(state):
     assert Runner()._tmp_dir.is_relative_to(folder)
     assert folder.is_relative_to(state)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
-@pytest.mark.slow
-def test_a_worker_starts_where_the_shared_folder_is_anothers(operator, tmp_path):
-    """A file in its place stops every user, also root, whom no right stops."""
-    (tmp_path / "runner_storage").touch()
-    ensure_pool(operator.client, "shared", "process")
-    ours = worker_command("shared", "process")
-    stock = [sys.executable, "-m", "prefect", "worker", "start", "--pool", "shared", "--type", "process"]
-    env = operator.server.environment | {"TMPDIR": str(tmp_path)}
-    refused = start_child("stock", stock, log=tmp_path / "stock.log", env=env, cwd=PROJECT_ROOT)
-    serving = start_child("ours", ours, log=tmp_path / "ours.log", env=env, cwd=PROJECT_ROOT)
-    try:
-        wait_until(lambda: "started!" in end_of(tmp_path / "ours.log"), "our worker serves")
-        wait_until(lambda: refused.exit_code is not None, "the stock worker has ended")
-    finally:
-        for child in (refused, serving):
-            child.stop(grace_seconds=5.0)
-    assert refused.exit_code not in (0, None)
-    assert "runner_storage" in (tmp_path / "stock.log").read_text()

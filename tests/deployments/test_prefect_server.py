@@ -114,15 +114,6 @@ def test_postgresql_with_the_right_password_and_with_others():
                 require_database({DATABASE_URL: url})
 
 
-@pytest.mark.slow
-def test_a_second_server_from_the_shell_of_the_first_shows_none_of_its_runs(prefect_server, tmp_path):
-    with prefect_server.client() as client:
-        client.create_flow_from_name("only-here")
-    with RunningPrefectServer(tmp_path, base=prefect_server.environment) as second:
-        flows = httpx.post(f"{second.server.api_url}/flows/filter", json={}, trust_env=False).json()
-    assert flows == []
-
-
 STALL = """
 import gc, sqlite3, sys, threading
 from deployments.server_process import collect_garbage_aside

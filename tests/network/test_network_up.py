@@ -59,7 +59,7 @@ pages: list[str] = []
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("up")
+    folder = tmp_path_factory.mktemp("up") / "my network"  # a shell takes the printed commands all the same
     network = LiveNetwork(folder, directory_store=True, data=SHARDS, storage=STORAGE, hour=HOUR)
     try:
         with logs_on_failure(network):

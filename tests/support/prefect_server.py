@@ -65,15 +65,11 @@ def history_of(client, run):
 
 
 class RunningPrefectServer:
-    """A server that can go away and come back on the same port and database; it keeps everything in a folder.
+    """A server that can go away and come back on the same port and database; it keeps everything in a folder."""
 
-    `base` is the environment that it extends; by default that of this process without Prefect's variables.
-    """
-
-    def __init__(self, folder, base=None):
+    def __init__(self, folder):
         self.server = PrefectServer(folder / "prefect", free_port())
-        own = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        self._base = own if base is None else base
+        self._base = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         self._child: Child | None = None
 
     def __enter__(self):
