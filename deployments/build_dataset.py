@@ -152,8 +152,12 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
     arguments = parser.parse_args(words)
     if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
         parser.error("--to-bucket and --to-prefix go with --to-account")
+    suffixes, column = arguments.suffix or TEXT_SUFFIXES, arguments.column
+    numbers = {name: getattr(arguments, name) for name in NUMBERS}
     try:
-        return _request(arguments), arguments
+        sources = tuple(source_from_text(text, column=column, suffixes=suffixes) for text in arguments.source)
+        settings = BuildSettings(arguments.layout, arguments.held_out_fraction, arguments.tokenizer, **numbers)
+        return BuildRequest(sources, arguments.out, settings), arguments
     except ValueError as error:
         parser.error(str(error))
 
@@ -162,15 +166,3 @@ def _dask_address(text: str) -> str:
     if not re.fullmatch(DASK_ADDRESS, text):
         raise argparse.ArgumentTypeError(f"{text!r} is no address of a scheduler: write tcp://HOST:PORT")
     return text
-
-
-def _request(arguments: argparse.Namespace) -> BuildRequest:
-    settings = BuildSettings(
-        arguments.layout,
-        arguments.held_out_fraction,
-        arguments.tokenizer,
-        **{name: getattr(arguments, name) for name in NUMBERS},
-    )
-    suffixes = arguments.suffix or TEXT_SUFFIXES
-    sources = (source_from_text(text, column=arguments.column, suffixes=suffixes) for text in arguments.source)
-    return BuildRequest(tuple(sources), arguments.out, settings)

@@ -11,35 +11,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from blocks.buckets import credentials_of
 from blocks.environment import neuron_from_environment
+from deployments.neuron.status import folding_table
 from deployments.register import read_environment
-from templar.housekeeping.access import AccessReport, check_access
+from templar.housekeeping.access import check_access
 
 COLUMNS = ("bucket", "key", "right", "should", "does", "answer", "problem")
 
 
-def show(report: AccessReport, console: Console) -> None:
-    """Print a row per right of each key, then what is wrong."""
-    table = Table()
-    for column in COLUMNS:
-        table.add_column(column, overflow="fold")
-    for row in report.rows:
-        cells = row.cells
-        table.add_row(*(Text(cells[column]) for column in COLUMNS))
-    console.print(table)
-    console.print(Text(report.summary), soft_wrap=True)
-
-
 def main(words: Sequence[str] | None = None) -> int:
-    """Parse the command line and check."""
+    """Parse the command line, check, and print a row per right of each key; 1 if something is wrong."""
     parser = argparse.ArgumentParser(prog="templar access", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
     arguments = parser.parse_args(words)
     environment = read_environment(arguments.env_file)
     report = check_access(credentials_of(neuron_from_environment(environment), environment))
-    show(report, Console())
+    table = folding_table(*COLUMNS)
+    for row in report.rows:
+        cells = row.cells
+        table.add_row(*(Text(cells[column]) for column in COLUMNS))
+    console = Console()
+    console.print(table)
+    console.print(Text(report.summary), soft_wrap=True)
     return 1 if report.problems else 0

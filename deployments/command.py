@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -75,8 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         name = command.words.split()
         if words[: len(name)] == name:
+            from blocks.proxies import exempting_loopback  # noqa: PLC0415 - takes seconds, and a page of help none
+
+            with suppress(PermanentError):  # of a proxy that is of no use: what needs one says so
+                os.environ.update(exempting_loopback(os.environ))
             try:
-                module = _module(command)
+                module = importlib.import_module(command.module)
             except ValidationError as error:  # Prefect reads its settings when it is imported
                 print(_refused_settings(error), file=sys.stderr)
                 return 1
@@ -106,14 +109,6 @@ def exit_status(main: Callable[..., int], *arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"interrupted{advice}", file=sys.stderr)
         return 130
-
-
-def _module(command: Command) -> Any:
-    from blocks.proxies import exempting_loopback  # noqa: PLC0415 - takes seconds, and a page of help none
-
-    with suppress(PermanentError):  # of a proxy that is of no use: what needs one says so
-        os.environ.update(exempting_loopback(os.environ))
-    return importlib.import_module(command.module)
 
 
 def _refused_settings(error: ValidationError) -> PermanentError:

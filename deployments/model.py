@@ -118,20 +118,15 @@ def export(arguments: argparse.Namespace, network: PublicNetwork) -> int:
         what = f"Window {kept.window}, {kept.outer_steps} outer steps, root {kept.root}"
         print(push_model(hub, arguments.push, kept.folder, what))
     if target is not None:
-        _copy(kept.folder, target)
+        with local_file(target):  # the copy appears whole
+            part = target.with_name(f"{target.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(kept.folder, part)
+            if target.exists():
+                target.rmdir()
+            part.rename(target)
         print(target)
     return DONE
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Copy a folder; the copy appears whole."""
-    with local_file(target):
-        part = target.with_name(f"{target.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(source, part)
-        if target.exists():
-            target.rmdir()
-        part.rename(target)
 
 
 def generate(arguments: argparse.Namespace, network: PublicNetwork) -> int:

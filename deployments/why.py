@@ -14,9 +14,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from deployments.neuron.status import folding_table
 from deployments.work_pool import require_server
 from tasks.host import load_block
 from templar.arguments import whole_number
@@ -167,9 +167,7 @@ def show(found: Sequence[Answer], console: Console) -> None:
     """Print a table per validator."""
     for answer in found:
         says = "has no evidence" if answer.evidence is None else f"evidence {answer.evidence[:12]}"
-        table = Table(title=f"validator {answer.validator}: {says}", title_justify="left")
-        for column in ("what", "found", "reason"):
-            table.add_column(column, overflow="fold")
+        table = folding_table("what", "found", "reason", title=f"validator {answer.validator}: {says}")
         for point in answer.points:
             table.add_row(point.what, Text(point.found), Text(point.reason or "", "red"))
         console.print(table)

@@ -3,9 +3,8 @@
     prefect work-pool create miner-1 --type resident
     prefect worker start --pool miner-1
 
-One process, one pool, one run at a time. A run always ends in a final state, and the worker then takes the
-next one; after a kill, the worker's next start closes the runs that were left open. Everything is in the class, so the
-stock command is all that is needed. It handles signals itself: the stock handler turns SIGTERM into SIGINT, which a
+One process, one pool, one run at a time. A run always ends in a final state; after a kill, the worker's next start
+closes the runs that were left open. It handles signals itself: the stock handler turns SIGTERM into SIGINT, which a
 process that a shell started in its background ignores.
 """
 
@@ -191,7 +190,10 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         """Execute a flow run on the run thread, and give it a final state."""
         self._current, self._configuration = flow_run, configuration
         try:
-            flow = await _load(flow_run)
+            try:
+                flow = await load_flow_from_flow_run(flow_run, use_placeholder_flow=False)
+            except (SystemExit, KeyboardInterrupt) as ended:
+                raise RuntimeError(f"the flow's module raised {ended!r} when it was imported") from ended
             if not self._interrupted:
                 clear_stop()
             if task_status is not None:
@@ -255,7 +257,12 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         """Let the current run finish; after its grace, or at a second signal, interrupt it; if it hangs, end anyway."""
         self._logger.info("Asked to stop: no new runs, and the current one has its grace.")
         if not await self._idle_within(self._configuration.grace_seconds, unless=ends_soon):
-            await self._interrupt()
+            self._interrupted = True
+            if self._current is not None:
+                async with failures_logged(self._logger):
+                    state: State[Any] = Cancelling(name=STOPPING, message="The worker was asked to stop.")
+                    await self.client.set_flow_run_state(self._current.id, state)
+            request_stop()
             if not await self._idle_within(self._configuration.stop_seconds):
                 await self._abandon()
         scope.cancel()
@@ -270,14 +277,6 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
                 await anyio.sleep(_IDLE_POLL_SECONDS)
         return not (self._limiter and self._limiter.borrowed_tokens)
 
-    async def _interrupt(self) -> None:
-        self._interrupted = True
-        if self._current is not None:
-            async with failures_logged(self._logger):
-                state: State[Any] = Cancelling(name=STOPPING, message="The worker was asked to stop.")
-                await self.client.set_flow_run_state(self._current.id, state)
-        request_stop()
-
     async def _abandon(self) -> None:
         """End the process although its run ignores the interruption: a thread cannot be ended otherwise."""
         if self._current is not None:
@@ -285,13 +284,6 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
             async with failures_logged(self._logger):
                 await self._settle(self._current.id, None)
         os._exit(1)
-
-
-async def _load(flow_run: FlowRun) -> Flow[..., Any]:
-    try:
-        return await load_flow_from_flow_run(flow_run, use_placeholder_flow=False)
-    except (SystemExit, KeyboardInterrupt) as error:
-        raise RuntimeError(f"the flow's module raised {error!r} when it was imported") from error
 
 
 def _execute(flow: Flow[..., Any], flow_run: FlowRun) -> str | None:

@@ -13,6 +13,7 @@ from blocks.neuron import Neuron
 from deployments.local.plan import DATASET_PREFIX, NETUID, WALLET_NAME, LocalNeuron, LocalPlan
 from deployments.local.wallets import create_wallet
 from deployments.network import start_network
+from deployments.processes import ProcessRecord
 from deployments.s3_endpoint import AccessKey, BucketKeys, EndpointAdmin, create_bucket_with_keys
 from templar.agreement.genesis import Birth
 from templar.chain.clock import SystemClock
@@ -33,6 +34,7 @@ SAMPLES_PER_SHARD = 14_336
 """Samples of a shard of the local dataset, which has two of them: four windows of seven slots, and a little more."""
 DATASET_ACCOUNT = "dataset"
 READ_TIMEOUT_SECONDS = 3.0
+JOINED_STAKE = 100.0  # of a validator or aggregator: too little to stop the network when it is stopped
 
 
 _LOCAL_KEY = AccessKey("local", "local")
@@ -200,3 +202,33 @@ def _public_environment(plan: LocalPlan, dataset: AccessKey) -> dict[str, str]:
         "R2_DATASET_READ_SECRET_ACCESS_KEY": dataset.secret_access_key,
         "DATASET_BINS_PATH": DATASET_PREFIX,
     }
+
+
+def join_local(folder: Path, role: str, hotkey: str) -> dict[str, str]:
+    """Give a neuron that is started by hand a place in the local network of a folder: hotkey, registration, bucket.
+
+    A validator or an aggregator gets stake and a permit. `hotkey` is a name that no neuron of the network has. Returns
+    the variables of the neuron's `.env`.
+
+    Raises:
+        PermanentError: `bad_environment`, no network runs there; `bad_wallet`, the network has this hotkey already.
+        TransientError: The S3 endpoint does not answer.
+    """
+    # 1. The network, where `make up` left its addresses.
+    plan = LocalPlan(folder.absolute())
+    if not plan.network_env.exists() or not ProcessRecord(plan.processes).running():
+        raise PermanentError(Reason.BAD_ENVIRONMENT, f"--local {folder}: no network runs there; `make up` starts one")
+    public = read_env_file(plan.network_env)
+    # 2. The hotkey, registered with its stake.
+    neuron = LocalNeuron(hotkey, role, stake=0.0 if role == "miner" else JOINED_STAKE)
+    address = create_wallet(plan.wallets, WALLET_NAME, hotkey).address
+    ledger = Ledger(plan.ledger)
+    ledger.register(address, stake=neuron.stake, validator_permit=role != "miner")
+    ledger.close()
+    # 3. The bucket: a folder, or one at the S3 endpoint with a key that reads and one that writes.
+    if public["TEMPLAR_STORAGE"].startswith("file:"):
+        (plan.buckets / neuron.account_id).mkdir()
+        keys = LOCAL_KEYS
+    else:
+        keys = create_bucket_with_keys(EndpointAdmin.load(plan.admin_file), neuron.account_id)
+    return public | own_environment(plan, neuron, keys)

@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.text import Text
 
 from blocks.env_file import env_lines, env_value
-from deployments.local.join import join_local
 from deployments.local.plan import LOCAL_FOLDER
+from deployments.local.prepare import join_local
 from deployments.neuron.folder import NeuronFolder, known_neurons
 from deployments.neuron.status import is_green, show_neuron_status, status_of
 from deployments.prefect_server import SERVER_LOG
@@ -52,8 +52,15 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
     values = {variable: getattr(arguments, variable) for variable in (*BITTENSOR_OPTIONS.values(), "TEMPLAR_ROLE")}
     values["PREFECT_API_AUTH_STRING"] = f"templar:{secrets.token_urlsafe(PASSWORD_BYTES)}"
     with _new_private_file(path) as file:
-        if arguments.local is not None:
-            values |= _place(arguments)
+        if arguments.local is not None:  # a place in the local network; what it decides cannot be an option
+            role, hotkey = arguments.TEMPLAR_ROLE, arguments.WALLET_HOTKEY
+            given = {option for option, name in BITTENSOR_OPTIONS.items() if getattr(arguments, name) is not None}
+            if role is None or given != {"--wallet.hotkey"}:
+                problem = (
+                    "--local takes --role and --wallet.hotkey, a new hotkey's name; all else is the local network's"
+                )
+                raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
+            values |= join_local(arguments.local, role, hotkey)
         text = _filled((PROJECT_ROOT / ".env.example").read_text(encoding="utf-8"), values)
         file.write(text)
     empty = [line.partition("=")[0] for line in text.splitlines() if line.rstrip().endswith("=") and line[:1] != "#"]
@@ -77,16 +84,6 @@ def _new_private_file(path: Path) -> Iterator[TextIO]:
     except OSError as error:
         problem = f"{path} cannot be written ({error.strerror}): name another --env-file, or remove it"
         raise PermanentError(Reason.BAD_ENVIRONMENT, problem) from None
-
-
-def _place(arguments: argparse.Namespace) -> dict[str, str]:
-    """A place in the local network; what it decides cannot be an option."""
-    role, hotkey = arguments.TEMPLAR_ROLE, arguments.WALLET_HOTKEY
-    given = {option for option, variable in BITTENSOR_OPTIONS.items() if getattr(arguments, variable) is not None}
-    if role is None or given != {"--wallet.hotkey"}:
-        problem = "--local takes --role and --wallet.hotkey, the name of a new hotkey; all else is the local network's"
-        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
-    return join_local(arguments.local, role, hotkey)
 
 
 def stop(arguments: argparse.Namespace, console: Console) -> int:

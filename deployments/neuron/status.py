@@ -141,9 +141,9 @@ def _show(
         console.print(f"more: PREFECT_API_URL={found['api_url']} {program('prefect')} flow-run ls", soft_wrap=True)
 
 
-def folding_table(*columns: str) -> Table:
+def folding_table(*columns: str, title: str | None = None) -> Table:
     """A table whose columns break long cells into lines."""
-    table = Table()
+    table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")
     return table

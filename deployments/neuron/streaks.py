@@ -84,7 +84,8 @@ def streak_of(neuron: str, runs: Iterable[FlowRun]) -> Streak | None:
         state = run.state
         if state is None or not state.is_final() or state.is_cancelled():
             continue
-        if not _is_missed(state):
+        is_late = state.name == "Skipped" and _reason_of(state) is Reason.WINDOW_PASSED
+        if not (state.is_failed() or state.is_crashed() or state.name == "CatchingUp" or is_late):
             if state.name == "Skipped":
                 continue
             break
@@ -129,16 +130,6 @@ def _tell(teller: Teller, address: Address) -> None:
                 if not is_outage(error):
                     log.warning("the newest windows were not looked at: %r", error)
             time.sleep(LOOK_SECONDS)
-
-
-def _is_missed(state: State[None]) -> bool:
-    """Whether the neuron took no part in a window, or did not do what it owed."""
-    return (
-        state.is_failed()
-        or state.is_crashed()
-        or state.name == "CatchingUp"
-        or (state.name == "Skipped" and _reason_of(state) is Reason.WINDOW_PASSED)
-    )
 
 
 def _reason_of(state: State[None]) -> Reason | None:

@@ -62,6 +62,7 @@ def close_now(operator, worker, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.prefect
 @pytest.mark.timeout(400)
 def test_a_run_whose_process_and_worker_are_killed_is_closed(operator, tmp_path):
     ensure_pool(operator.client, POOL, "process")
@@ -107,6 +108,7 @@ def planned_every(operator, seconds):
 
 
 @pytest.mark.slow
+@pytest.mark.prefect
 @pytest.mark.timeout(400)
 def test_after_an_absence_the_newest_planned_run_is_run_and_a_run_that_nobody_began_is_closed(operator):
     """The runs become late by themselves, as those of a machine that slept or of a worker that was away."""
