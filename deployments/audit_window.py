@@ -3,9 +3,8 @@
     templar audit [--first 10 --last 19] [--validator 2] [--tolerance 1e-4]
 
 The neuron's block says where chain, buckets and dataset are; with --env-file a file does, and no Prefect server, wallet
-or bucket is needed. What is replayed is kept in the folder `audit` of the neuron's, apart from the neuron's own state.
-By default it is the newest final window that there is evidence of. The exit status is 0 if everything was verified, 1
-if something differs, 2 if something could not be audited, or if the command line is wrong.
+or bucket is needed. By default it is the newest final window that there is evidence of. The exit status is 0 if
+everything was verified, 1 if something differs, 2 if something could not be audited.
 """
 
 import argparse

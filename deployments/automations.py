@@ -98,9 +98,8 @@ def alert_block(environment: Mapping[str, str]) -> NotificationBlock | None:
     try:
         block = Block.load(name)
     except ValueError as error:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT, f"{VARIABLE} is {name!r}: {error}; create the block in the UI, or leave it empty"
-        ) from None
+        problem = f"{VARIABLE} is {name!r}: {error}; create the block in the UI, or leave it empty"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem) from None
     if not isinstance(block, NotificationBlock):
         problem = f"{VARIABLE} is {name!r}, which cannot notify: name a notification block, such as slack-webhook/ops"
         raise PermanentError(Reason.BAD_ENVIRONMENT, problem)

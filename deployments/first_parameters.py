@@ -55,9 +55,8 @@ def _folder_of(source: str, hub_token: str | None) -> Path:
         return folder
     repository, _, revision = source.partition("@")
     if source.startswith(("/", ".", "~")) or repository.count("/") > 1:
-        raise PermanentError(
-            Reason.BAD_PARAMETERS, f"--from {source}: no such folder; name one, or a repository of the Hub (USER/NAME)"
-        )
+        problem = f"--from {source}: no such folder; name one, or a repository of the Hub (USER/NAME)"
+        raise PermanentError(Reason.BAD_PARAMETERS, problem)
     from deployments.hub import download_model  # noqa: PLC0415 - a folder does without the Hub's client
 
     return download_model(repository, revision or None, token=hub_token)

@@ -52,9 +52,8 @@ def open_pusher(token: str | None) -> HfApi:
         TransientError: `store_unreachable`, `store_busy`.
     """
     if not token:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT, f"{TOKEN} is not set: make a token that may write, and put it into the environment"
-        )
+        problem = f"{TOKEN} is not set: make a token that may write, and put it into the environment"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
     hub = HfApi(token=token)
     with _translated("Hugging Face", token, rights="write"):
         hub.whoami()

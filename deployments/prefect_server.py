@@ -123,9 +123,8 @@ def exposes_keys(api_url: str) -> str | None:
 def require_guarded(api_url: str) -> None:
     """Refuse (`bad_environment`) a server that other machines may reach and that asks for no password."""
     if not is_loopback(urlsplit(api_url).hostname) and (problem := exposes_keys(api_url)):
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT, f"{problem} for it and here, or let the server listen on loopback alone"
-        )
+        problem = f"{problem} for it and here, or let the server listen on loopback alone"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
 
 
 def require_database(environment: Mapping[str, str]) -> str:
@@ -143,9 +142,8 @@ def require_database(environment: Mapping[str, str]) -> str:
     except (SQLAlchemyError, ValueError):
         raise PermanentError(Reason.BAD_ENVIRONMENT, f"{DATABASE_URL} is not an address: set {form}") from None
     if parsed.drivername != _POSTGRESQL:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT, f"{DATABASE_URL} begins with {parsed.drivername}: set {form}, or leave it empty"
-        )
+        problem = f"{DATABASE_URL} begins with {parsed.drivername}: set {form}, or leave it empty"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
     shown = f"the PostgreSQL database {parsed.database} at {parsed.host or 'a socket of this machine'}"
     try:
         asyncio.run(_connect(url))

@@ -245,7 +245,7 @@ class ProcessRecord:
         """All recorded processes, running or not, oldest first; `bad_state_file` if the file is no such record."""
         try:
             return _ENTRIES.validate_json(self._path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return ()
         except ValidationError as error:
             problem = f"{self._path} is not a record of processes: stop what it may name by hand, then delete it"
@@ -316,9 +316,8 @@ def require_free_port(host: str, port: int, *, remedy: str) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise PermanentError(
-                Reason.PORT_TAKEN, f"port {port} on {host} cannot be used ({error.strerror}): {remedy}"
-            ) from error
+            problem = f"port {port} on {host} cannot be used ({error.strerror}): {remedy}"
+            raise PermanentError(Reason.PORT_TAKEN, problem) from error
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -84,9 +84,8 @@ def require_reachable(block: Neuron) -> None:
         neuron = chain.metagraph().by_hotkey(address)
     if neuron is None:
         subnet = f"subnet {block.subnet.netuid} of {public_address(block.subnet.network)}"
-        raise PermanentError(
-            Reason.NOT_REGISTERED, f"WALLET_HOTKEY: {address} is not registered on {subnet}: register it there first"
-        )
+        problem = f"WALLET_HOTKEY: {address} is not registered on {subnet}: register it there first"
+        raise PermanentError(Reason.NOT_REGISTERED, problem)
     with _named("WALLET_NAME"):
         chain.require_fees()
     variables, own = bucket_variables(block.role), block.bucket.open()

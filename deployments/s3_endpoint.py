@@ -3,10 +3,8 @@
     python -m deployments.s3_endpoint --port 9000 --admin-file .templar/s3-admin.json
 
 It listens on 127.0.0.1 only, keeps objects in memory, stops on SIGTERM, and prints one line once it listens. The
-administrator's key is drawn at random at every start and written, for this user alone, to the admin file; with it
-`create_bucket_with_keys` makes a bucket, one key that may read it and one that may also write it.
-
-Moto's own control interface (`/moto-api`), which could switch the enforcement off again, is closed.
+administrator's key is drawn at random at every start and written, for this user alone, to the admin file. Moto's own
+control interface (`/moto-api`), which could switch the enforcement off again, is closed.
 """
 
 import argparse
@@ -86,12 +84,10 @@ class BucketKeys:
 
 
 def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
-    """Make a bucket and the two keys to it, which open no other bucket.
+    """Make a bucket and the two keys to it, which open no other bucket; its keys are made once.
 
     Raises:
         ValueError: The name cannot be an account id, so the bucket could not be committed on chain.
-        TransientError: The endpoint does not answer.
-        PermanentError: The bucket's keys were made before and cannot be read again; or `admin` is not this endpoint's.
     """
     if not is_account_id(bucket):
         raise ValueError(f"bucket {bucket!r} is not 3 to 32 lower-case letters, digits and inner hyphens")

@@ -48,9 +48,8 @@ def require_server_address() -> str:
     """
     address = get_current_settings().api.url
     if address is None:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT, "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"
-        )
+        problem = "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
     try:
         parts = urlsplit(address)
         is_address = re.fullmatch(r"https?://[!-~]+", address) is not None and parts.hostname and parts.port != 0

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,6 @@ from templar.errors import PermanentError, Reason
 from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.hparams import HParams, load_hparams
 
-Say = Callable[[str], None]
 WORKER_GRACE_SECONDS = 1.0  # a worker of a network that is taken down does not wait for its window
 STOP_SECONDS = 15.0
 START_SECONDS = 60.0  # longest wait for a server at pace 1
@@ -69,7 +69,7 @@ NEURONS_START_SECONDS = 20.0  # from genesis to the first window at pace 1: the 
 class LocalNetwork:
     """The processes of the local network `plan`; `say` prints a line of progress for the user."""
 
-    def __init__(self, plan: LocalPlan, say: Say) -> None:
+    def __init__(self, plan: LocalPlan, say: Callable[[str], None]) -> None:
         self.plan = plan
         self._say = say
         self._record = ProcessRecord(plan.processes)
@@ -104,11 +104,8 @@ class LocalNetwork:
     def keep(self) -> StateMark:
         """Stop the neurons, publish the newest state as a checkpoint, and keep all buckets in the network's folder.
 
-        The folder's `network.env` leads readers there, also when the servers are gone.
-
-        Raises:
-            TransientError: A store failed.
-            PermanentError: `object_missing`; no window was applied yet, or nothing was prepared.
+        The folder's `network.env` leads readers there, also when the servers are gone. Before the first window was
+        applied, there is no state to keep (`object_missing`).
         """
         self._stop_neurons()
         # The environments say what was brought up; the plan of another command may not.
@@ -117,10 +114,8 @@ class LocalNetwork:
         if block is None:
             raise PermanentError(Reason.OBJECT_MISSING, f"{self.plan.folder}: no aggregator was prepared here")
         config = block.config("aggregator")
-        try:
+        with closing(config.buckets):
             mark = publish_newest_checkpoint(config, preset=block.preset)
-        finally:
-            config.buckets.close()
         if not block.bucket.endpoint.url.startswith("file:"):
             keep_buckets(self.plan, tuple(blocks.values()))
         return mark
@@ -162,16 +157,14 @@ class LocalNetwork:
             load_hparams(plan.preset, path=plan.hparams_path, overrides={"windows": slowed_windows(hparams, plan.pace)})
         known = actors()
         if unknown := [actor for actor in plan.bad_actors if actor not in known]:
-            raise PermanentError(
-                Reason.BAD_ENVIRONMENT, f"--actor {unknown[0]}: there is no such actor; there are {', '.join(known)}"
-            )
+            problem = f"--actor {unknown[0]}: there is no such actor; there are {', '.join(known)}"
+            raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
         remedy = "stop what listens there, or set {} ({} of make)"
         require_free_port("127.0.0.1", plan.prefect_port, remedy=remedy.format("--prefect-port", "PREFECT_PORT"))
         if not plan.directory_store:
             if plan.storage_port == plan.prefect_port:
-                raise PermanentError(
-                    Reason.PORT_TAKEN, f"port {plan.storage_port} is asked for twice: set another --storage-port"
-                )
+                problem = f"port {plan.storage_port} is asked for twice: set another --storage-port"
+                raise PermanentError(Reason.PORT_TAKEN, problem)
             require_free_port("127.0.0.1", plan.storage_port, remedy=remedy.format("--storage-port", "STORAGE_PORT"))
         require_own_folder(plan)
         return hparams

@@ -1,11 +1,9 @@
 """The length of a local network's windows: a machine that is slow or busy gets longer ones.
 
-A preset's times suit two cores that do nothing else. On a machine that is busy with other work a commitment would come
-too late for its close, and windows would end as `NothingPublished`. So `templar run` and `templar up` measure how long
-the machine takes for a fixed piece of work in as many processes as the network has neurons, and multiply every time of
-a window by the quotient. The work is what a neuron begins with. It needs files, memory and the kernel as its windows
-do: sums alone were as fast as ever on a machine on which everything else took twice its time. `--window-seconds` sets
-the length instead.
+A preset's times suit two cores that do nothing else. On a busy machine a commitment would come too late for its close.
+So `templar run` and `templar up` measure how long the machine takes for a fixed piece of work in as many processes as
+the network has neurons, and multiply every time of a window by the quotient. The work needs files, memory and the
+kernel as windows do: sums alone were as fast as ever on a machine on which everything else took twice its time.
 """
 
 import json
@@ -41,9 +39,8 @@ def measure_pace(num_neurons: int) -> float:
     workers = [subprocess.Popen(command) for _ in range(num_neurons)]  # noqa: S603 - our own command
     failed = [worker.pid for worker in workers if worker.wait() != 0]
     if failed:
-        raise PermanentError(
-            Reason.PROCESS_DIED, f"the machine's speed was not measured, {len(failed)} processes failed: try again"
-        )
+        problem = f"the machine's speed was not measured, {len(failed)} processes failed: try again"
+        raise PermanentError(Reason.PROCESS_DIED, problem)
     return rounded_pace((time.perf_counter() - started) / EXPECTED_SECONDS)
 
 

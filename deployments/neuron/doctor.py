@@ -258,9 +258,8 @@ def _stamp(store: ObjectStore, key: str) -> int:
     """The bucket's time of an object, in whole seconds."""
     info = store.head(key)
     if info is None:
-        raise PermanentError(
-            Reason.OBJECT_MISSING, f"{store.name} does not show an object that it took: ask its provider"
-        )
+        problem = f"{store.name} does not show an object that it took: ask its provider"
+        raise PermanentError(Reason.OBJECT_MISSING, problem)
     return info.last_modified
 
 
@@ -318,9 +317,8 @@ def _chain(patient: Patient, chain: Chain) -> str:
             f"expects {seconds:g} s: set TEMPLAR_PRESET to the network's",
         )
     if age > STALE_BLOCKS * seconds or age < -seconds:
-        raise PermanentError(
-            Reason.CHAIN_UNREACHABLE, f"{text}: the endpoint is behind, or this clock is wrong; name another NETWORK"
-        )
+        problem = f"{text}: the endpoint is behind, or this clock is wrong; name another NETWORK"
+        raise PermanentError(Reason.CHAIN_UNREACHABLE, problem)
     return text
 
 
@@ -356,9 +354,8 @@ def _registration(patient: Patient, chain: Chain) -> Iterator[Line]:
 def _role(patient: Patient, neuron: NeuronInfo) -> str:
     role, least = patient.block.role, patient.hparams.peers.validator_min_stake
     if role != "miner" and not neuron.validator_permit:
-        raise PermanentError(
-            Reason.NOT_REGISTERED, f"uid {neuron.uid} has no validator permit, so a {role} has no say: add stake to it"
-        )
+        problem = f"uid {neuron.uid} has no validator permit, so a {role} has no say: add stake to it"
+        raise PermanentError(Reason.NOT_REGISTERED, problem)
     if role != "miner" and neuron.stake < least:
         problem = f"uid {neuron.uid} has {neuron.stake:g} of stake, and a {role} needs {least:g}: add some"
         raise PermanentError(Reason.NOT_REGISTERED, problem)
@@ -411,13 +408,12 @@ def _prefect(patient: Patient) -> str:
         require_server_address()  # as `templar neuron start` and the clock do, with the proxies that they use
     if not http_serves(f"{url.rstrip('/')}/health"):
         if patient.environment.get("PREFECT_API_URL"):
-            raise PermanentError(
-                Reason.BAD_ENVIRONMENT, f"PREFECT_API_URL is {url}, which does not answer: start that server"
-            )
+            problem = f"PREFECT_API_URL is {url}, which does not answer: start that server"
+            raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
         raise DoubtError(f"{url} does not answer: `templar neuron start` starts it")
     require_guarded(url)
-    if problem := exposes_keys(url):
-        raise DoubtError(problem)
+    if exposed := exposes_keys(url):
+        raise DoubtError(exposed)
     return f"{url} answers, and asks for a password"
 
 

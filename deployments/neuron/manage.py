@@ -120,9 +120,8 @@ def logs(arguments: argparse.Namespace, console: Console) -> int:
     if not chosen:
         there = ", ".join(path.stem for path in paths) or "none"
         asked = "any log" if arguments.process is None else f"a log {arguments.process!r}"
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT, f"{folder.logs} has not {asked}; there are: {there}. Correct --name or --process"
-        )
+        problem = f"{folder.logs} has not {asked}; there are: {there}. Correct --name or --process"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
     for path in chosen:
         console.rule(str(path))
         lines = end_of(path, arguments.lines * BYTES_PER_LINE).splitlines()[-arguments.lines :]

@@ -5,8 +5,7 @@
 Takes the newest window that is over and that validators have published their evidence of. If the neuron's payload of
 that window counts, it is measured; otherwise this machine trains on the window's data, for a minute at most. The
 payload passes every check of a reader and is rated on the memory of the validator with the most stake. Nothing is
-published, and no Prefect server is needed. What is replayed is kept in the folder `rehearsal` of the neuron's. A neuron
-that runs meanwhile shares the device. The exit status is 1 if the payload would have been refused or not scored.
+published. The exit status is 1 if the payload would have been refused or not scored.
 """
 
 import argparse

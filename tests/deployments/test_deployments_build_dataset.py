@@ -81,3 +81,8 @@ def test_dask_needs_a_prefect_server(call, books, tmp_path):
         status, _, err = call(*arguments)
     assert status == 1
     assert err.startswith("[bad_environment] PREFECT_API_URL is not set")
+
+
+def test_there_is_no_source(call, tmp_path):
+    status, _, err = call("--source", tmp_path / "none", "--layout", "pages", "--out", tmp_path / "out")
+    assert (status, f"[dataset_missing] {tmp_path / 'none'}: no such file or folder" in err) == (1, True)

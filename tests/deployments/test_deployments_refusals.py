@@ -30,8 +30,6 @@ REFUSALS = [
     ("audit --tolerance 1", 2, "'1' is not a number from 0 up to 1"),
     ("audit --env-file {folder}/env", 2, "R2_DATASET_ACCOUNT_ID is missing"),
     ("model generate --prompt a --temperature -1", 2, "'-1' is not a number above 0"),
-    ("dataset verify {folder}/none", 1, "[bucket_missing]"),
-    ("dataset verify {folder}", 1, "[dataset_missing]"),
     ("dataset verify", 2, "one of the arguments FOLDER --from-env is required"),
     ("dataset verify {folder} --from-env", 2, "not allowed with argument"),
     (f"{BUILD} --source b=x --source b=y", 2, "write NAME=PATH"),
@@ -40,7 +38,6 @@ REFUSALS = [
     (f"{BUILD} --to-account ../x", 2, "lower-case letters"),
     (f"{BUILD} --dask host", 2, "write tcp://HOST:PORT"),
     (f"{BUILD} --share 1/2", 2, "unrecognized arguments: --share 1/2"),
-    ("dataset build --layout pages --source {folder}/none --out {folder}/out", 1, "{folder}/none: no such file or"),
 ]
 
 

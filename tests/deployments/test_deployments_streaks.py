@@ -1,8 +1,7 @@
 """Several windows in a row without a payload or a score are told once, and again when they have doubled."""
 
-import sys
 from types import SimpleNamespace
-from typing import Any
+from unittest import mock
 from uuid import uuid4
 
 import pytest
@@ -16,9 +15,8 @@ from deployments.automations import CRASHED, REMEDIES
 from deployments.local import command
 from deployments.neuron import streaks
 from deployments.neuron.folder import Address
-from deployments.neuron.status import NUM_WINDOWS, show_network_status, status_of_network
+from deployments.neuron.status import NUM_WINDOWS, _found, show_network_status
 from deployments.neuron.streaks import FIRST_TOLD, Teller, streak_of
-from deployments.processes import ProcessRecord, start_child
 from tasks.alerts import Alert
 from templar.errors import Reason
 from templar.window import Missed
@@ -174,52 +172,29 @@ def test_an_outage_of_the_server_and_its_refusals_are_outlived(prefect_api, wind
     assert late(windows.neuron) in told[0]
 
 
-def test_status_tells_of_a_streak_that_goes_on(prefect_api, windows, tmp_path, capsys):
+def test_status_tells_of_a_streak_that_goes_on(prefect_api, windows, capsys):
     windows.end(DONE, *[UNTRAINED] * 7)
-    address = Address(prefect_api.server.api_url)
-    found = status_of_network(ProcessRecord(tmp_path / "none"), address, [windows.neuron], newest="window clock")
-    assert (found["warnings"], found["neurons"]) == ([], {windows.neuron: []})  # nothing of it runs
-    child = start_child("window clock", [sys.executable, "-c", "import signal; signal.pause()"], log=tmp_path / "log")
-    record = ProcessRecord(tmp_path / "processes.json")
-    record.add(child)
-    try:
-        found = status_of_network(record, address, [windows.neuron], newest="window clock")
-    finally:
-        child.stop(grace_seconds=0.0)
+    found = _found([], [], Address(prefect_api.server.api_url), [windows.neuron], asks=True)
     (line,) = found["warnings"]
     assert line.startswith(f"neuron {windows.neuron!r} published nothing in 7 windows in a row [no_time_left]: ")
     assert len(found["neurons"][windows.neuron]) == NUM_WINDOWS
-    show_network_status(found, Console(width=400))
+    process = {"name": "window clock", "pid": 1, "log": "log"}
+    show_network_status(found | {"runs": True, "processes": [process]}, Console(width=400))
     assert line in capsys.readouterr().out.splitlines()
 
 
-class Network:
-    """A network whose processes end after a while, or whose operator presses Ctrl-C."""
-
-    def __init__(self, *looks):
-        self.plan, self.address = SimpleNamespace(brought_up=["default"]), Address("http://127.0.0.1:1/api")
-        self._looks = list(looks)
-
-    @property
-    def is_running(self):
-        look = self._looks.pop(0)
-        if isinstance(look, bool):
-            return look
-        raise look
-
-
-@pytest.mark.parametrize(("looks", "last"), [((True, False), "'x' missed"), ((True, KeyboardInterrupt), "`make down`")])
-def test_up_that_follows_stays_until_the_network_is_down_or_ctrl_c(looks, last, monkeypatch, capsys):
-    monkeypatch.setattr(command, "POLL_SECONDS", 0.0)
-    asked: list[Any] = []
+@pytest.mark.parametrize(("end", "last"), [(False, "'x' missed"), (KeyboardInterrupt, "`make down`")])
+def test_up_that_follows_stays_until_the_network_is_down_or_ctrl_c(end, last, monkeypatch, capsys):
+    class Network:
+        plan, address = SimpleNamespace(brought_up=["default"]), "there"
+        is_running = mock.PropertyMock(side_effect=[True, end])
 
     def tell(neurons, address, say):
-        asked.append((neurons, address.api_url))
-        say("neuron 'x' missed [no_time_left]: look")
+        say(f"neuron 'x' missed [no_time_left]: {neurons} {address}")
 
+    monkeypatch.setattr(command, "POLL_SECONDS", 0.0)
     monkeypatch.setattr(command, "tell_of_streaks", tell)
-    command.follow(Network(*looks))  # type: ignore[arg-type]
-    assert asked == [(["default"], "http://127.0.0.1:1/api")]
+    command.follow(Network())  # type: ignore[arg-type]
     out = capsys.readouterr().out
-    assert "neuron 'x' missed [no_time_left]: look" in out.splitlines()
+    assert "neuron 'x' missed [no_time_left]: ['default'] there" in out.splitlines()
     assert last in out.splitlines()[-1]

@@ -108,3 +108,9 @@ def test_every_missing_variable_is_named(call):
     assert (status, err.count("\n")) == (1, 1)
     assert err.startswith("[bad_environment]")
     assert all(name in err for name in READ)
+
+
+def test_there_is_no_dataset(call, tmp_path):
+    for folder, words in ((tmp_path / "none", "[bucket_missing]"), (tmp_path, f"[dataset_missing] {tmp_path.name}/")):
+        status, _, err = call(folder)
+        assert (status, words in err) == (1, True)
