@@ -6,6 +6,7 @@ What an operator does by hand takes the time of the windows that the last test b
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -79,6 +80,16 @@ class TestUp:
         names = {entry.name for entry in network.record.running()}
         workers = {f"worker of {name}" for name in network.names}
         assert names == {"the Prefect server", "window clock", "housekeeping worker", "supervisor", *workers}
+
+    def test_a_process_that_is_killed_comes_back(self, network):
+        killed = network.process("housekeeping worker")
+        os.kill(killed.pid, signal.SIGKILL)
+
+        def is_back():
+            found = {entry.name: entry.identity for entry in network.record.running()}
+            return found.get("housekeeping worker") not in (None, killed)
+
+        network.wait(is_back, "the housekeeping worker runs again")
 
     def test_schedules_are_listed(self, network):
         listed = network.prefect("deployment", "ls")
