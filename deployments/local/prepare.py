@@ -101,17 +101,17 @@ def prepare_buckets(plan: LocalPlan) -> dict[str, BucketKeys]:
     else:
         admin = EndpointAdmin.load(plan.admin_file)
         keys = {account: create_bucket_with_keys(admin, account) for account in accounts}
-    key = keys[DATASET_ACCOUNT].write
-    store: ObjectStore = DirectoryStore(plan.buckets / DATASET_ACCOUNT)
-    if not plan.directory_store:
-        store = S3Store(
-            DATASET_ACCOUNT,
-            endpoint_url=plan.storage_url,
-            access_key_id=key.access_key_id,
-            secret_access_key=key.secret_access_key,
-        )
-    upload_dataset(plan.dataset, store, DATASET_PREFIX)
+    upload_dataset(plan.dataset, _dataset_store(plan, keys[DATASET_ACCOUNT].write), DATASET_PREFIX)
     return keys
+
+
+def _dataset_store(plan: LocalPlan, key: AccessKey) -> ObjectStore:
+    if plan.directory_store:
+        return DirectoryStore(plan.buckets / DATASET_ACCOUNT)
+    secret = key.secret_access_key
+    return S3Store(
+        DATASET_ACCOUNT, endpoint_url=plan.storage_url, access_key_id=key.access_key_id, secret_access_key=secret
+    )
 
 
 def write_environments(plan: LocalPlan, keys: Mapping[str, BucketKeys]) -> None:

@@ -9,13 +9,10 @@ service   print a systemd unit that starts the neuron with the machine
 
 import argparse
 import json
-import os
 import secrets
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
@@ -51,39 +48,28 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
     path: Path = arguments.env_file or Path(".env")
     values = {variable: getattr(arguments, variable) for variable in (*BITTENSOR_OPTIONS.values(), "TEMPLAR_ROLE")}
     values["PREFECT_API_AUTH_STRING"] = f"templar:{secrets.token_urlsafe(PASSWORD_BYTES)}"
-    with _new_private_file(path) as file:
-        if arguments.local is not None:  # a place in the local network; what it decides cannot be an option
-            role, hotkey = arguments.TEMPLAR_ROLE, arguments.WALLET_HOTKEY
-            given = {option for option, name in BITTENSOR_OPTIONS.items() if getattr(arguments, name) is not None}
-            if role is None or given != {"--wallet.hotkey"}:
-                problem = (
-                    "--local takes --role and --wallet.hotkey, a new hotkey's name; all else is the local network's"
-                )
-                raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
+    role, hotkey = arguments.TEMPLAR_ROLE, arguments.WALLET_HOTKEY
+    given = {option for option, variable in BITTENSOR_OPTIONS.items() if getattr(arguments, variable) is not None}
+    if arguments.local is not None and (role is None or given != {"--wallet.hotkey"}):
+        problem = "--local takes --role and --wallet.hotkey, a new hotkey's name; all else is the local network's"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
+    try:
+        path.touch(mode=0o600, exist_ok=False)  # first, so that nothing is done for a file that is there
+    except OSError as error:
+        problem = f"{path} cannot be written ({error.strerror}): name another --env-file, or remove it"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem) from None
+    try:
+        if arguments.local is not None:
             values |= join_local(arguments.local, role, hotkey)
         text = _filled((PROJECT_ROOT / ".env.example").read_text(encoding="utf-8"), values)
-        file.write(text)
+        path.write_text(text, encoding="utf-8", newline="")
+    except BaseException:
+        path.unlink()
+        raise
     empty = [line.partition("=")[0] for line in text.splitlines() if line.rstrip().endswith("=") and line[:1] != "#"]
     left = f"fill in {', '.join(empty)}" if empty else "nothing is left to fill in"
     console.print(f"{path} is written, readable for you alone; {left}", soft_wrap=True)
     return 0
-
-
-@contextmanager
-def _new_private_file(path: Path) -> Iterator[TextIO]:
-    """Make a file for this user alone; it is removed if it cannot be filled."""
-    try:
-        with os.fdopen(
-            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8", newline=""
-        ) as file:
-            try:
-                yield file
-            except BaseException:
-                path.unlink()
-                raise
-    except OSError as error:
-        problem = f"{path} cannot be written ({error.strerror}): name another --env-file, or remove it"
-        raise PermanentError(Reason.BAD_ENVIRONMENT, problem) from None
 
 
 def stop(arguments: argparse.Namespace, console: Console) -> int:
