@@ -29,8 +29,7 @@ from deployments.local.pace import measure_pace, pace_of
 from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
 from deployments.local.summary import Summary, summarise
 from deployments.local.view import LocalView, WindowRow, as_table
-from deployments.neuron.status import is_green, show_network_status, show_warnings
-from deployments.neuron.streaks import tell_of_streaks
+from deployments.neuron.status import is_green, show_network_status, show_warnings, tell_of_streaks
 from deployments.processes import PROJECT_ROOT, program
 from deployments.schedules import scheduled_work
 from templar.arguments import port, positive, whole_number

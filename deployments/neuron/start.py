@@ -19,7 +19,7 @@ from blocks.chain import PASSWORD
 from blocks.neuron import Neuron
 from blocks.proxies import exempting_loopback
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
-from deployments.neuron.streaks import tell_of_streaks
+from deployments.neuron.status import tell_of_streaks
 from deployments.prefect_server import PrefectServer, require_database, require_guarded
 from deployments.processes import require_free_port, sole_process
 from deployments.register import (

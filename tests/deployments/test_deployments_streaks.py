@@ -13,10 +13,9 @@ from rich.console import Console
 
 from deployments.automations import CRASHED, REMEDIES
 from deployments.local import command
-from deployments.neuron import streaks
+from deployments.neuron import status
 from deployments.neuron.folder import Address
-from deployments.neuron.status import NUM_WINDOWS, _found, show_network_status
-from deployments.neuron.streaks import FIRST_TOLD, Teller, streak_of
+from deployments.neuron.status import FIRST_TOLD, NUM_WINDOWS, Teller, _found, show_network_status, streak_of
 from tasks.alerts import Alert
 from templar.errors import Reason
 from templar.window import Missed
@@ -150,7 +149,7 @@ def test_a_streak_that_was_there_before_is_told_whole(windows):
 
 
 def test_an_outage_of_the_server_and_its_refusals_are_outlived(prefect_api, windows, monkeypatch):
-    monkeypatch.setattr(streaks, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(status, "LOOK_SECONDS", 0.0)
     windows.end(*[UNTRAINED] * 3)
     told: list[str] = []
 
@@ -167,7 +166,7 @@ def test_an_outage_of_the_server_and_its_refusals_are_outlived(prefect_api, wind
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        streaks._tell(Unlucky([windows.neuron], told.append), Address(prefect_api.server.api_url))
+        status._tell(Unlucky([windows.neuron], told.append), Address(prefect_api.server.api_url))
     assert len(told) == 1
     assert late(windows.neuron) in told[0]
 
