@@ -97,13 +97,12 @@ def _check_tokenizer(folder: Path, source: str, tokenizer: Tokenizer) -> None:
     differing = min(
         (token for token, _ in theirs.vocabulary.items() ^ tokenizer.vocabulary.items()), default=theirs.eos_token
     )
-    raise PermanentError(
-        Reason.TOKENIZER_MISSING,
-        f"--from {source}: its tokenizer is not the network's: it has {theirs.vocab_size} ids, the network's "
-        f"{tokenizer.vocab_size}; token {one_line(differing)!r} is {theirs.vocabulary.get(differing)} there and "
-        f"{tokenizer.vocabulary.get(differing)} here; set data.tokenizer_name to the model's tokenizer and build the "
-        "dataset with it, or name another model",
-    )
+    ids, own = theirs.vocabulary.get(differing), tokenizer.vocabulary.get(differing)
+    sizes = f"it has {theirs.vocab_size} ids, the network's {tokenizer.vocab_size}"
+    problem = f"{sizes}; token {one_line(differing)!r} is {ids} there and {own} here"
+    remedy = "set data.tokenizer_name to the model's tokenizer and build the dataset with it, or name another model"
+    text = f"--from {source}: its tokenizer is not the network's: {problem}; {remedy}"
+    raise PermanentError(Reason.TOKENIZER_MISSING, text)
 
 
 def _parameters(folder: Path, source: str, model: Model) -> dict[str, Tensor]:

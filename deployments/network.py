@@ -89,11 +89,11 @@ def start_network(
     # The start window in the own bucket; there is none before the chain names the bucket.
     known = None if publisher.commitment is None else read_start(chain, buckets, publisher)
     if known is not None and _common(known) != _common(draft.start):
-        raise PermanentError(
-            Reason.OBJECT_DIFFERS,
-            f"hotkey {hotkey.address} has started the network {known.digest[:12]} with other hyper-parameters, text, "
-            "tokenizer or first parameters (--from): use those, or another hotkey and bucket for another network",
+        other = (
+            "with other hyper-parameters, text, tokenizer or first parameters (--from): use those, or another hotkey"
         )
+        problem = f"hotkey {hotkey.address} has started the network {known.digest[:12]} {other}"
+        raise PermanentError(Reason.OBJECT_DIFFERS, problem)
     birth = draft if known is None else Birth(known, publisher)
 
     # 3. Role and bucket on chain, then the checkpoint, then the start window that names it.
@@ -112,11 +112,8 @@ def _publisher(chain: Chain, hparams: HParams, address: str) -> NeuronInfo:
         raise PermanentError(Reason.NOT_REGISTERED, f"{address} is not registered on subnet {chain.netuid}")
     if not neuron.validator_permit or neuron.stake < least:
         permit = "a" if neuron.validator_permit else "no"
-        raise PermanentError(
-            Reason.NOT_REGISTERED,
-            f"uid {neuron.uid} has {permit} validator permit and a stake of {neuron.stake:g}; whoever starts a network "
-            f"needs a permit and {least:g}: add stake",
-        )
+        problem = f"uid {neuron.uid} has {permit} validator permit and {neuron.stake:g} of stake; {least:g} are needed"
+        raise PermanentError(Reason.NOT_REGISTERED, f"{problem}, and a permit: add stake")
     return neuron
 
 
@@ -135,11 +132,9 @@ def _require_no_other(chain: Chain, buckets: Buckets, hparams: HParams, address:
         except PermanentError:
             continue  # it shows nothing that a node would follow
         if start is not None:
-            raise PermanentError(
-                Reason.OBJECT_DIFFERS,
-                f"uid {validator.uid} has started the network {start.digest} on subnet {chain.netuid}, first window "
-                f"{start.start_window}: join it with `templar neuron start`",
-            )
+            where = f"{start.digest} on subnet {chain.netuid}, first window {start.start_window}"
+            problem = f"uid {validator.uid} has started the network {where}: join it with `templar neuron start`"
+            raise PermanentError(Reason.OBJECT_DIFFERS, problem)
 
 
 def _common(start: StartWindow) -> tuple[str, ...]:

@@ -154,25 +154,19 @@ async def claim_pool(client: PrefectClient, pool: str, *, worker_type: str, own_
         workers = await client.read_workers_for_work_pool(pool)
     except ObjectNotFound:
         known = sorted(each.name for each in await client.read_work_pools() if each.type == worker_type)
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            f"there is no work pool {pool!r}; those of type {worker_type!r} are: {', '.join(known) or 'none'}. Correct "
-            "--pool, or register the neuron first: `templar neuron register --name NAME` makes `neuron-NAME`",
-        ) from None
+        there = f"those of type {worker_type!r} are: {', '.join(known) or 'none'}"
+        remedy = "Correct --pool, or register the neuron: `templar neuron register --name NAME` makes `neuron-NAME`"
+        problem = f"there is no work pool {pool!r}; {there}. {remedy}"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, problem) from None
     if found.type != worker_type:
-        raise PermanentError(
-            Reason.BAD_ENVIRONMENT,
-            f"work pool {pool!r} is of type {found.type!r}: create another one with "
-            f"`prefect work-pool create NAME --type {worker_type}`",
-        )
+        remedy = f"create another one with `prefect work-pool create NAME --type {worker_type}`"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, f"work pool {pool!r} is of type {found.type!r}: {remedy}")
     for worker in workers:
         if worker.name != own_name and worker.status is WorkerStatus.ONLINE:
-            raise PermanentError(
-                Reason.ALREADY_RUNNING,
-                f"work pool {pool!r} is served by worker {worker.name!r} (last heard of at "
-                f"{worker.last_heartbeat_time:%H:%M:%S} UTC): stop that one first, or, if it is gone, "
-                f"wait {3 * (worker.heartbeat_interval_seconds or 30)} s from that moment",
-            )
+            served = f"is served by worker {worker.name!r} (last heard of at {worker.last_heartbeat_time:%H:%M:%S} UTC)"
+            wait = f"if it is gone, wait {3 * (worker.heartbeat_interval_seconds or 30)} s from that moment"
+            problem = f"work pool {pool!r} {served}: stop that one first, or, {wait}"
+            raise PermanentError(Reason.ALREADY_RUNNING, problem)
 
 
 async def runs_under_way(client: PrefectClient, pool: str) -> list[FlowRun]:

@@ -200,10 +200,8 @@ def _disk(patient: Patient) -> str:
 def _kernels() -> str:
     folder = cache_folder()
     if folder is None:
-        raise DoubtError(
-            "no folder for compiled kernels can be written, so each process compiles them anew before its first "
-            "window: let NUMBA_CACHE_DIR name one that only this user can write to"
-        )
+        what = "no folder for compiled kernels can be written, so each process compiles them anew"
+        raise DoubtError(f"{what}: let NUMBA_CACHE_DIR name one that only this user can write to")
     return f"compiled once, into {folder}"
 
 
@@ -311,11 +309,9 @@ def _chain(patient: Patient, chain: Chain) -> str:
     seconds, where = patient.hparams.windows.block_seconds, public_address(patient.block.subnet.network)
     text = f"{where}, subnet {chain.netuid}: block {newest} is {age:.0f} s old"
     if abs(chain.block_seconds - seconds) > 1e-6:
-        raise PermanentError(
-            Reason.BAD_HPARAMS,
-            f"{where} has a block in {chain.block_seconds:g} s, and preset {patient.block.preset!r} "
-            f"expects {seconds:g} s: set TEMPLAR_PRESET to the network's",
-        )
+        expected = f"preset {patient.block.preset!r} expects {seconds:g} s: set TEMPLAR_PRESET to the network's"
+        problem = f"{where} has a block in {chain.block_seconds:g} s, and {expected}"
+        raise PermanentError(Reason.BAD_HPARAMS, problem)
     if age > STALE_BLOCKS * seconds or age < -seconds:
         problem = f"{text}: the endpoint is behind, or this clock is wrong; name another NETWORK"
         raise PermanentError(Reason.CHAIN_UNREACHABLE, problem)

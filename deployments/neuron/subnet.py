@@ -42,21 +42,17 @@ def require_yuma(chain: Chain) -> str:
     rules = chain.rules()
     if rules is None or rules.consensus == YUMA:
         return f"{YUMA}: each validator's weights count by its stake"
-    raise PermanentError(
-        Reason.BAD_ENVIRONMENT,
-        f"subnet {chain.netuid} pays by {rules.consensus} consensus, where only the hotkey with the most stake has a "
-        f"validator permit: its owner sets {YUMA} (btcli hparams set --netuid {chain.netuid} --name epoch_consensus "
-        f"--value {YUMA}), or choose another NETUID",
-    )
+    reason = "where only the hotkey with the most stake has a validator permit"
+    remedy = f"btcli hparams set --netuid {chain.netuid} --name epoch_consensus --value {YUMA}"
+    problem = f"subnet {chain.netuid} pays by {rules.consensus} consensus, {reason}: its owner sets {YUMA} ({remedy})"
+    raise PermanentError(Reason.BAD_ENVIRONMENT, f"{problem}, or choose another NETUID")
 
 
 def _runtime(rules: SubnetRules) -> str:
     tried = ", ".join(map(str, TRIED_RUNTIMES))
     if rules.spec_version not in TRIED_RUNTIMES:
-        raise DoubtError(
-            f"version {rules.spec_version}, and this release was tried with {tried}: look for a newer release if the "
-            "chain refuses extrinsics or an answer cannot be understood"
-        )
+        remedy = "look for a newer release if the chain refuses extrinsics or an answer cannot be understood"
+        raise DoubtError(f"version {rules.spec_version}, and this release was tried with {tried}: {remedy}")
     return f"version {rules.spec_version}, with which this release was tried"
 
 
@@ -101,11 +97,9 @@ def _largest_weight(rules: SubnetRules, hparams: HParams) -> str:
         return "one uid may get everything"
     text = f"one uid may get {share:.4f} of all (max_weights_limit)"
     if burn is not None and hparams.weights.burn_rate > share:
-        raise PermanentError(
-            Reason.BAD_HPARAMS,
-            f"{text}, and the preset gives uid {burn} {hparams.weights.burn_rate:g} (burn_rate): validators cannot set "
-            "weights until the chain's root raises the limit",
-        )
+        problem = f"{text}, and the preset gives uid {burn} {hparams.weights.burn_rate:g} (burn_rate)"
+        remedy = "validators cannot set weights until the chain's root raises the limit"
+        raise PermanentError(Reason.BAD_HPARAMS, f"{problem}: {remedy}")
     raise DoubtError(f"{text}: weights are refused while one miner, or the burn uid, has more")
 
 
