@@ -126,22 +126,8 @@ def _why_stalled(client: SyncPrefectClient, deployment: DeploymentResponse) -> s
     return None
 
 
-@dataclass(frozen=True)
-class Ran:
-    """The runs that schedules have made, of those whose time has come."""
-
-    completed: Counter[str]  # flow -> number of its runs
-    not_completed: tuple[str, ...]  # a line for each other one that is over, or is overdue
-
-    @property
-    def line(self) -> str:
-        """Return what has run, in one line."""
-        found = ", ".join(f"{flow} {number}" for flow, number in sorted(self.completed.items()))
-        return f"scheduled work has run by itself: {found or 'none was due yet'}"
-
-
-def scheduled_runs(client: SyncPrefectClient, *, patience: timedelta = LATEST) -> Ran:
-    """What schedules have made of the runs that are due; a run may take `patience` from the time it was planned for."""
+def scheduled_runs(client: SyncPrefectClient) -> tuple[Counter[str], list[str]]:
+    """How often each flow was run by a schedule, and a line for each other planned run that is over or overdue."""
     now, completed, others = datetime.now(UTC), Counter[str](), []
     flows = {flow.id: flow.name for flow in client.read_flows()}
     for run in runs_until(client, now):
@@ -149,11 +135,11 @@ def scheduled_runs(client: SyncPrefectClient, *, patience: timedelta = LATEST) -
             continue
         if run.state.is_completed():
             completed[flows[run.flow_id]] += 1
-        elif run.state.is_final() or run.expected_start_time < now - patience:
+        elif run.state.is_final() or run.expected_start_time < now - LATEST:
             others.append(
                 f"{run.name}, due at {run.expected_start_time:%H:%M:%S}: {run.state.name} {run.state.message}"
             )
-    return Ran(completed, tuple(others))
+    return completed, others
 
 
 def runs_until(client: SyncPrefectClient, end: datetime) -> Iterator[FlowRun]:

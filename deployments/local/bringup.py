@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -45,7 +46,7 @@ from deployments.register import (
     worker_command,
 )
 from deployments.s3_endpoint import LISTENING
-from deployments.schedules import HOUSEKEEPING_POOL, Ran, scheduled_runs
+from deployments.schedules import HOUSEKEEPING_POOL, scheduled_runs
 from deployments.supervisor import Service, Supervisor, log_file
 from tasks.glance import network_key, neuron_key, open_page
 from templar.agreement.genesis import Birth
@@ -243,8 +244,8 @@ class LocalNetwork:
         address = Address.read(self.plan.address)
         return status_of_network(self._record, address, self.plan.brought_up, newest=HOUSEKEEPING)
 
-    def scheduled(self) -> Ran:
-        """Return what its schedules have made of the runs that are due."""
+    def scheduled(self) -> tuple[Counter[str], list[str]]:
+        """What its schedules have made of the runs that are due, as `scheduled_runs`."""
         with temporary_settings(self.address.settings), get_client(sync_client=True) as client:
             return scheduled_runs(client)
 

@@ -27,8 +27,7 @@ from blocks.proxies import exempting_loopback
 from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import measure_pace, pace_of
 from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
-from deployments.local.summary import Summary, summarise
-from deployments.local.view import LocalView, WindowRow, as_table
+from deployments.local.view import LocalView, Summary, WindowRow, as_table, summarise
 from deployments.neuron.status import is_green, show_network_status, show_warnings, tell_of_streaks
 from deployments.processes import PROJECT_ROOT, program
 from deployments.schedules import scheduled_work
@@ -97,7 +96,7 @@ def run(network: LocalNetwork, num_windows: int) -> int:
         console.print(f"Prefect UI: {ui}  ·  first window {birth.start.start_window}")
         tell_of_streaks(network.plan.brought_up, network.address, warn)
         last = watch(view, num_windows)
-        summary = summarise(view, last, num_windows, started).with_scheduled(network.scheduled())
+        summary = summarise(view, last, num_windows, started).with_scheduled(*network.scheduled())
         console.print(f"Prefect UI (while the network runs; `make up` keeps it): {ui}")
         keep(network)
     finally:

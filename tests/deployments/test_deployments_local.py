@@ -23,8 +23,7 @@ from deployments.local.acting import acting_command
 from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import SECONDS, measure_pace, rounded_pace, slowed_windows, write_slowed
 from deployments.local.plan import DATASET_PREFIX, LocalPlan
-from deployments.local.summary import summarise
-from deployments.local.view import LocalView
+from deployments.local.view import LocalView, summarise
 from deployments.neuron.folder import Address
 from deployments.processes import ProcessIdentity, ProcessRecord, free_port, require_free_port, start_child
 from deployments.s3_endpoint import create_bucket_with_keys
@@ -242,7 +241,7 @@ def test_a_summary_has_the_figures(tmp_path):
     ],
 )
 def test_every_promise_of_a_summary_can_be_broken(tmp_path, monkeypatch, changes, broken):
-    monkeypatch.setattr("deployments.local.summary.SETTLE_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("deployments.local.view.SETTLE_PATIENCE_SECONDS", 0.0)
     summary = summarise(fake_view(tmp_path, **changes), 6, 3, 0.0)
     assert [place for place, kept in enumerate(summary.checks.values()) if not kept] == broken
 
