@@ -10,9 +10,8 @@ everything was verified, 1 if something differs, 2 if something could not be aud
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
-from deployments.register import read_environment
+from deployments.options import command_parser, read_environment
 from deployments.work_pool import require_server
 from tasks.host import load_block
 from tasks.observing import auditing, network_from_environment, network_of
@@ -61,12 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and audit."""
-    parser = argparse.ArgumentParser(prog="templar audit", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--neuron", default="default", help="name of the neuron's block")
-    parser.add_argument("--env-file", type=Path, help="file that says where the network is, instead of a block")
+    parser = command_parser("templar audit", __doc__, "--neuron", "--env-file", "--validator")
     parser.add_argument("--first", type=whole_number(0), metavar="W", help="the first window")
     parser.add_argument("--last", type=whole_number(0), metavar="W", help="the last window")
-    parser.add_argument("--validator", type=whole_number(0), metavar="UID", help="whose evidence; all by default")
     parser.add_argument(
         "--tolerance", type=_tolerance, metavar="X", help="of measured numbers, relative; as stated in docs by default"
     )

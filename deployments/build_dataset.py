@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -22,7 +21,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from deployments.register import read_environment
+from deployments.options import command_parser, read_environment
 from deployments.work_pool import require_server
 from flows.build_dataset import build_dataset
 from tasks.datasets import DASK_ADDRESS, upload_target
@@ -116,7 +115,7 @@ def _show(built: BuiltDataset, console: Console) -> None:
 
 
 def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Namespace]:
-    parser = argparse.ArgumentParser(prog="templar dataset build", description=(__doc__ or "").splitlines()[0])
+    parser = command_parser("templar dataset build", __doc__, "--env-file")
     defaults = {each.name: each.default for each in fields(BuildSettings)}
     parser.add_argument(
         "--source", action="append", required=True, metavar="PATH", help="file, folder, hf:PATH, or NAME=..."
@@ -148,7 +147,6 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
     parser.add_argument("--to-account", type=account_id, metavar="ID", help="upload: account that owns the bucket")
     parser.add_argument("--to-bucket", metavar="NAME", help="upload: the bucket; the account's name by default")
     parser.add_argument("--to-prefix", metavar="PATH", help="upload: folder; DATASET_BINS_PATH by default")
-    parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
     arguments = parser.parse_args(words)
     if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
         parser.error("--to-bucket and --to-prefix go with --to-account")

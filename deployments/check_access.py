@@ -6,9 +6,7 @@ It writes a few small objects with keys of their own, `access-check-...`, and re
 every key is as it should be, 1 if not, 2 if the command line is wrong.
 """
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -16,7 +14,7 @@ from rich.text import Text
 from blocks.buckets import credentials_of
 from blocks.environment import neuron_from_environment
 from deployments.neuron.status import folding_table
-from deployments.register import read_environment
+from deployments.options import command_parser, read_environment
 from templar.housekeeping.access import check_access
 
 COLUMNS = ("bucket", "key", "right", "should", "does", "answer", "problem")
@@ -24,8 +22,7 @@ COLUMNS = ("bucket", "key", "right", "should", "does", "answer", "problem")
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line, check, and print a row per right of each key; 1 if something is wrong."""
-    parser = argparse.ArgumentParser(prog="templar access", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
+    parser = command_parser("templar access", __doc__, "--env-file")
     arguments = parser.parse_args(words)
     environment = read_environment(arguments.env_file)
     report = check_access(credentials_of(neuron_from_environment(environment), environment))

@@ -10,7 +10,6 @@ settled. Once a minute it sends the alerts `schedule-stalled` and `server-errors
 Window deployments are those of the three window flows on a resident pool whose neuron has the flow's role.
 """
 
-import argparse
 import asyncio
 import logging
 from collections import defaultdict
@@ -29,6 +28,7 @@ from prefect.events import emit_event
 from prefect.settings import PREFECT_HOME
 
 from blocks.neuron import Neuron
+from deployments.options import command_parser
 from deployments.prefect_server import SERVER_LOG, repeated_errors
 from deployments.schedules import stalled
 from deployments.work_pool import API_PATIENCE_SECONDS, is_outage, require_server
@@ -286,7 +286,7 @@ def _log_failure(task: "asyncio.Task[Any]") -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run until SIGTERM."""
-    parser = argparse.ArgumentParser(prog="templar clock", description=(__doc__ or "").splitlines()[0])
+    parser = command_parser("templar clock", __doc__)
     parser.parse_args(words)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # not a line per request

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.build_dataset import step_bars
+from deployments.options import command_parser
 from templar.arguments import folder_path, whole_number
 from templar.data.tokenizer import load_tokenizer
 from templar.datasets.importing import import_dataset
@@ -46,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _arguments(words: Sequence[str] | None) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
-    parser = argparse.ArgumentParser(prog="templar dataset import", description=(__doc__ or "").splitlines()[0])
+    parser = command_parser("templar dataset import", __doc__)
     parser.add_argument("folder", type=folder_path, metavar="FOLDER", help="the folder to import")
     parser.add_argument("--out", type=folder_path, required=True, metavar="FOLDER", help="the folder to make")
     parser.add_argument("--tokenizer", metavar="NAME", help="a folder or a Hugging Face id; shards need it")

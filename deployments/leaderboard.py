@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deployments.options import command_parser
 from deployments.work_pool import require_server
 from tasks.evidence import evaluations_of
 from tasks.host import load_block
@@ -87,9 +88,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line; 0 if there was something to show."""
-    parser = argparse.ArgumentParser(prog="templar leaderboard", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--neuron", default="default", help="name of the neuron's block")
-    parser.add_argument("--validator", type=whole_number(0), metavar="UID", help="whose evidence")
+    parser = command_parser("templar leaderboard", __doc__, "--neuron", "--validator")
     parser.add_argument("--windows", type=whole_number(1), default=100, metavar="N", help="the last N closed windows")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per window and miner")
     parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw the curves; ends with .svg")

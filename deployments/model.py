@@ -19,7 +19,7 @@ from typing import Any
 from deployments.command import exit_status
 from deployments.hub import TOKEN, open_pusher, push_model
 from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
-from deployments.register import read_environment
+from deployments.options import command_parser, read_environment
 from deployments.work_pool import require_server
 from tasks.host import load_block
 from tasks.observing import PublicNetwork, network_from_environment, network_of
@@ -215,7 +215,7 @@ def verify(arguments: argparse.Namespace, network: PublicNetwork) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="templar model", description=(__doc__ or "").splitlines()[0])
+    parser = command_parser("templar model", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--env-file", type=Path, help="file that says where the network is")

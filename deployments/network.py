@@ -9,7 +9,6 @@ and changes nothing. `--dry-run` only says what would be started. The first para
 or with `--from` those of a model: a folder in the Hugging Face layout, or a repository of the Hub.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,8 @@ from typing import Any
 from blocks.neuron import Neuron
 from deployments.first_parameters import first_parameters
 from deployments.neuron.subnet import require_yuma
-from deployments.register import add_neuron_options, checked_neuron, environment_of
+from deployments.options import NEURON, command_parser, environment_of
+from deployments.register import checked_neuron
 from templar.agreement.checkpoint import FILES_AT_ONCE
 from templar.agreement.genesis import Birth, draft_birth, publish_genesis, read_start, validators_now
 from templar.arguments import positive
@@ -160,8 +160,7 @@ def lines(started: Started, *, dry_run: bool) -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and start the network."""
-    parser = argparse.ArgumentParser(prog="templar network init", description=(__doc__ or "").splitlines()[0])
-    add_neuron_options(parser)
+    parser = command_parser("templar network init", __doc__, *NEURON, "--json")
     parser.add_argument(
         "--opens-in", type=positive, default=OPENS_IN_SECONDS, help="seconds to the first window at least (600)"
     )
@@ -169,7 +168,6 @@ def main(words: Sequence[str] | None = None) -> int:
         "--from", dest="source", metavar="MODEL", help="begin with this model: a folder, or a repository of the Hub"
     )
     parser.add_argument("--dry-run", action="store_true", help="check everything and write nothing")
-    parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
     environment = environment_of(arguments)
     block = checked_neuron(environment)

@@ -6,7 +6,6 @@ The neuron's block names chain, buckets and dataset; nothing is written. By defa
 of the window that is open now.
 """
 
-import argparse
 import tempfile
 import unicodedata
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deployments.options import command_parser
 from deployments.work_pool import require_server
 from tasks.host import load_block
 from templar.arguments import whole_number
@@ -55,8 +55,7 @@ def show(found: Preview, console: Console) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line; 0 if there was something to show."""
-    parser = argparse.ArgumentParser(prog="templar preview", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--neuron", default="default", help="name of the neuron's block")
+    parser = command_parser("templar preview", __doc__, "--neuron")
     parser.add_argument("--window", type=whole_number(0), help="the window; by default the one that is open")
     parser.add_argument("--uid", type=whole_number(0), help="the miner; by default the neuron itself")
     parser.add_argument("--sequences", type=whole_number(0), default=3, help="sequences to decode")

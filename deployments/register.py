@@ -7,10 +7,7 @@ that does not answer, is named and nothing is changed. Then the hotkey announces
 again updates what is there.
 """
 
-import argparse
 import importlib
-import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -30,10 +27,10 @@ from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
 from blocks.buckets import credentials_of
-from blocks.env_file import read_env_file
 from blocks.environment import bucket_variables, neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.automations import alert_block, definitions, deploy_automations
+from deployments.options import NEURON, command_parser, environment_of
 from deployments.processes import PROJECT_ROOT, program
 from deployments.schedules import HOUR, HOUSEKEEPING_POOL, SLUG, deployments_of, scheduled_work
 from deployments.work_pool import require_server
@@ -53,22 +50,7 @@ DEPLOY_COMMAND = [
 ]
 """Deploys what deployments/prefect.yaml has, for the neuron that `deployment_variables` name."""
 CLOCK_COMMAND = [sys.executable, "-m", "deployments", "clock"]
-BITTENSOR_OPTIONS = {
-    "--netuid": "NETUID",
-    "--subtensor.network": "NETWORK",
-    "--wallet.name": "WALLET_NAME",
-    "--wallet.hotkey": "WALLET_HOTKEY",
-    "--wallet.path": "WALLET_PATH",
-}
-"""Options with Bittensor's usual names -> the variables that they replace."""
 POOL_KINDS: dict[str, type[BaseWorker[Any, Any, Any]]] = {"resident": ResidentWorker, "process": ProcessWorker}
-
-
-def read_environment(env_file: Path | None) -> dict[str, str]:
-    """This process's environment over that of a file; what is empty in the environment is read from the file."""
-    values = {} if env_file is None else read_env_file(env_file)
-    # An empty variable is no value. It stays if the file has none: an empty CUDA_VISIBLE_DEVICES means no device.
-    return values | {name: value for name, value in os.environ.items() if value.strip() or name not in values}
 
 
 def require_reachable(block: Neuron) -> None:
@@ -218,21 +200,6 @@ def ranked_command(command: list[str], block: Neuron) -> list[str]:
     return [python, option, "templar.training.torchrun", trainer.model_dump_json(), folder, *module]
 
 
-def add_neuron_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which neuron is meant; those of wallet and subnet have Bittensor's names."""
-    parser.add_argument("--name", type=neuron_name, default="default", help="name of the neuron on this host")
-    parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
-    for option, variable in BITTENSOR_OPTIONS.items():
-        parser.add_argument(option, dest=variable, metavar="X", help=f"instead of {variable}")
-
-
-def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """The options' variables over this process's environment over that of the file; `bad_environment` as there."""
-    chosen = {variable: getattr(arguments, variable) for variable in BITTENSOR_OPTIONS.values()}
-    given = {variable: value for variable, value in chosen.items() if value is not None}
-    return read_environment(arguments.env_file) | given
-
-
 def checked_neuron(environment: Mapping[str, str]) -> Neuron:
     """The neuron of an environment, once all that it needs has answered, as `require_reachable`."""
     block = neuron_from_environment(dict(environment))
@@ -273,18 +240,9 @@ def _look_into(store: ObjectStore) -> None:
     next(iter(store.list()), None)
 
 
-def neuron_name(text: str) -> str:
-    """A name that blocks, pools and artifacts take."""
-    if re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", text) is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not lower-case letters, digits and single hyphens between them")
-    return text
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and register."""
-    parser = argparse.ArgumentParser(prog="templar neuron register", description=(__doc__ or "").splitlines()[0])
-    add_neuron_options(parser)
-    arguments = parser.parse_args(words)
+    arguments = command_parser("templar neuron register", __doc__, *NEURON).parse_args(words)
     environment = environment_of(arguments)
     block = checked_neuron(environment)
     require_server()

@@ -8,7 +8,6 @@ A line names each object that is damaged or missing. Keys come from the environm
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from blocks.environment import dataset_from_environment
 from deployments.build_dataset import step_bars
-from deployments.register import read_environment
+from deployments.options import command_parser, read_environment
 from templar.arguments import folder_path, whole_number
 from templar.datasets.verify import WORKERS, CheckedObject, verify_dataset
 from templar.store.base import ObjectStore
@@ -56,11 +55,10 @@ def _is_whole(store: ObjectStore, prefix: str, workers: int, console: Console) -
 
 
 def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="templar dataset verify", description=(__doc__ or "").splitlines()[0])
+    parser = command_parser("templar dataset verify", __doc__, "--env-file")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("folder", type=folder_path, nargs="?", metavar="FOLDER", help="the dataset in a folder")
     source.add_argument("--from-env", action="store_true", help="the dataset of R2_DATASET_*, in each of its buckets")
-    parser.add_argument("--env-file", type=Path, help="file with the variables of .env.example")
     parser.add_argument(
         "--workers", type=whole_number(1), default=WORKERS, metavar="N", help=f"objects read at a time ({WORKERS})"
     )

@@ -7,7 +7,6 @@ averages before and after, and its weight, each with the reason code (docs/proto
 evidence that says so. `templar audit` checks whether that evidence is true.
 """
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.neuron.status import folding_table
+from deployments.options import command_parser
 from deployments.work_pool import require_server
 from tasks.host import load_block
 from templar.arguments import whole_number
@@ -145,12 +145,9 @@ def _answer(exchange: NetworkView, validator: NeuronInfo, uid: int, window: int)
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line; 0 if at least one validator's evidence answers."""
-    parser = argparse.ArgumentParser(prog="templar why", description=(__doc__ or "").splitlines()[0])
+    parser = command_parser("templar why", __doc__, "--neuron", "--validator", "--json")
     parser.add_argument("--uid", type=whole_number(0), required=True, help="the miner")
     parser.add_argument("--window", type=whole_number(0), required=True, help="the window")
-    parser.add_argument("--neuron", default="default", help="name of the neuron's block, which says where to read")
-    parser.add_argument("--validator", type=whole_number(0), metavar="UID", help="whose evidence; all by default")
-    parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
     require_server()
     config = load_block(arguments.neuron).config(arguments.neuron)

@@ -29,6 +29,7 @@ from deployments.local.pace import measure_pace, pace_of
 from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
 from deployments.local.view import LocalView, Summary, WindowRow, as_table, summarise
 from deployments.neuron.status import is_green, show_network_status, show_warnings, tell_of_streaks
+from deployments.options import command_parser
 from deployments.processes import PROJECT_ROOT, program
 from deployments.schedules import scheduled_work
 from templar.arguments import port, positive, whole_number
@@ -228,7 +229,7 @@ def report(summary: Summary) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="templar", description=(__doc__ or "").splitlines()[0])
+    parser = command_parser("templar", __doc__)
     parser.add_argument("command", choices=["run", "up", "down", "status"])
     parser.add_argument("--windows", type=whole_number(1), default=10, help="windows that `run` runs")
     parser.add_argument("--miners", type=whole_number(1), default=2, help="honest miners")

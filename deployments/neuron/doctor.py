@@ -6,7 +6,6 @@ Nothing is changed, but for probe objects in the own bucket that are removed aga
 what is behind it. The exit status is 0 unless something is bad.
 """
 
-import argparse
 import json
 import secrets
 import shutil
@@ -29,9 +28,9 @@ from blocks.neuron import Neuron
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
 from deployments.neuron.status import folding_table, service_problems
 from deployments.neuron.subnet import DoubtError, backups, looks_at_subnet
+from deployments.options import NEURON, command_parser, environment_of
 from deployments.prefect_server import exposes_keys, require_database, require_guarded
 from deployments.processes import PROJECT_ROOT, holder_of, http_serves
-from deployments.register import add_neuron_options, environment_of
 from deployments.work_pool import is_outage, require_server_address
 from templar.chain.base import Chain, NeuronInfo
 from templar.chain.remote import public_address
@@ -442,9 +441,7 @@ def _gib(count: float) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and look; 1 if something is bad."""
-    parser = argparse.ArgumentParser(prog="templar neuron doctor", description=(__doc__ or "").splitlines()[0])
-    add_neuron_options(parser)
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser = command_parser("templar neuron doctor", __doc__, *NEURON, "--json")
     arguments = parser.parse_args(words)
     lines = list(examine(arguments.name, environment_of(arguments)))
     if arguments.json:

@@ -22,9 +22,9 @@ from deployments.local.plan import LOCAL_FOLDER
 from deployments.local.prepare import join_local
 from deployments.neuron.folder import NeuronFolder, known_neurons
 from deployments.neuron.status import is_green, show_neuron_status, status_of
+from deployments.options import BITTENSOR_OPTIONS, SHARED, add_shared, command_parser
 from deployments.prefect_server import SERVER_LOG
 from deployments.processes import PROJECT_ROOT, end_of, holder_of, stop_process
-from deployments.register import BITTENSOR_OPTIONS, neuron_name
 from templar.arguments import whole_number
 from templar.errors import PermanentError, Reason
 
@@ -157,23 +157,23 @@ def _filled(text: str, values: Mapping[str, str | None]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="templar neuron", description=(__doc__ or "").splitlines()[0])
+    parser = command_parser("templar neuron", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for command in ("init", "stop", "status", "logs", "service"):
         options = commands.add_parser(command)
-        if command != "init":
-            default = None if command == "status" else "default"
-            options.add_argument("--name", type=neuron_name, default=default, help="name of the neuron on this host")
+        if command == "status":
+            options.add_argument("--name", **SHARED["--name"] | {"default": None})
+        elif command != "init":
+            add_shared(options, "--name")
         if command in ("init", "service"):
             options.add_argument("--env-file", type=Path, help="the neuron's variables; .env by default")
         if command == "init":
             options.add_argument("--role", dest="TEMPLAR_ROLE", choices=("miner", "validator", "aggregator"))
             local = "give it a place in the network that `make up` runs, in this folder (.templar/local)"
             options.add_argument("--local", type=Path, nargs="?", const=LOCAL_FOLDER, metavar="FOLDER", help=local)
-            for option, variable in BITTENSOR_OPTIONS.items():
-                options.add_argument(option, dest=variable, metavar="X", help=f"value of {variable}")
+            add_shared(options, *BITTENSOR_OPTIONS)
         if command == "status":
-            options.add_argument("--json", action="store_true", help="as JSON")
+            add_shared(options, "--json")
         if command == "logs":
             options.add_argument("--process", metavar="LOG", help="one log, such as `worker`; all by default")
             options.add_argument("--lines", type=whole_number(1), default=20, help="lines of each (20)")

@@ -8,7 +8,6 @@ payload passes every check of a reader and is rated on the memory of the validat
 published. The exit status is 1 if the payload would have been refused or not scored.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -21,7 +20,7 @@ from rich.console import Console
 
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
-from deployments.register import add_neuron_options, environment_of
+from deployments.options import NEURON, command_parser, environment_of
 from deployments.why import Answer, explain
 from deployments.why import show as show_answers
 from tasks.observing import auditing, network_of
@@ -103,10 +102,8 @@ def as_json(found: Rehearsal) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and rehearse; 1 if the payload would have been refused or not scored."""
-    parser = argparse.ArgumentParser(prog="templar neuron rehearse", description=(__doc__ or "").splitlines()[0])
-    add_neuron_options(parser)
+    parser = command_parser("templar neuron rehearse", __doc__, *NEURON, "--json")
     parser.add_argument("--seconds", type=positive, default=SECONDS, help="longest training (60)")
-    parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
     block = neuron_from_environment(dict(environment_of(arguments)))
     settings, is_launched = of_this_host(block), "TORCHELASTIC_RUN_ID" in os.environ

@@ -7,7 +7,6 @@ was in the window of the backup; whole, or not at all. The folder must not be th
 lease meanwhile: a machine that still runs the neuron must be stopped first. Then it says what was lost.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
-from deployments.register import add_neuron_options, environment_of
+from deployments.options import NEURON, command_parser, environment_of
 from templar.exchange.object_keys import Kind, parse_current_key
 from templar.neuron.backup import RestoreReport, restore_home
 
@@ -51,10 +50,8 @@ def standing(block: Neuron, name: str) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and restore."""
-    parser = argparse.ArgumentParser(prog="templar neuron restore", description=(__doc__ or "").splitlines()[0])
-    add_neuron_options(parser)
+    parser = command_parser("templar neuron restore", __doc__, *NEURON, "--json")
     parser.add_argument("--from-bucket", action="store_true", required=True, help="from the neuron's own bucket")
-    parser.add_argument("--json", action="store_true", help="as JSON")
     arguments = parser.parse_args(words)
     block = neuron_from_environment(dict(environment_of(arguments)))
     if block.role != "miner":

@@ -7,7 +7,6 @@ and a Prefect server unless PREFECT_API_URL names one that runs already. Each is
 Ctrl-C ends all of them: a window under way has the grace of its work pool.
 """
 
-import argparse
 import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,16 +19,15 @@ from blocks.neuron import Neuron
 from blocks.proxies import exempting_loopback
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder, foreign_home
 from deployments.neuron.status import tell_of_streaks
+from deployments.options import NEURON, command_parser, environment_of
 from deployments.prefect_server import PrefectServer, require_database, require_guarded
 from deployments.processes import require_free_port, sole_process
 from deployments.register import (
     CLOCK_COMMAND,
-    add_neuron_options,
     checked_neuron,
     deploy,
     deployment_variables,
     enrol,
-    environment_of,
     ranked_command,
     worker_command,
 )
@@ -44,8 +42,7 @@ WORKER_GRACE_SECONDS = 60.0  # the pool's grace for a window (30 s), what an int
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and run the neuron; 0 after a signal, 1 if it is refused."""
-    parser = argparse.ArgumentParser(prog="templar neuron start", description=(__doc__ or "").splitlines()[0])
-    add_neuron_options(parser)
+    parser = command_parser("templar neuron start", __doc__, *NEURON)
     parser.add_argument(
         "--prefect-port", type=port, default=4200, help="of the Prefect server, unless PREFECT_API_URL is set (4200)"
     )

@@ -20,8 +20,8 @@ from dotenv import dotenv_values
 from deployments import prefect_server
 from deployments.neuron import manage, start
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder
+from deployments.options import read_environment
 from deployments.processes import PROJECT_ROOT, end_of, free_port, sole_process, start_child
-from deployments.register import read_environment
 from tests.support.commands import write_env
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
