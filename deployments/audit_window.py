@@ -42,8 +42,17 @@ def audit(auditor: Auditor, window: int, validator: int | None) -> int:
     return FAILED if found.differing is None else DIFFERS
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Audit all that is asked for; the exit status."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line and audit all that is asked for; the exit status."""
+    parser = command_parser("templar audit", __doc__, "--neuron", "--env-file", "--validator")
+    parser.add_argument("--first", type=whole_number(0), metavar="W", help="the first window")
+    parser.add_argument("--last", type=whole_number(0), metavar="W", help="the last window")
+    parser.add_argument(
+        "--tolerance", type=_tolerance, metavar="X", help="of measured numbers, relative; as stated in docs by default"
+    )
+    arguments = parser.parse_args(words)
+    if None not in (arguments.first, arguments.last) and arguments.first > arguments.last:
+        parser.error(f"--first {arguments.first} comes after --last {arguments.last}")
     if arguments.env_file is not None:
         config = network_from_environment(read_environment(arguments.env_file)).config
     else:
@@ -56,20 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
         first = arguments.first if arguments.first is not None else last
         statuses = [audit(auditor, window, arguments.validator) for window in range(first, last + 1)]
     return DIFFERS if DIFFERS in statuses else max(statuses, default=FAILED)
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Parse the command line and audit."""
-    parser = command_parser("templar audit", __doc__, "--neuron", "--env-file", "--validator")
-    parser.add_argument("--first", type=whole_number(0), metavar="W", help="the first window")
-    parser.add_argument("--last", type=whole_number(0), metavar="W", help="the last window")
-    parser.add_argument(
-        "--tolerance", type=_tolerance, metavar="X", help="of measured numbers, relative; as stated in docs by default"
-    )
-    arguments = parser.parse_args(words)
-    if None not in (arguments.first, arguments.last) and arguments.first > arguments.last:
-        parser.error(f"--first {arguments.first} comes after --last {arguments.last}")
-    return run(arguments)
 
 
 def _tolerance(text: str) -> float:

@@ -31,8 +31,8 @@ LEAST_WIDTH = 185  # least characters of a line, also in narrower terminals: a t
 HOTKEY_WIDTH = 12  # characters of a hotkey in the terminal; a CSV file has all of them
 
 
-def show(published: Published, board: Leaderboard, console: Console) -> None:
-    """Print what was read, the standings, and what they come to."""
+def show(published: Published, board: Leaderboard, held_out: HeldOut, console: Console) -> None:
+    """Print what was read, the standings and what they come to, and the newest evaluations of checkpoints."""
     console.print(Text(published.summary), soft_wrap=True)
     rows = board.cells()
     table = Table()
@@ -48,10 +48,6 @@ def show(published: Published, board: Leaderboard, console: Console) -> None:
         table.add_row(*(Text(str(cell)) for cell in row.values()))
     console.print(table)
     console.print(Text(board.summary), soft_wrap=True)
-
-
-def show_held_out(held_out: HeldOut, console: Console) -> None:
-    """Print the newest evaluations of checkpoints, and which were left out, and why."""
     if rows := newest_evaluations(held_out.points):
         console.print(Text(f"held-out text: the newest {len(rows)} of {len(held_out.points)} measured checkpoints"))
         table = Table(*rows[0])
@@ -62,30 +58,6 @@ def show_held_out(held_out: HeldOut, console: Console) -> None:
         console.print(Text(f"left out: {error}"), soft_wrap=True)
 
 
-def save(board: Leaderboard, *, csv: Path | None, plot: Path | None) -> None:
-    """Write the history as CSV and the drawing as SVG where asked for, whole or not at all; `local_file` on failure."""
-    if csv is not None:
-        with replacing(csv) as file:
-            file.write(board.history.to_csv(index=False).encode())
-    if plot is not None:
-        with replacing(plot) as file:
-            file.write(draw(board))
-
-
-def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Read, print, save."""
-    require_server()
-    config = load_block(arguments.neuron).config(arguments.neuron)
-    with closing(config.buckets):
-        published, held_out = read_recent(config, arguments.windows, uid=arguments.validator), evaluations_of(config)
-    if not published.evidences:
-        raise PermanentError(published.left_out[-1][1].reason, published.summary)
-    board = Leaderboard(published.evidences)
-    show(published, board, console)
-    show_held_out(held_out, console)
-    save(board, csv=arguments.csv, plot=arguments.plot)
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line; 0 if there was something to show."""
     parser = command_parser("templar leaderboard", __doc__, "--neuron", "--validator")
@@ -93,7 +65,23 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per window and miner")
     parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw the curves; ends with .svg")
     arguments, console = parser.parse_args(words), Console()
-    run(arguments, console if console.width >= LEAST_WIDTH else Console(width=LEAST_WIDTH))
+    # 1. Read.
+    require_server()
+    config = load_block(arguments.neuron).config(arguments.neuron)
+    with closing(config.buckets):
+        published, held_out = read_recent(config, arguments.windows, uid=arguments.validator), evaluations_of(config)
+    if not published.evidences:
+        raise PermanentError(published.left_out[-1][1].reason, published.summary)
+    # 2. Print.
+    board, is_narrow = Leaderboard(published.evidences), console.width < LEAST_WIDTH
+    show(published, board, held_out, Console(width=LEAST_WIDTH) if is_narrow else console)
+    # 3. Write the files that are asked for, whole or not at all.
+    if arguments.csv is not None:
+        with replacing(arguments.csv) as file:
+            file.write(board.history.to_csv(index=False).encode())
+    if arguments.plot is not None:
+        with replacing(arguments.plot) as file:
+            file.write(draw(board))
     return 0
 
 

@@ -141,23 +141,6 @@ def _common(start: StartWindow) -> tuple[str, ...]:
     return start.hparams, start.tokenizer, start.dataset, start.root
 
 
-def lines(started: Started, *, dry_run: bool) -> list[str]:
-    """Return what to tell the operator."""
-    start = started.birth.start
-    opens = datetime.fromtimestamp(started.opens_at, UTC)
-    verb = "would start" if dry_run and started.is_new else "starts" if started.is_new else "has started"
-    return [
-        f"uid {start.uid} {verb} a network on subnet {start.netuid}: first window {start.start_window}, "
-        f"{opens:%Y-%m-%d %H:%M:%S} UTC",
-        f"{started.num_parameters:,} parameters, root {start.root[:12]}, hyper-parameters {start.hparams[:12]}, "
-        f"tokenizer {start.tokenizer[:12]}, dataset {start.dataset[:12]}",
-        "nothing was written"
-        if dry_run
-        else f"tell its members to set TEMPLAR_GENESIS={started.birth.network.genesis}; run this neuron with "
-        "`templar neuron start` before the first window opens",
-    ]
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and start the network."""
     parser = command_parser("templar network init", __doc__, *NEURON, "--json")
@@ -189,6 +172,16 @@ def main(words: Sequence[str] | None = None) -> int:
             "written": started.is_new and not arguments.dry_run,
         }
         print(json.dumps(record))
-    else:
-        print("\n".join(lines(started, dry_run=arguments.dry_run)))
+        return 0
+    start, opens = started.birth.start, datetime.fromtimestamp(started.opens_at, UTC)
+    verb = "has started" if not started.is_new else "would start" if arguments.dry_run else "starts"
+    first = f"first window {start.start_window}, {opens:%Y-%m-%d %H:%M:%S} UTC"
+    print(f"uid {start.uid} {verb} a network on subnet {start.netuid}: {first}")
+    digests = f"hyper-parameters {start.hparams[:12]}, tokenizer {start.tokenizer[:12]}, dataset {start.dataset[:12]}"
+    print(f"{started.num_parameters:,} parameters, root {start.root[:12]}, {digests}")
+    if arguments.dry_run:
+        print("nothing was written")
+        return 0
+    remedy = "run this neuron with `templar neuron start` before the first window opens"
+    print(f"tell its members to set TEMPLAR_GENESIS={started.birth.network.genesis}; {remedy}")
     return 0
