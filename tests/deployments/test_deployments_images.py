@@ -188,14 +188,10 @@ def container_of(name):
 
 class TestKubernetes:
     @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
-    def test_it_is_valid(self, manifest):
+    def test_it_is_valid_and_its_selectors_find_its_pods(self, manifest):
         for version in VERSIONS:
             kubernetes_validate.validate(manifest, version, strict=True)
-
-    @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: f"{each['kind']} {each['metadata']['name']}")
-    def test_selectors_find_their_pods(self, manifest):
-        labels = manifest["metadata"]["labels"]
-        spec = manifest["spec"]
+        labels, spec = manifest["metadata"]["labels"], manifest["spec"]
         if manifest["kind"] == "Service":
             assert spec["selector"] == labels
         else:

