@@ -204,8 +204,9 @@ class TestDeployed:
                     client.delete_flow_run(run.id)
                 return stalled([neuron])
 
-            wait_until(lambda: unplan() != [], "the schedule without a run is told")
-            ((whose, line),) = unplan()
+            told: list[tuple[str, str]] = []
+            wait_until(lambda: told.extend(unplan()) or told != [], "the schedule without a run is told")
+            whose, line = told[0]
             assert whose == neuron
             assert line.startswith(f"leaderboard/{neuron} has an active schedule and no planned run")
             server = Address(prefect_server.server.api_url)
