@@ -26,7 +26,6 @@ from deployments.processes import (
     ProcessRecord,
     end_of,
     start_child,
-    stop_process,
     wait_until_ready,
 )
 from templar.errors import PermanentError
@@ -100,7 +99,8 @@ class Supervisor:
                 some = [each for each in self._watched if each.is_needed is needed]
                 with ThreadPoolExecutor(max_workers=max(1, len(some))) as pool:
                     for each in some:
-                        pool.submit(stop_process, each.identity, grace_seconds=each.service.grace_seconds)
+                        if each.child is not None:  # `stop` reaps it as well
+                            pool.submit(each.child.stop, grace_seconds=each.service.grace_seconds)
             self._record.stop_all()
 
     def start(

@@ -64,6 +64,7 @@ def watch(record):
             then()
             with pytest.raises(KeyboardInterrupt):
                 watched.watch()
+        assert None not in {each.child.handle.returncode for each in watched._watched}, "each of them is reaped"
         return heard.lines
 
     return call
