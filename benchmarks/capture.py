@@ -17,8 +17,6 @@ the runs with all measures; `holds` says whether a loss is back within ten windo
 1 if not.
 """
 
-import argparse
-import json
 import logging
 import sys
 import tempfile
@@ -35,6 +33,7 @@ from unittest.mock import PropertyMock, patch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import command_line, finish
 from lab.adversary.cheats import ScalingMiner
 from lab.simulate import world
 from lab.simulate.run import HELD_OUT_SEQUENCES, run_nodes
@@ -238,17 +237,14 @@ def _table(found: Sequence[tuple[Scene, Outcome]]) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the scenes, print table and JSON; 1 if the bound does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.capture", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--quick", action="store_true", help="few scenes: within a minute")
+    parser = command_line("capture", __doc__, quick="few scenes: within a minute")
     parser.add_argument("--jobs", type=whole_number(1), default=2, help="scenes at the same time")
     chosen = parser.parse_args(argv)
     asked = scenes(quick=chosen.quick)
     with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
         found = list(zip(asked, pool.map(play, asked), strict=True))
     Console(width=140).print(_table(found))
-    result = summary(found)
-    print(json.dumps({"benchmark": "capture", "quick": chosen.quick, **result}))
-    return 0 if result["holds"] else 1
+    return finish({"benchmark": "capture", "quick": chosen.quick, **summary(found)})
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ line is JSON; losses are those of held-out text after the last window, in nats p
 with 1 if ours is more than half a percent above the reference's.
 """
 
-import argparse
-import json
 import operator
 import statistics
 import sys
@@ -21,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import command_line, finish
 from benchmarks.pseudo_gradients import Codec, Setup, embedded_text, ours, reference, train
 from templar.training.model import build_model
 
@@ -153,15 +152,10 @@ def draw(curves: dict[str, Curve], path: Path) -> None:
 
 def main() -> int:
     """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.codec_quality", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("--quick", action="store_true", help="few windows of one seed, within a minute")
+    parser = command_line("codec_quality", __doc__, quick="few windows of one seed, within a minute")
     parser.add_argument("--plot", type=Path, metavar="PATH", help="draw the curves as an SVG")
     arguments = parser.parse_args()
-    figures = run(10, 1, arguments.plot) if arguments.quick else run(60, 3, arguments.plot)
-    print(json.dumps(figures))
-    return 0 if figures["holds"] else 1
+    return finish(run(10, 1, arguments.plot) if arguments.quick else run(60, 3, arguments.plot))
 
 
 if __name__ == "__main__":

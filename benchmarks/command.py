@@ -1,4 +1,4 @@
-"""The command line of a benchmark that has bars."""
+"""The command line of a benchmark, and its last line."""
 
 import argparse
 import json
@@ -6,22 +6,28 @@ from collections.abc import Callable
 from typing import Any
 
 
-def measured(name: str, description: str | None, run: Callable[[bool], dict[str, Any]], *, quick: str) -> int:
-    """Parse the command line, measure, and print the figures as the last line.
+def command_line(name: str, description: str | None, *, quick: str) -> argparse.ArgumentParser:
+    """Return the parser of `python -m benchmarks.NAME`, which knows `--quick`; `quick` is the help of that option.
 
-    Args:
-        name: Name of the benchmark.
-        description: Its docstring, whose first line says what it is.
-        run: Takes whether to be quick and gives the figures; `holds` says whether the bars hold.
-        quick: What `--quick` leaves out.
-
-    Returns:
-        0 if the bars hold, else 1.
+    The first line of `description`, the benchmark's docstring, says what the benchmark is.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=(description or "").splitlines()[0]
     )
-    parser.add_argument("--quick", action="store_true", help=f"{quick}, within a minute")
-    figures = run(parser.parse_args().quick)
+    parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def finish(figures: dict[str, Any]) -> int:
+    """Print the figures as the last line; return 0 if `holds` says that the bars hold, else 1."""
     print(json.dumps(figures))
     return 0 if figures["holds"] else 1
+
+
+def measured(name: str, description: str | None, run: Callable[[bool], dict[str, Any]], *, quick: str) -> int:
+    """Parse a command line that has `--quick` alone, measure, and print the figures; return the exit status.
+
+    `run` takes whether to be quick and gives the figures. `quick` is what `--quick` leaves out.
+    """
+    arguments = command_line(name, description, quick=f"{quick}, within a minute").parse_args()
+    return finish(run(arguments.quick))

@@ -9,8 +9,6 @@ buckets hold in the last quarter of the day than in the quarter before it; `lock
 that say that the database is locked; `repeated_errors`, errors that this log has again and again.
 """
 
-import argparse
-import json
 import math
 import re
 import sys
@@ -33,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from benchmarks.command import command_line, finish
 from deployments.clock import WINDOW_FLOWS
 from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import measure_pace
@@ -203,8 +202,7 @@ def show(day: Day) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run from the command line; 0 if nothing was missed and no error repeats."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one miner and little more than an hour, of ten seconds")
+    parser = command_line("day", __doc__, quick="one miner and little more than an hour, of ten seconds")
     parser.add_argument("--hour-seconds", type=float, default=HOUR_SECONDS, help="how long an hour takes (180)")
     arguments = parser.parse_args(words)
     hour = QUICK_HOUR_SECONDS if arguments.quick else arguments.hour_seconds
@@ -226,9 +224,7 @@ def main(words: Sequence[str] | None = None) -> int:
             planning, patience = PLANNING_SECONDS, PATIENCE_SECONDS
             day = live(plan, HOURS * hour, planning_seconds=planning, patience_seconds=patience)
     show(day)
-    found = figures(day)
-    print(json.dumps(found))
-    return 0 if found["holds"] else 1
+    return finish(figures(day))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,6 @@ invariant, each of which names its seed, `windows_per_second`, and `seeds_per_ho
 violation; otherwise the exit status is 1, and `python -m lab.simulate --faults SEED` runs the same again.
 """
 
-import argparse
-import json
 import logging
 import multiprocessing
 import sys
@@ -22,6 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import command_line, finish
 from lab.simulate.fault_plan import draw_plan
 from lab.simulate.faulty_network import FaultReport, run_plan
 from templar.arguments import whole_number
@@ -77,17 +76,14 @@ def run(seeds: range, windows: int, jobs: int) -> dict[str, Any]:
 
 def main() -> int:
     """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few seeds of few windows, within a minute")
+    parser = command_line("faults", __doc__, quick="few seeds of few windows, within a minute")
     parser.add_argument("--seeds", type=whole_number(1), help=f"how many; {SEEDS} by default")
     parser.add_argument("--first", type=int, default=1, help="the first seed")
     parser.add_argument("--jobs", type=whole_number(1), default=1, help="seeds at a time, each in its own process")
     arguments = parser.parse_args()
     num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else SEEDS)
     windows = QUICK_WINDOWS if arguments.quick else WINDOWS
-    figures = run(range(arguments.first, arguments.first + num_seeds), windows, arguments.jobs)
-    print(json.dumps(figures))
-    return 0 if figures["holds"] else 1
+    return finish(run(range(arguments.first, arguments.first + num_seeds), windows, arguments.jobs))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,6 @@ held-out loss is 4.0, and six honest miners beside two slow ones and two newcome
 A quick run is too short to judge pay: it shows that everything runs, repeats itself, and penalises no honest miner.
 """
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -38,6 +36,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import command_line, finish
 from benchmarks.incentive_population import (
     HONEST,
     MAIN,
@@ -397,11 +396,10 @@ def places(seeds: list[int], *, jobs: int, quick: bool) -> dict[str, Any]:
 def main() -> int:
     """Parse the command line, run, print."""
     names = (MAIN, *(name for name in populations(MINERS) if name != MAIN))
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.incentive", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="few miners and windows, within a minute; what is earned is shown and not judged",
+    parser = command_line(
+        "incentive",
+        __doc__,
+        quick="few miners and windows, within a minute; what is earned is shown and not judged",
     )
     parser.add_argument(
         "--population",
@@ -420,17 +418,13 @@ def main() -> int:
     parser.add_argument("--places", action="store_true", help="who keeps a place in the gather tier, instead of pay")
     arguments = parser.parse_args()
     if arguments.places:
-        result = places(arguments.seed, jobs=arguments.jobs, quick=arguments.quick)
-        print(json.dumps(result))
-        return 0 if result["holds"] else 1
+        return finish(places(arguments.seed, jobs=arguments.jobs, quick=arguments.quick))
     miners = arguments.miners or (QUICK_MINERS if arguments.quick else MINERS)
     windows = arguments.windows or (QUICK_WINDOWS if arguments.quick else WINDOWS)
     known = populations(miners)
     chosen = known if "all" in arguments.population else dict.fromkeys(arguments.population)
     wanted = [known[name] for name in chosen]
-    result = run(wanted, windows, arguments.seed, jobs=arguments.jobs, pay=not arguments.quick)
-    print(json.dumps(result))
-    return 0 if result["holds"] else 1
+    return finish(run(wanted, windows, arguments.seed, jobs=arguments.jobs, pay=not arguments.quick))
 
 
 if __name__ == "__main__":

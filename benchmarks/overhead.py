@@ -7,7 +7,6 @@ noise on simulated time. Seconds are from the creation of the run, as the window
 line is JSON; `resident_seconds` and `cold_seconds` are medians.
 """
 
-import argparse
 import asyncio
 import json
 import sqlite3
@@ -28,6 +27,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import command_line
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.local.plan import LocalNeuron, LocalPlan
@@ -233,9 +233,7 @@ def _print(resident: Measurement, cold: Measurement) -> None:
 
 def main() -> None:
     """Parse the command line, measure, print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few windows, within a minute")
-    arguments = parser.parse_args()
+    arguments = command_line("overhead", __doc__, quick="few windows, within a minute").parse_args()
     print(json.dumps(run(4, 1) if arguments.quick else run(20, 20)))
 
 

@@ -17,8 +17,6 @@ row, on a device with a known peak. Bytes per parameter are those of `benchmarks
 where the device is a CPU.
 """
 
-import argparse
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -35,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks import neuron_memory
+from benchmarks.command import command_line, finish
 from templar.hparams import Model, TrainerSettings, Training, load_hparams
 from templar.training.device import given_threads
 from templar.training.loss import torch_threads
@@ -305,13 +304,10 @@ def speeds_table(speeds: Sequence[Speed]) -> Table:
 
 def main() -> int:
     """Parse the command line, measure, print the figures as the last line; 1 if a bar does not hold."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="8 million parameters only, fewer rounds, within a minute")
+    parser = command_line("training", __doc__, quick="8 million parameters only, fewer rounds, within a minute")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
     arguments = parser.parse_args()
-    figures = run(arguments.device, arguments.quick)
-    print(json.dumps(figures))
-    return 0 if figures["holds"] else 1
+    return finish(run(arguments.device, arguments.quick))
 
 
 if __name__ == "__main__":
