@@ -21,7 +21,6 @@ from templar.neuron.node import Node
 from templar.shared_results import sharing
 from templar.store.base import ObjectStore
 from templar.store.files import memory_folder
-from templar.timeline import first_block
 from templar.training.model import genesis_parameters
 from templar.window import drive_window
 
@@ -212,7 +211,7 @@ def _run(world: World, parts: _Parts, watch: Watch, last: int) -> dict[str, Node
             node = nodes[name] = world.node(member)
             watch.follow(node)
             for window in range(START_WINDOW, last + 1):
-                node.chain.clock.sleep_until(_opens(world, window))
+                node.chain.clock.sleep_until(world.opens(window))
                 _drive(node, window, is_hostile=_is_hostile(parts, name))
             if not _is_hostile(parts, name):
                 arrive(world, node, last)
@@ -240,12 +239,7 @@ def _drive(node: Node, window: int, *, is_hostile: bool) -> None:
 def arrive(world: World, node: Node, last: int) -> None:
     """Let a node that fell behind come to the others' state; it has as long as a window."""
     if node.state.window < last:
-        catch_up(node, last, deadline=_opens(world, last + 3))
-
-
-def _opens(world: World, window: int) -> float:
-    rules = world.hparams.windows
-    return world.stage.genesis_time + first_block(window, rules) * rules.block_seconds
+        catch_up(node, last, deadline=world.opens(last + 3))
 
 
 def _windows(world: World, last: int) -> range:

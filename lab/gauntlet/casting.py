@@ -12,7 +12,6 @@ from lab.gauntlet.subset import BUCKET_RULES, ONE_HOTKEY
 from lab.simulate.world import START_WINDOW, Member, Weather, World
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
-from templar.timeline import first_block
 
 HONEST = 3  # honest miners by default: few, since all nodes share this machine
 NO_MINERS = ("burn", "aggregator", "validator")
@@ -110,13 +109,7 @@ class Casting:
     def _attacks_from(self, window: int) -> float:
         """When the reveals of the window before are read by nobody any more, in seconds since the epoch."""
         assert self._world is not None  # noqa: S101 - `fill` comes first
-        return self.opens(window) + self._world.hparams.windows.reserved_seconds
-
-    def opens(self, window: int) -> float:
-        """When a window opens, in seconds since the epoch."""
-        assert self._world is not None  # noqa: S101 - `fill` comes first
-        rules = self._world.hparams.windows
-        return self._world.stage.genesis_time + first_block(window, rules) * rules.block_seconds
+        return self._world.opens(window) + self._world.hparams.windows.reserved_seconds
 
     def weather(self, stage: S3Stage) -> Weather:
         """Every reader has a gate of its own; faults that a gate cannot play wrap the store."""

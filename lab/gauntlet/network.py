@@ -89,10 +89,10 @@ class LiveNetwork:
             self.watch.follow(node)
             self._require_time(name)
             for window in range(START_WINDOW, self.last + 1):
-                self.stage.clock.sleep_until(self.casting.opens(window))
+                self.stage.clock.sleep_until(self.world.opens(window))
                 self._run_window(node, window, hostile=hostile)
             if node.state.window < self.last and not hostile:
-                catch_up(node, self.last, deadline=self.casting.opens(self.last + 3))
+                catch_up(node, self.last, deadline=self.world.opens(self.last + 3))
         except Exception as error:
             if isinstance(error, TransientError) and error.reason is Reason.PROCESS_NOT_READY:
                 raise
@@ -115,7 +115,7 @@ class LiveNetwork:
         return self._num_windows_done / (len(self.casting.members) * (self.last - START_WINDOW + 1))
 
     def _require_time(self, name: str) -> None:
-        late = self.stage.clock.now() - self.casting.opens(START_WINDOW)
+        late = self.stage.clock.now() - self.world.opens(START_WINDOW)
         if late > 0:
             raise TransientError(
                 Reason.PROCESS_NOT_READY,
@@ -125,7 +125,7 @@ class LiveNetwork:
 
     def _run_second(self) -> None:
         """In the second window, start a second process with an honest miner's hotkey."""
-        self.stage.clock.sleep_until(self.casting.opens(START_WINDOW + 1))
+        self.stage.clock.sleep_until(self.world.opens(START_WINDOW + 1))
         victim = self.casting.first_honest
         address, write_key = self.stage.address_of(victim), self.stage.write_key(victim)
         self.second = try_to_start(

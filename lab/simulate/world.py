@@ -40,6 +40,7 @@ from templar.neuron.validator import Validator
 from templar.store.address import BucketAddress
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
+from templar.timeline import first_block
 from templar.training.model import genesis_parameters
 
 GENESIS_TIME = 1_700_000_000.0  # chain time of block 0 on simulated time; any fixed instant would do
@@ -141,21 +142,6 @@ class SimulatedStage:
         self._clock.run(participants)
 
 
-def _same_store(observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
-    del observer, owner
-    return store
-
-
-def _own_store(owner: Member, store: ObjectStore) -> ObjectStore:
-    del owner
-    return store
-
-
-def _same_chain(observer: Member, chain: Chain) -> Chain:
-    del observer
-    return chain
-
-
 @dataclass(frozen=True)
 class Weather:
     """The weather between the nodes and their surroundings: nothing, unless a scenario says otherwise.
@@ -167,38 +153,19 @@ class Weather:
         chain: Given a member and its chain, what the member sees instead.
     """
 
-    reader: Callable[[Member | None, Member | None, ObjectStore], ObjectStore] = _same_store
-    own: Callable[[Member, ObjectStore], ObjectStore] = _own_store
-    chain: Callable[[Member, Chain], Chain] = _same_chain
+    reader: Callable[[Member | None, Member | None, ObjectStore], ObjectStore] = lambda observer, owner, store: store
+    own: Callable[[Member, ObjectStore], ObjectStore] = lambda owner, store: store
+    chain: Callable[[Member, Chain], Chain] = lambda observer, chain: chain
 
 
 CALM = Weather()  # nothing is in the way
-
-
 NETUID = 1
-
-
 START_WINDOW = 1
-
-
-DATASET_BUCKET = "dataset"
-
-
-DATASET_PREFIX = "text"
-
-
+DATASET_BUCKET, DATASET_PREFIX = "dataset", "text"
 ROW_CHARS = 800
-
-
 LEAST_BYTES = 600_000  # text that even the smallest network has
-
-
 WINDOWS_PER_ROUND = 4  # the text lasts for this many windows before its pages come again in another order
-
-
 ROLES = {"aggregator": Aggregator, "validator": Validator}
-
-
 AGGREGATOR_STAKE, VALIDATOR_STAKE = 500.0, 400.0
 
 
@@ -255,6 +222,13 @@ class World:
         self.members = self._register(seed, actors, num_validators)
         self._build_dataset()
         self.birth = self._publish_genesis()
+
+    def opens(self, window: int) -> float:
+        """When a window opens, in seconds since the epoch."""
+        block = first_block(window, self.hparams.windows)
+        if self._schedule is not None:
+            return self._schedule.time(block)
+        return self.stage.genesis_time + block * self.hparams.windows.block_seconds
 
     def node(self, member: Member) -> Node:
         """The node of a member, started; the burn uid has none."""
