@@ -191,21 +191,16 @@ class StaleStore(StoreView):
 
 @dataclass(eq=False)
 class RestampingStore(StoreView):
-    """Shows every object as stored `seconds` later than it was."""
+    """Shows objects under `prefix` as stored `seconds` later than they were; with fewer than 0, earlier."""
 
     seconds: int
+    prefix: str = ""
 
     def shown(self, info: ObjectInfo) -> ObjectInfo:
         """The object at another time."""
+        if not info.key.startswith(self.prefix):
+            return info
         return replace(info, last_modified=info.last_modified + self.seconds)
-
-
-class BackdatingStore(RestampingStore):
-    """Shows commitments as stored `seconds` later than they were, which may be fewer than 0, and all else as it is."""
-
-    def shown(self, info: ObjectInfo) -> ObjectInfo:
-        """A commitment at another time."""
-        return super().shown(info) if info.key.startswith(f"{Kind.COMMIT}-") else info
 
 
 @dataclass(eq=False)
@@ -245,7 +240,7 @@ def unreachable(after_seconds: float, seconds: float, every: float) -> ChainFaul
 
 STAMPED_LATE = for_all(lambda store, clock: RestampingStore(store, seconds=30))
 STAMPED_EARLY = for_all(lambda store, clock: RestampingStore(store, seconds=-30))
-BACKDATED = for_all(lambda store, clock: BackdatingStore(store, seconds=-6))
+BACKDATED = for_all(lambda store, clock: RestampingStore(store, seconds=-6, prefix=f"{Kind.COMMIT}-"))
 TRUNCATING = for_all(lambda store, clock: TruncatingStore(store))
 SHORTENING = for_all(lambda store, clock: ShorteningStore(store))
 CORRUPTING = for_all(lambda store, clock: CorruptingStore(store))

@@ -77,6 +77,7 @@ def test_stores_that_are_late_or_stamp_wrongly(store, clock):
     restamped = replace(true, last_modified=true.last_modified - 30)
     view = faults.RestampingStore(store, -30)
     assert (view.head(KEY), list(view.list())) == (restamped, [restamped])
+    assert faults.RestampingStore(store, -30, prefix="commit-").head(KEY) == true
     view = faults.StaleStore(store, clock=clock, seconds=5)
     assert (view.head(KEY), list(view.list())) == (None, [])
     clock.sleep_until(START + 5)
