@@ -36,15 +36,6 @@ class Lineup:
     attackers: int  # of each scenario
     miners: int  # all of them
 
-    def __post_init__(self) -> None:
-        if not self.scenarios:
-            raise ValueError("scenarios: nobody attacks; choose at least one")
-        if self.attackers < 1 or self.num_honest < 0:
-            raise ValueError(
-                f"attackers: {self.attackers} in each of {len(self.scenarios)} scenarios do not fit among "
-                f"{self.miners} miners"
-            )
-
     @property
     def num_honest(self) -> int:
         """Miners to whom nothing happens."""
