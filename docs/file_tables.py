@@ -1,7 +1,8 @@
-"""The tables of files in docs/architecture.md, from the first line of each file: `python -m docs.file_tables`.
+"""The generated parts of pages: `python -m docs.file_tables`.
 
-The page has a part between two marks, which this command writes anew, and lengths of files on the reading path.
-`make lint` fails while the page differs.
+docs/architecture.md has a table of files, from the first line of each, and the lengths of files on the reading path.
+docs/threat-model.md has a table that says where each test which the page names is. Generated tables stand between two
+marks, and `make lint` fails while a page differs.
 """
 
 import ast
@@ -12,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
+THREATS = ROOT / "docs" / "threat-model.md"
 FOLDERS = ("templar", "flows", "tasks", "blocks", "deployments", "lab", "benchmarks", "docs")
 BEGIN, END = "<!-- python -m docs.file_tables writes from here -->\n", "<!-- to here -->\n"
 PATH_ROW = re.compile(r"^(\| \d+ \| )`([^`]+\.py)`( \| )[\d,]+( \| .*)$", re.MULTILINE)
@@ -55,13 +57,35 @@ def path_lengths(page: str) -> str:
     return PATH_ROW.sub(lambda row: f"{row[1]}`{row[2]}`{row[3]}{length(ROOT / row[2])}{row[4]}", page)
 
 
-def written(page: str) -> str:
-    """The page as it should be."""
-    before, begin, rest = path_lengths(page).partition(BEGIN)
+def test_table(page: str) -> str:
+    """The file of each test that a page names; ValueError if there is no such test."""
+    files: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in re.findall(r"^ *def (test_\w+)\(", file.read_text(encoding="utf-8"), re.MULTILINE):
+            files.setdefault(name, []).append(f"`{file.relative_to(ROOT)}`")
+    rows = ["| test | file |", "|---|---|"]
+    for name in sorted(set(re.findall(r"`(test_\w+)`", page))):
+        if name not in files:
+            raise ValueError(f"{THREATS.name} names {name}: there is no such test")
+        rows.append(f"| {name} | {', '.join(dict.fromkeys(files[name]))} |")
+    return "\n".join([*rows, ""])
+
+
+def between_marks(page: str, text: str) -> str:
+    """The page with another text between its marks; ValueError if a mark is missing."""
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{PAGE.name} has lost its marks: {BEGIN.strip()} and {END.strip()}")
-    return f"{before}{begin}\n{tables()}\n{end}{after}"
+        raise ValueError(f"a page has lost its marks: {BEGIN.strip()} and {END.strip()}")
+    return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def written(file: Path) -> str:
+    """The text of a page with generated parts, as it should be."""
+    page = file.read_text(encoding="utf-8")
+    if file == THREATS:
+        return between_marks(page, test_table(by_hand(page)))
+    return between_marks(path_lengths(page), tables())
 
 
 def by_hand(page: str) -> str:
@@ -71,8 +95,9 @@ def by_hand(page: str) -> str:
 
 
 def main() -> int:
-    """Write the page."""
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the pages."""
+    for file in (PAGE, THREATS):
+        file.write_text(written(file), encoding="utf-8")
     return 0
 
 

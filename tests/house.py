@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from docs.file_tables import PAGE, PATH_ROW, by_hand, length, written
+from docs.file_tables import PAGE, PATH_ROW, THREATS, by_hand, length, written
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("templar", "blocks", "tasks", "flows", "deployments", "lab", "benchmarks", "docs")
@@ -200,15 +200,16 @@ def main() -> int:
     files = [path for folder in PRODUCT for path in sorted((ROOT / folder).rglob("*.py"))]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
     problems = [problem for path, tree in trees.items() for problem in too_long(path, tree)]
-    problems += [*problems_of_templar(trees), *long_cells(ROOT / "docs" / "threat-model.md")]
+    problems += [*problems_of_templar(trees), *long_cells(THREATS)]
 
     problems += raised_limits()
     for name, number in figures(files).items():
         limit = LIMITS[name] + sum(more for limited, _, more in BUDGETS if limited == name)
         print(f"{number} {name}, at most {limit}")
         problems += [f"{number} {name}, at most {limit}"] if number > limit else []
-    if written(page := PAGE.read_text(encoding="utf-8")) != page:
-        problems.append("docs/architecture.md: run `python -m docs.file_tables`, the files have changed")
+    for page in (PAGE, THREATS):
+        if written(page) != page.read_text(encoding="utf-8"):
+            problems.append(f"docs/{page.name}: run `python -m docs.file_tables`, what it lists has changed")
 
     print("\n".join(problems) if problems else f"{len(files)} files keep the rules of the house")
     return 1 if problems else 0
