@@ -20,7 +20,7 @@ REFUSALS = [
     ("model fetch --env-file {folder}/none", 2, NO_FILE),
     (f"{BUILD} --to-account mine --env-file {{folder}}/none", 1, NO_FILE),
     ("neuron register --name=my_neuron", 2, "'my_neuron' is not lower-case letters, digits and single hyphens"),
-    ("neuron register --env-file {folder}/env", 1, "[bad_environment] NETUID must be a whole number"),
+    ("neuron register --env-file {folder}/env", 1, "NETUID must be a whole number"),
     ("neuron restore", 2, "--from-bucket"),
     ("neuron logs --name never-started", 1, "there are: none"),
     (f"{LOCAL} --wallet.hotkey mine", 1, "no network runs there; `make up` starts one"),

@@ -92,20 +92,14 @@ def clock():
 
 @pytest.fixture
 def local(tmp_path, clock):
-    """A scene on a ledger, and what its limit on weights is."""
-    scenes = []
-
-    def build(limit=0):
-        path = tmp_path / "ledger"
-        create_ledger(path, netuid=1, block_seconds=1.0, genesis_time=START, seed=1, weights_rate_limit_blocks=limit)
-        ledger = Ledger(path, hotkey=KEY, clock=clock, durable=False)
-        scenes.append(Scene(ledger, tmp_path / "journal.sqlite", ledger))
-        return scenes[-1]
-
-    yield build
-    for scene in scenes:
-        scene.journal.close()
-        scene.operator.close()
+    """A scene on a ledger."""
+    path = tmp_path / "ledger"
+    create_ledger(path, netuid=1, block_seconds=1.0, genesis_time=START, seed=1)
+    ledger = Ledger(path, hotkey=KEY, clock=clock, durable=False)
+    scene = Scene(ledger, tmp_path / "journal.sqlite", ledger)
+    yield scene
+    scene.journal.close()
+    scene.operator.close()
 
 
 @pytest.fixture
@@ -183,7 +177,7 @@ def test_weights_are_due_in_every_nth_window_and_after_a_refusal(tmp_path_factor
 
 
 def test_no_positive_score_is_not_a_refusal(local):
-    scene = local()
+    scene = local
     chain = scripted(scene)
     report = scene.weigh(wanted={})
     assert (report.weights, report.reason, report.refused) == ({}, Reason.NOBODY_EARNED, False)
@@ -196,7 +190,6 @@ def test_no_positive_score_is_not_a_refusal(local):
 @pytest.mark.parametrize("kind", ["local", "real"])
 def test_weights_are_set_once_and_read_back(request, kind):
     scene = request.getfixturevalue(kind)
-    scene = scene() if kind == "local" else scene
     chain = scripted(scene)
     report = scene.weigh()
     assert (report.window, report.reason, report.tries, report.summary) == (WINDOW, None, 1, "weights set")
@@ -211,26 +204,24 @@ def test_weights_are_set_once_and_read_back(request, kind):
     assert scene.shows(OTHER)
 
 
-@pytest.mark.parametrize(("limit", "tries"), [(0, 3), (LIMIT, 4)], ids=["each try costs a block", "limited"])
-def test_differing_weights_on_chain_are_set_again_until_the_window_gives_up(local, limit, tries):
-    """Also where the second try runs into the limit: it is not the limit that is wrong."""
-    scene = local(limit)
+def test_differing_weights_on_chain_are_set_again_until_the_window_gives_up(local):
+    scene = local
     chain = scripted(scene, *[lambda chain, weights: chain.set_weights(OTHER)] * 9)
     report = scene.weigh()
     assert (report.refused, report.reason) == (True, Reason.WEIGHTS_DIFFER)
     assert "uids [1, 2, 3]" in report.detail
-    assert report.tries == len(chain.sent) == tries, "as often as the window has time for"
+    assert report.tries == len(chain.sent) == 3, "as often as the window has time for"
 
     chain.answers.clear()
-    scene.sleep_into(WINDOW + 2 + limit // scene.blocks)
+    scene.sleep_into(WINDOW + 2)
     assert scene.weigh(WINDOW + 1).reason is None
     assert scene.shows(WANTED)
 
 
-@pytest.mark.parametrize(("limit", "answers"), [(0, ()), (LIMIT, (lost,))], ids=["answered", "unknown fate"])
-def test_weights_shown_one_read_later_are_not_sent_twice(local, monkeypatch, limit, answers):
+@pytest.mark.parametrize("answers", [(), (lost,)], ids=["answered", "unknown fate"])
+def test_weights_shown_one_read_later_are_not_sent_twice(local, monkeypatch, answers):
     """The endpoint that was asked is behind the one that took them; weights are read before they are sent again."""
-    scene = local(limit)
+    scene = local
     chain = scripted(scene, *answers)
     real, stale = chain.weights, [{}]
     monkeypatch.setattr(chain, "weights", lambda: stale.pop() if stale else real())
@@ -240,7 +231,7 @@ def test_weights_shown_one_read_later_are_not_sent_twice(local, monkeypatch, lim
 
 @pytest.mark.parametrize("reason", [Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED, Reason.CHAIN_FATE_UNKNOWN])
 def test_a_transient_refusal_is_tried_again_within_the_window(local, reason):
-    scene = local()
+    scene = local
     chain = scripted(scene, passing(reason), passing(reason))
     report = scene.weigh()
     assert (report.reason, report.tries) == (None, 3)
@@ -250,7 +241,7 @@ def test_a_transient_refusal_is_tried_again_within_the_window(local, reason):
 
 
 def test_a_lasting_refusal_is_left_to_the_next_window_in_time_for_the_last_steps(local):
-    scene = local()
+    scene = local
     chain = scripted(scene, *[passing(Reason.CHAIN_UNREACHABLE)] * 99)
     for windows in range(3):
         report = scene.weigh_later(windows)
@@ -266,7 +257,7 @@ def test_a_lasting_refusal_is_left_to_the_next_window_in_time_for_the_last_steps
 
 
 def test_a_window_that_is_over_is_not_waited_for(local, clock):
-    scene = local()
+    scene = local
     scene.sleep_into(WINDOW + 2)
     chain = scripted(scene, passing(Reason.CHAIN_UNREACHABLE))
     before = clock.now()
@@ -275,7 +266,7 @@ def test_a_window_that_is_over_is_not_waited_for(local, clock):
 
 
 def test_a_chain_that_answers_nothing_ends_in_a_report(local, clock, monkeypatch):
-    scene = local()
+    scene = local
     scripted(scene)
     away = [passing(Reason.CHAIN_UNREACHABLE)] * (len(PAUSES) + 1)
 
@@ -340,7 +331,7 @@ def stopped(chain, weights):
 
 @pytest.mark.parametrize(("answer", "error"), [(ZeroDivisionError(), ZeroDivisionError), (stopped, StoppedError)])
 def test_an_unexpected_exception_and_a_stop_are_raised_and_a_later_call_goes_on(local, answer, error):
-    scene = local()
+    scene = local
     scripted(scene, answer)
     try:
         with pytest.raises(error):
@@ -508,7 +499,7 @@ def test_a_process_that_dies_sets_the_weights_once(real, monkeypatch, death, hid
 
 
 def test_the_next_window_sets_weights_that_a_dead_process_did_not(local):
-    scene = local()
+    scene = local
 
     def killed(chain, weights):
         raise Killed
