@@ -12,20 +12,11 @@ from torch import Tensor
 from templar.gradient.codec.wire import Header, Payload
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
-from templar.hparams import Gradient, Model
+from templar.hparams import Gradient, load_hparams
 from templar.training.model import parameter_shapes
 
-MODEL = Model(
-    vocab_size=32_000,
-    hidden_size=640,
-    intermediate_size=1728,
-    num_hidden_layers=12,
-    num_attention_heads=10,
-    num_key_value_heads=10,
-    max_position_embeddings=2048,
-    tie_word_embeddings=False,
-    initializer_seed=0,
-)
+NARROW = {"hidden_size": 640, "intermediate_size": 1728, "num_attention_heads": 10, "num_key_value_heads": 10}
+MODEL = load_hparams("150M").model.model_copy(update=NARROW)
 RULE = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
 
 

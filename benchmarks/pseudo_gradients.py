@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from benchmarks.reference_codes import QuantisedValues, RawCoding, StatisticalQuantiser, aggregate_values, pack_12_bits
 from templar.data.assignment import Epoch, SlotPlan, assign
@@ -123,7 +123,7 @@ class Setup:
         hparams = self.hparams
         return Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe)
 
-    def held_out_loss(self, net: LlamaForCausalLM) -> float:
+    def held_out_loss(self, net: PreTrainedModel) -> float:
         """Mean loss of a model on the held-out sequences, in nats per token."""
         losses = sequence_losses(net, self.held_out, micro_batch_size=HELD_OUT_BATCH)
         return statistics.fmean(losses.tolist())
@@ -194,7 +194,7 @@ def reference(learnt: Learnt) -> NetworkView:
 class Window:
     """One window of a run, after its outer step."""
 
-    net: LlamaForCausalLM  # the next window changes it
+    net: PreTrainedModel  # the next window changes it
     learnt: Learnt
     exchange: NetworkView
 

@@ -43,17 +43,7 @@ from templar.training.train import OptimizerState, Trainer, TrainFigures
 PLAIN_BAR = {"cpu": 0.97, "cuda": 0.95}
 THREADS_BAR = 0.95
 COMPUTING = ("forward", "backward", "step")
-SMALL = Model(
-    vocab_size=512,
-    hidden_size=256,
-    intermediate_size=704,
-    num_hidden_layers=10,
-    num_attention_heads=8,
-    num_key_value_heads=8,
-    max_position_embeddings=256,
-    tie_word_embeddings=False,
-    initializer_seed=0,
-)
+SMALL = load_hparams("local-large").model.model_copy(update={"num_hidden_layers": 10})
 """8 million parameters on the embedded text's vocabulary."""
 
 

@@ -20,14 +20,14 @@ from templar.tensorfile import MAX_HEADER_BYTES
 from templar.training.model import WEIGHTS_FILE, genesis_parameters, model_config, parameter_shapes, read_tensors
 
 STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)  # types whose numbers float32 holds exactly
-COMPUTES = (
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "tie_word_embeddings", "hidden_act", "rms_norm_eps", "rope_parameters"),
-    *("attention_bias", "mlp_bias"),
-)
-"""Settings of Llama that change what a model computes; the length of the context does not."""
+FAMILIES = ("llama", "qwen3")
+ROTATIONS = ("default", "llama3")
+FIXED = {"hidden_act": ("silu",), "mlp_bias": (False,), "use_sliding_window": (False,)}
+"""Settings that a preset cannot change, and what they are."""
 OUTPUT, EMBEDDING, OLD_BUFFER = "lm_head.weight", "model.embed_tokens.weight", ".rotary_emb.inv_freq"
 REMEDY = "name a model of the preset's shape, or take a preset of the model's"
+SHAPE = tuple(name for name in Model.model_fields if name not in ("initializer_seed", "max_position_embeddings"))
+"""Settings that change what a model computes; the length of the context does not."""
 
 
 def first_parameters(
@@ -64,7 +64,7 @@ def _folder_of(source: str, hub_token: str | None) -> Path:
 
 def _check_config(path: Path, source: str, model: Model) -> None:
     """Compare the settings that change what the model computes."""
-    from transformers import LlamaConfig  # noqa: PLC0415 - takes seconds
+    from transformers import AutoConfig  # noqa: PLC0415 - takes seconds
 
     # 1. What the model says of itself.
     if not path.exists():
@@ -72,21 +72,45 @@ def _check_config(path: Path, source: str, model: Model) -> None:
     what, size = f"--from {source}: {CONFIG_FILE}", path.stat().st_size
     with parsing(what, Reason.CHECKPOINT_BROKEN, size=size, most=MAX_CONFIG_BYTES, remedy="restore the file"):
         given = json.loads(path.read_text(encoding="utf-8"))
-        kind = given.get("model_type")
-        found = LlamaConfig.from_dict(given)
-    if kind != "llama":
+        kind = given.pop("model_type", None)
+        found = AutoConfig.for_model(kind, **given) if kind in FAMILIES else None
+        theirs = {} if found is None else _shape_of(found)
+    if found is None:
         shown = one_line(repr(kind))
-        raise PermanentError(Reason.BAD_HPARAMS, f"--from {source}: model_type is {shown}, not 'llama'; {REMEDY}")
+        raise PermanentError(
+            Reason.BAD_HPARAMS, f"--from {source}: model_type is {shown}, not one of {', '.join(FAMILIES)}; {REMEDY}"
+        )
+    rotation = theirs["rope_scaling"] or {"rope_type": ROTATIONS[0]}
+    fixed = {name: (getattr(found, name, values[0]), values) for name, values in FIXED.items()}
+    for name, (value, known) in (fixed | {"rope_type": (rotation["rope_type"], ROTATIONS)}).items():
+        if value not in known:
+            problem = f"{name} is {one_line(str(value))}, and no preset has that; name another model"
+            raise PermanentError(Reason.BAD_HPARAMS, f"--from {source}: {problem}")
 
     # 2. What differs from the preset.
-    wanted: Any = model_config(model)
-    differing = [name for name in COMPUTES if getattr(found, name) != getattr(wanted, name)]
+    ours = _shape_of(model_config(model))
+    differing = {name: value for name, value in theirs.items() if value != ours.get(name)}
     if differing:
-        name = differing[0]
-        shown = one_line(str(getattr(found, name)))
+        name, value = next(iter(differing.items()))
         others = f" (and {len(differing) - 1} more settings differ)" if len(differing) > 1 else ""
-        problem = f"--from {source}: {name} is {shown}, the preset's is {getattr(wanted, name)}{others}; {REMEDY}"
-        raise PermanentError(Reason.BAD_HPARAMS, problem)
+        shown = f"{name} is {one_line(str(value))}, the preset's is {ours.get(name)}{others}"
+        wanted = f"in hparams.json its `model` has {one_line(json.dumps(differing), 1000)}"
+        raise PermanentError(Reason.BAD_HPARAMS, f"--from {source}: {shown}; {REMEDY}: {wanted}")
+
+
+def _shape_of(config: Any) -> dict[str, Any]:
+    """The settings of a preset's `model` that a configuration of transformers stands for."""
+    rotation = dict(config.rope_parameters)
+    theta, scaled = rotation.pop("rope_theta"), rotation.get("rope_type") != "default"
+    named: dict[str, Any] = {name: getattr(config, name) for name in SHAPE if hasattr(config, name)}
+    heads_fill_the_width = config.head_dim * config.num_attention_heads == config.hidden_size
+    return {
+        **named,
+        "head_dim": None if heads_fill_the_width else config.head_dim,
+        "rope_theta": theta,
+        "rope_scaling": rotation if scaled else None,
+        "query_key_norm": config.model_type == "qwen3",
+    }
 
 
 def _check_tokenizer(folder: Path, source: str, tokenizer: Tokenizer) -> None:

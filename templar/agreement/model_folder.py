@@ -117,16 +117,17 @@ def _write_weights(folder: Path, params: Mapping[str, Tensor], file_bytes: int) 
 
 
 def _config(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The settings of transformers' Llama, and the two older names that other readers still look for."""
+    """The settings in transformers' terms, and the older names that other readers still look for."""
     config = model_config(model).to_diff_dict()
     config.pop("transformers_version", None)  # it says which build wrote the file, and nothing of the model
-    rope_theta = config["rope_parameters"]["rope_theta"]
+    scaling = {} if model.rope_scaling is None else {"rope_scaling": model.rope_scaling.model_dump()}
     return {
         **config,
-        "architectures": ["LlamaForCausalLM"],
+        **scaling,
+        "architectures": ["Qwen3ForCausalLM" if model.query_key_norm else "LlamaForCausalLM"],
         "dtype": "float32",
         "torch_dtype": "float32",
-        "rope_theta": rope_theta,
+        "rope_theta": model.rope_theta,
         "eos_token_id": tokenizer.eos_id,
         "use_cache": True,
     }

@@ -66,8 +66,29 @@ class Windows(SettingsGroup):
         return self
 
 
+class RopeScaling(SettingsGroup):
+    """The frequencies of the rotary embedding stretched for longer texts, in transformers' terms."""
+
+    rope_type: Literal["llama3"]
+    """The rule of Llama 3.1: slow frequencies are divided by `factor`, fast ones stay, those between are mixed."""
+    factor: float = Field(ge=1)
+    """How many times longer texts become."""
+    low_freq_factor: float = Field(gt=0)
+    """Frequencies of fewer rotations than this in the original length are slow."""
+    high_freq_factor: float = Field(gt=0)
+    """Frequencies of more rotations than this in the original length are fast."""
+    original_max_position_embeddings: int = Field(ge=2)
+    """The length that the model was first trained on."""
+
+    @model_validator(mode="after")
+    def _slow_is_below_fast(self) -> Self:
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(f"low_freq_factor is not below high_freq_factor {self.high_freq_factor:g}")
+        return self
+
+
 class Model(SettingsGroup):
-    """The Llama architecture, in transformers' terms."""
+    """The architecture, in transformers' terms: Llama's, or Qwen 3's with `query_key_norm`."""
 
     vocab_size: int = Field(ge=2)
     """Size of the vocabulary; the tokenizer may use fewer ids, never more."""
@@ -85,13 +106,32 @@ class Model(SettingsGroup):
     """Longest sequence that the rotary embedding is made for."""
     tie_word_embeddings: bool
     """Whether the output projection is the embedding."""
+    head_dim: int | None = Field(ge=2, multiple_of=2)
+    """Width of a head; null for `hidden_size / num_attention_heads`."""
+    rope_theta: float = Field(gt=1)
+    """Base of the rotary embedding's frequencies; larger ones suit longer texts."""
+    rope_scaling: RopeScaling | None
+    """How the frequencies are stretched; null if they are not."""
+    rms_norm_eps: float = Field(gt=0)
+    """Added to the mean square before its root is taken."""
+    attention_bias: bool
+    """Whether the attention's projections have biases."""
+    query_key_norm: bool
+    """Whether queries and keys are normalised, each head by itself, as Qwen 3 does."""
     initializer_seed: int = Field(ge=0)
     """Seed of the genesis weights; only the publisher of the genesis checkpoint ever uses it."""
 
+    @property
+    def attention_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * (self.head_dim or self.hidden_size // self.num_attention_heads)
+
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size is not a multiple of num_attention_heads {self.num_attention_heads}")
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size is not a multiple of num_attention_heads {self.num_attention_heads}, and head_dim is null"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(f"num_attention_heads is not a multiple of num_key_value_heads {self.num_key_value_heads}")
         return self

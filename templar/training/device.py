@@ -181,12 +181,13 @@ def available_bytes() -> int:
 
 
 def flops_per_token(model: Model, length: int) -> float:
-    """Floating-point operations of a token's forward and backward pass: 6 N + 12 layers * hidden * length.
+    """Floating-point operations of a token's forward and backward pass: 6 N + 12 layers * heads * length.
 
     N counts the parameters that take part in products: not the input embedding, unless it is tied to the output.
+    `heads` is the width of all query heads together.
     """
     embedding = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
-    return 6.0 * (num_parameters(model) - embedding) + 12.0 * model.num_hidden_layers * model.hidden_size * length
+    return 6.0 * (num_parameters(model) - embedding) + 12.0 * model.num_hidden_layers * model.attention_size * length
 
 
 def num_parameters(model: Model) -> int:

@@ -1,4 +1,4 @@
-"""The language model, transformers' Llama in float32, and its parameters by name and from files.
+"""The language model, transformers' Llama or Qwen 3 in float32, and its parameters by name and from files.
 
 Importing transformers takes seconds, so it happens when a model is first built. Nothing is ever unpickled.
 """
@@ -22,7 +22,7 @@ from templar.hparams import Model
 from templar.tensorfile import MAX_HEADER_BYTES, reading_header
 
 if TYPE_CHECKING:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -32,19 +32,26 @@ LayerStep = Callable[[Any, Tensor, tuple[Tensor, Tensor]], Tensor]
 _named_parameters: WeakKeyDictionary[nn.Module, tuple[tuple[str, nn.Parameter], ...]] = WeakKeyDictionary()
 
 
-def model_config(model: Model) -> "LlamaConfig":
-    """The architecture in transformers' terms. All other settings are Llama's defaults."""
-    from transformers import LlamaConfig  # noqa: PLC0415 - takes seconds, and not every process needs it
+def model_config(model: Model) -> "LlamaConfig | Qwen3Config":
+    """The architecture in transformers' terms. All other settings are the defaults of Llama, or of Qwen 3."""
+    from transformers import LlamaConfig, Qwen3Config  # noqa: PLC0415 - takes seconds, and not every process needs it
 
-    return LlamaConfig(
+    rotation: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
+    if model.rope_scaling is not None:
+        rotation |= model.rope_scaling.model_dump()
+    return (Qwen3Config if model.query_key_norm else LlamaConfig)(
         vocab_size=model.vocab_size,
         hidden_size=model.hidden_size,
         intermediate_size=model.intermediate_size,
         num_hidden_layers=model.num_hidden_layers,
         num_attention_heads=model.num_attention_heads,
         num_key_value_heads=model.num_key_value_heads,
+        head_dim=model.attention_size // model.num_attention_heads,
         max_position_embeddings=model.max_position_embeddings,
         tie_word_embeddings=model.tie_word_embeddings,
+        rope_parameters=rotation,
+        rms_norm_eps=model.rms_norm_eps,
+        attention_bias=model.attention_bias,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
@@ -55,20 +62,20 @@ def model_config(model: Model) -> "LlamaConfig":
     )
 
 
-def build_model(model: Model) -> "LlamaForCausalLM":
+def build_model(model: Model) -> "PreTrainedModel":
     """Build a model on the CPU with its genesis parameters. The global random state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.initializer_seed)
         return _construct(model)
 
 
-def meta_model(model: Model) -> "LlamaForCausalLM":
+def meta_model(model: Model) -> "PreTrainedModel":
     """Build a model whose parameters have shapes and no storage."""
     with torch.device("meta"):
         return _construct(model)
 
 
-def empty_model(model: Model) -> "LlamaForCausalLM":
+def empty_model(model: Model) -> "PreTrainedModel":
     """Build a model with empty parameters, which allocates nothing; it computes once their data is set."""
     net = meta_model(model)
     # Real, empty parameters take the place of those without storage.
@@ -135,9 +142,11 @@ def transformer_layer(layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor
     attention, normed = layer.self_attn, _normalize(layer.input_layernorm, hidden)
     projections = attention.q_proj, attention.k_proj, attention.v_proj
     query, key, value = (
-        functional.linear(normed, each.weight).view(*shape, -1, attention.head_dim).transpose(1, 2)
-        for each in projections
+        functional.linear(normed, each.weight, each.bias).view(*shape, -1, attention.head_dim) for each in projections
     )
+    if hasattr(attention, "q_norm"):
+        query, key = _normalize(attention.q_norm, query), _normalize(attention.k_norm, key)
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     mixed = functional.scaled_dot_product_attention(
         _rotate(query, rotation).to(value.dtype),
         _rotate(key, rotation).to(value.dtype),
@@ -147,7 +156,7 @@ def transformer_layer(layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor
         enable_gqa=attention.num_key_value_groups > 1,
     )
     mixed = mixed.transpose(1, 2).reshape(*shape, -1)
-    hidden = hidden + functional.linear(mixed, attention.o_proj.weight)
+    hidden = hidden + functional.linear(mixed, attention.o_proj.weight, attention.o_proj.bias)
 
     # Feed-forward network.
     mlp, normed = layer.mlp, _normalize(layer.post_attention_layernorm, hidden)
@@ -239,10 +248,11 @@ def check_shapes(shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Ten
         raise ValueError(f"parameters do not fit the model; missing, unknown or of another shape: {names}")
 
 
-def _construct(model: Model) -> "LlamaForCausalLM":
-    from transformers import LlamaForCausalLM  # noqa: PLC0415 - as above
+def _construct(model: Model) -> "PreTrainedModel":
+    from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM  # noqa: PLC0415 - as above
 
-    return LlamaForCausalLM(model_config(model))
+    config = model_config(model)
+    return Qwen3ForCausalLM(config) if isinstance(config, Qwen3Config) else LlamaForCausalLM(config)
 
 
 @lru_cache(maxsize=8)

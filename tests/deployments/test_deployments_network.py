@@ -1,5 +1,6 @@
 """`templar network init`: everything is checked before anything is written, twice is once, and `--from` a model."""
 
+import copy as copies
 import inspect
 import json
 import shutil
@@ -11,9 +12,11 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from deployments import model as model_command
 from deployments import network as command
+from deployments.first_parameters import first_parameters
 from deployments.hub import MODEL_FILES
 from templar.agreement import genesis
 from templar.agreement.genesis import find_birth
@@ -22,12 +25,12 @@ from templar.agreement.state import genesis_root, parameters_digest
 from templar.chain.base import SubnetRules
 from templar.chain.ledger import Ledger
 from templar.data.tokenizer import train_embedded_tokenizer
-from templar.errors import Reason, TransientError
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.object_keys import START_WINDOW_KEY
-from templar.hparams import load_hparams
+from templar.hparams import Model, load_hparams
 from templar.store.directory import DirectoryStore
-from templar.training.model import WEIGHTS_FILE, genesis_parameters
+from templar.training.model import WEIGHTS_FILE, build_model, genesis_parameters, load_parameters, logits
 from tests.support.audited import run_alone
 from tests.support.commands import write_env
 from tests.support.prepared import PRESET, PreparedNetwork
@@ -129,9 +132,19 @@ REFUSALS: dict[str, tuple[Change, str, str]] = {
     "no weights": (lambda folder: (folder / WEIGHTS_FILE).unlink(), "checkpoint_broken", "convert the weights"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer_missing", "point to a folder"),
     "unreadable": (lambda folder: (folder / "config.json").write_text("["), "checkpoint_broken", "restore the file"),
-    "another family": (with_config(model_type="gpt2"), "bad_hparams", "not 'llama'; name a model"),
+    "another family": (with_config(model_type="gpt2"), "bad_hparams", "not one of llama, qwen3; name a model"),
     "another width": (with_config(hidden_size=48), "bad_hparams", "hidden_size is 48, the preset's is "),
-    "another rotation": (with_config(rope_theta=5e5, rope_parameters=None), "bad_hparams", "rope_parameters is "),
+    "another rotation": (
+        with_config(rope_theta=5e5, rope_parameters=None),
+        "bad_hparams",
+        "rope_theta is 500000.0, the preset's is 10000.0; ",
+    ),
+    "a rotation that we do not have": (
+        with_config(rope_parameters={"rope_type": "linear", "factor": 2.0}),
+        "bad_hparams",
+        "rope_type is linear, and no preset has that",
+    ),
+    "another activation": (with_config(hidden_act="gelu"), "bad_hparams", "hidden_act is gelu, and no preset has that"),
     "no such tensor": (with_tensors(lambda all_: all_.pop(NORM)), "checkpoint_broken", f"{NORM} is missing; restore"),
     "a tensor too many": (with_tensors(lambda all_: all_.update(x=torch.zeros(1))), "bad_hparams", "it is not there"),
     "another shape": (with_norm(lambda _: torch.zeros(3)), "bad_hparams", "has the shape (3,), in the preset's model "),
@@ -151,6 +164,55 @@ def test_a_model_that_does_not_fit_is_one_line_and_nothing_is_written(network, c
     assert words in err
     assert str(copy) in err
     assert keys(network) == {}
+
+
+def narrow(family, heads, groups, **settings):
+    sizes = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": heads, "num_key_value_heads": groups}
+    return {"model_type": family, **sizes, **heads, "max_position_embeddings": 131072, **settings}
+
+
+LONG = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
+TIED = {"tie_word_embeddings": True}
+PUBLISHED = {
+    "Llama 2": narrow("llama", 4, 4, rms_norm_eps=1e-5, rope_scaling=None),
+    "Llama 3.2": narrow(
+        "llama",
+        8,
+        2,
+        head_dim=8,
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        rope_scaling={"rope_type": "llama3", **LONG},
+        **TIED,
+    ),
+    "Qwen 3": narrow("qwen3", 4, 2, head_dim=16, rms_norm_eps=1e-6, rope_theta=1_000_000, **TIED),
+    "biases": narrow("llama", 4, 2, attention_bias=True),
+}
+"""Configurations in the words of the published ones, with their numbers for the rotation; the layers are narrow."""
+
+
+@pytest.mark.parametrize("family", PUBLISHED)
+def test_a_preset_takes_the_settings_that_the_refusal_names_and_then_computes_what_transformers_does(tmp_path, family):
+    config = PUBLISHED[family]
+    made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**copies.deepcopy(config)))
+    with torch.no_grad():
+        for param in made.parameters():
+            param.normal_(0, 0.2)
+    made.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tokenizer = train_embedded_tokenizer(["some words " * 9], 260)
+    tokenizer.save(tmp_path)
+    preset = load_hparams("simulation").model
+    with pytest.raises(PermanentError) as caught:
+        first_parameters(str(tmp_path), preset, tokenizer)
+    settings = json.loads(str(caught.value).partition("in hparams.json its `model` has ")[2])
+    model = Model.model_validate(preset.model_dump() | settings)
+    params = first_parameters(str(tmp_path), model, tokenizer)
+    net, tokens = build_model(model), torch.arange(24).reshape(2, 12)
+    load_parameters(net, params)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="sdpa")
+    assert torch.equal(logits(net, tokens), theirs(input_ids=tokens).logits)
 
 
 def test_a_repository_without_a_network_is_one_line(call, monkeypatch):

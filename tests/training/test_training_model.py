@@ -11,7 +11,7 @@ from torch.nn import functional
 from training_cases import tokens
 
 from templar.agreement.state import parameters_digest
-from templar.hparams import load_hparams
+from templar.hparams import RopeScaling, load_hparams
 from templar.training.loss import micro_batch_losses, sequence_losses
 from templar.training.model import (
     bind_parameters,
@@ -27,6 +27,10 @@ from templar.training.model import (
 HPARAMS = load_hparams("simulation")
 MODEL = HPARAMS.model
 OTHER = MODEL.model_copy(update={"initializer_seed": 7})
+STRETCHED = RopeScaling(
+    rope_type="llama3",
+    **{"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+)
 TIED = MODEL.model_copy(update={"tie_word_embeddings": True})
 
 
@@ -46,6 +50,8 @@ def net():
         {"tie_word_embeddings": True, "num_hidden_layers": 2},
         {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "num_hidden_layers": 3},
         {"num_attention_heads": 6, "num_key_value_heads": 1, "hidden_size": 48, "vocab_size": 333},
+        {"attention_bias": True, "rope_theta": 5e5, "rms_norm_eps": 1e-5, "rope_scaling": STRETCHED},
+        {"query_key_norm": True, "head_dim": 16, "num_key_value_heads": 1},
     ],
 )
 @pytest.mark.parametrize("shape", [(4, 31), (3, 1), (16, 24)])
@@ -83,7 +89,7 @@ def test_shapes_without_allocating():
     assert torch.equal(torch.random.get_rng_state(), state)
     assert shapes == {name: tuple(param.shape) for name, param in genesis_parameters(HPARAMS.model).items()}
     assert list(shapes) == sorted(shapes)
-    named = HPARAMS.model.model_dump(exclude={"initializer_seed"})
+    named = HPARAMS.model.model_dump(include={"hidden_size", "num_attention_heads", "rms_norm_eps", "attention_bias"})
     assert named.items() <= model_config(HPARAMS.model).to_dict().items()
     huge = load_hparams("templar-2.1.3").model
     assert sum(math.prod(shape) for shape in parameter_shapes(huge).values()) > 70e9
