@@ -6,13 +6,14 @@
 this module behind: it watches the processes that `services.json` in the network's folder describes, until SIGTERM.
 """
 
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -60,7 +61,11 @@ class Service:
     grace_seconds: float = 10.0  # between SIGTERM and SIGKILL
 
 
-_SERVICES = TypeAdapter(tuple[Service, ...])
+_SERVICES = TypeAdapter(tuple[tuple[Service, dict[str, str | None]], ...])
+"""What `services.json` holds: services, and how the environment of each differs from that of the process that wrote it.
+
+An operator's environment may have secrets, so the file repeats none of it; None stands for a variable that is left out.
+"""
 
 
 @dataclass
@@ -120,9 +125,10 @@ class Supervisor:
 
     def leave(self, folder: Path, successor: Service, *, without: Sequence[str] = ()) -> None:
         """Let a process of its own watch these processes from now on, but for those of some names."""
-        kept = tuple(each.service for each in self._watched if each.service.name not in without)
+        services = [each.service for each in self._watched if each.service.name not in without]
+        left = tuple((replace(each, environment=None), _changes(each.environment)) for each in services)
         with replacing(folder / SERVICES_FILE) as file:
-            file.write(_SERVICES.dump_json(kept))
+            file.write(_SERVICES.dump_json(left))
         self._started(successor)
 
     def adopt(self, services: Sequence[Service]) -> None:
@@ -165,6 +171,19 @@ class Supervisor:
         return self._record.start(partial(begin, cwd=PROJECT_ROOT))
 
 
+def _changes(environment: Mapping[str, str] | None) -> dict[str, str | None]:
+    """The variables of an environment that differ from this process's."""
+    ours, theirs = os.environ, os.environ if environment is None else environment
+    return {name: theirs.get(name) for name in ours.keys() | theirs.keys() if theirs.get(name) != ours.get(name)}
+
+
+def _services(folder: Path) -> Iterator[Service]:
+    """What `leave` wrote, read by a process with the environment of the one that wrote it."""
+    for service, changes in _SERVICES.validate_json((folder / SERVICES_FILE).read_bytes()):
+        merged = {**os.environ, **changes}
+        yield replace(service, environment={name: value for name, value in merged.items() if value is not None})
+
+
 def log_file(folder: Path, process: str) -> Path:
     """The file in a folder of logs that has what a process prints."""
     return folder / f"{process.replace(' ', '-')}.log"
@@ -181,7 +200,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     supervisor = Supervisor(ProcessRecord(folder / RECORD_FILE), say)
     with suppress(KeyboardInterrupt):
-        supervisor.adopt(_SERVICES.validate_json((folder / SERVICES_FILE).read_bytes()))
+        supervisor.adopt([*_services(folder)])
         supervisor.watch()
 
 

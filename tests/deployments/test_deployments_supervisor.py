@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,11 +11,16 @@ from hypothesis import strategies as st
 
 from deployments import supervisor as supervisor_module
 from deployments.processes import ProcessRecord, end_of, start_child
-from deployments.supervisor import RECORD_FILE, Pauses, Service, Supervisor
+from deployments.supervisor import RECORD_FILE, SERVICES_FILE, Pauses, Service, Supervisor
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
 from tests.support.operator import wait_until
 
+SHOWING = """
+import os, signal
+print(*map(os.environ.get, ("TOKEN", "LEFT_OUT", "ADDED")), flush=True)
+signal.pause()
+"""
 WAITING = "import os, signal; print('process', os.getpid(), flush=True); signal.pause()"
 ENDING = "raise SystemExit('no luck')"
 PAUSES = Pauses(first=0.05, longest=0.2, steady=30.0)
@@ -126,10 +132,17 @@ def test_a_process_that_others_need_is_awaited_and_refused_if_it_ends(record, se
             watched.start(service("second", ENDING), lambda: False)
 
 
-def test_a_successor_starts_again_what_another_process_began_and_its_end_changes_nothing(record, service, tmp_path):
+def test_a_successor_starts_again_what_another_process_began_and_its_end_changes_nothing(
+    record, service, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TOKEN", "of the operator")
+    monkeypatch.setenv("LEFT_OUT", "by the service")
+    environment = {name: value for name, value in os.environ.items() if name != "LEFT_OUT"} | {
+        "ADDED": "by the service"
+    }
     first = Supervisor(record, print)
     for name in ("clock", "memory"):
-        first.start(service(name, WAITING))
+        first.start(replace(service(name, SHOWING), environment=environment))
     command = [sys.executable, "-m", "deployments.supervisor", str(tmp_path)]
     first.leave(tmp_path, Service("supervisor", command, tmp_path / "log"), without=["memory"])
 
@@ -139,11 +152,15 @@ def test_a_successor_starts_again_what_another_process_began_and_its_end_changes
     before = running()
     try:
         for name in ("clock", "memory"):
+            wait_until(lambda name=name: (tmp_path / f"{name}.log").read_text(), "it has shown its environment")
             os.kill(before[name].pid, signal.SIGKILL)
         wait_until(
             lambda: running().keys() == {"clock", "supervisor"} and "runs again" in end_of(tmp_path / "log"),
             "it is back",
         )
+        shown = "of the operator None by the service\n"
+        wait_until(lambda: (tmp_path / "clock.log").read_text() == 2 * shown, "it has the environment that it had")
+        assert "of the operator" not in (tmp_path / SERVICES_FILE).read_text()
         os.kill(before["supervisor"].pid, signal.SIGTERM)
         wait_until(lambda: not before["supervisor"].alive, "the supervisor has ended")
         assert running().keys() == {"clock"}
