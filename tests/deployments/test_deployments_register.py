@@ -93,7 +93,7 @@ def test_bad_environments_are_refused_with_one_line(call, env_file, prefect_serv
     """What is refused is in tests/deployments/test_deployments_check_access.py."""
     before = on_the_server(prefect_server)
     for changes, message in (
-        ({"NETUID": "", "WALLET_NAME": ""}, "[bad_environment] NETUID is missing; WALLET_NAME is missing: set them in"),
+        ({"NETUID": "", "WALLET_NAME": ""}, "[bad_environment] WALLET_NAME is missing; NETUID is missing: set them in"),
         (
             {"TEMPLAR_ALERT_BLOCK": "slack-webhook/none"},
             "[bad_environment] TEMPLAR_ALERT_BLOCK is 'slack-",
