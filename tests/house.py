@@ -22,15 +22,15 @@ MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_CELL_WORDS = 60
 LIMITS = {
-    "files of templar/": 147,
-    "lines of templar/": 35_876,
-    "lines of blocks/, tasks/, flows/ and deployments/": 12_502,
-    "lines of lab/, benchmarks/ and docs/": 10_984,
-    "lines of tests/": 52_232,
+    "files of templar/": 146,
+    "lines of templar/": 34_630,
+    "lines of blocks/, tasks/, flows/ and deployments/": 11_345,
+    "lines of lab/, benchmarks/ and docs/": 10_914,
+    "lines of tests/": 50_806,
     "files on the reading path": 10,
-    "lines on the reading path": 3_391,
-    "words of pages": 61_917,
-    "lines with vague pronouns": 5,
+    "lines on the reading path": 3_296,
+    "words of pages": 61_913,
+    "lines with vague pronouns": 4,
 }
 BUDGETS: tuple[tuple[str, str, int], ...] = ()
 """What may be added to a limit: (limit, feature, number)."""
