@@ -268,10 +268,10 @@ class ProcessRecord:
             return pool.submit(started).result()
 
     def add(self, child: Child) -> None:
-        """Record a process that was just started, and drop those that have ended."""
+        """Record a process that was just started, in the place of an earlier one of its name."""
         entry = ProcessEntry(child.name, child.identity.pid, child.identity.started, child.log)
         with self._lock:
-            self._write((*self.running(), entry))
+            self._write((*(each for each in self.entries() if each.name != child.name), entry))
 
     def stop_all(self, *, grace_seconds: float = 10.0) -> tuple[str, ...]:
         """Stop the running processes, the youngest first, since it may need the older ones; return their names."""

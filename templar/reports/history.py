@@ -98,7 +98,7 @@ def read_published(exchange: NetworkView, validator: NeuronInfo, windows: range)
             return read_evidence(exchange, validator, window)
         except RejectedError as error:
             log.warning("window %d: evidence of uid %d is left out: %s", window, validator.uid, error)
-            return error
+            return RejectedError(error.reason, error.message)  # without its traceback, which holds a peer's bytes
 
     exchange.buckets.reader(validator)  # without it no window can be read
     found = in_parallel(read, windows, CONCURRENCY)

@@ -83,11 +83,11 @@ def model_card(
     hparams: HParams, preset: str, birth: Birth, mark: StateMark | KeptModel, history: TrainingHistory
 ) -> str:
     """The card in Markdown, with the header that the Hugging Face Hub reads."""
-    model, start = hparams.model, birth.start
+    model, start, kind = hparams.model, birth.start, "Qwen 3" if hparams.model.query_key_norm else "Llama"
     facts = [
         ("Preset", preset),
         ("Parameters", f"{num_parameters(model):,}"),
-        ("Architecture", f"Llama, {model.num_hidden_layers} layers of {model.hidden_size}, float32"),
+        ("Architecture", f"{kind}, {model.num_hidden_layers} layers of {model.hidden_size}, float32"),
         ("Context", f"{model.max_position_embeddings} tokens"),
         ("Window", f"{mark.window}, the first was {start.start_window}"),
         ("Outer steps", f"{mark.outer_steps:,}"),

@@ -51,11 +51,11 @@ def estimated_bytes(
     That is `state` bytes per parameter, the activations of one micro-batch, and logits. A layer keeps about 8 tensors
     of the hidden size in float32, and 4 of it and 4 of the inner size in the products' precision; a checkpointed one
     keeps its input. A chunk of logits is there twice in float32, and once in bfloat16 if the products are. With
-    `shards`, a rank has one of so many parts of the state, and what FSDP2 gathers: embedding and output layer with
-    their gradients in float32, the layer at work, the next one, and the gradient of one, in float32 as well.
+    `shards`, a rank has one of so many parts of the state, and what FSDP2 gathers, all in float32: embedding and output
+    layer with their gradients, the layer at work, the next one, and the gradient of one.
     """
     tokens, width = micro_batch * length, 2 if device.dtype is torch.bfloat16 else 4
-    full = tokens * (model.hidden_size * (8 * 4 + 4 * width) + 4 * width * model.intermediate_size)
+    full = 4 * tokens * (max(model.hidden_size, model.attention_size) * (8 + width) + width * model.intermediate_size)
     every = settings.checkpoint_layers
     checkpointed = -(-model.num_hidden_layers // every) if every else 0
     activations = full * (model.num_hidden_layers - checkpointed) + (full if checkpointed else 0)

@@ -145,7 +145,7 @@ def transformer_layer(layer: Any, hidden: Tensor, rotation: tuple[Tensor, Tensor
         functional.linear(normed, each.weight, each.bias).view(*shape, -1, attention.head_dim) for each in projections
     )
     if hasattr(attention, "q_norm"):
-        query, key = _normalize(attention.q_norm, query), _normalize(attention.k_norm, key)
+        query, key = _normalize(attention.q_norm, query.float()), _normalize(attention.k_norm, key.float())
     query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     mixed = functional.scaled_dot_product_attention(
         _rotate(query, rotation).to(value.dtype),
