@@ -81,16 +81,6 @@ class TestUp:
         workers = {f"worker of {name}" for name in network.names}
         assert names == {"the Prefect server", "window clock", "housekeeping worker", "supervisor", *workers}
 
-    def test_a_process_that_is_killed_comes_back(self, network):
-        killed = network.process("housekeeping worker")
-        os.kill(killed.pid, signal.SIGKILL)
-
-        def is_back():
-            found = {entry.name: entry.identity for entry in network.record.running()}
-            return found.get("housekeeping worker") not in (None, killed)
-
-        network.wait(is_back, "the housekeeping worker runs again")
-
     def test_schedules_are_listed(self, network):
         listed = network.prefect("deployment", "ls")
         for name in network.names:  # every bucket is cleaned, and every checkpoint that somebody reads is published
@@ -137,6 +127,16 @@ class TestUp:
             assert f"window {window} (from block" in answer.stdout
             assert f"uid {uid}, assignment" in answer.stdout
             assert "sequences; the first 1 in training order:" in answer.stdout
+
+    def test_a_process_that_is_killed_comes_back(self, network):
+        killed = network.process("housekeeping worker")
+        os.kill(killed.pid, signal.SIGKILL)
+
+        def is_back():
+            found = {entry.name: entry.identity for entry in network.record.running()}
+            return found.get("housekeeping worker") not in (None, killed)
+
+        network.wait(is_back, "the housekeeping worker runs again")
 
     def test_a_neuron_by_hand_gets_a_place_in_which_nothing_is_wrong(self, network):
         env_file = network.plan.folder / "mine.env"
