@@ -21,9 +21,9 @@ from templar.training.model import WEIGHTS_FILE, genesis_parameters, model_confi
 
 STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)  # types whose numbers float32 holds exactly
 FAMILIES = ("llama", "qwen3")
-ROTATIONS = ("default", "llama3")
-FIXED = {"hidden_act": ("silu",), "mlp_bias": (False,), "use_sliding_window": (False,)}
-"""Settings that a preset cannot change, and what they are."""
+SWITCHED_OFF = {"mlp_bias": ("False",), "use_sliding_window": ("False",)}
+KNOWN = {"hidden_act": ("silu",), "rope_type": ("default", "llama3"), **SWITCHED_OFF}
+"""Settings of which a preset can have these values alone."""
 OUTPUT, EMBEDDING, OLD_BUFFER = "lm_head.weight", "model.embed_tokens.weight", ".rotary_emb.inv_freq"
 REMEDY = "name a model of the preset's shape, or take a preset of the model's"
 SHAPE = tuple(name for name in Model.model_fields if name not in ("initializer_seed", "max_position_embeddings"))
@@ -80,11 +80,9 @@ def _check_config(path: Path, source: str, model: Model) -> None:
         raise PermanentError(
             Reason.BAD_HPARAMS, f"--from {source}: model_type is {shown}, not one of {', '.join(FAMILIES)}; {REMEDY}"
         )
-    rotation = theirs["rope_scaling"] or {"rope_type": ROTATIONS[0]}
-    fixed = {name: (getattr(found, name, values[0]), values) for name, values in FIXED.items()}
-    for name, (value, known) in (fixed | {"rope_type": (rotation["rope_type"], ROTATIONS)}).items():
-        if value not in known:
-            problem = f"{name} is {one_line(str(value))}, and no preset has that; name another model"
+    for name, values in KNOWN.items():
+        if (value := str(getattr(found, name, found.rope_parameters.get(name, values[0])))) not in values:
+            problem = f"{name} is {one_line(value)}, and no preset has that; name another model"
             raise PermanentError(Reason.BAD_HPARAMS, f"--from {source}: {problem}")
 
     # 2. What differs from the preset.

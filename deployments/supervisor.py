@@ -62,10 +62,7 @@ class Service:
 
 
 _SERVICES = TypeAdapter(tuple[tuple[Service, dict[str, str | None]], ...])
-"""What `services.json` holds: services, and how the environment of each differs from that of the process that wrote it.
-
-An operator's environment may have secrets, so the file repeats none of it; None stands for a variable that is left out.
-"""
+"""Services with the changes to the environment of their writer, which may have secrets; None for what is left out."""
 
 
 @dataclass
@@ -128,6 +125,7 @@ class Supervisor:
         services = [each.service for each in self._watched if each.service.name not in without]
         left = tuple((replace(each, environment=None), _changes(each.environment)) for each in services)
         with replacing(folder / SERVICES_FILE) as file:
+            os.fchmod(file.fileno(), 0o600)  # a server's password may be a change
             file.write(_SERVICES.dump_json(left))
         self._started(successor)
 

@@ -138,10 +138,14 @@ class LocalNetwork:
         return tuple(entry.name for entry in dependents)
 
     def supervise(self) -> None:
-        """Leave a process behind that starts again what ends, until `down`; not the S3 endpoint, which forgets all."""
+        """Leave a process behind that starts again what ends, until `down`; if that fails, everything is stopped."""
         command = [sys.executable, "-m", "deployments.supervisor", str(self.plan.folder)]
         successor = Service(SUPERVISOR, command, log_file(self.plan.logs, SUPERVISOR))
-        self._supervisor.leave(self.plan.folder, successor, without=[STORAGE])
+        try:
+            self._supervisor.leave(self.plan.folder, successor, without=[STORAGE])  # it would have forgotten all
+        except BaseException:
+            self.down()
+            raise
 
     def neuron_block(self, neuron: LocalNeuron) -> Neuron:
         """A neuron's block, from its environment."""
