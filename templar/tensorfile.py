@@ -87,7 +87,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     stream_tensors(path, {name: tensor.shape for name, tensor in tensors.items()}, tensors.items())
 
 
-class _KnownShapes(Mapping[str, Tensor]):
+class MadeTensors(Mapping[str, Tensor]):
     """Tensors that are made at each access, and whose shapes are known without it."""
 
     shapes: dict[str, tuple[int, ...]]  # by name
@@ -99,7 +99,7 @@ class _KnownShapes(Mapping[str, Tensor]):
         return len(self.shapes)
 
 
-class StoredTensors(_KnownShapes):
+class StoredTensors(MadeTensors):
     """The tensors of a file whose names have a prefix, by the rest of the name; each access reads one from the disk.
 
     Nobody changes the file. `bad_state_file` if it is not safetensors, is cut off, or not all of it is float32; reading
@@ -141,7 +141,7 @@ class StoredTensors(_KnownShapes):
         return tensor
 
 
-class Zeros(_KnownShapes):
+class Zeros(MadeTensors):
     """Zeros of these shapes, made at each access."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -153,4 +153,4 @@ class Zeros(_KnownShapes):
 
 def own_tensor(tensors: Mapping[str, Tensor], name: str, place: torch.device) -> Tensor:
     """A tensor on a device, that its caller alone has: a copy, unless each access makes a new one already."""
-    return tensors[name].to(place, copy=not isinstance(tensors, _KnownShapes))
+    return tensors[name].to(place, copy=not isinstance(tensors, MadeTensors))

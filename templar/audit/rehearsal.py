@@ -23,16 +23,15 @@ from templar.exchange.objects import Manifest
 from templar.exchange.reveal import Submission, fetch_reveal
 from templar.exchange.signed import seal
 from templar.gradient.codec.wire import Header, Payload, encode
-from templar.gradient.compress import FeedbackRule, compress_each
+from templar.gradient.compress import compress_each
 from templar.neuron.evaluate import evaluate
 from templar.neuron.node import Node
-from templar.neuron.private_state import PrivateState
+from templar.neuron.private_state import PrivateState, feedback_rule
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence
 from templar.scoring.evidence_chain import find_standing, read_evidence
 from templar.store.directory import DirectoryStore
 from templar.training.cluster import ClusterTrainer
-from templar.training.schedule import outer_learning_rate
 from templar.training.train import Trainer, TrainResult
 
 
@@ -156,8 +155,7 @@ def _train(
         keep_going=lambda: time.monotonic() < limit,
     )
     # 2. Compress.
-    rate = outer_learning_rate(hparams.training, node.state.outer_steps)
-    rule = FeedbackRule(hparams.training.recipe, hparams.gradient.momentum_decay, rate)
+    rule = feedback_rule(hparams, node.state.outer_steps)
     compressed = compress_each(private.feedback, result.update, layout=node.layout, rule=rule)
     tensors = {name: coefficients for name, coefficients, _ in compressed}
     header = Header(node.layout.recipe, window, neuron.uid, neuron.hotkey, node.layout.digest)

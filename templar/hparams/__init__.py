@@ -83,6 +83,14 @@ class HParams(SettingsGroup):
         data, storage, longest = self.data, self.storage, self.model.max_position_embeddings
         if data.sequence_length > longest:
             raise ValueError(f"data.sequence_length is longer than model.max_position_embeddings {longest}")
+        gradient, kept = self.gradient, self.training.outer_learning_rate * self.gradient.feedback_carry
+        if gradient.feedback_carry and (gradient.use_dct or self.training.recipe == "demo"):
+            raise ValueError("gradient.feedback_carry must be 0 with use_dct and in the recipe demo")
+        if kept > gradient.momentum_decay:
+            raise ValueError(
+                f"gradient.feedback_carry times training.outer_learning_rate is {kept:g}: it must be at most "
+                f"gradient.momentum_decay {gradient.momentum_decay:g}"
+            )
         if storage.retention_windows <= storage.checkpoint_frequency:
             least = f"storage.checkpoint_frequency {storage.checkpoint_frequency}"
             raise ValueError(f"storage.retention_windows must be larger than {least}, or a late node cannot catch up")

@@ -20,7 +20,6 @@ from templar.exchange.objects import Manifest
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import publish_commit, publish_reveal
 from templar.gradient.codec.wire import Header, Payload, encode
-from templar.gradient.compress import FeedbackRule
 from templar.hparams import HParams
 from templar.neuron.configuration import NeuronConfig
 from templar.neuron.lock import write_file
@@ -30,7 +29,6 @@ from templar.store.files import local_file
 from templar.timeline import closing_block
 from templar.training.cluster import GroupEndedError, open_trainer
 from templar.training.device import num_parameters
-from templar.training.schedule import outer_learning_rate
 from templar.training.train import TrainFigures, TrainResult
 
 log = logging.getLogger(__name__)
@@ -172,6 +170,7 @@ class Miner(PrivateStateNode):
             optimizer=self.private.optimizer,
             keep_going=keep_going,
             progress=self._progress(window, sequences) if self.config.trainer.inner_snapshot_seconds else None,
+            begin=self._beginning(),
         )
 
     def _progress(self, window: int, sequences: Tensor) -> ProgressFile:
@@ -192,10 +191,8 @@ class Miner(PrivateStateNode):
             return PAYLOAD_REPORT.validate_json(known)
 
         # 1. Compress with the live error feedback, and stage the new private state tensor by tensor.
-        result, neuron, training = self._trained[window], self.exchange.identity(window), self.hparams.training
-        rate = outer_learning_rate(training, self.state.outer_steps)
-        rule = FeedbackRule(training.recipe, self.hparams.gradient.momentum_decay, rate)
-        tensors = self._stage(window, result, rule)
+        result, neuron = self._trained[window], self.exchange.identity(window)
+        tensors = self._stage(window, result)
 
         # 2. The payload goes to the disk as well, then both into the journal.
         header = Header(self.layout.recipe, window, neuron.uid, neuron.hotkey, self.layout.digest)

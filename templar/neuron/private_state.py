@@ -37,11 +37,13 @@ from templar.errors import PermanentError, Reason
 from templar.gradient.codec.values import Coefficients
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress_each
 from templar.gradient.layout import Layout
+from templar.hparams import HParams
 from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.store.files import link_or_copy, sync
-from templar.tensorfile import StoredTensors, Zeros, stream_tensors
+from templar.tensorfile import MadeTensors, StoredTensors, Zeros, stream_tensors
 from templar.training.model import parameter_shapes
+from templar.training.schedule import outer_learning_rate
 from templar.training.train import OptimizerState, StepState, TrainResult
 
 log = logging.getLogger(__name__)
@@ -114,6 +116,19 @@ def write_private(
     feedback = ((FEEDBACK + name, buffer) for name, buffer in buffers)
     moments = ((prefix + name, tensor) for prefix, tensors in parts for name, tensor in tensors.items())
     stream_tensors(path, every, chain(feedback, moments), counters)
+
+
+class StartingPoint(MadeTensors):
+    """The parameters that a training begins from: the agreed ones less a share of the error feedback.
+
+    There the miner would be if everybody had received that share (docs/protocol.md 6).
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], share: float) -> None:
+        self.shapes, self._params, self._buffers, self._share = dict(shapes_of(params)), params, buffers, share
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._params[name] - self._share * self._buffers[name]
 
 
 class PrivateFolder:
@@ -305,6 +320,16 @@ class PayloadReport:
 PAYLOAD_REPORT = TypeAdapter(PayloadReport)
 
 
+def feedback_rule(hparams: HParams, outer_steps: int) -> FeedbackRule:
+    """The rule of a miner's error feedback after so many outer steps.
+
+    Of the buffer's decay, what the update has of it already is left out: the share that the training began with.
+    """
+    rate = outer_learning_rate(hparams.training, outer_steps)
+    decay = hparams.gradient.momentum_decay - rate * hparams.gradient.feedback_carry
+    return FeedbackRule(hparams.training.recipe, decay, rate)
+
+
 class PrivateStateNode(Node):
     """A node with a private state, which follows its agreed state."""
 
@@ -411,9 +436,17 @@ class PrivateStateNode(Node):
         log.warning("%s: private state after window %d is lost, it starts afresh: %s", self.name, window, why)
         self.private = PrivateState.fresh(self.layout)
 
-    def _stage(self, window: int, result: TrainResult, rule: FeedbackRule) -> dict[str, Coefficients]:
+    def _beginning(self) -> Mapping[str, Tensor] | None:
+        """The parameters that a training begins from; None for the agreed ones."""
+        feedback, share = self.private.feedback, self.hparams.gradient.feedback_carry
+        if not share or not feedback.num_calls:
+            return None
+        return StartingPoint(self.state.params, feedback.buffers, share)
+
+    def _stage(self, window: int, result: TrainResult) -> dict[str, Coefficients]:
         """Compress an update, and write the private state that goes live if its payload is applied."""
         tensors: dict[str, Coefficients] = {}
+        rule = feedback_rule(self.hparams, self.state.outer_steps)
         optimizer = NO_OPTIMIZER if self.layout.recipe == "demo" else result.optimizer or self.private.optimizer
 
         def write(path: Path) -> None:
@@ -449,6 +482,7 @@ class PrivateStateNode(Node):
             "assignment": assignment,
             "order": hashlib.sha256(sequences.contiguous().numpy().data).hexdigest(),  # all tokens, as they are trained
             "optimizer_steps": str(self.private.optimizer.num_steps),
+            "feedback_calls": str(self.private.feedback.num_calls),
             "settings": sha256_hex(canonical_json([*recipe, settings.repeatable])),
         }
         return ProgressFile(

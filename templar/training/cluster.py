@@ -179,6 +179,8 @@ class Member:
         sequences: Tensor,
         optimizer: OptimizerState,
         keep_going: Callable[[], bool],
+        *,
+        begin: Mapping[str, Tensor] | None = None,
     ) -> TrainResult:
         """Train with all other ranks, which call the same; the tensors that count are those of rank 0."""
         # 1. What rank 0 has.
@@ -196,6 +198,7 @@ class Member:
                 outer_steps=job.outer_steps,
                 optimizer=optimizer,
                 keep_going=keep_going,
+                begin=begin,
             )
         except PermanentError as error:
             if error.reason not in IN_STEP:
@@ -334,6 +337,7 @@ class ClusterTrainer:
         optimizer: OptimizerState,
         keep_going: Callable[[], bool],
         progress: TrainProgress | None = None,
+        begin: Mapping[str, Tensor] | None = None,
     ) -> TrainResult:
         """As `Trainer.learn`, without progress; GroupEndedError: `out_of_memory`, `trainer_failed`."""
         del progress
@@ -344,7 +348,8 @@ class ClusterTrainer:
         self._member.wait_for_others(keep_going)
         try:
             self._member.give(job)
-            result = self._member.work(job, params, sequences.to(torch.int32).contiguous(), optimizer, keep_going)
+            words = sequences.to(torch.int32).contiguous()
+            result = self._member.work(job, params, words, optimizer, keep_going, begin=begin)
         except Exception as error:
             if isinstance(error, PermanentError) and error.reason in IN_STEP:
                 raise

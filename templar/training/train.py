@@ -127,6 +127,7 @@ class Trainer:
         optimizer: OptimizerState,
         keep_going: Callable[[], bool],
         progress: TrainProgress | None = None,
+        begin: Mapping[str, Tensor] | None = None,
     ) -> TrainResult:
         """Train from these parameters until the steps are done or `keep_going` ends it.
 
@@ -139,6 +140,8 @@ class Trainer:
             keep_going: Called before every micro-batch; False ends the training, and the step at hand is not taken.
             progress: Where to go on from, and where to keep the state after each step. With repeatable settings, a
                 training that goes on gives the same bits as one that was not interrupted.
+            begin: The parameters that the first step starts from, float32; `params` if None. The recipe `sparseloco`
+                alone: the update is measured from `params` in any case.
 
         Raises:
             ValueError: There are no sequences; names or shapes are not the model's.
@@ -151,7 +154,7 @@ class Trainer:
             self.micro_batches.size(training, sequences.shape[1])  # while the memory for the state is free
             run = _Run(self, training, sequences, keep_going, progress)
             try:
-                run.load(params)
+                run.load(params if begin is None else begin)
                 if training.recipe == "demo":
                     return train_demo(run)
                 return train_sparseloco(run, params, outer_steps=outer_steps, optimizer=optimizer)

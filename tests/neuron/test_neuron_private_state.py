@@ -5,10 +5,16 @@ import tracemalloc
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from templar.errors import PermanentError, Reason
-from templar.neuron.private_state import NO_OPTIMIZER, PrivateState, write_private
+from templar.gradient.codec.values import SignAndScale
+from templar.gradient.compress import compress
+from templar.gradient.dct import to_chunks
+from templar.hparams import load_hparams
+from templar.neuron.private_state import NO_OPTIMIZER, PrivateState, StartingPoint, feedback_rule, write_private
 from templar.training.train import OptimizerState
 from tests.support import kill_points
 from tests.support.errors import raising
@@ -131,3 +137,20 @@ def test_a_kill_at_any_file_operation_leaves_the_state_where_the_next_process_fi
         state = go_live(folder)
         assert number_of(state) == 3
         assert number_of(PrivateState.load(private_folder(folder).path(2, DIGEST))) == 2, "the one before it is there"
+
+
+@settings(max_examples=15)
+@given(decay=st.floats(0.5, 0.99), share=st.floats(0, 0.5), rate=st.floats(0.5, 1))
+def test_a_training_that_moves_nothing_decays_the_error_feedback_as_without_a_share(decay, share, rate):
+    """Payload and new buffer together are the old one times its decay, and the update's part is not counted twice."""
+    gradient = {"momentum_decay": decay, "feedback_carry": share}
+    hparams = load_hparams("simulation", overrides={"gradient": gradient, "training": {"outer_learning_rate": rate}})
+    known, agreed = private(3).feedback, parameters(1)
+    begin = StartingPoint(agreed, known.buffers, share)
+    update = {name: agreed[name] - begin[name] for name in agreed}
+    compressed = compress(known, update, layout=LAYOUT, rule=feedback_rule(hparams, 7))
+    for tensor in LAYOUT.tensors:
+        coded, buffer = compressed.tensors[tensor.name], compressed.state.buffers[tensor.name]
+        received = torch.zeros_like(to_chunks(buffer, tensor))
+        received.scatter_(1, torch.from_numpy(coded.indices.astype("int64")), SignAndScale().decode(coded))
+        assert torch.allclose(to_chunks(buffer, tensor) + received, torch.tensor(3 * decay), rtol=1e-5)

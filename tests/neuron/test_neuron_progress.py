@@ -122,7 +122,7 @@ def test_with_a_file_of_another_training_or_a_damaged_one_training_starts_from_t
 ):
     miner = Miner(replace(network.kill(network.miners[0]).config, trainer=ALWAYS, secret_order=True))
     path = die_in_training(miner, 1)
-    key = {"window", "root_before", "assignment", "order", "optimizer_steps", "settings"}
+    key = {"window", "root_before", "assignment", "order", "optimizer_steps", "feedback_calls", "settings"}
     assert header(path).keys() == key | {"losses", "num_steps", "crc32"}
     harm(miner, path)
     seen = []

@@ -245,3 +245,17 @@ def test_what_was_done_before_an_interruption_counts_when_no_time_is_left(net):
     result = sparseloco(net, tokens(12), progress=kept, keep_going=times(0))
     assert (result.num_steps, result.stopped_early) == (2, True)
     assert bits(result) == bits(sparseloco(net, tokens(12), keep_going=times(4)))
+
+
+def test_a_training_that_begins_elsewhere_is_measured_from_the_agreed_parameters(net):
+    """The step taken is that of a trainer whose parameters are the beginning; the way there counts as well."""
+    sequences, params = tokens(4), {name: tensor.clone() for name, tensor in parameters_of(net).items()}
+    begin = {name: param + 0.01 * torch.ones_like(param) for name, param in params.items()}
+    one = TRAINING.model_copy(update={"inner_steps": 1})
+    away = sparseloco(net, sequences, training=one, begin=begin)
+    with torch.no_grad():
+        for name, param in net.named_parameters():
+            param.copy_(begin[name])
+    there = sparseloco(net, sequences, training=one)
+    for name, update in away.update.items():
+        assert torch.allclose(update, there.update[name] + params[name] - begin[name], atol=1e-6), name
