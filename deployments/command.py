@@ -51,6 +51,9 @@ COMMANDS = (
     Command("neuron logs", "the end of each process's log", "deployments.neuron.manage", ("logs",)),
     Command("neuron service", "print a systemd unit that starts it", "deployments.neuron.manage", ("service",)),
     Command("network init", "start a network: genesis and first window", "deployments.network"),
+    Command(
+        "network design", "settings for a size, miners and a device, and what to expect", "deployments.design_network"
+    ),
     Command("access", "what each bucket key of an .env can do, and should", "deployments.check_access"),
     Command("clock", "start a run of every window deployment once per window", "deployments.clock"),
     Command("preview", "the text that a uid trains on", "deployments.preview"),

@@ -36,8 +36,8 @@ def test_every_preset_of_the_file_loads():
 SHAPES = {
     "templar-0.2.82": (2048, 8192, 16, 8, 8),
     "templar-2.1.3": (8192, 28672, 80, 64, 8),
-    "150M": (1024, 2688, 12, 16, 16),
-    "1B": (2048, 8192, 16, 8, 8),
+    "150M": (1024, 2688, 12, 8, 8),
+    "1B": (2048, 5504, 20, 16, 16),
     "8B": (4096, 14336, 32, 32, 8),
     "70B": (8192, 28672, 80, 64, 8),
 }
@@ -212,7 +212,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "model": {"initializer_seed": 43},
     "data": {"pages_per_window": 4},
     "training": {"adamw": {"epsilon": 1e-7}},
-    "gradient": {"use_dct": True},
+    "gradient": {"topk_compression": 65},
     "peers": {"recent_windows": 4},
     "scoring": {"slashing": {"desync": {"final": 0.5}}},
     "weights": {"gather_share": 0.7},

@@ -83,9 +83,9 @@ class HParams(SettingsGroup):
         data, storage, longest = self.data, self.storage, self.model.max_position_embeddings
         if data.sequence_length > longest:
             raise ValueError(f"data.sequence_length is longer than model.max_position_embeddings {longest}")
-        gradient, kept = self.gradient, self.training.outer_learning_rate * self.gradient.feedback_carry
-        if gradient.feedback_carry and (gradient.use_dct or self.training.recipe == "demo"):
-            raise ValueError("gradient.feedback_carry must be 0 with use_dct and in the recipe demo")
+        gradient, kept = self.gradient, self.training.outer_learning_rate * self.feedback_carry
+        if gradient.use_dct and self.feedback_carry:
+            raise ValueError("gradient.feedback_carry must be 0 with use_dct: the error feedback is of coefficients")
         if kept > gradient.momentum_decay:
             raise ValueError(
                 f"gradient.feedback_carry times training.outer_learning_rate is {kept:g}: it must be at most "
@@ -98,6 +98,11 @@ class HParams(SettingsGroup):
             most = f"data.outer_steps_per_shard {data.outer_steps_per_shard}"
             raise ValueError(f"storage.snapshot_frequency must be at most {most}: rotation follows the newest snapshot")
         return self
+
+    @property
+    def feedback_carry(self) -> float:
+        """Share of the error feedback that a training begins with: none in `demo`, whose parameters stand still."""
+        return 0.0 if self.training.recipe == "demo" else self.gradient.feedback_carry
 
     @property
     def digest(self) -> str:

@@ -229,7 +229,7 @@ class Gradient(SettingsGroup):
     """Decay of the error-feedback buffer."""
     feedback_carry: float = Field(default=0.0, ge=0, lt=1)
     """Share of the error feedback that a miner's training begins with: the parameters that it starts from are the
-    agreed ones less this share. The rest of `momentum_decay` is added when the update is compressed."""
+    agreed ones less this share. The rest of `momentum_decay` is added when the update is compressed (sparseloco)."""
     topk_compression: int = Field(ge=1)
     """Coefficients kept per chunk."""
     target_chunk: int = Field(ge=1, le=64)

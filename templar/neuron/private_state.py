@@ -326,7 +326,7 @@ def feedback_rule(hparams: HParams, outer_steps: int) -> FeedbackRule:
     Of the buffer's decay, what the update has of it already is left out: the share that the training began with.
     """
     rate = outer_learning_rate(hparams.training, outer_steps)
-    decay = hparams.gradient.momentum_decay - rate * hparams.gradient.feedback_carry
+    decay = hparams.gradient.momentum_decay - rate * hparams.feedback_carry
     return FeedbackRule(hparams.training.recipe, decay, rate)
 
 
@@ -438,7 +438,7 @@ class PrivateStateNode(Node):
 
     def _beginning(self) -> Mapping[str, Tensor] | None:
         """The parameters that a training begins from; None for the agreed ones."""
-        feedback, share = self.private.feedback, self.hparams.gradient.feedback_carry
+        feedback, share = self.private.feedback, self.hparams.feedback_carry
         if not share or not feedback.num_calls:
             return None
         return StartingPoint(self.state.params, feedback.buffers, share)

@@ -1,0 +1,286 @@
+"""The design of a network: from a wish and a device to the settings of a preset, and what to expect of them.
+
+Every rule stands here, with its source:
+
+* **Architecture.** Heads are 128 wide (nanochat, MuLoCo). Width over depth grows from 64 at 100 M parameters without
+  embeddings (nanochat) to 128 at 8 B (Llama 3). The feed-forward layer is 8/3 of the width (LLaMA, arXiv 2302.13971).
+* **Time.** A device is busy when it trains. What a window needs besides is fixed: settling, transfer, the outer step,
+  compression, and the commitment's guard. A window is so long that these are less than 5 % of it.
+* **Batch.** All miners together take 2^19 tokens at 235 M parameters, more with the power 0.38 of the parameters
+  (nanochat); but a miner takes at most 500 inner steps in a window (DiLoCo, arXiv 2311.08105), so fast devices take
+  larger batches.
+* **Rates.** AdamW's peak is 1.5e-3 at 124 M parameters (modded-nanogpt, track 3) and falls with the power 0.4, as the
+  rates of GPT-3 do (arXiv 2005.14165, table 2.1). The warm-up is at most 2 % of 20 tokens per parameter. Then the rate
+  is constant: an open network does not know its end.
+* **Error feedback.** A decay of 0.8, and training that begins with a share of 0.4 (docs/codec.md).
+* **Loss.** Hoffmann et al. (arXiv 2203.15556, approach 3), on their text: a direction, not a promise.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from templar.errors import PermanentError, Reason
+from templar.hparams import Gradient, HParams, Model
+from templar.training.device import PEAK_FLOPS, flops_per_token, num_parameters
+
+HEAD = 128
+WIDTHS = range(256, 16385, 256)
+SMALL, LARGE = (1e8, 64.0), (8e9, 128.0)  # parameters without embeddings, width over depth
+GROUPED_FROM = 4e9  # parameters from which four query heads share a key head, as in Llama 3
+MFU = 0.40  # assumed: nanochat 41 % at 0.11 B on an H100; this trainer 43 % and 51 % on an H200 (docs/miner.md)
+BUSY = 0.95  # least share of a window that the reference device's inner steps take
+BATCH_TOKENS, BATCH_PARAMETERS, BATCH_POWER = 2**19, 235e6, 0.38
+MAX_INNER_STEPS = 500
+SHARED = 64  # a large batch is a multiple of it, so that so many devices or fewer can share it
+WEIGHTS_BLOCKS = 100  # between two settings of weights, on most subnets
+RATE, RATE_PARAMETERS, RATE_POWER = 1.5e-3, 124e6, -0.4
+ENOUGH = 20  # tokens per parameter (Hoffmann et al.)
+WARMUP_SHARE = 0.02
+FEEDBACK_DECAY, FEEDBACK_CARRY = 0.8, 0.4
+WANTED_OUTER_STEPS = 1000  # to learn as well as in one place (hypertrain's assumption: 1,000 to 3,000)
+POLL_SECONDS = 6.0  # to see that a window is decided, and to write a small object
+BACKUP_BYTES = 16  # per parameter of a private backup (docs/storage.md)
+FINISH_BYTES, DISK_BYTES_PER_SECOND = 24, 2e9  # per parameter, from the last step to the payload on the disk
+PAGE_TOKENS = 98_304  # of a page of 100 rows, about
+SPARE_TRANSFER = 3.0  # times that a transfer may take what the link allows
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a network is designed for."""
+
+    miners: int
+    device: str  # a part of a CUDA device's name, as in `PEAK_FLOPS`
+    parameters: float | None = None  # without embeddings; None with a depth or a model
+    depth: int | None = None
+    model: Model | None = None  # an architecture to keep
+    devices: int = 1  # of each miner
+    uplink: float = 100.0  # Mbit/s of a miner
+    downlink: float = 500.0
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What to expect of a design, at the tokens per second that the rules assume."""
+
+    parameters: int  # with embeddings
+    tokens_per_second: float  # of a miner while it trains
+    idle_seconds: float  # of a window
+    busy_fraction: float
+    warmup_share: float  # of the tokens to 20 per parameter
+    outer_steps_to_20: float
+    tokens_per_day: float  # of the network
+    days_to_20: float
+    expected_loss: float  # nats per token after 20 tokens per parameter
+    payload_bytes: float
+    up_bytes_per_day: float  # of a miner
+    down_bytes_per_day: float
+    disk_bytes: float
+    why_fewer: str  # than a thousand outer steps; empty if there are as many
+
+
+@dataclass(frozen=True)
+class Design:
+    """A preset's sections that follow from the wishes, and what to expect."""
+
+    preset: dict[str, dict[str, Any]]
+    expects: Expectation
+
+
+def design(wishes: Wishes, base: HParams) -> Design:
+    """Design a network; what no rule covers stays as in `base`.
+
+    Raises:
+        PermanentError: `bad_hparams`; the wishes contradict each other, or no network fits them.
+    """
+    peak = _checked(wishes)
+    model = wishes.model or architecture(wishes, base.model)
+    count, length = num_parameters(model), base.data.sequence_length
+    payload = count * _bits_per_parameter(base.gradient) / 8
+    speed = wishes.devices * MFU * peak / flops_per_token(model, length)
+
+    windows, idle = _windows(wishes, base, count, payload)
+    work = _work(wishes, base, count, speed, idle=idle, least_blocks=windows["blocks_per_window"])
+    tokens, seconds = work.sequences * length, work.blocks * base.windows.block_seconds
+    enough, per_step = float(ENOUGH * count), work.batch * length * wishes.miners
+    warmup = max(1, int(WARMUP_SHARE * enough / per_step))
+
+    preset: dict[str, dict[str, Any]] = {
+        "windows": windows | {"blocks_per_window": work.blocks},
+        "model": model.model_dump(mode="json", exclude={"initializer_seed", "max_position_embeddings"}),
+        "data": {"pages_per_window": math.ceil(tokens / _page_tokens(base))},
+        "training": {
+            "batch_size": work.batch,
+            "micro_batch_size": min(base.training.micro_batch_size, work.batch),
+            "inner_steps": work.steps,
+            "adamw": {"learning_rate": float(f"{RATE * (count / RATE_PARAMETERS) ** RATE_POWER:.2g}")},
+            "schedule": {"warmup_steps": warmup, "warmup_start_factor": 0.01, "eta_min_factor": 1.0},
+        },
+        "gradient": {"momentum_decay": FEEDBACK_DECAY, "feedback_carry": FEEDBACK_CARRY},
+        "peers": {"gather_peer_count": wishes.miners, "reserve_peer_count": _reserve(wishes.miners)},
+        "weights": {"windows_per_weights": math.ceil(WEIGHTS_BLOCKS / work.blocks + 0.5)},
+        "storage": {"private_backup_windows": math.ceil(_backup_seconds(wishes, count) / seconds)},
+    }
+    outer, per_day = enough / (tokens * wishes.miners), 86_400 / seconds
+    expects = Expectation(
+        parameters=count,
+        tokens_per_second=speed,
+        idle_seconds=idle,
+        busy_fraction=tokens / speed / seconds,
+        warmup_share=warmup * per_step / enough,
+        outer_steps_to_20=outer,
+        tokens_per_day=tokens * wishes.miners * per_day,
+        days_to_20=outer / per_day,
+        expected_loss=1.69 + 406.4 / count**0.34 + 410.7 / enough**0.28,
+        payload_bytes=payload,
+        up_bytes_per_day=payload * per_day,
+        down_bytes_per_day=payload * (wishes.miners + _reserve(wishes.miners)) * per_day,
+        disk_bytes=count * _disk_bytes(base),
+        why_fewer=_why_fewer(outer, seconds, count),
+    )
+    return Design(preset, expects)
+
+
+def architecture(wishes: Wishes, base: Model) -> Model:
+    """The shape whose matrices have about as many parameters as wished, or that is as deep as wished."""
+    best, least = None, math.inf
+    for width in WIDTHS:
+        inner = HEAD * round(8 * width / 3 / HEAD)
+        heads = width // HEAD
+        for groups in {1, 4} if heads % 4 == 0 else {1}:
+            layer = 2 * width * width * (1 + 1 / groups) + 3 * width * inner
+            depth = wishes.depth or max(1, round((wishes.parameters or 0) / layer))
+            count = depth * layer
+            if (groups == 4) != (count >= GROUPED_FROM):
+                continue
+            cost = 0.5 * abs(math.log(width / depth / _aspect(count)))
+            cost += 0.0 if wishes.parameters is None else abs(math.log(count / wishes.parameters))
+            if cost < least:
+                least, best = cost, (width, inner, depth, heads, heads // groups)
+    if best is None:
+        raise _refused("no architecture of these rules fits: choose other parameters or another depth")
+    width, inner, depth, heads, key_heads = best
+    shape = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": depth, "head_dim": HEAD}
+    return base.model_copy(update=shape | {"num_attention_heads": heads, "num_key_value_heads": key_heads})
+
+
+def busy_fractions(wishes: Wishes, base: HParams, made: Design) -> dict[str, float]:
+    """The share of a window in which each known device would train in this network, with as many to a miner."""
+    seconds = made.preset["windows"]["blocks_per_window"] * base.windows.block_seconds
+    peak, training = device_peak(wishes.device), seconds - made.expects.idle_seconds
+    return {name: min(1.0, peak / other) * training / seconds for name, other in PEAK_FLOPS.items()}
+
+
+def device_peak(name: str) -> float:
+    """The peak of a device of the table, FLOP/s; `bad_hparams` with the known names if it is not there."""
+    matches = [peak for known, peak in PEAK_FLOPS.items() if name.upper() in known.upper().split()]
+    if not matches:
+        raise _refused(f"the device {name!r} is not in the table: choose one of {', '.join(PEAK_FLOPS)}")
+    return max(matches)
+
+
+def _checked(wishes: Wishes) -> float:
+    given = [each for each in (wishes.parameters, wishes.depth, wishes.model) if each is not None]
+    if len(given) != 1:
+        raise _refused("give exactly one of parameters, depth, and a model to keep")
+    for name in ("miners", "devices", "uplink", "downlink", "parameters", "depth"):
+        value = getattr(wishes, name)
+        if value is not None and not 0 < value < math.inf:
+            raise _refused(f"{name} is {value}: it must be above 0")
+    return device_peak(wishes.device)
+
+
+def _windows(wishes: Wishes, base: HParams, count: int, payload: float) -> tuple[dict[str, Any], float]:
+    """The section of windows, and the seconds of a window in which the reference device does not train."""
+    old, peers = base.windows, wishes.miners + _reserve(wishes.miners)
+    up, down = payload * 8e-6 / wishes.uplink, payload * peers * 8e-6 / wishes.downlink
+    finish = FINISH_BYTES * count / DISK_BYTES_PER_SECOND
+    # A miner may wait up to half of the grace before it reveals (docs/protocol.md 3).
+    windows = {
+        "commit_guard_seconds": old.commit_guard_seconds,
+        "time_window_delta_seconds": math.ceil(2 * old.block_seconds + SPARE_TRANSFER * up),
+        "roster_slot_seconds": math.ceil(4 * POLL_SECONDS + SPARE_TRANSFER * down),
+        "train_margin_seconds": math.ceil(POLL_SECONDS + 2 * finish),
+    }
+    changed = old.model_copy(update=windows)
+    before = changed.settle_delay_seconds + changed.roster_slot_seconds  # training begins in the first slot
+    idle = before + finish + changed.train_margin_seconds + changed.commit_guard_seconds
+    least = max(idle / (1 - BUSY), 2.0 * changed.reserved_seconds)
+    return windows | {"blocks_per_window": math.ceil(least / old.block_seconds)}, idle
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a miner does in a window of so many blocks."""
+
+    blocks: int
+    batch: int  # sequences
+    steps: int
+
+    @property
+    def sequences(self) -> int:
+        return self.batch * self.steps
+
+
+def _work(wishes: Wishes, base: HParams, count: int, speed: float, *, idle: float, least_blocks: int) -> _Work:
+    """Batch and whole inner steps that fill the shortest window in which the device is busy enough."""
+    length, block = base.data.sequence_length, base.windows.block_seconds
+    wanted = BATCH_TOKENS * (count / BATCH_PARAMETERS) ** BATCH_POWER / wishes.miners
+    most = speed * (least_blocks * block - idle) / MAX_INNER_STEPS
+    sequences = max(1.0, wanted / length, most / length)
+    shares = sequences / SHARED
+    batch = SHARED * math.ceil(shares) if shares > 1 else int(2 ** math.ceil(math.log2(sequences)))
+    step_seconds, blocks = batch * length / speed, least_blocks
+    while (steps := int((blocks * block - idle) / step_seconds)) * step_seconds < BUSY * blocks * block:
+        blocks += 1
+    return _Work(blocks, batch, steps)
+
+
+def _bits_per_parameter(gradient: Gradient) -> float:
+    """Bits of a matrix's chunk: places at the logarithm of their number and 1.5 %, a sign each, and one scale."""
+    length, k = gradient.target_chunk**2, gradient.topk_compression
+    places = math.lgamma(length + 1) - math.lgamma(k + 1) - math.lgamma(length - k + 1)
+    return (1.015 * places / math.log(2) + k + 8) / length
+
+
+def _aspect(count: float) -> float:
+    (small, low), (large, high) = SMALL, LARGE
+    share = min(1.0, max(0.0, math.log(count / small) / math.log(large / small)))
+    return low * (high / low) ** share
+
+
+def _backup_seconds(wishes: Wishes, count: int) -> float:
+    """Seconds between two backups of a private state: four hours, or what takes a tenth of the uplink."""
+    return max(4 * 3600.0, 8e-6 * BACKUP_BYTES * count / (0.1 * wishes.uplink))
+
+
+def _reserve(miners: int) -> int:
+    return math.ceil(miners / 2)
+
+
+def _page_tokens(base: HParams) -> float:
+    if base.data.layout == "shards":
+        return base.data.samples_per_page * base.data.sequence_length
+    return PAGE_TOKENS * base.data.rows_per_page / 100
+
+
+def _disk_bytes(base: HParams) -> float:
+    """Bytes per parameter of snapshots, the genesis checkpoint and private states (docs/storage.md)."""
+    kept, often = base.storage.snapshots_kept, base.storage.snapshot_frequency
+    return 4 * (kept + 2) + 12 * (kept + often)
+
+
+def _why_fewer(outer: float, seconds: float, count: int) -> str:
+    if outer >= WANTED_OUTER_STEPS:
+        return ""
+    larger = count * math.sqrt(WANTED_OUTER_STEPS / outer)
+    return (
+        f"a window of {seconds:.0f} s keeps the devices busy, and they reach {ENOUGH} tokens per parameter after "
+        f"{outer:.3g} of them: {WANTED_OUTER_STEPS} outer steps would need {WANTED_OUTER_STEPS / outer:.3g} times the "
+        f"tokens, or a model of about {larger / 1e9:.2g} billion parameters"
+    )
+
+
+def _refused(why: str) -> PermanentError:
+    return PermanentError(Reason.BAD_HPARAMS, why)
