@@ -95,9 +95,12 @@ class Setup:
     held_out: Tensor  # shape (NUM_HELD_OUT, L), of documents that no worker trains on
 
     @classmethod
-    def of(cls, text: Text, *, seed: int, workers: int, windows: int) -> "Setup":
-        """Assign pages as the network does: two workers never share one, and none comes twice within a round."""
-        hparams = small_network(seed)
+    def of(cls, text: Text, *, seed: int, workers: int, windows: int, hparams: HParams | None = None) -> "Setup":
+        """Assign pages as the network does: two workers never share one, and none comes twice within a round.
+
+        The network is `small_network` unless another one is given.
+        """
+        hparams = hparams or small_network(seed)
         length, uids = hparams.data.sequence_length, tuple(range(workers))
         epoch = Epoch(f"seed {seed}", text.pages.num_pages)
         plan = SlotPlan(workers, hparams.data.pages_per_window)

@@ -1,0 +1,235 @@
+"""Small networks whose code, optimizer and rule of aggregation can be chosen: what `benchmarks.quality` compares.
+
+Each of a few workers takes inner steps on text of its own from the common parameters, or from a place that its error
+feedback names; what it learnt goes through a code with error feedback, and all take the same outer step (SparseLoCo,
+arXiv 2508.15706). The arithmetic is float32 throughout, on any device, so that rules can be tried that have no exact
+integers yet; a test holds the row of today's code to the project's own trainer, payloads and aggregate.
+"""
+
+import copy
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.pseudo_gradients import REFERENCE, Setup
+from templar.gradient.compress import top_k
+from templar.gradient.dct import from_chunks, to_chunks
+from templar.gradient.layout import TensorLayout
+from templar.training.loss import sequence_losses, token_losses
+from templar.training.model import build_model, named_parameters
+from templar.training.schedule import schedule_factor
+
+INDEX_OVERHEAD = 1.015  # what the wire format's places take over the logarithm of their number
+SCALE_BITS, LEVEL_BITS, FACTOR_BITS = 8, 8, 8
+HELD_OUT_BATCH = 64
+Code = Literal["dense", "sign", "values", "levels", "reference", "low rank"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One network: everything that a row of the table may choose."""
+
+    code: Code = "sign"
+    k: int = 64  # coefficients of a chunk; the rank for `low rank`
+    other_k: int | None = None  # of embedding and head; None for k
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = 0.004  # of AdamW
+    matrix_rate: float = 0.02  # of Muon, for the matrices
+    decay: float = 0.95  # of the error feedback
+    carry: float = 0.0  # share of the error feedback that training begins with
+    rule: Literal["contributors", "root", "all"] = "contributors"  # the sum is divided by their number, sqrt(R), R
+    outer_rate: float = 1.0
+    nesterov: float = 0.0  # momentum of the outer step
+    turned: bool = False  # negative control: the error feedback with the sign turned
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one network with one seed."""
+
+    losses: tuple[float, ...]  # held-out, nats per token, after each quarter of the windows
+    bits: float  # of a parameter, mean of all payloads
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than float32 the payloads are."""
+        return 32 / self.bits
+
+
+def learn(row: Row, setup: Setup, device: str = "cpu") -> Outcome:
+    """Train one network from its genesis parameters over all windows of a setup."""
+    net: nn.Module = build_model(setup.hparams.model)
+    net = net.to(device)
+    agreed = {name: param.detach().clone() for name, param in named_parameters(net)}
+    workers = [_Worker(row, setup, agreed) for _ in range(setup.num_workers)]
+    momentum = {name: torch.zeros_like(param) for name, param in agreed.items()}
+    num_windows, losses, bits = len(setup.sequences), list[float](), list[float]()
+    for window, shares in enumerate(setup.sequences):
+        # 1. Train, and publish.
+        published = [worker.publish(net, agreed, share, window) for worker, share in zip(workers, shares, strict=True)]
+        bits += [one.bits for one in published]
+        # 2. Aggregate, and take the outer step with Nesterov's momentum.
+        for name in agreed:
+            update = combine([one.received[name] for one in published], row.rule)
+            momentum[name] = row.nesterov * momentum[name] + update
+            agreed[name] -= row.outer_rate * (update + row.nesterov * momentum[name])
+        # 3. Look at text that nobody trains on.
+        if (window + 1) * 4 // num_windows > window * 4 // num_windows:
+            _load(net, agreed)
+            held_out = sequence_losses(net, setup.held_out.to(device), micro_batch_size=HELD_OUT_BATCH)
+            losses.append(statistics.fmean(held_out.tolist()))
+    return Outcome(tuple(losses), statistics.fmean(bits) / setup.layout.num_elements)
+
+
+@dataclass(frozen=True)
+class Published:
+    """One worker's part of a window, as its receivers read it."""
+
+    received: Mapping[str, Tensor]  # by parameter name
+    bits: float
+
+
+class _Worker:
+    """A worker's private state: optimizers and error feedback."""
+
+    def __init__(self, row: Row, setup: Setup, agreed: Mapping[str, Tensor]) -> None:
+        self._row, self._setup = row, setup
+        self._feedback = {name: torch.zeros_like(param) for name, param in agreed.items()}
+        self._optimizers: list[dict[str, object]] | None = None
+
+    def publish(self, net: nn.Module, agreed: Mapping[str, Tensor], sequences: Tensor, window: int) -> Published:
+        """Train on a window's sequences, and code what was learnt."""
+        row, received, bits = self._row, dict[str, Tensor](), 0.0
+        _load(net, {name: param - row.carry * self._feedback[name] for name, param in agreed.items()})
+        self._train(net, sequences, window)
+        layouts = {tensor.name: tensor for tensor in self._setup.layout.tensors}
+        for name, param in named_parameters(net):
+            kept = 0.0 if row.code == "dense" else row.decay - row.carry
+            wanted = kept * self._feedback[name] + (agreed[name] - param.detach())
+            received[name], size = code(row, wanted, layouts[name])
+            self._feedback[name] = (received[name] - wanted) if row.turned else (wanted - received[name])
+            bits += size
+        return Published(received, bits)
+
+    def _train(self, net: nn.Module, sequences: Tensor, window: int) -> None:
+        training, optimizers = self._setup.hparams.training, optimizers_of(self._row, net)
+        for optimizer, state in zip(optimizers, self._optimizers or (), strict=False):
+            optimizer.load_state_dict(copy.deepcopy(state))
+        peaks = [self._row.learning_rate, self._row.matrix_rate]
+        for step in range(training.inner_steps):
+            places = (step * training.batch_size + torch.arange(training.batch_size)) % len(sequences)
+            token_losses(net, sequences[places]).mean().backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_([param for _, param in named_parameters(net)], training.max_grad_norm)
+            factor = schedule_factor(training.schedule, window * training.inner_steps + step)
+            for optimizer, peak in zip(optimizers, peaks, strict=False):
+                optimizer.param_groups[0]["lr"] = peak * factor
+                optimizer.step()
+            net.zero_grad(set_to_none=True)
+        self._optimizers = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
+
+
+def optimizers_of(row: Row, net: nn.Module) -> list[torch.optim.Optimizer]:
+    """AdamW for all parameters, or for embedding, head and norms with torch's Muon for the matrices."""
+    params = dict(named_parameters(net))
+    matrices = [] if row.optimizer == "adamw" else [params[name] for name in params if is_matrix(name, params[name])]
+    known = {id(param) for param in matrices}
+    rest = [param for param in params.values() if id(param) not in known]
+    adamw = torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.1, foreach=True)
+    return [adamw, torch.optim.Muon(matrices, weight_decay=0.1)] if matrices else [adamw]
+
+
+def is_matrix(name: str, param: Tensor) -> bool:
+    """Whether a parameter is a matrix between hidden states: neither embedding nor head nor norm."""
+    return param.dim() == 2 and "embed" not in name and "lm_head" not in name
+
+
+def code(row: Row, wanted: Tensor, tensor: TensorLayout) -> tuple[Tensor, float]:
+    """What receivers read of a tensor, and how many bits it takes."""
+    if row.code == "dense":
+        return wanted.clone(), 32.0 * wanted.numel()
+    if row.code == "low rank" and is_matrix(tensor.name, wanted):
+        return _low_rank(wanted, row.k)
+    chunks = to_chunks(wanted, tensor)
+    count, length = chunks.shape
+    k = 64 if row.code == "low rank" else row.k
+    k = min(length, k if row.other_k is None or is_matrix(tensor.name, wanted) else row.other_k)
+    indices = top_k(chunks, k)
+    values, value_bits = _CODES["sign" if row.code == "low rank" else row.code](chunks.gather(1, indices), indices)
+    received = from_chunks(torch.zeros_like(chunks).scatter(1, indices, values), tensor)
+    return received, index_bits(length, k) * count + value_bits
+
+
+def index_bits(length: int, k: int) -> float:
+    """Bits that the places of k coefficients out of a chunk take: the logarithm of their number, and a little more."""
+    number = math.lgamma(length + 1) - math.lgamma(k + 1) - math.lgamma(length - k + 1)
+    return INDEX_OVERHEAD * number / math.log(2)
+
+
+def combine(received: list[Tensor], rule: str) -> Tensor:
+    """The update of a tensor: norms clipped at their lower median, then the sum over what the rule says."""
+    stack = torch.stack(received)
+    norms = stack.flatten(1).norm(dim=1)
+    positive = norms[norms > 0].sort().values
+    median = positive[(len(positive) - 1) // 2] if len(positive) else norms[0]
+    stack = stack * (median / (norms + 1e-30)).clamp(max=1).view(-1, *[1] * (stack.dim() - 1))
+    number = float(len(received))
+    divisors = (stack != 0).sum(0).clamp(min=1) if rule == "contributors" else torch.tensor(number)
+    total: Tensor = stack.sum(0)
+    return total / (divisors.sqrt() if rule == "root" else divisors)
+
+
+def _sign(values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
+    del indices
+    return values.sign() * values.abs().mean(1, keepdim=True), float(values.numel() + SCALE_BITS * len(values))
+
+
+def _values(values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
+    del indices
+    return values, float(8 * values.numel())
+
+
+def _two_levels(values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
+    """A sign and one of two scales of the chunk: the means of the magnitudes above and below their mean."""
+    del indices
+    sizes = values.abs()
+    large = sizes > sizes.mean(1, keepdim=True)
+    above, below = (
+        (sizes * part).sum(1, keepdim=True) / part.sum(1, keepdim=True).clamp(min=1) for part in (large, ~large)
+    )
+    return values.sign() * torch.where(large, above, below), float(2 * values.numel() + 2 * SCALE_BITS * len(values))
+
+
+def _reference(values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
+    """The value code of templar 2.1.3, with its indices of 12 bits in place of ours."""
+    read = REFERENCE.decode(REFERENCE.encode(indices, values))
+    length = 4096
+    return read, values.numel() * (LEVEL_BITS + 12) - index_bits(length, values.shape[1]) * len(values)
+
+
+_CODES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, float]]] = {
+    "sign": _sign,
+    "values": _values,
+    "levels": _two_levels,
+    "reference": _reference,
+}
+
+
+def _low_rank(wanted: Tensor, rank: int) -> tuple[Tensor, float]:
+    """The best approximation of a rank, with both factors in 8 bits."""
+    left, sizes, right = torch.linalg.svd(wanted, full_matrices=False)
+    roots = sizes[:rank].sqrt()
+    factors = [left[:, :rank] * roots, roots[:, None] * right[:rank]]
+    steps = [factor.abs().amax().clamp(min=1e-30) / 127 for factor in factors]
+    first, second = [(factor / step).round() * step for factor, step in zip(factors, steps, strict=True)]
+    return torch.mm(first, second), float(FACTOR_BITS * rank * sum(wanted.shape))
+
+
+def _load(net: nn.Module, params: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, param in named_parameters(net):
+            param.copy_(params[name])

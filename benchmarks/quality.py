@@ -1,0 +1,219 @@
+"""Measure what a network loses by its code, and which optimizer, rule of aggregation and error feedback lose least.
+
+    python -m benchmarks.quality [--quick] [--size SIZE] [--seeds N] [--windows N] [--device cuda] [--results FILE]
+
+Four workers train a small model on real text (`exchange_rules`), once for every row of the grid and every seed, on the
+same data. The table has the held-out loss after the last window in nats per token, mean and spread over the seeds, how
+far it is above the best dense exchange with AdamW, and how many times smaller than float32 the payloads are. With
+`--results` each network's outcome is appended to a file, and what the file has is not trained again.
+
+The last line is JSON: the gaps to that exchange of today's code (64 of 4096, error feedback 0.95) and of the best row
+that is as small, and what Muon gains over AdamW with dense payloads and with coded ones (negative: it loses).
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.command import command_line, finish
+from benchmarks.exchange_rules import Outcome, Row, learn
+from benchmarks.pseudo_gradients import Setup, embedded_text
+from templar.hparams import HParams, load_hparams
+
+NUM_WORKERS = 4
+SAME_BYTES = 0.99  # a row is as small as today's if its payloads are, to a per cent
+SIZES: dict[str, dict[str, dict[str, Any]]] = {
+    "0.25M": {"model": {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4}},
+    "3M": {"model": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6}},
+    "30M": {
+        "model": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 9, "num_attention_heads": 4},
+        "training": {"batch_size": 32, "micro_batch_size": 32},
+    },
+}
+
+DENSE, TODAY = Row(code="dense"), Row()
+LESS = replace(TODAY, decay=0.8)
+CARRIED = replace(LESS, carry=0.4)
+FAST = replace(CARRIED, learning_rate=0.008)
+MUON = replace(DENSE, optimizer="muon")
+GRID: dict[str, Row] = {
+    # 1. What the code costs.
+    **{f"dense, AdamW {rate}": replace(DENSE, learning_rate=rate) for rate in (0.002, 0.004, 0.006, 0.008)},
+    **{f"dense, Muon {rate}": replace(MUON, matrix_rate=rate) for rate in (0.01, 0.02, 0.04)},
+    "today's": TODAY,
+    "today's, rate 0.008": replace(TODAY, learning_rate=0.008),
+    "the reference's code": replace(TODAY, code="reference"),
+    # 2. Error feedback: its decay, and a share of it at the beginning of a training.
+    **{f"decay {decay}": replace(TODAY, decay=decay) for decay in (0.6, 0.8, 0.9)},
+    "decay 0.8, rate 0.008": replace(LESS, learning_rate=0.008),
+    **{
+        f"decay {decay}, carry {carry}": replace(TODAY, decay=decay, carry=carry)
+        for decay, carry in ((0.8, 0.2), (0.8, 0.4), (0.9, 0.3), (0.8, 0.8))
+    },
+    "decay 0.8, carry 0.4, rate 0.008": FAST,
+    "decay 0.9, carry 0.3, rate 0.008": replace(FAST, decay=0.9, carry=0.3),
+    "turned error feedback": replace(LESS, turned=True),
+    # 3. The code.
+    **{f"{k} of 4096": replace(FAST, k=k) for k in (32, 48, 128)},
+    "60, and 24 of embedding and head": replace(FAST, k=60, other_k=24),
+    "two levels": replace(FAST, code="levels"),
+    "values": replace(FAST, code="values"),
+    "rank 1 in 8 bits": replace(FAST, code="low rank", k=1),
+    # 4. Aggregation and outer step.
+    "sum / sqrt(R)": replace(FAST, rule="root"),
+    "sum / R": replace(FAST, rule="all"),
+    "outer rate 0.7": replace(FAST, outer_rate=0.7),
+    "outer Nesterov 0.5": replace(LESS, nesterov=0.5),
+    "outer Nesterov 0.8, rate 0.7": replace(LESS, nesterov=0.8, outer_rate=0.7),
+    # 5. Muon through the code.
+    **{
+        f"Muon {rate}, carry {carry}": replace(LESS, optimizer="muon", matrix_rate=rate, carry=carry)
+        for rate, carry in ((0.005, 0.4), (0.01, 0.4), (0.02, 0.4))
+    },
+    "Muon 0.01, sum / sqrt(R)": replace(LESS, optimizer="muon", matrix_rate=0.01, rule="root"),
+    "Muon 0.01, 128 of 4096, sum / sqrt(R)": replace(LESS, optimizer="muon", matrix_rate=0.01, rule="root", k=128),
+}
+QUICK = (
+    "dense, AdamW 0.004",
+    "today's",
+    "decay 0.8, carry 0.4, rate 0.008",
+    "dense, Muon 0.02",
+    "Muon 0.01, carry 0.4",
+)
+SHORT = (
+    "dense, AdamW 0.002",
+    "dense, AdamW 0.004",
+    "today's",
+    "decay 0.8",
+    "decay 0.8, carry 0.4",
+    "decay 0.8, carry 0.4, rate 0.008",
+)
+
+Outcomes = Mapping[str, Sequence[Outcome]]  # by name of the row, one for each seed
+
+
+def network(size: str, seed: int) -> HParams:
+    """The hyper-parameters of a size: short windows, and the chunks of large models."""
+    base: dict[str, dict[str, Any]] = {
+        "model": {"max_position_embeddings": 128, "initializer_seed": seed},
+        "data": {"sequence_length": 128, "pages_per_window": 1},
+        "training": {"inner_steps": 10, "batch_size": 8, "micro_batch_size": 8},
+        "gradient": {"target_chunk": 64, "topk_compression": 64},
+    }
+    for section, settings in SIZES[size].items():
+        base[section] |= settings
+    return load_hparams("local", overrides=base)
+
+
+def measure(
+    names: Sequence[str], size: str, *, seeds: int, windows: int, device: str, results: Path | None
+) -> dict[str, list[Outcome]]:
+    """Train the networks of these rows, seed by seed; those that the file has are read."""
+    known = dict(_read(results)) if results is not None and results.exists() else {}
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
+    with embedded_text() as text:
+        for seed in range(seeds):
+            hparams = network(size, seed)
+            setup = Setup.of(text, seed=seed, workers=NUM_WORKERS, windows=windows, hparams=hparams)
+            for name in track(names, description=f"seed {seed}", console=Console(stderr=True)):
+                key = json.dumps([size, seed, windows, asdict(GRID[name])], sort_keys=True)
+                if key not in known:
+                    known[key] = learn(GRID[name], setup, device)
+                    _append(results, name, key, known[key])
+                outcomes[name].append(known[key])
+    return outcomes
+
+
+def _read(path: Path) -> Iterator[tuple[str, Outcome]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        entry = json.loads(line)
+        yield json.dumps(entry["network"], sort_keys=True), Outcome(tuple(entry["losses"]), entry["bits"])
+
+
+def _append(path: Path | None, name: str, key: str, outcome: Outcome) -> None:
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"name": name, "network": json.loads(key), **asdict(outcome)}) + "\n")
+
+
+def mean_loss(outcomes: Sequence[Outcome]) -> float:
+    """The mean over the seeds of the loss after the last window."""
+    return statistics.fmean(one.losses[-1] for one in outcomes)
+
+
+def figures_of(outcomes: Outcomes) -> dict[str, Any]:
+    """The figures of the last line."""
+
+    def best(optimizer: str, *, dense: bool) -> str | None:
+        rows = [
+            name
+            for name, found in outcomes.items()
+            if GRID[name].optimizer == optimizer and (GRID[name].code == "dense") == dense
+            if dense or found[0].ratio >= smallest
+        ]
+        return min(rows, key=lambda name: mean_loss(outcomes[name]), default=None)
+
+    smallest = SAME_BYTES * outcomes["today's"][0].ratio
+    dense, coded = best("adamw", dense=True), best("adamw", dense=False)
+    if dense is None or coded is None:
+        raise ValueError("the rows have no dense exchange and no coded one")
+    floor = mean_loss(outcomes[dense])
+    figures = {
+        "gap_today": mean_loss(outcomes["today's"]) - floor,
+        "gap_best": mean_loss(outcomes[coded]) - floor,
+        "best": coded,
+        "dense": dense,
+    }
+    for name, is_dense, base in (("muon_dense_gain", True, dense), ("muon_coded_gain", False, coded)):
+        muon = best("muon", dense=is_dense)
+        figures[name] = None if muon is None else mean_loss(outcomes[base]) - mean_loss(outcomes[muon])
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
+
+
+def _print(outcomes: Outcomes, figures: Mapping[str, Any], size: str, windows: int) -> None:
+    floor = outcomes[figures["dense"]]
+    table = Table(title=f"{size} parameters, {NUM_WORKERS} workers, {windows} windows, {len(floor)} seeds")
+    table.add_column("network")
+    for column in ("times smaller", "held-out loss", "spread", "above dense, by seed"):
+        table.add_column(column, justify="right")
+    for name, found in outcomes.items():
+        last = [one.losses[-1] for one in found]
+        gaps = " ".join(f"{one - other.losses[-1]:+.3f}" for one, other in zip(last, floor, strict=True))
+        table.add_row(name, f"{found[0].ratio:.0f}", f"{mean_loss(found):.3f}", f"{max(last) - min(last):.3f}", gaps)
+    Console(width=140).print(table)
+
+
+def main() -> int:
+    """Parse the command line, measure, print."""
+    parser = command_line("quality", __doc__, quick="five rows, one seed, four windows")
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.add_argument("--size", choices=SIZES, default="0.25M", help="parameters of the model")
+    parser.add_argument("--seeds", type=int, default=3, help="networks of each row")
+    parser.add_argument("--windows", type=int, default=30, help="windows of each network")
+    parser.add_argument("--rows", choices=("all", "short"), default="all", help="`short`: what decides the presets")
+    parser.add_argument("--device", default="cpu", help="device of torch")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="outcomes so far, and where new ones are appended")
+    chosen = parser.parse_args()
+    names = QUICK if chosen.quick else SHORT if chosen.rows == "short" else tuple(GRID)
+    seeds, windows = (1, 4) if chosen.quick else (chosen.seeds, chosen.windows)
+    found = measure(names, chosen.size, seeds=seeds, windows=windows, device=chosen.device, results=chosen.results)
+    figures = figures_of(found)
+    _print(found, figures, chosen.size, windows)
+    is_halved = figures["gap_best"] <= figures["gap_today"] / 2
+    holds = chosen.quick or is_halved
+    return finish(figures | {"size": chosen.size, "seeds": seeds, "windows": windows, "holds": holds})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
