@@ -14,8 +14,8 @@ All figures are medians of pairs of measurements that follow each other. The dat
   of them than the raw client and the server together.
 - `first_batch_fraction`: time from opening the dataset to the first batch of a window, 16 sequences, on an empty disk,
   over that for the whole shard. Its bar is for the full size: the first batch does not get smaller with the shard.
-- `peak_mib`: the resident memory that streaming a window from the endpoint adds, and `mapped_mib`, the pages of the
-  shard's file in it, beside `setting_mib`, the limit of reading ahead and of the pages that stay mapped.
+- `peak_mib`: the resident memory that reading a window from the endpoint in batches adds, and `mapped_mib`, the pages
+  of the shard's file in it, beside `setting_mib`, the limit of the pages that stay mapped.
 
 The last line is JSON: these figures, those they are computed from, and whether every bar holds.
 """
@@ -52,7 +52,7 @@ class Sizes:
     packed_tokens: int = 10_000_000
     repetitions: int = 5  # of each pair
     window_bytes: int = 128 * MIB  # of the window whose memory is measured; half of the shard at most
-    setting: int = 32 * MIB  # bytes that may be read ahead
+    setting: int = 32 * MIB  # bytes of the shard that may stay mapped
 
 
 FULL = Sizes()

@@ -70,11 +70,11 @@ def packing_ratio(num_tokens: int, repetitions: int) -> float:
 def reading(shard: Shard, repetitions: int) -> Reading:
     """Rates of reading a shard that is on the disk and verified; medians of pairs, each with cold caches."""
     random = np.random.default_rng(2)
-    count = min(READ_SAMPLES, shard.num_samples // 2)
-    out: NDArray[Any] = np.zeros((count, shard.sequence_length), shard.dtype)
+    count = min(READ_SAMPLES, shard.manifest.num_samples // 2)
+    out: NDArray[Any] = np.zeros((count, shard.manifest.sequence_length), shard.manifest.dtype)
     source, other = np.ones_like(out), np.zeros(2**23)
     copy = partial(np.copyto, out, source)
-    chosen = random.permutation(shard.num_samples)
+    chosen = random.permutation(shard.manifest.num_samples)
     first = []
     copy()
     for start in range(0, len(chosen) - count + 1, count)[:repetitions]:  # each sample once

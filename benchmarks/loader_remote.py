@@ -5,7 +5,6 @@ import multiprocessing
 import statistics
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,14 +15,12 @@ from urllib.parse import urlsplit
 
 from benchmarks.loader_local import seconds
 from benchmarks.loader_shard import BUCKET, Endpoint, window_order
-from templar.data.loader import WindowStream
 from templar.data.shards.block_file import Transfer
 from templar.data.shards.manifest import ShardManifest
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 
 BATCH_SIZE = 16  # sequences of the first batch: as in the preset `local`; micro-batches of the others have fewer
-PAUSE_SECONDS = 3.0  # pause of the measured window, so that as much is read ahead as allowed
 _BUFFER_BYTES = 1 << 18
 
 
@@ -38,9 +35,9 @@ class Rates:
 
 @dataclass(frozen=True)
 class Memory:
-    """The bytes that streaming a window adds to a process."""
+    """The bytes that reading a window in batches adds to a process."""
 
-    peak: int  # most resident bytes, less those before the stream
+    peak: int  # most resident bytes, less those before
     mapped: int  # those of them that are pages of the shard's file, which the kernel takes back when it needs them
 
 
@@ -135,31 +132,28 @@ def first_batch(endpoint: Endpoint, folder: Path, num_pages: int, repetitions: i
 
 
 def memory(endpoint: Endpoint, folder: Path, *, num_pages: int, setting: int) -> Memory:
-    """The memory that streaming a window adds to a fresh process, with `setting` bytes to read ahead."""
+    """The memory that reading a window adds to a fresh process, of which `setting` bytes may stay mapped."""
     context = multiprocessing.get_context("spawn")
     with empty_folder(folder) as path, ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_stream, endpoint, path, num_pages, setting).result()
+        return pool.submit(_read_window, endpoint, path, num_pages, setting).result()
 
 
 def _read_batch(endpoint: Endpoint, folder: Path, num_pages: int) -> None:
     shard = endpoint.open(folder)
-    next(WindowStream(shard, window_order(shard.num_samples, num_pages), BATCH_SIZE))
+    shard.read(window_order(shard.manifest.num_samples, num_pages)[:BATCH_SIZE])
 
 
 def _download(endpoint: Endpoint, folder: Path) -> None:
     endpoint.open(folder).download()
 
 
-def _stream(endpoint: Endpoint, folder: Path, num_pages: int, setting: int) -> Memory:
+def _read_window(endpoint: Endpoint, folder: Path, num_pages: int, setting: int) -> Memory:
     shard = endpoint.open(folder, Transfer(mapped_bytes=setting))
-    order = window_order(shard.num_samples, num_pages)
+    order = window_order(shard.manifest.num_samples, num_pages)
     before, mapped_before = _status("VmRSS"), _status("RssFile")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins here
-    with WindowStream(shard, order, BATCH_SIZE, prefetch_bytes=setting) as stream:
-        next(stream)
-        time.sleep(PAUSE_SECONDS)
-        for _ in stream:
-            pass
+    for start in range(0, len(order), BATCH_SIZE):
+        shard.read(order[start : start + BATCH_SIZE])
     return Memory(_status("VmHWM") - before, _status("RssFile") - mapped_before)
 
 

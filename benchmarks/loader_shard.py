@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment
-from templar.data.loader import sample_order
+from templar.data.sampling import sample_order
 from templar.data.shards.block_file import Transfer
 from templar.data.shards.manifest import INDEX_FILE, ShardIndex
 from templar.data.shards.shard_dataset import Shard, ShardedDataset

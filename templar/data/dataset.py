@@ -13,12 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.data.assignment import Assignment
-from templar.data.loader import sample_order
 from templar.data.pages.metadata import HELD_OUT_SPLIT
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.permutation import Permutation
 from templar.data.replicas import EndpointReport
-from templar.data.sampling import HELD_OUT_DOMAIN, held_out_sequences, page_sequences, too_few_held_out
+from templar.data.sampling import (
+    HELD_OUT_DOMAIN,
+    held_out_sequences,
+    page_sequences,
+    sample_order,
+    too_few_held_out,
+)
 from templar.data.shards.block_file import Transfer
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.tokenizer import Tokenizer
@@ -248,7 +253,7 @@ class ShardedTraining:
         return self.shards.num_samples(self._number(position)) // self._samples_per_page
 
     def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
-        """The samples of an assignment, in training order (see `templar.data.loader`)."""
+        """The samples of an assignment, in training order (see `sample_order`)."""
         shard, size = self.shards.shard(self._number(position)), self._samples_per_page
         name = shard.manifest.tokens.name
         origins = tuple(PageOrigin(unit, name, unit * size, size, None) for unit in assignment.units)

@@ -25,6 +25,23 @@ HELD_OUT_DOMAIN = "templar.samples.held_out"
 _Token = TypeVar("_Token", bound=np.integer)
 
 
+def sample_order(assignment: Assignment, samples_per_page: int) -> NDArray[np.int64]:
+    """The samples of one miner's window, in the order in which it trains on them.
+
+    The units of the assignment are pages of one shard.
+
+    Returns:
+        Numbers of samples, shape (n,); n is 0 if nothing was assigned.
+    """
+    # 1. Page p is the samples p * samples_per_page up to (p + 1) * samples_per_page; pages in the assignment's order.
+    pages = np.array(assignment.units, dtype=np.int64)
+    samples = (pages[:, None] * samples_per_page + np.arange(samples_per_page)).ravel()
+    if not len(samples):
+        return samples
+    # 2. Shuffle them by the assignment's digest, as `page_sequences` does.
+    return samples[Permutation(len(samples), ORDER_DOMAIN, assignment.digest).elements()]
+
+
 @shared(
     lambda pages, tokenizer, assignment, sequence_length: (
         tuple(text for page in pages for text in page.texts),

@@ -5,10 +5,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from templar.data.assignment import Epoch, SlotPlan, assign
+from templar.data.assignment import Assignment, Epoch, SlotPlan, assign
 from templar.data.corpus import collect_documents
 from templar.data.pages.page_dataset import PageDataset
-from templar.data.sampling import held_out_sequences, pack, pack_flat, page_sequences, unigram_entropy
+from templar.data.permutation import Permutation
+from templar.data.sampling import (
+    held_out_sequences,
+    pack,
+    pack_flat,
+    page_sequences,
+    sample_order,
+    unigram_entropy,
+)
 from templar.data.tokenizer import load_tokenizer
 from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason
@@ -69,6 +77,14 @@ def test_wrong_offsets_and_an_end_token_outside_the_type_are_refused():
     for eos_id in (-1, 2**16):
         with pytest.raises(ValueError, match="uint16"):
             pack_flat(np.zeros(3, dtype=np.uint16), np.array([0, 3]), 2, eos_id)
+
+
+def test_the_samples_of_the_assigned_pages_come_in_the_order_of_the_digest():
+    assignment = Assignment(window=5, uid=2, units=(11, 3, 17), digest="ab" * 32)
+    natural = [unit * 8 + number for unit in assignment.units for number in range(8)]
+    order = Permutation(24, "templar.samples.order", assignment.digest)
+    assert sample_order(assignment, 8).tolist() == [natural[order.at(position)] for position in range(24)]
+    assert sample_order(Assignment(1, 2, (), "00"), 8).shape == (0,)
 
 
 LENGTH = 32

@@ -61,21 +61,6 @@ class Shard:
         self._samples = tokens.reshape(manifest.num_samples, manifest.sequence_length)
 
     @property
-    def num_samples(self) -> int:
-        """Samples in the shard."""
-        return self.manifest.num_samples
-
-    @property
-    def sequence_length(self) -> int:
-        """Tokens per sample."""
-        return self.manifest.sequence_length
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of a token."""
-        return self._samples.dtype
-
-    @property
     def is_gone(self) -> bool:
         """Whether it was closed, or its tokens were deleted: then they can be read, but fetched blocks are not kept."""
         return self._tokens.is_gone
@@ -92,8 +77,9 @@ class Shard:
             ValueError: There is no such sample.
             TemplarError: As in `BlockFile.require`.
         """
-        if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < self.num_samples:
-            raise ValueError(f"samples must lie in 0..{self.num_samples - 1}")
+        num_samples = self.manifest.num_samples
+        if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < num_samples:
+            raise ValueError(f"samples must lie in 0..{num_samples - 1}")
         # 1. Fetch and verify the blocks that hold the samples.
         blocks = self._blocks_of(indices)
         self._tokens.require(blocks)
