@@ -19,7 +19,7 @@ from templar.data.sampling import sample_order
 from templar.data.shards.block_file import Transfer
 from templar.data.shards.manifest import INDEX_FILE, ShardIndex
 from templar.data.shards.shard_dataset import Shard, ShardedDataset
-from templar.data.shards.shard_writer import write_split
+from templar.data.shards.shard_writer import ShardLayout, write_split
 from templar.store.s3 import S3Store
 
 SEQUENCE_LENGTH = 2048
@@ -58,9 +58,7 @@ def write_dataset(bucket: Path, num_samples: int) -> None:
         for start in range(0, num_samples, PIECE_SAMPLES)
     )
     bucket.mkdir()
-    entries = write_split(
-        bucket, "train", pieces, dtype="uint16", sequence_length=SEQUENCE_LENGTH, samples_per_shard=num_samples
-    )
+    entries = write_split(bucket, "train", pieces, ShardLayout("uint16", SEQUENCE_LENGTH, num_samples))
     index = ShardIndex(
         version=1, dtype="uint16", sequence_length=SEQUENCE_LENGTH, tokenizer="0" * 64, splits={"train": entries}
     )

@@ -41,7 +41,7 @@ class TestKnownAnswers:
 
     def test_a_shard(self, tmp_path):
         samples = np.arange(8, dtype=np.int32).reshape(1, 8)
-        (entry,) = write_split(tmp_path, "train", [samples], dtype="uint16", sequence_length=8, samples_per_shard=4)
+        (entry,) = write_split(tmp_path, "train", [samples], ShardLayout("uint16", 8, 4))
         files = contents(tmp_path)
         assert sorted(files) == ["sample_ids_000000.bin", "train_000000.json", "train_000000.npy"]
         header = b"\x93NUMPY\x01\x00v\x00{'descr': '<u2', 'fortran_order': False, 'shape': (8,), }"
@@ -66,8 +66,7 @@ def test_every_byte_is_in_a_hashed_block_and_numpy_reads_it(
     root = tmp_path_factory.mktemp("shards")
     samples = numbered_samples(sum(sizes), length) + (0 if dtype == "uint16" else 10**6)
     pieces = np.split(samples, np.cumsum(sizes)[:-1]) if sizes else []
-    kwargs: dict[str, Any] = {"dtype": dtype, "sequence_length": length, "block_bytes": block_bytes}
-    entries = write_split(root, "train", pieces, samples_per_shard=samples_per_shard, **kwargs)
+    entries = write_split(root, "train", pieces, ShardLayout(dtype, length, samples_per_shard, block_bytes))
     left = range(len(samples), 0, -samples_per_shard)
     assert [entry.num_samples for entry in entries] == [min(samples_per_shard, rest) for rest in left]
     assert len(contents(root)) == 3 * len(entries)
@@ -102,7 +101,7 @@ def test_a_failed_source_leaves_no_half_shard(tmp_path):
         raise KeyError("source")
 
     with pytest.raises(KeyError):
-        write_split(tmp_path, "train", broken(), dtype="uint16", sequence_length=4, samples_per_shard=2)
+        write_split(tmp_path, "train", broken(), ShardLayout("uint16", 4, 2))
     assert sorted(contents(tmp_path)) == ["sample_ids_000000.bin", "train_000000.json", "train_000000.npy"]
 
 

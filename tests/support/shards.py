@@ -11,7 +11,7 @@ from templar.canonical import sha256_hex
 from templar.data.shards.block_file import NAMES_LOCK
 from templar.data.shards.manifest import INDEX_FILE, ShardIndex
 from templar.data.shards.rotation import LOCK_FILE
-from templar.data.shards.shard_writer import write_split
+from templar.data.shards.shard_writer import ShardLayout, write_split
 
 PREFIX = "dataset"
 TOKENIZER = "0" * 64
@@ -59,9 +59,8 @@ def write_shards(
         "train": generated(num_samples, length, dtype, seed),
         "held_out": generated(num_held_out, length, dtype),
     }
-    layout: dict[str, Any] = {"dtype": dtype, "sequence_length": length, "samples_per_shard": samples_per_shard}
-    layout["block_bytes"] = block_bytes
-    entries = {split: write_split(root, split, [samples], **layout) for split, samples in splits.items()}
+    layout = ShardLayout(dtype, length, samples_per_shard, block_bytes)
+    entries = {split: write_split(root, split, [samples], layout) for split, samples in splits.items()}
     index = ShardIndex(version=1, dtype=dtype, sequence_length=length, tokenizer=TOKENIZER, splits=entries)
     (root / INDEX_FILE).write_bytes(index.canonical())
     files = {path.name: path.read_bytes() for path in sorted(root.iterdir())}

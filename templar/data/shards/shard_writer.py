@@ -9,7 +9,7 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -93,90 +93,27 @@ class ShardLayout:
         return self.block_bytes or block_bytes_for(8 * self.samples_per_shard)
 
 
-class BlockedWriter:
-    """Writes a file under a temporary name and hashes its blocks on the way.
+class ShardWriter:
+    """Writes one shard, from its first sample to its last; as a context manager it removes an unfinished one.
 
     Raises:
         TransientError, PermanentError: `local_file`, here and in every method.
     """
 
-    def __init__(self, path: Path, block_bytes: int) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.partial")
-        self._block_bytes = block_bytes
-        self._size = 0
-        self._blocks: list[str] = []
-        self._block = hashlib.sha256()
-        with local_file(path):
-            self._file = self._temporary.open("w+b")
-
-    def write(self, data: bytes) -> None:
-        """Append bytes."""
-        rest = memoryview(data)
-        while rest:
-            piece = rest[: self._block_bytes - self._size % self._block_bytes]
-            self._block.update(piece)
-            with local_file(self._path):
-                self._file.write(piece)
-            self._size += len(piece)
-            if self._size % self._block_bytes == 0:
-                self._end_block()
-            rest = rest[len(piece) :]
-
-    def finish(self, head: bytes = b"") -> BlockedFile:
-        """Overwrite the beginning of the file with `head`, if there is one, and give the file its name."""
-        if self._size % self._block_bytes:
-            self._end_block()
-        with local_file(self._path):
-            if head:
-                self._file.seek(0)
-                self._file.write(head)
-                self._file.seek(0)
-                self._blocks[0] = self._hash(min(self._block_bytes, self._size))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._temporary.replace(self._path)
-        return BlockedFile(
-            name=self._path.name, size=self._size, block_bytes=self._block_bytes, blocks=tuple(self._blocks)
-        )
-
-    def abandon(self) -> None:
-        """Remove the file; without effect after `finish`."""
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
-
-    def _end_block(self) -> None:
-        self._blocks.append(self._block.hexdigest())
-        self._block = hashlib.sha256()
-
-    def _hash(self, length: int) -> str:
-        digest = hashlib.sha256()
-        while length:
-            piece = self._file.read(min(length, 2**20))
-            digest.update(piece)
-            length -= len(piece)
-        return digest.hexdigest()
-
-
-class ShardWriter:
-    """Writes one shard, from its first sample to its last; as a context manager it removes an unfinished one."""
-
     def __init__(self, root: Path, split: str, index: int, layout: ShardLayout) -> None:
         self.num_samples = 0
         self._root, self._split, self._index, self._layout = root, split, index, layout
-        self._tokens = BlockedWriter(root / tokens_file(split, index), layout.tokens_block_bytes)
-        self._tokens.write(npy_header(layout.dtype, 0))
-        self._ids = (
-            BlockedWriter(root / sample_ids_file(index), layout.ids_block_bytes) if split == TRAIN_SPLIT else None
-        )
+        self._path = root / tokens_file(split, index)
+        self._temporary = self._path.with_name(f".{self._path.name}.partial")
+        with local_file(self._path):
+            self._file = self._temporary.open("wb")
+            self._file.write(npy_header(layout.dtype, 0))
 
     def write(self, samples: NDArray[np.integer]) -> None:
         """Append samples of shape (n, sequence_length).
 
         Raises:
             ValueError: The samples have another shape, do not fit the type of a token, or are more than a shard takes.
-            TransientError, PermanentError: `local_file`.
         """
         layout = self._layout
         if samples.ndim != 2 or samples.shape[1] != layout.sequence_length:
@@ -185,42 +122,26 @@ class ShardWriter:
             raise ValueError(f"a shard takes {layout.samples_per_shard} samples, not {self.num_samples + len(samples)}")
         if len(samples) and not 0 <= samples.min() <= samples.max() <= np.iinfo(layout.dtype).max:
             raise ValueError(f"a token is {samples.min()} or {samples.max()}, which {layout.dtype} does not hold")
-        self._tokens.write(np.ascontiguousarray(samples, stored_type(layout.dtype)).tobytes())
-        if self._ids is not None:
-            self._ids.write(sample_ids(samples).tobytes())
+        with local_file(self._path):
+            self._file.write(np.ascontiguousarray(samples, stored_type(layout.dtype)).data)
         self.num_samples += len(samples)
 
     def finish(self) -> ShardEntry:
-        """Give the files their names, write the manifest last, and return the shard's entry in the index.
-
-        Raises:
-            ValueError: The shard has no sample.
-            TransientError, PermanentError: `local_file`.
-        """
-        layout = self._layout
-        if not self.num_samples:
-            raise ValueError("a shard needs one sample at least")
-        header = npy_header(layout.dtype, self.num_samples * layout.sequence_length)
-        manifest = ShardManifest(
-            version=1,
-            split=self._split,
-            index=self._index,
-            dtype=layout.dtype,
-            sequence_length=layout.sequence_length,
-            num_samples=self.num_samples,
-            data_offset=HEADER_BYTES,
-            tokens=self._tokens.finish(header),
-            sample_ids=None if self._ids is None else self._ids.finish(),
-        )
-        return _write_manifest(self._root, manifest)
+        """Give the file of tokens its name, and describe the shard; errors as in `describe_shard`."""
+        with local_file(self._path):
+            self._file.seek(0)
+            self._file.write(npy_header(self._layout.dtype, self.num_samples * self._layout.sequence_length))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._temporary.replace(self._path)
+        return describe_shard(self._root, self._split, self._index, self._layout)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tokens.abandon()
-        if self._ids is not None:
-            self._ids.abandon()
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
 
 
 def describe_shard(
@@ -233,7 +154,7 @@ def describe_shard(
     check: Callable[[], None] = lambda: None,
     inspect: Callable[[NDArray[Any]], None] = lambda samples: None,
 ) -> ShardEntry:
-    """Hash a shard whose file of tokens is in `root`, and write its sample ids and its manifest.
+    """Hash a shard whose file of tokens is in `root`, write its sample ids, and its manifest last; its index entry.
 
     Args:
         root: The dataset's folder.
@@ -248,7 +169,7 @@ def describe_shard(
         ValueError: The file does not hold whole samples, one at least.
         TransientError, PermanentError: `local_file`.
     """
-    path = root / tokens_file(split, index)
+    path, ids_path = root / tokens_file(split, index), root / sample_ids_file(index)
     sample_bytes = layout.sequence_length * np.dtype(layout.dtype).itemsize
     with local_file(path):
         size = path.stat().st_size
@@ -256,20 +177,15 @@ def describe_shard(
     if num_samples < 1 or rest:
         raise ValueError(f"{path}: {size - data_offset} bytes are not whole samples of {sample_bytes} bytes")
     # 1. Hash the blocks.
-    tokens = _hashed_blocks(path, layout.tokens_block_bytes, check)
+    tokens, ids = _hashed_blocks(path, layout.tokens_block_bytes, check), None
     # 2. Write an id per sample.
-    ids = BlockedWriter(root / sample_ids_file(index), layout.ids_block_bytes) if split == TRAIN_SPLIT else None
-    described_ids = None
-    try:
-        if ids is not None:
+    if split == TRAIN_SPLIT:
+        with replacing(ids_path, durable=True) as file:
             for samples in read_samples(path, data_offset, layout):
                 check()
                 inspect(samples)
-                ids.write(sample_ids(samples).tobytes())
-            described_ids = ids.finish()
-    finally:
-        if ids is not None:
-            ids.abandon()
+                file.write(sample_ids(samples).data)
+        ids = _hashed_blocks(ids_path, layout.ids_block_bytes, check)
     # 3. Write the manifest.
     manifest = ShardManifest(
         version=1,
@@ -280,16 +196,12 @@ def describe_shard(
         num_samples=num_samples,
         data_offset=data_offset,
         tokens=tokens,
-        sample_ids=described_ids,
+        sample_ids=ids,
     )
-    return _write_manifest(root, manifest)
-
-
-def _write_manifest(root: Path, manifest: ShardManifest) -> ShardEntry:
     data = manifest.canonical()
-    with replacing(root / manifest_file(manifest.split, manifest.index), durable=True) as file:
+    with replacing(root / manifest_file(split, index), durable=True) as file:
         file.write(data)
-    return ShardEntry(num_samples=manifest.num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
+    return ShardEntry(num_samples=num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
 
 
 def _hashed_blocks(path: Path, block_bytes: int, check: Callable[[], None]) -> BlockedFile:
@@ -361,7 +273,7 @@ def build_shards(
         members = [each for (_, name), chosen in splits.items() if name == split for each in chosen]
         members.sort(key=lambda document: order_key(document.source, document.name))
         samples = packed(encode_all((document.text for document in members), tokenizer), sequence_length)
-        entries[split] = write_split(partial, split, samples, **asdict(layout))
+        entries[split] = write_split(partial, split, samples, layout)
     # 3. Describe them, and give the folder its name.
     index = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer)
     partial.rename(root)
@@ -369,29 +281,17 @@ def build_shards(
 
 
 def write_split(
-    root: Path,
-    split: str,
-    samples: Iterable[NDArray[np.integer]],
-    *,
-    dtype: TokenType,
-    sequence_length: int,
-    samples_per_shard: int,
-    block_bytes: int | None = None,
+    root: Path, split: str, samples: Iterable[NDArray[np.integer]], layout: ShardLayout
 ) -> tuple[ShardEntry, ...]:
-    """Write the shards of a split into the dataset's folder, which exists; the numbers are those of `ShardLayout`.
+    """Write the shards of a split into the dataset's folder, which exists; errors as in `ShardWriter`.
 
     `samples` are tokens in pieces of shape (n, sequence_length) with any n.
 
     Returns:
         The shards' entries in the index; none if there are no samples.
-
-    Raises:
-        ValueError: As in `ShardLayout` and `ShardWriter.write`.
-        TransientError, PermanentError: `local_file`.
     """
-    layout = ShardLayout(dtype, sequence_length, samples_per_shard, block_bytes)
     entries: list[ShardEntry] = []
-    pieces = _cut(samples, samples_per_shard)
+    pieces = _cut(samples, layout.samples_per_shard)
     for index, members in itertools.groupby(pieces, key=lambda piece: piece[0]):
         with ShardWriter(root, split, index, layout) as writer:
             for _, piece in members:
