@@ -121,6 +121,13 @@ def write_all(file: int, data: bytes) -> None:
             written += os.write(file, rest[written:])
 
 
+def write_at(file: int, data: memoryview, start: int) -> None:
+    """Write all of `data` from an offset of a file descriptor on."""
+    while data:
+        written = os.pwrite(file, data, start)
+        data, start = data[written:], start + written
+
+
 def copy_blocks(source: BinaryIO, path: Path, file: int) -> None:
     """Copy an open local file, which is at `path`, to a file descriptor.
 

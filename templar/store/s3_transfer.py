@@ -27,7 +27,7 @@ from urllib3.exceptions import HTTPError
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
 from templar.store.deadline import check_deadline, in_parallel
-from templar.store.files import local_file, locked
+from templar.store.files import local_file, locked, write_at
 from templar.store.s3_protocol import S3Settings
 from templar.traffic import TRAFFIC, report_moved
 
@@ -175,18 +175,12 @@ def _fill(partial: Path, size: int, *, settings: S3Settings, read: Callable[[int
             data = memoryview(bytearray(min(part_bytes, size - start)))
             read(start, data)
             with local_file(partial):
-                _write(file.fileno(), data, start)
-                _write(file.fileno(), memoryview(READY), size + part)
+                write_at(file.fileno(), data, start)
+                write_at(file.fileno(), memoryview(READY), size + part)
             report_moved(len(data))
 
         missing = [part for part in range(num_parts) if ready[part : part + 1] != READY]
         in_parallel(fetch, missing, settings.concurrency)
-
-
-def _write(file: int, data: memoryview, start: int) -> None:
-    while data:
-        written = os.pwrite(file, data, start)
-        data, start = data[written:], start + written
 
 
 def put_object(client: Any, bucket: str, key: str, data: bytes, **conditions: str) -> None:

@@ -35,7 +35,7 @@ class Origin:
         self.requests: list[tuple[int, int]] = []  # (start, length)
         self.before: Callable[[int], None] = lambda start: None  # before each answer; what it raises is the answer
 
-    def __call__(self, name, start, buffer, *, check):
+    def __call__(self, name, start, buffer, check):
         assert name == NAME
         self.requests.append((start, len(buffer)))
         self.before(start)
@@ -218,7 +218,7 @@ class TestNames:
 
 class TestDisk:
     @pytest.mark.parametrize(
-        "call", [lambda file: file.require(ALL), lambda file: file.store()], ids=["read", "download"]
+        "call", [lambda file: file.require(ALL), lambda file: file.store(int)], ids=["read", "download"]
     )
     def test_a_full_disk_has_its_reason_and_a_later_call_completes(self, tmp_path, monkeypatch, call):
         write, room = os.pwrite, [3 * BLOCK + 10]
@@ -292,7 +292,7 @@ class TestPastTheCache:
         file, origin = self.opened(tmp_path)
         view = file.map()
         before = view[:]  # holes, now in the cache
-        file.store()
+        file.store(int)
         fetched = len(origin.requests)
         file.require(np.arange(5))
         assert len(origin.requests) == fetched
@@ -303,7 +303,7 @@ class TestPastTheCache:
 
     def test_a_block_that_was_not_written_is_fetched_again_before_a_read(self, tmp_path):
         file, origin = self.opened(tmp_path)
-        file.store()
+        file.store(int)
         with partial_of(file.path).open("r+b") as disk:
             disk.seek(8192 + 10)
             disk.write(b"x")

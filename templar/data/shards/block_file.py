@@ -23,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,19 +30,15 @@ from numpy.typing import NDArray
 from templar.data.shards.manifest import BlockedFile
 from templar.errors import Reason, TransientError
 from templar.interrupt import check_stop
-from templar.store.files import NO_SPACE, local_file, locked, sync
+from templar.store.files import NO_SPACE, local_file, locked, sync, write_at
 
 PARTIAL_SUFFIX = ".partial"
 NAMES_LOCK = ".names.lock"
 PAGE = mmap.PAGESIZE
 
 
-class Fetch(Protocol):
-    """Reads a range of an object."""
-
-    def __call__(self, name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
-        """Fill a buffer from offset `start` on with bytes in which `check` finds no problem."""
-        ...
+# Fills a buffer from an offset of an object of that name with bytes in which the last argument finds no problem.
+Fetch = Callable[[str, int, memoryview, Callable[[], str | None]], None]
 
 
 @dataclass(frozen=True)
@@ -67,166 +62,6 @@ class Transfer:
     def threads(self) -> int:
         """Requests at the same time."""
         return self.workers or min(16, 4 * (os.cpu_count() or 1))
-
-
-class BlockFile:
-    """One file, partly or wholly on the disk. Safe under threads, and beside other processes with the same file.
-
-    `fetch` gives the blocks that are missing. The folder is made if it is not there.
-
-    Raises:
-        TemplarError: `local_file`, `disk_full`.
-    """
-
-    def __init__(self, described: BlockedFile, folder: Path, fetch: Fetch, transfer: Transfer) -> None:
-        self.described = described
-        self.path = folder / described.name
-        self._file = SparseFile(self.path, described.size)
-        self._fetch = fetch
-        self._transfer = transfer
-        self._changed = threading.Condition()
-        self._busy: set[int] = set()
-        self._stored: NDArray[np.bool_] = np.zeros(len(described.blocks), dtype=np.bool_)
-        self._readable = self._stored.copy()
-
-    @property
-    def num_stored(self) -> int:
-        """Bytes of the blocks on the disk that are known to be right."""
-        described = self.described
-        missing = len(described.blocks) * described.block_bytes - described.size  # the last block may be shorter
-        return int(self._stored.sum()) * described.block_bytes - missing * int(self._stored[-1])
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it was closed, or the file was deleted: then its content is lost when it is closed."""
-        return self._file.is_gone
-
-    def require(self, blocks: NDArray[np.integer]) -> None:
-        """Fetch those of some blocks that are missing or wrong, so that the file's memory (`map`) can be read.
-
-        `blocks` are rising numbers, each once. On failure the blocks that are right stay; a later call resumes.
-
-        Raises:
-            StoppedError: The host asked the process to stop.
-            TransientError: `disk_full`; no store could be read; or `dataset_malformed`, all have other bytes there.
-            PermanentError: `object_missing`, `access_denied`, ....
-        """
-        self._ensure(blocks, self._readable, lambda num_bytes: None)
-
-    def store(self, on_progress: Callable[[int], None] = lambda num_bytes: None) -> None:
-        """Fetch every block that is missing or wrong.
-
-        Several threads call `on_progress`, with the bytes of each part when it is right.
-
-        Raises:
-            TemplarError: As in `require`; a later call resumes.
-        """
-        self._ensure(np.arange(len(self.described.blocks)), self._stored, on_progress)
-
-    def finish(self) -> None:
-        """Give the file its final name once every block is right; a second call changes nothing.
-
-        Raises:
-            TransientError: `local_file`; the file was deleted meanwhile.
-        """
-        if not self._stored.all():
-            raise ValueError(f"{self.path.name}: it is not complete")
-        self._file.finish()
-
-    def map(self) -> mmap.mmap:
-        """The file as memory, for reading what was required; it outlives `close`, the final name and deletion."""
-        return self._file.map()
-
-    def close(self) -> None:
-        """Close the file; otherwise it is closed when the last reference to this object goes."""
-        self._file.close()
-
-    def _ensure(
-        self, blocks: NDArray[np.integer], known: NDArray[np.bool_], on_progress: Callable[[int], None]
-    ) -> None:
-        """Fetch those of some blocks that are not known to be right; no two threads fetch the same one."""
-        while (wanted := blocks[~known[blocks]]).size:
-            with self._changed:
-                mine = [int(block) for block in wanted if not known[block] and int(block) not in self._busy]
-                self._busy.update(mine)
-                if not mine:  # other threads fetch them; if they fail, this one does
-                    self._changed.wait_for(lambda: not self._busy.intersection(wanted.tolist()))
-                    continue
-            try:
-                self._fetch_blocks(mine, on_progress, past_cache=known is self._stored)
-            finally:
-                with self._changed:
-                    self._busy.difference_update(mine)
-                    self._changed.notify_all()
-
-    def _fetch_blocks(self, blocks: list[int], on_progress: Callable[[int], None], *, past_cache: bool) -> None:
-        parts = list(self._parts(blocks))
-        buffers, longest = threading.local(), max(map(len, parts)) * self.described.block_bytes
-
-        def fetch(part: range) -> None:
-            check_stop()
-            if not hasattr(buffers, "buffer"):
-                buffers.buffer = memoryview(mmap.mmap(-1, longest))  # it begins with a page
-            self._fetch_part(part, buffers.buffer, past_cache=past_cache)
-            on_progress(self._length(part))
-
-        if len(parts) == 1:
-            fetch(parts[0])
-            return
-        pool = ThreadPoolExecutor(min(self._transfer.threads, len(parts)), thread_name_prefix="blocks")
-        try:
-            for _ in pool.map(fetch, parts):
-                pass
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _parts(self, blocks: list[int]) -> Iterator[range]:
-        """Runs of neighbouring blocks, none longer than a request; each is either all on the disk or all holes."""
-        longest = max(1, self._transfer.part // self.described.block_bytes)
-        start = previous = blocks[0]
-        written = self._has_data(range(start, start + 1))
-        for block in blocks[1:]:
-            found = self._has_data(range(block, block + 1))
-            if block != previous + 1 or block - start >= longest or found != written:
-                yield range(start, previous + 1)
-                start, written = block, found
-            previous = block
-        yield range(start, previous + 1)
-
-    def _fetch_part(self, part: range, memory: memoryview, *, past_cache: bool) -> None:
-        start, buffer = part.start * self.described.block_bytes, memory[: self._length(part)]
-        passed_cache = False
-        # 1. Use bytes that are on the disk already; otherwise fetch them, checked, and write them.
-        if not self._is_right(part, buffer):
-            self._fetch(self.described.name, start, buffer, check=lambda: self._problem(part, buffer))
-            passed_cache = self._file.write(buffer, start, past_cache=past_cache)
-        # 2. Bytes that went past the page cache are hashed once more before they are read.
-        self._stored[part.start : part.stop] = True
-        self._readable[part.start : part.stop] = not passed_cache
-
-    def _is_right(self, part: range, buffer: memoryview) -> bool:
-        """Whether neighbouring blocks are on the disk and right; otherwise the file gets its partial name."""
-        start = part.start * self.described.block_bytes
-        if self._has_data(part) and self._file.read_into(buffer, start) and not self._problem(part, buffer):
-            return True
-        self._file.revert_to_partial()
-        return False
-
-    def _has_data(self, part: range) -> bool:
-        start = part.start * self.described.block_bytes
-        return self._file.has_data(start, start + self._length(part))
-
-    def _length(self, part: range) -> int:
-        step = self.described.block_bytes
-        return min(part.stop * step, self.described.size) - part.start * step
-
-    def _problem(self, part: range, buffer: memoryview) -> str | None:
-        """The first of some neighbouring blocks whose bytes are wrong, as a message; None if all are right."""
-        step = self.described.block_bytes
-        for number, block in enumerate(part):
-            if hashlib.sha256(buffer[number * step : (number + 1) * step]).hexdigest() != self.described.blocks[block]:
-                return f"block {block} of {self.described.name} has other bytes than the manifest says"
-        return None
 
 
 class SparseFile:
@@ -285,14 +120,14 @@ class SparseFile:
         with disk_file(self.path):
             if whole and self._direct is not None:
                 try:
-                    _write_all(self._direct, data[:whole], start)
+                    write_at(self._direct, data[:whole], start)
                 except OSError as error:
                     if error.errno != errno.EINVAL:  # the disk needs another alignment than pages
                         raise
                     whole = 0
             else:
                 whole = 0
-            _write_all(self._file, data[whole:], start + whole)
+            write_at(self._file, data[whole:], start + whole)
         return whole > 0
 
     def finish(self) -> None:
@@ -358,18 +193,151 @@ class SparseFile:
             return False
 
 
+class BlockFile(SparseFile):
+    """One file, partly or wholly on the disk. Safe under threads, and beside other processes with the same file.
+
+    `fetch` gives the blocks that are missing. The folder is made if it is not there.
+
+    Raises:
+        TemplarError: `local_file`, `disk_full`.
+    """
+
+    def __init__(self, described: BlockedFile, folder: Path, fetch: Fetch, transfer: Transfer) -> None:
+        super().__init__(folder / described.name, described.size)
+        self.described = described
+        self._fetch = fetch
+        self._transfer = transfer
+        self._changed = threading.Condition()
+        self._busy: set[int] = set()
+        self._stored: NDArray[np.bool_] = np.zeros(len(described.blocks), dtype=np.bool_)
+        self._readable = self._stored.copy()
+
+    @property
+    def num_stored(self) -> int:
+        """Bytes of the blocks on the disk that are known to be right."""
+        described = self.described
+        missing = len(described.blocks) * described.block_bytes - described.size  # the last block may be shorter
+        return int(self._stored.sum()) * described.block_bytes - missing * int(self._stored[-1])
+
+    def require(self, blocks: NDArray[np.integer]) -> None:
+        """Fetch those of some blocks that are missing or wrong, so that the file's memory (`map`) can be read.
+
+        `blocks` are rising numbers, each once. On failure the blocks that are right stay; a later call resumes.
+
+        Raises:
+            StoppedError: The host asked the process to stop.
+            TransientError: `disk_full`; no store could be read; or `dataset_malformed`, all have other bytes there.
+            PermanentError: `object_missing`, `access_denied`, ....
+        """
+        self._ensure(blocks, self._readable, lambda num_bytes: None)
+
+    def store(self, on_progress: Callable[[int], None]) -> None:
+        """Fetch every block that is missing or wrong; errors as in `require`, and a later call resumes.
+
+        Several threads call `on_progress`, with the bytes of each part when it is right.
+        """
+        self._ensure(np.arange(len(self.described.blocks)), self._stored, on_progress)
+
+    def finish(self) -> None:
+        """As `SparseFile.finish`, once every block is right."""
+        if not self._stored.all():
+            raise ValueError(f"{self.path.name}: it is not complete")
+        super().finish()
+
+    def _ensure(
+        self, blocks: NDArray[np.integer], known: NDArray[np.bool_], on_progress: Callable[[int], None]
+    ) -> None:
+        """Fetch those of some blocks that are not known to be right; no two threads fetch the same one."""
+        while (wanted := blocks[~known[blocks]]).size:
+            with self._changed:
+                mine = [int(block) for block in wanted if not known[block] and int(block) not in self._busy]
+                self._busy.update(mine)
+                if not mine:  # other threads fetch them; if they fail, this one does
+                    self._changed.wait_for(lambda: not self._busy.intersection(wanted.tolist()))
+                    continue
+            try:
+                self._fetch_blocks(mine, on_progress, past_cache=known is self._stored)
+            finally:
+                with self._changed:
+                    self._busy.difference_update(mine)
+                    self._changed.notify_all()
+
+    def _fetch_blocks(self, blocks: list[int], on_progress: Callable[[int], None], *, past_cache: bool) -> None:
+        parts = list(self._parts(blocks))
+        buffers, longest = threading.local(), max(map(len, parts)) * self.described.block_bytes
+
+        def fetch(part: range) -> None:
+            check_stop()
+            if not hasattr(buffers, "buffer"):
+                buffers.buffer = memoryview(mmap.mmap(-1, longest))  # it begins with a page
+            self._fetch_part(part, buffers.buffer, past_cache=past_cache)
+            on_progress(self._length(part))
+
+        if len(parts) == 1:
+            fetch(parts[0])
+            return
+        pool = ThreadPoolExecutor(min(self._transfer.threads, len(parts)), thread_name_prefix="blocks")
+        try:
+            for _ in pool.map(fetch, parts):
+                pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _parts(self, blocks: list[int]) -> Iterator[range]:
+        """Runs of neighbouring blocks, none longer than a request; each is either all on the disk or all holes."""
+        longest = max(1, self._transfer.part // self.described.block_bytes)
+        start = previous = blocks[0]
+        written = self._has_data(range(start, start + 1))
+        for block in blocks[1:]:
+            found = self._has_data(range(block, block + 1))
+            if block != previous + 1 or block - start >= longest or found != written:
+                yield range(start, previous + 1)
+                start, written = block, found
+            previous = block
+        yield range(start, previous + 1)
+
+    def _fetch_part(self, part: range, memory: memoryview, *, past_cache: bool) -> None:
+        start, buffer = part.start * self.described.block_bytes, memory[: self._length(part)]
+        passed_cache = False
+        # 1. Use bytes that are on the disk already; otherwise fetch them, checked, and write them.
+        if not self._is_right(part, buffer):
+            self._fetch(self.described.name, start, buffer, lambda: self._problem(part, buffer))
+            passed_cache = self.write(buffer, start, past_cache=past_cache)
+        # 2. Bytes that went past the page cache are hashed once more before they are read.
+        self._stored[part.start : part.stop] = True
+        self._readable[part.start : part.stop] = not passed_cache
+
+    def _is_right(self, part: range, buffer: memoryview) -> bool:
+        """Whether neighbouring blocks are on the disk and right; otherwise the file gets its partial name."""
+        start = part.start * self.described.block_bytes
+        if self._has_data(part) and self.read_into(buffer, start) and not self._problem(part, buffer):
+            return True
+        self.revert_to_partial()
+        return False
+
+    def _has_data(self, part: range) -> bool:
+        start = part.start * self.described.block_bytes
+        return self.has_data(start, start + self._length(part))
+
+    def _length(self, part: range) -> int:
+        step = self.described.block_bytes
+        return min(part.stop * step, self.described.size) - part.start * step
+
+    def _problem(self, part: range, buffer: memoryview) -> str | None:
+        """The first of some neighbouring blocks whose bytes are wrong, as a message; None if all are right."""
+        step = self.described.block_bytes
+        for number, block in enumerate(part):
+            if hashlib.sha256(buffer[number * step : (number + 1) * step]).hexdigest() != self.described.blocks[block]:
+                return f"block {block} of {self.described.name} has other bytes than the manifest says"
+        return None
+
+
 def _open_direct(file: int) -> int | None:
     """Another descriptor of an open file, for writing past the cache; None where that is not possible."""
     try:
         return os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_DIRECT)
     except OSError:
         return None
-
-
-def _write_all(file: int, data: memoryview, start: int) -> None:
-    while data:
-        written = os.pwrite(file, data, start)
-        data, start = data[written:], start + written
 
 
 def partial_of(path: Path) -> Path:

@@ -141,7 +141,7 @@ class Shard:
     def _file(self, described: BlockedFile) -> BlockFile:
         replicas, prefix = self._replicas, self._prefix  # a reference to the shard itself would keep it open
 
-        def fetch(name: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
+        def fetch(name: str, start: int, buffer: memoryview, check: Callable[[], str | None]) -> None:
             replicas.read_into(prefix + name, start, buffer, check=check)
 
         return BlockFile(described, self._folder, fetch, self._transfer)
