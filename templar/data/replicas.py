@@ -15,7 +15,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -51,8 +52,6 @@ _COPY_DIFFERS = frozenset(
 """Errors that concern one object there; others may be right, so the endpoint does not rest."""
 
 T = TypeVar("T")
-
-Check = Callable[[bytes], str | None]  # returns what is wrong with some bytes; None if they are right
 
 
 @dataclass(frozen=True)
@@ -99,15 +98,10 @@ class Replicas:
         if not stores:
             raise ValueError("a dataset needs at least one store")
         self._names = tuple(store.name for store in stores)
-        self._endpoints = Endpoints(stores, clock=clock, chance=chance)
+        self._endpoints = Endpoints(stores, clock, chance)
         self._clock = clock
         self._sleep = sleep
         self._chance = chance
-
-    @property
-    def names(self) -> str:
-        """The stores' names, for messages."""
-        return ", ".join(self._names)
 
     def report(self) -> tuple[EndpointReport, ...]:
         """The counters of each endpoint, in the order of the stores."""
@@ -122,31 +116,51 @@ class Replicas:
                 raise
             return None
 
-    def get(self, key: str, *, max_bytes: int, check: Check | None = None) -> bytes:
-        """As `ObjectStore.get`; a store whose bytes `check` complains about is passed over."""
-        return self.read(key, lambda store: _checked(key, store, store.get(key, max_bytes=max_bytes), check), len)
+    def get(self, key: str, *, max_bytes: int, check: Callable[[bytes], str | None] = lambda data: None) -> bytes:
+        """As `ObjectStore.get`; a store is passed over if `check` returns what is wrong with its bytes."""
+
+        def get(store: ObjectStore) -> bytes:
+            data = store.get(key, max_bytes=max_bytes)
+            _require_sound(key, store, check(data))
+            return data
+
+        return self.read(key, get, len)
+
+    def get_if_there(self, key: str, *, max_bytes: int) -> bytes | None:
+        """As `get`; None if every endpoint says that there is no such object."""
+        return None if self.head(key) is None else self.get(key, max_bytes=max_bytes)
 
     def read_into(self, key: str, start: int, buffer: memoryview, *, check: Callable[[], str | None]) -> None:
         """As `ObjectStore.read_into`; `check` returns what is wrong with the buffer's bytes."""
 
         def fill(store: ObjectStore) -> int:
             store.read_into(key, start, buffer)
-            if (problem := check()) is not None:
-                raise _damaged(key, store, problem)
+            _require_sound(key, store, check())
             return len(buffer)
 
         self.read(key, fill, lambda num_bytes: num_bytes)
 
+    @contextmanager
+    def naming(self, key: str) -> Iterator[None]:
+        """Say of a read of a file that a dataset must have that the dataset lacks it, or that its copy is too long."""
+        try:
+            yield
+        except PermanentError as error:
+            if error.reason is Reason.OBJECT_MISSING:
+                problem = (
+                    f"{key} is not in {', '.join(self._names)}; upload the dataset, or correct the bucket or prefix"
+                )
+                raise PermanentError(Reason.DATASET_MISSING, problem) from error
+            if error.reason is Reason.OBJECT_TOO_LARGE:
+                problem = f"{key}: {error.message}; upload the dataset again"
+                raise PermanentError(Reason.DATASET_MALFORMED, problem) from error
+            raise
+
     def read(self, key: str, operation: Callable[[ObjectStore], T | None], weigh: Callable[[T], int]) -> T:
         """The first good answer to an operation that asks one store, perhaps several times, about one object.
 
-        Args:
-            key: The object.
-            operation: Its answer; None is absence. It raises `dataset_malformed` if what it found is not the dataset.
-            weigh: Bytes that an answer counts for in the report.
-
-        Raises:
-            TransientError, PermanentError: See the module.
+        The operation returns None if the object is absent, and raises `dataset_malformed` if it is not the dataset's.
+        `weigh` gives the bytes that an answer counts for in the report. For errors see the module.
         """
         # Rounds over all endpoints, with pauses, until one answers or no transient error is left.
         began = self._clock()
@@ -205,19 +219,11 @@ class Replicas:
         return verdict
 
 
-def _checked(key: str, store: ObjectStore, data: bytes, check: Check | None) -> bytes:
-    """The bytes, if they are right."""
-    problem = None if check is None else check(data)
+def _require_sound(key: str, store: ObjectStore, problem: str | None) -> None:
+    """Refuse a copy with a problem; the error is transient, for the bytes may have been damaged on their way."""
     if problem is not None:
-        raise _damaged(key, store, problem)
-    return data
-
-
-def _damaged(key: str, store: ObjectStore, problem: str) -> TransientError:
-    """The error of a copy with other bytes; transient, for they may have been damaged on their way."""
-    return TransientError(
-        Reason.DATASET_MALFORMED, f"bucket {store.name}: {key}: {problem}; upload the dataset there again"
-    )
+        where = f"bucket {store.name}: {key}"
+        raise TransientError(Reason.DATASET_MALFORMED, f"{where}: {problem}; upload the dataset there again")
 
 
 @dataclass
@@ -247,13 +253,7 @@ class _Endpoint:
 class Endpoints:
     """Chooses endpoints in turn and counts their answers and failures; safe to use from several threads."""
 
-    def __init__(
-        self,
-        stores: Sequence[ObjectStore],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
+    def __init__(self, stores: Sequence[ObjectStore], clock: Callable[[], float], chance: Callable[[], float]) -> None:
         self._endpoints = tuple(_Endpoint(store) for store in stores)
         self._clock = clock
         self._chance = chance

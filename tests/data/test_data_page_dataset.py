@@ -215,7 +215,7 @@ def refused(store, reason, words, *, read=False, **options):
 @pytest.mark.parametrize(("name", "limit"), [("_metadata.yaml", 2**20), ("_shard_sizes.json", 2**25)])
 def test_a_description_that_is_missing_too_long_or_malformed_is_refused(store, name, limit):
     store.put(f"{PREFIX}/{name}", b" " * (limit + 1))
-    refused(store, Reason.DATASET_MALFORMED, f"{name} is longer than {limit} bytes")
+    refused(store, Reason.DATASET_MALFORMED, f"{name}: .*at most {limit}")
     store.put(f"{PREFIX}/{name}", b"{]")
     refused(store, Reason.DATASET_MALFORMED, f"{PREFIX}/{name}: ")
     store.delete([f"{PREFIX}/{name}"])

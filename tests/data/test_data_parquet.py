@@ -47,7 +47,7 @@ def test_a_value_beyond_the_bound_and_an_error_are_handed_out_and_not_kept():
 @pytest.mark.parametrize("fails", [False, True])
 def test_threads_that_ask_at_once_share_one_load(fails):
     """The load ends only when every other thread has looked the key up, which calls its hash."""
-    cache: BoundedCache[str, int] = BoundedCache(2)
+    cache: BoundedCache[str, int] = BoundedCache(2, lambda value: 1)
     loads: list[int] = []
     askers: set[int] = set()
     started, all_asked = threading.Event(), threading.Event()

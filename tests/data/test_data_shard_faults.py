@@ -115,7 +115,7 @@ def test_a_lasting_fault_has_its_reason_and_no_wrong_file_gets_a_name(bucket, fa
     family, reason = MEANING[fault]
     if fault == "404" and name in {INDEX, MANIFEST}:
         reason = Reason.DATASET_MISSING
-    if (fault, name) == ("flipped", INDEX):  # nothing says what it should be, and it was so at every try
+    if (fault, name) == ("flipped", INDEX):  # nothing says what it should be
         family = PermanentError
     with raising(family, reason, name) as caught:
         rotate(dataset(bucket, tmp_path, faulty.endpoint_url), PLAN)

@@ -99,10 +99,7 @@ class PageDataset:
 
     def tokenizer_json(self) -> bytes | None:
         """The `tokenizer.json` beside the dataset, if there is one (`load_tokenizer(..., embedded=...)`)."""
-        key = self._prefix + TOKENIZER_FILE
-        if self._replicas.head(key) is None:
-            return None
-        return self._replicas.get(key, max_bytes=MAX_TOKENIZER_BYTES)
+        return self._replicas.get_if_there(self._prefix + TOKENIZER_FILE, max_bytes=MAX_TOKENIZER_BYTES)
 
     def read_page(self, index: int) -> Page:
         """Fetch one page.
@@ -167,16 +164,5 @@ class PageDataset:
 
     def _get(self, key: str, max_bytes: int, parse: Callable[[bytes], T]) -> T:
         """A parsed file, from a store whose copy of it can be parsed."""
-        try:
+        with self._replicas.naming(key):
             return self._replicas.read(key, lambda store: parse(store.get(key, max_bytes=max_bytes)), lambda _: 0)
-        except PermanentError as error:
-            if error.reason is Reason.OBJECT_MISSING:
-                raise PermanentError(
-                    Reason.DATASET_MISSING,
-                    f"{key} is not in {self._replicas.names}; upload the dataset, or correct the bucket or prefix",
-                ) from error
-            if error.reason is Reason.OBJECT_TOO_LARGE:
-                raise PermanentError(
-                    Reason.DATASET_MALFORMED, f"{key} is longer than {max_bytes} bytes; upload the dataset again"
-                ) from error
-            raise

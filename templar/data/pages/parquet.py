@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -73,27 +74,19 @@ class ParquetShards:
         group = bisect_right(starts, first) - 1
         while len(texts) < count:
             offset = first + len(texts) - starts[group]
-            texts += self._group(shard, group).slice(offset, count - len(texts)).to_pylist()
+            column = self._groups.get((shard.path, group), partial(self._load_group, shard, group))
+            texts += column.slice(offset, count - len(texts)).to_pylist()
             group += 1
         return texts
 
     def _footer(self, shard: PageShard) -> _Footer:
         return self._footers.get(shard.path, lambda: self._load_footer(shard))
 
-    def _group(self, shard: PageShard, group: int) -> Any:
-        return self._groups.get((shard.path, group), lambda: self._load_group(shard, group))
-
     def _load_footer(self, shard: PageShard) -> _Footer:
         """The footer of a file, checked against the dataset's metadata; a store with another file is passed over."""
         key = self._prefix + shard.path
-        try:
+        with self._replicas.naming(key):
             return self._replicas.read(key, lambda store: _read_footer(store, key, shard), lambda found: found[1])[0]
-        except PermanentError as error:
-            if error.reason is not Reason.OBJECT_MISSING:
-                raise
-            raise PermanentError(
-                Reason.DATASET_MISSING, f"{key} is not in {self._replicas.names}; upload the dataset again"
-            ) from error
 
     def _load_group(self, shard: PageShard, group: int) -> Any:
         """The text column of one row group, without nulls; a store with other bytes is passed over."""
@@ -243,7 +236,7 @@ class BoundedCache(Generic[K, V]):
     that weighs more than `max_weight` is returned and not kept. The lock is not held while a value is loaded.
     """
 
-    def __init__(self, max_weight: int, weigh: Callable[[V], int] = lambda value: 1) -> None:
+    def __init__(self, max_weight: int, weigh: Callable[[V], int]) -> None:
         self._values: LRUCache[K, V] = LRUCache(max_weight, getsizeof=weigh)
         self._loading: dict[K, Future[V]] = {}
         self._lock = threading.Lock()

@@ -26,13 +26,12 @@ from templar.data.shards.manifest import (
     BlockedFile,
     ShardIndex,
     ShardManifest,
-    malformed,
     manifest_file,
     parse_index,
     parse_manifest,
 )
 from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
 
@@ -228,6 +227,7 @@ class ShardedDataset:
             PermanentError: `dataset_missing`, `dataset_malformed`, `local_file`.
         """
         name = manifest_file(self.split, number)
+        key = self._prefix + name
         wanted = self.index.splits[self.split][number].manifest_sha256
         path, data = self.folder / name, b""
         with local_file(path), suppress(FileNotFoundError):
@@ -237,51 +237,25 @@ class ShardedDataset:
             return None if sha256_hex(answer) == wanted else "its SHA-256 is not that of the index"
 
         if is_new := differs(data) is not None:
-            data = self._get(name, MAX_MANIFEST_BYTES, differs)
-        manifest = parse_manifest(data, self._prefix + name, self.index, self.split, number)
+            with self._replicas.naming(key):
+                data = self._replicas.get(key, max_bytes=MAX_MANIFEST_BYTES, check=differs)
+        manifest = parse_manifest(data, key, self.index, self.split, number)
         if is_new:
             keep_manifest(path, data, [file.name for file in manifest.files])
         return manifest
 
     def tokenizer_json(self) -> bytes | None:
         """The `tokenizer.json` beside the dataset, if there is one (`load_tokenizer(..., embedded=...)`)."""
-        key = self._prefix + TOKENIZER_FILE
-        if self._replicas.head(key) is None:
-            return None
-        return self._replicas.get(key, max_bytes=MAX_TOKENIZER_BYTES)
+        return self._replicas.get_if_there(self._prefix + TOKENIZER_FILE, max_bytes=MAX_TOKENIZER_BYTES)
 
     def _load_index(self) -> ShardIndex:
-        origin = self._prefix + INDEX_FILE
-
-        def unreadable(data: bytes) -> str | None:
-            try:
-                parse_index(data, origin)
-            except PermanentError as error:
-                return error.message
-            return None
-
-        try:
-            data = self._get(INDEX_FILE, MAX_INDEX_BYTES, unreadable)
-        except TransientError as error:
-            if error.reason is not Reason.DATASET_MALFORMED:
-                raise
-            raise PermanentError(error.reason, error.message) from error  # the file was malformed at every attempt
-        index = parse_index(data, origin)
+        key = self._prefix + INDEX_FILE
+        with self._replicas.naming(key):
+            index = self._replicas.read(
+                key, lambda store: parse_index(store.get(key, max_bytes=MAX_INDEX_BYTES), key), lambda _: 0
+            )
         if self.split not in index.splits:
             raise PermanentError(
-                Reason.DATASET_MISSING, f"{origin}: there is no split {self.split!r}; build the dataset with one"
+                Reason.DATASET_MISSING, f"{key}: there is no split {self.split!r}; build the dataset with one"
             )
         return index
-
-    def _get(self, name: str, max_bytes: int, check: Callable[[bytes], str | None]) -> bytes:
-        try:
-            return self._replicas.get(self._prefix + name, max_bytes=max_bytes, check=check)
-        except PermanentError as error:
-            if error.reason is Reason.OBJECT_TOO_LARGE:
-                raise malformed(self._prefix + name, f"it is longer than {max_bytes} bytes") from error
-            if error.reason is not Reason.OBJECT_MISSING:
-                raise
-            where = f"{self._prefix}{name} is not in {self._replicas.names}"
-            raise PermanentError(
-                Reason.DATASET_MISSING, f"{where}; upload the dataset, or correct the bucket or prefix"
-            ) from error
