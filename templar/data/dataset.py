@@ -4,10 +4,10 @@ It has one of two layouts: pages of rows in Parquet files, tokenised when they a
 pretokenised shards.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class Reading:
     sequences: NDArray[np.int32]  # shape (n, L), in training order
 
 
-class TrainingData(Protocol):
+class TrainingData(ABC):
     """The training split of a dataset. Positions count shards since genesis; pages know only position 0.
 
     Raises:
@@ -61,31 +61,30 @@ class TrainingData(Protocol):
         PermanentError: `dataset_missing`, `dataset_malformed`.
     """
 
-    @property
-    def digest(self) -> str:
-        """The hash that pins every page."""
-        ...
+    def __init__(self, split: PageDataset | ShardedDataset) -> None:
+        self._split = split
+        self.digest = split.digest  # pins every page
 
     @property
     def endpoints(self) -> tuple[EndpointReport, ...]:
         """Counters of each store since the dataset was opened."""
-        ...
+        return self._split.endpoints
 
     def tokenizer_json(self) -> bytes | None:
         """The `tokenizer.json` beside the dataset, if there is one."""
-        ...
+        return self._split.tokenizer_json()
 
+    @abstractmethod
     def check(self, tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer that did not make the dataset's tokens."""
-        ...
+        """Refuse a tokenizer that did not make the dataset's tokens, as `tokenizer_missing`."""
 
+    @abstractmethod
     def num_pages(self, position: int) -> int:
         """Pages at a position: the units of assignment."""
-        ...
 
+    @abstractmethod
     def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
         """Fetch the pages of an assignment."""
-        ...
 
 
 def open_training(
@@ -162,22 +161,13 @@ def transfer_of(storage: Storage) -> Transfer:
     return Transfer(None if part is None else part << 20, storage.download_workers, storage.loader_mib << 20)
 
 
-class PagedTraining:
+class PagedTraining(TrainingData):
     """Pages of a `PageDataset`, read as sequences of `sequence_length` tokens."""
 
     def __init__(self, pages: PageDataset, sequence_length: int) -> None:
+        super().__init__(pages)
         self.pages = pages
         self._sequence_length = sequence_length
-        self.digest = pages.digest
-
-    @property
-    def endpoints(self) -> tuple[EndpointReport, ...]:
-        """Counters of each store since the dataset was opened."""
-        return self.pages.endpoints
-
-    def tokenizer_json(self) -> bytes | None:
-        """The `tokenizer.json` beside the dataset, if there is one."""
-        return self.pages.tokenizer_json()
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Text goes with any tokenizer."""
@@ -196,7 +186,7 @@ class PagedTraining:
         return Reading(origins, page_sequences(pages, tokenizer, assignment, self._sequence_length))
 
 
-class ShardedTraining:
+class ShardedTraining(TrainingData):
     """Pages of `samples_per_page` consecutive samples of the shards of a `ShardedDataset`.
 
     Samples at the end of a shard that fill no page belong to none. One miner takes `pages_per_window` in a window.
@@ -222,25 +212,12 @@ class ShardedTraining:
                 f"the smallest shard has {smallest} samples, a miner's window takes {pages_per_window} pages of "
                 f"{samples_per_page}; lower data.pages_per_window or data.samples_per_page, or build larger shards",
             )
+        super().__init__(shards)
         self.shards = shards
         self._samples_per_page = samples_per_page
-        self.digest = shards.digest
-
-    @property
-    def endpoints(self) -> tuple[EndpointReport, ...]:
-        """Counters of each store since the dataset was opened."""
-        return self.shards.endpoints
-
-    def tokenizer_json(self) -> bytes | None:
-        """The `tokenizer.json` beside the dataset, if there is one."""
-        return self.shards.tokenizer_json()
 
     def check(self, tokenizer: Tokenizer) -> None:
-        """Refuse a tokenizer that did not make the shards.
-
-        Raises:
-            PermanentError: `tokenizer_missing`.
-        """
+        """Refuse a tokenizer that did not make the shards, as `tokenizer_missing`."""
         if tokenizer.digest != self.shards.index.tokenizer:
             raise PermanentError(
                 Reason.TOKENIZER_MISSING,
