@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.command import measured
 from templar.data.corpus import collect_documents
-from templar.data.tokenizer import train_embedded_tokenizer
+from templar.data.tokenizer import save_tokenizer, train_embedded_tokenizer
 from templar.datasets.card import read_card
 
 TEXT_BYTES = 2 * 10**9
@@ -134,7 +134,7 @@ def run(quick: bool) -> dict[str, Any]:
             folder / "source", QUICK_TEXT_BYTES if quick else TEXT_BYTES, QUICK_FILES if quick else FILES
         )
         texts = (document.text for document in collect_documents(max_bytes=2**22))
-        train_embedded_tokenizer(texts, VOCAB_SIZE).save(folder / "tokenizer")
+        save_tokenizer(train_embedded_tokenizer(texts, VOCAB_SIZE), folder / "tokenizer")
         whole = build(folder / "source", folder / "tokenizer", folder / "whole")
         killed = [
             build(folder / "source", folder / "tokenizer", folder / "killed", kill_after_seconds=whole.seconds * part)

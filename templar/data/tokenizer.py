@@ -143,14 +143,8 @@ class Tokenizer:
         """The text of some ids; special tokens are left out."""
         return self._backend.decode([int(token) for token in ids], skip_special_tokens=True)
 
-    def save(self, folder: Path) -> None:
-        """Write the files that `load_tokenizer` and transformers read back."""
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in self.files().items():
-            (folder / name).write_bytes(content)
-
     def files(self) -> dict[str, bytes]:
-        """The content of these files by name."""
+        """The content, by name, of the files that `load_tokenizer` and transformers read back."""
         config = {"eos_token": self.eos_token, "tokenizer_class": "PreTrainedTokenizerFast"}
         text = json.dumps(config, indent=2, sort_keys=True) + "\n"
         return {TOKENIZER_FILE: self.to_bytes(), TOKENIZER_CONFIG_FILE: text.encode()}
@@ -330,8 +324,9 @@ def check_fits(tokenizer: Tokenizer, model_vocab_size: int) -> None:
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write the files of a tokenizer, on the disk before this returns; errors as in `local_file`."""
     with local_file(folder):
-        tokenizer.save(folder)
-        for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in tokenizer.files().items():
+            (folder / name).write_bytes(content)
             sync(folder / name)
 
 

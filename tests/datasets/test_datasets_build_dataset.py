@@ -24,7 +24,7 @@ from templar.data.corpus import Document
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards import shard_writer
 from templar.data.shards.shard_writer import build_shards
-from templar.data.tokenizer import Tokenizer, load_tokenizer, train_embedded_tokenizer
+from templar.data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer, train_embedded_tokenizer
 from templar.datasets import token_parts, units
 from templar.datasets.build_dataset import LOCK_FILE, alone, assemble, build, make_parts, plan_units, read_units
 from templar.datasets.card import read_card
@@ -106,7 +106,7 @@ class TestTheSameBytes:
 
     @pytest.mark.usefixtures("small_units")
     def test_the_bytes_are_those_of_a_build_in_memory(self, source_folder, tmp_path):
-        train_embedded_tokenizer(["a document of lines"], 260).save(tmp_path / "tokenizer")
+        save_tokenizer(train_embedded_tokenizer(["a document of lines"], 260), tmp_path / "tokenizer")
         documents = [*texts(source_folder), *rows(source_folder)]
         index = build_shards(
             documents,
@@ -385,7 +385,7 @@ class TestTheResult:
         vocabulary = {char: number for number, char in enumerate([*"abcdefghijklmnopqrstuvwxyz</>", "</s>"])}
         backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
         backend.add_tokens(["</s>"])
-        Tokenizer(backend, "</s>").save(tmp_path / "tokenizer")
+        save_tokenizer(Tokenizer(backend, "</s>"), tmp_path / "tokenizer")
         settings = {"tokenizer": str(tmp_path / "tokenizer"), "sequence_length": 1}
         built = build(request(source_folder, tmp_path / "built", layout, **settings))
         documents = [*texts(source_folder), *rows(source_folder), Document("", "", "e</s>e é\n" * 9)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from templar.data.pages.metadata import METADATA_FILE, SHARD_SIZES_FILE
 from templar.data.shards.manifest import INDEX_FILE
-from templar.data.tokenizer import train_embedded_tokenizer
+from templar.data.tokenizer import save_tokenizer, train_embedded_tokenizer
 from templar.datasets import verify
 from templar.datasets.build_dataset import build
 from templar.datasets.documents import TextSource
@@ -131,7 +131,7 @@ def test_pages_without_a_digest(small_root):
 
 
 def test_tokenizer_and_card_of_another_dataset(tmp_path, files):
-    train_embedded_tokenizer(["other texts"], 260).save(tmp_path)
+    save_tokenizer(train_embedded_tokenizer(["other texts"], 260), tmp_path)
     other = files | {"tokenizer.json": (tmp_path / "tokenizer.json").read_bytes()}
     assert problems(other) == {"tokenizer.json": "is not the tokenizer of the dataset"}
     card = json.loads(files["card.json"]) | {"digest": "0" * 64}

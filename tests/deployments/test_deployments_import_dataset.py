@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from deployments import import_dataset
-from templar.data.tokenizer import train_embedded_tokenizer
+from templar.data.tokenizer import save_tokenizer, train_embedded_tokenizer
 
 
 @pytest.fixture
 def tokenizer(tmp_path):
-    train_embedded_tokenizer(["a document of lines"], 260).save(tmp_path / "tokenizer")
+    save_tokenizer(train_embedded_tokenizer(["a document of lines"], 260), tmp_path / "tokenizer")
     return tmp_path / "tokenizer"
 
 

@@ -24,7 +24,7 @@ from templar.agreement.model_folder import read_weights
 from templar.agreement.state import genesis_root, parameters_digest
 from templar.chain.base import SubnetRules
 from templar.chain.ledger import Ledger
-from templar.data.tokenizer import train_embedded_tokenizer
+from templar.data.tokenizer import save_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.object_keys import START_WINDOW_KEY
@@ -122,7 +122,7 @@ def with_norm(work):
 
 
 def with_another_tokenizer(folder):
-    train_embedded_tokenizer(["other words " * 9], 260).save(folder)
+    save_tokenizer(train_embedded_tokenizer(["other words " * 9], 260), folder)
 
 
 NORM = "model.norm.weight"
@@ -202,7 +202,7 @@ def test_a_preset_takes_the_settings_that_the_refusal_names_and_then_computes_wh
     made.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     tokenizer = train_embedded_tokenizer(["some words " * 9], 260)
-    tokenizer.save(tmp_path)
+    save_tokenizer(tokenizer, tmp_path)
     preset = load_hparams("simulation").model
     with pytest.raises(PermanentError) as caught:
         first_parameters(str(tmp_path), preset, tokenizer)
