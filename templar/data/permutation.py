@@ -15,6 +15,8 @@ round key is `keyed_seed("templar.permutation", i, n, *key)` as 16 bytes, little
 
 import hashlib
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,36 +59,32 @@ class Permutation:
         """
         if not 0 <= position < self._size:
             raise ValueError(f"position {position} is not in 0..{self._size - 1}")
-        element = self._encrypt(position)
+        element = self._encrypt(position, self._hash)
         while element >= self._size:
-            element = self._encrypt(element)
+            element = self._encrypt(element, self._hash)
         return element
 
     def elements(self) -> NDArray[np.int64]:
         """The elements at all positions, shape (size,): `at(0)`, `at(1)` and so on."""
         # There are about sqrt(size) values of each half, so every hash is computed once, not once per element.
         hashes = [self._hashes(number) for number in range(NUM_ROUNDS)]
-        elements = self._encrypt_all(np.arange(self._size, dtype=np.int64), hashes)
+
+        def look_up(number: int, halves: NDArray[np.int64]) -> NDArray[np.int64]:
+            return hashes[number][halves]
+
+        elements = self._encrypt(np.arange(self._size, dtype=np.int64), look_up)
         while (beyond := np.flatnonzero(elements >= self._size)).size:
-            elements[beyond] = self._encrypt_all(elements[beyond], hashes)
+            elements[beyond] = self._encrypt(elements[beyond], look_up)
         return elements
 
-    def _encrypt(self, value: int) -> int:
+    def _encrypt(self, value: Any, added: Callable[[int, Any], Any]) -> Any:
+        """Encrypt a number or an array of them; `added` gives what a round adds for the half that it hashes."""
         left, right = divmod(value, self._right_size)
         for number in range(NUM_ROUNDS):
             if number % 2 == 0:
-                left = (left + self._hash(number, right)) % self._left_size
+                left = (left + added(number, right)) % self._left_size
             else:
-                right = (right + self._hash(number, left)) % self._right_size
-        return left * self._right_size + right
-
-    def _encrypt_all(self, values: NDArray[np.int64], hashes: list[NDArray[np.int64]]) -> NDArray[np.int64]:
-        left, right = np.divmod(values, self._right_size)
-        for number in range(NUM_ROUNDS):
-            if number % 2 == 0:
-                left = (left + hashes[number][right]) % self._left_size
-            else:
-                right = (right + hashes[number][left]) % self._right_size
+                right = (right + added(number, left)) % self._right_size
         return left * self._right_size + right
 
     def _hashes(self, number: int) -> NDArray[np.int64]:
