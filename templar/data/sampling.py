@@ -8,7 +8,6 @@ no sequence is dropped.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,6 @@ from templar.shared_results import shared
 
 ORDER_DOMAIN = "templar.samples.order"
 HELD_OUT_DOMAIN = "templar.samples.held_out"
-_Token = TypeVar("_Token", bound=np.integer)
 
 
 def sample_order(assignment: Assignment, samples_per_page: int) -> NDArray[np.int64]:
@@ -129,9 +127,6 @@ def pack(token_lists: Sequence[NDArray[np.int32]], sequence_length: int, eos_id:
 
     Returns:
         int32 of shape (n, sequence_length), contiguous; n is 0 if the documents fill no sequence.
-
-    Raises:
-        ValueError: `sequence_length` is less than 1.
     """
     offsets = np.zeros(len(token_lists) + 1, dtype=np.int64)
     np.cumsum([len(tokens) for tokens in token_lists], out=offsets[1:])
@@ -140,36 +135,19 @@ def pack(token_lists: Sequence[NDArray[np.int32]], sequence_length: int, eos_id:
 
 
 def pack_flat(
-    tokens: NDArray[_Token], offsets: NDArray[np.int64], sequence_length: int, eos_id: int
-) -> NDArray[_Token]:
-    """Cut documents that lie one after the other in one array into sequences.
+    tokens: NDArray[np.int32], offsets: NDArray[np.int64], sequence_length: int, eos_id: int
+) -> NDArray[np.int32]:
+    """Cut documents that lie one after the other in one array into sequences, contiguous, shape (n, sequence_length).
 
-    Args:
-        tokens: The ids of all documents, shape (t,).
-        offsets: Document i is `tokens[offsets[i]:offsets[i + 1]]`, with or without end tokens at its end; one number
-            more than there are documents. A document without any other token is left out.
-        sequence_length: Tokens per sequence.
-        eos_id: The end-of-sequence token.
-
-    Returns:
-        Shape (n, sequence_length), contiguous, of the tokens' type; n is 0 if the documents fill no sequence. It may
-        be a view of `tokens`, if every document ended with one end token already.
-
-    Raises:
-        ValueError: `sequence_length` is less than 1, the offsets do not rise within the tokens, or the tokens' type has
-            no room for `eos_id`.
+    Document i is `tokens[offsets[i]:offsets[i + 1]]`, with or without end tokens at its end, and the documents are all of
+    the tokens; a document without any other token than the end is left out. The sequences may be a view of `tokens`, if every document ended with one end token.
     """
-    if sequence_length < 1:
-        raise ValueError(f"sequence_length must be at least 1, not {sequence_length}")
-    _check_offsets(offsets, len(tokens))
-    if not np.iinfo(tokens.dtype).min <= eos_id <= np.iinfo(tokens.dtype).max:
-        raise ValueError(f"eos_id {eos_id} is not of the tokens' type {tokens.dtype}")
-    stream = _stream(tokens[offsets[0] : offsets[-1]], offsets[1:] - offsets[0], eos_id)
+    stream = _stream(tokens, offsets[1:], eos_id)
     num_sequences = len(stream) // sequence_length
     return stream[: num_sequences * sequence_length].reshape(num_sequences, sequence_length)
 
 
-def _stream(tokens: NDArray[_Token], stops: NDArray[np.int64], eos_id: int) -> NDArray[_Token]:
+def _stream(tokens: NDArray[np.int32], stops: NDArray[np.int64], eos_id: int) -> NDArray[np.int32]:
     """The documents that end at the stops, each with exactly one end token.
 
     An end token that is there stays in its place, so that few tokens are removed or inserted and the others move in
@@ -193,8 +171,3 @@ def _stream(tokens: NDArray[_Token], stops: NDArray[np.int64], eos_id: int) -> N
     # 3. Insert the end tokens that are missing.
     missing = lengths.cumsum()[(lengths > 0) & ~ended]
     return np.insert(tokens, missing, eos_id) if len(missing) else tokens
-
-
-def _check_offsets(offsets: NDArray[np.int64], num_tokens: int) -> None:
-    if not len(offsets) or offsets[0] < 0 or offsets[-1] > num_tokens or np.any(offsets[1:] < offsets[:-1]):
-        raise ValueError(f"offsets must rise within 0..{num_tokens}")

@@ -12,7 +12,6 @@ from templar.data.permutation import Permutation
 from templar.data.sampling import (
     held_out_sequences,
     pack,
-    pack_flat,
     page_sequences,
     sample_order,
     unigram_entropy,
@@ -45,38 +44,13 @@ def definition(documents, sequence_length):
     return [stream[i * sequence_length : (i + 1) * sequence_length] for i in range(whole)]
 
 
-def test_the_references_packing_vector():
-    documents = arrays([5, 6, 7, EOS], [8, 9, EOS], [10, 11, 12, 13, 14, EOS], [15, 16, EOS], [17])
-    expected = [[5, 6, 7, 2], [8, 9, 2, 10], [11, 12, 13, 14], [2, 15, 16, 2]]
-    packed = pack(documents, 4, EOS)
-    np.testing.assert_array_equal(packed, expected)
-    assert packed.dtype == np.int32
-    # Batches of two sequences, as in the reference: two whole ones, 17 and its end token are left over.
-    assert packed.reshape(-1, 2, 4).tolist() == [expected[:2], expected[2:]]
-
-
 @settings(max_examples=60)
-@given(documents=DOCUMENTS, sequence_length=LENGTHS, dtype=st.sampled_from([np.uint16, np.int32, np.int64]))
-@example(documents=[[EOS], [1], [EOS, EOS], [EOS, 1, EOS, EOS], []], sequence_length=1, dtype=np.uint16)
-def test_packing_equals_the_definition_and_flat_tokens_keep_their_type(documents, sequence_length, dtype):
-    expected = definition(documents, sequence_length)
+@given(documents=DOCUMENTS, sequence_length=LENGTHS)
+@example(documents=[[EOS], [1], [EOS, EOS], [EOS, 1, EOS, EOS], []], sequence_length=1)
+def test_packing_equals_the_definition(documents, sequence_length):
     packed = pack(arrays(*documents), sequence_length, EOS)
-    assert packed.tolist() == expected
+    assert (packed.dtype, packed.tolist()) == (np.int32, definition(documents, sequence_length))
     assert packed.flags.c_contiguous
-    tokens = np.array([token for document in documents for token in document], dtype=dtype)
-    before = tokens.copy()
-    found = pack_flat(tokens, np.cumsum([0, *map(len, documents)], dtype=np.int64), sequence_length, EOS)
-    assert (found.dtype, found.tolist()) == (dtype, expected)
-    np.testing.assert_array_equal(tokens, before)
-
-
-def test_wrong_offsets_and_an_end_token_outside_the_type_are_refused():
-    for offsets in ([], [0, 4], [-1, 3], [0, 2, 1, 3]):
-        with pytest.raises(ValueError, match=r"offsets must rise within 0\.\.3"):
-            pack_flat(np.zeros(3, dtype=np.int32), np.array(offsets, dtype=np.int64), 2, EOS)
-    for eos_id in (-1, 2**16):
-        with pytest.raises(ValueError, match="uint16"):
-            pack_flat(np.zeros(3, dtype=np.uint16), np.array([0, 3]), 2, eos_id)
 
 
 def test_the_samples_of_the_assigned_pages_come_in_the_order_of_the_digest():
