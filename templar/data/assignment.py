@@ -83,17 +83,24 @@ def assign(
     """
     # 1. The window's slice of the round's permutation.
     round_index, start = _slice(window, epoch, plan)
-    # 2. The miner's slot in it; none if the miner is not registered or has to wait.
-    slot = _slot_of(uid, _places(window, epoch, plan, uids, block_hash), plan, uids)
-    # 3. The units of that slot.
+    # 2. The units of the miner's slot in it; none if the miner is not registered or has to wait.
+    places = _places(window, epoch, plan, uids, block_hash)
     units: tuple[int, ...] = ()
-    if slot is not None:
+    if uid in uids and (slot := places.at(uids.index(uid))) < plan.num_slots:
         first = start + slot * plan.units_per_slot
         positions = range(first, first + plan.units_per_slot)
         units = tuple(epoch.unit_at(position, round_index=round_index) for position in positions)
-    return Assignment(
-        window, uid, units, _digest(window, uid, units, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash)
-    )
+    # 3. The digest of all of it.
+    content = {
+        "block_hash": block_hash,
+        "epoch": {"first_window": epoch.first_window, "key": epoch.key, "total_units": epoch.total_units},
+        "plan": {"num_slots": plan.num_slots, "units_per_slot": plan.units_per_slot},
+        "uid": uid,
+        "uids": list(uids),
+        "units": list(units),
+        "window": window,
+    }
+    return Assignment(window, uid, units, sha256_hex(canonical_json(content)))
 
 
 def spare_units(window: int, *, epoch: Epoch, plan: SlotPlan, uids: Sequence[int], block_hash: str) -> tuple[int, ...]:
@@ -132,28 +139,6 @@ def _places(window: int, epoch: Epoch, plan: SlotPlan, uids: Sequence[int], bloc
     if any(left >= right for left, right in itertools.pairwise(uids)):
         raise ValueError("uids must be in rising order, without repeats")
     return Permutation(max(plan.num_slots, len(uids)), _SLOTS_DOMAIN, epoch.key, window, block_hash)
-
-
-def _slot_of(uid: int, places: Permutation, plan: SlotPlan, uids: Sequence[int]) -> int | None:
-    if uid not in uids:
-        return None
-    place = places.at(uids.index(uid))
-    return place if place < plan.num_slots else None
-
-
-def _digest(
-    window: int, uid: int, units: tuple[int, ...], *, epoch: Epoch, plan: SlotPlan, uids: Sequence[int], block_hash: str
-) -> str:
-    content = {
-        "block_hash": block_hash,
-        "epoch": {"first_window": epoch.first_window, "key": epoch.key, "total_units": epoch.total_units},
-        "plan": {"num_slots": plan.num_slots, "units_per_slot": plan.units_per_slot},
-        "uid": uid,
-        "uids": list(uids),
-        "units": list(units),
-        "window": window,
-    }
-    return sha256_hex(canonical_json(content))
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,6 @@ under the config's name for the split `train`, under `{config}/{split}` for ever
 the dataset's folder. Both come from a store and are trusted only after they have been parsed here.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Self
 
 import yaml
@@ -137,10 +136,10 @@ def parse_metadata(data: bytes, origin: str) -> Metadata:
         content = yaml.load(data, Loader=_PlainLoader)  # noqa: S506 - a SafeLoader
         return Metadata.model_validate(content)
     except ValidationError as error:
-        raise _malformed(origin, "; ".join(_problems(error))) from None
+        raise malformed(origin, error) from None
     except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError) as error:
         # An explicit tag on the wrong value makes the loader's constructors raise one of these.
-        raise _malformed(origin, f"not plain YAML: {error}") from None
+        raise malformed(origin, f"not plain YAML: {error}") from None
 
 
 def parse_shard_sizes(data: bytes, origin: str, configs: tuple[str, ...], split: str) -> dict[str, SplitSizes]:
@@ -152,14 +151,14 @@ def parse_shard_sizes(data: bytes, origin: str, configs: tuple[str, ...], split:
     try:
         sizes = ShardSizes.model_validate_json(data).root
     except ValidationError as error:
-        raise _malformed(origin, "; ".join(_problems(error))) from None
+        raise malformed(origin, error) from None
     found: dict[str, SplitSizes] = {}
     for config in configs:
         key = sizes_key(config, split)
         if key not in sizes:
-            raise _malformed(origin, f"{key}: is missing, although {METADATA_FILE} lists the config with that split")
+            raise malformed(origin, f"{key}: is missing, although {METADATA_FILE} lists the config with that split")
         if sizes[key].split != split:
-            raise _malformed(origin, f"{key}.split: is {sizes[key].split!r}, must be {split!r}")
+            raise malformed(origin, f"{key}.split: is {sizes[key].split!r}, must be {split!r}")
         found[config] = sizes[key]
     return found
 
@@ -173,14 +172,11 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def _problems(error: ValidationError) -> Iterator[str]:
-    for item in error.errors(include_url=False)[:5]:
-        field = ".".join(str(part) for part in item["loc"]) or "content"
-        yield f"{field}: {item['msg']}"
-
-
-def _malformed(origin: str, problem: str) -> PermanentError:
+def malformed(origin: str, problem: str | ValidationError) -> PermanentError:
+    """The error of a malformed file of a dataset; of a failed validation it names the first fields."""
+    if isinstance(problem, ValidationError):
+        found = problem.errors(include_url=False, include_input=False)[:5]
+        problem = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'content'}: {item['msg']}" for item in found)
     return PermanentError(
-        Reason.DATASET_MALFORMED,
-        f"{origin}: {one_line(problem, 1000)}; correct the file, or build and upload the dataset again",
+        Reason.DATASET_MALFORMED, f"{origin}: {one_line(problem, 1000)}; build the dataset and upload it again"
     )

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from templar.canonical import canonical_json, sha256_hex
-from templar.data.pages.metadata import TRAIN_SPLIT
-from templar.errors import PermanentError, Reason, one_line
+from templar.data.pages.metadata import TRAIN_SPLIT, malformed
 
 INDEX_FILE = "_shards.json"
 MAX_INDEX_BYTES = 2**24
@@ -167,20 +166,11 @@ def parse_manifest(data: bytes, origin: str, index: ShardIndex, split: str, numb
     return manifest
 
 
-def malformed(origin: str, problem: str) -> PermanentError:
-    """The error of a malformed file of a dataset."""
-    return PermanentError(
-        Reason.DATASET_MALFORMED, f"{origin}: {one_line(problem, 1000)}; build the dataset and upload it again"
-    )
-
-
 def _parse(kind: type[_D], data: bytes, origin: str) -> _D:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False)[:5]
-        fields = (f"{'.'.join(map(str, item['loc'])) or 'content'}: {item['msg']}" for item in problems)
-        raise malformed(origin, "; ".join(fields)) from None
+        raise malformed(origin, error) from None
 
 
 def tokens_file(split: str, index: int) -> str:
