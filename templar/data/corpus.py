@@ -210,21 +210,20 @@ def split_documents(documents: Iterable[Document], fraction: float) -> dict[tupl
     by_source: dict[str, list[Document]] = defaultdict(list)
     for document in sorted(documents, key=lambda document: (document.source, document.name)):
         by_source[document.source].append(document)
-    masks = held_out_masks([lengths_of(source, members) for source, members in by_source.items()], fraction)
+    lengths = [
+        DocumentLengths(
+            source,
+            np.array([held_out_key(document.name) for document in members], dtype=np.uint64),
+            np.array([len(document.text) for document in members], dtype=np.int64),
+        )
+        for source, members in by_source.items()
+    ]
+    masks = held_out_masks(lengths, fraction)
     splits: dict[tuple[str, str], list[Document]] = {}
     for (source, members), mask in zip(by_source.items(), masks, strict=True):
         for split, held_out in zip(SPLITS, (False, True), strict=True):
             splits[source, split] = [each for each, out in zip(members, mask, strict=True) if out == held_out]
     return splits
-
-
-def lengths_of(source: str, documents: Sequence[Document]) -> DocumentLengths:
-    """Name hashes and lengths of documents, in their order."""
-    return DocumentLengths(
-        source,
-        np.array([held_out_key(document.name) for document in documents], dtype=np.uint64),
-        np.array([len(document.text) for document in documents], dtype=np.int64),
-    )
 
 
 def held_out_key(name: str) -> int:

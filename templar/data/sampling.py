@@ -139,8 +139,9 @@ def pack_flat(
 ) -> NDArray[np.int32]:
     """Cut documents that lie one after the other in one array into sequences, contiguous, shape (n, sequence_length).
 
-    Document i is `tokens[offsets[i]:offsets[i + 1]]`, with or without end tokens at its end, and the documents are all of
-    the tokens; a document without any other token than the end is left out. The sequences may be a view of `tokens`, if every document ended with one end token.
+    Document i is `tokens[offsets[i]:offsets[i + 1]]`, with or without end tokens at its end; together the documents are
+    all of the tokens. A document without any other token than the end is left out. The sequences may be a view of
+    `tokens`, if every document ended with one end token.
     """
     stream = _stream(tokens, offsets[1:], eos_id)
     num_sequences = len(stream) // sequence_length
