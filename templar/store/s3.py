@@ -5,6 +5,7 @@ Only this module and `s3_client` import boto3. A server that answers 500 to a fo
 retry is right.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 
 from botocore.exceptions import ClientError
 
-from templar.errors import PermanentError, Reason, TemplarError, TransientError, one_line
+from templar.errors import PermanentError, Reason, TransientError, one_line
 from templar.store import s3_protocol, s3_transfer
 from templar.store.base import DeleteReport, ObjectInfo, Upload, check_key, is_key
 from templar.store.deadline import interruptible, retrying
@@ -60,7 +61,7 @@ class _S3Bucket:
             secret_access_key=secret_access_key,
             settings=self._client_settings(),
         )
-        self._client: Renewable[Any] = Renewable(make)
+        self._client = Renewable(make)
 
     def close(self) -> None:
         """Close connections. The bucket can be used again afterwards."""
@@ -69,8 +70,24 @@ class _S3Bucket:
     def _client_settings(self) -> S3Settings:
         return self._settings
 
+    def _place(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": key}
+
     def _where(self, what: str) -> str:
         return one_line(f"bucket {self._bucket}: {what}")
+
+    @contextmanager
+    def _calling(self, what: str) -> Iterator[Any]:
+        """The client, with its errors translated; a lost connection renews it."""
+        client = None
+        try:
+            with our_errors(self._where(what), access_key_id=self._access_key_id):
+                client = self._client.get()
+                yield client
+        except TransientError as error:
+            if error.reason is Reason.STORE_UNREACHABLE:
+                self._client.renew(client)
+            raise
 
 
 class S3Store(_S3Bucket):
@@ -134,12 +151,21 @@ class S3Store(_S3Bucket):
         Its stamp may be older than that: moto stamps the end of the upload, rclone the first part, AWS the beginning.
         """
         check_key(key)
-        with local_file(path):
-            data = path.read_bytes() if path.stat().st_size < self._settings.multipart_threshold_bytes else None
-        if data is None:
-            s3_transfer.put_parts(partial(self._call, key), self._bucket, key, path, self._settings)
-        else:
-            self.put(key, data)
+        with local_file(path), path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < self._settings.multipart_threshold_bytes:
+                self.put(key, file.read())
+                return
+
+            def read(start: int, length: int) -> bytes:
+                with local_file(path):
+                    data = os.pread(file.fileno(), length, start)
+                if len(data) < length:
+                    problem = f"local file {path} shrank while it was sent; send it again"
+                    raise TransientError(Reason.LOCAL_FILE, problem)
+                return data
+
+            s3_transfer.put_parts(partial(self._call, key), self._place(key), size, read, self._settings)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """The whole object; `object_too_large` by the length header, before the body is read."""
@@ -149,24 +175,20 @@ class S3Store(_S3Bucket):
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """`length` bytes from offset `start`; `object_truncated` if the object is too short."""
-        if start < 0 or length < 0:
-            raise ValueError(f"start {start} and length {length} of a range must not be negative")
-        if length > 0:
-            data = bytearray(length)
-            self._get_part(key, start, memoryview(data))
-            return bytes(data)
-        if s3_protocol.object_size(self._existing(key), self._where(key)) < start:  # no request has an empty range
-            raise PermanentError(Reason.OBJECT_TRUNCATED, f"{self._where(key)}: the object ends before {start}")
-        return b""
+        if length < 0:
+            raise ValueError(f"length {length} of a range must not be negative")
+        data = bytearray(length)
+        self.read_into(key, start, memoryview(data))
+        return bytes(data)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         """Fill `buffer` from offset `start`; after a failure its content is undefined."""
-        if not buffer:
-            self.get_range(key, start, 0)
-            return
         if start < 0:
             raise ValueError(f"start {start} of a range must not be negative")
-        self._get_part(key, start, buffer)
+        if buffer:
+            self._get_part(key, start, buffer)
+        elif s3_protocol.object_size(self._existing(key), self._where(key)) < start:  # no request has an empty range
+            raise PermanentError(Reason.OBJECT_TRUNCATED, f"{self._where(key)}: the object ends before {start}")
 
     def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
         """Download, in parallel parts if it is large, to a file that appears whole; limits as in `get`.
@@ -235,19 +257,6 @@ class S3Store(_S3Bucket):
                 return work(client)
 
         return retrying(attempt, store=self._bucket, what=self._where(what), max_attempts=self._settings.max_attempts)
-
-    @contextmanager
-    def _calling(self, what: str) -> Iterator[Any]:
-        """The client, with its errors translated; a lost connection renews it."""
-        client = None
-        try:
-            with our_errors(self._where(what), access_key_id=self._access_key_id):
-                client = self._client.get()
-                yield client
-        except TransientError as error:
-            if error.reason is Reason.STORE_UNREACHABLE:
-                self._client.renew(client)
-            raise
 
     def _head(self, key: str) -> Any:
         check_key(key)
@@ -324,39 +333,33 @@ class S3Uploads(_S3Bucket):
 
     def list(self) -> Iterator[Upload]:
         """Every upload that is not completed, across pages."""
-        with our_errors(self._where("uploads"), access_key_id=self._access_key_id):
-            client = self._client.get()
-            with suppress(client.exceptions.NoSuchUpload):  # rclone's answer if there are none
-                limit = s3_protocol.ListingLimit(self._where("uploads"))
-                for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket):
-                    limit.add(len(page.get("Uploads", ())))
-                    now = _server_time(page)
-                    for entry in page.get("Uploads", ()):
-                        upload = self._read_upload(client, entry, now)
-                        if upload is not None:
-                            yield upload
+        limit = s3_protocol.ListingLimit(self._where("uploads"))
+        with (
+            self._calling("uploads") as client,
+            suppress(client.exceptions.NoSuchUpload),
+        ):  # rclone's, if there are none
+            for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket):
+                limit.add(len(page.get("Uploads", ())))
+                now = _server_time(page)
+                for entry in page.get("Uploads", ()):
+                    upload = self._read_upload(client, entry, now)
+                    if upload is not None:
+                        yield upload
 
     def abort(self, upload: Upload) -> None:
         """End an upload; nothing happens if it is gone."""
-        with our_errors(self._where(upload.key), access_key_id=self._access_key_id):
-            client = self._client.get()
-            with suppress(client.exceptions.NoSuchUpload):
-                client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
+        with self._calling(upload.key) as client, suppress(client.exceptions.NoSuchUpload):
+            client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
 
     def store_in_parts(self, key: str, data: bytes) -> None:
         """Store an object as a multipart upload of one part; on failure the upload is ended."""
-        with our_errors(self._where(key), access_key_id=self._access_key_id):
-            client = self._client.get()
-            where = {"Bucket": self._bucket, "Key": key}
-            upload_id: str = client.create_multipart_upload(**where)["UploadId"]
-            try:
-                part = client.upload_part(**where, UploadId=upload_id, PartNumber=1, Body=data)
-                parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
-                client.complete_multipart_upload(**where, UploadId=upload_id, MultipartUpload=parts)
-            except BaseException:
-                with suppress(TemplarError):  # report the first failure, not this one
-                    self.abort(Upload(key, upload_id, 0.0, 0))
-                raise
+
+        def call(request: Callable[[Any], Any]) -> Any:
+            with self._calling(key) as client:
+                return request(client)
+
+        settings = replace(self._settings, part_bytes=len(data))
+        s3_transfer.put_parts(call, self._place(key), len(data), lambda start, length: data, settings)
 
     def _read_upload(self, client: Any, entry: Mapping[str, Any], now: datetime) -> Upload | None:
         """An upload with the time and the bytes of its parts; None if it was completed or ended meanwhile."""

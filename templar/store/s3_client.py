@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import boto3
 import botocore.session
@@ -38,32 +38,22 @@ _NOT_S3 = re.compile(rb"\0|<!|<\?xml[^>]*encoding\s*=\s*[\"'](?!utf-8[\"'])", re
 """Declarations that no S3 server sends: entities that expand, encodings in which markup cannot be counted."""
 
 
-class Closable(Protocol):
-    """A client with connections that can be closed."""
-
-    def close(self) -> None:
-        """Close idle connections; calls in progress complete."""
-
-
-T = TypeVar("T", bound=Closable)
-
-
-class Renewable(Generic[T]):
+class Renewable:
     """One client for all threads: `make` makes it at the first use, and the thread that finds it broken renews it."""
 
-    def __init__(self, make: Callable[[], T]) -> None:
+    def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._current: T | None = None
+        self._current: Any = None
 
-    def get(self) -> T:
+    def get(self) -> Any:
         """The current client; a new one if there is none."""
         with self._lock:
             if self._current is None:
                 self._current = self._make()
             return self._current
 
-    def renew(self, broken: T | None = None) -> None:
+    def renew(self, broken: Any = None) -> None:
         """Close the current client; with `broken`, only if that is still the current one."""
         with self._lock:
             current = self._current

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from glob import escape
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from urllib3.exceptions import HTTPError
 
@@ -33,35 +33,22 @@ from templar.traffic import TRAFFIC, report_moved
 
 BLOCK_BYTES = 1 << 18  # most bytes read from the connection at once; the speed is checked between two blocks
 READY = b"\1"
-T = TypeVar("T")
 Call = Callable[[Callable[[Any], Any]], Any]  # makes a request with the client, and repeats it after transient failures
 _MD5 = re.compile(r"[0-9a-f]{32}")
-
-
-class BrokenBodyError(TransientError):
-    """The body of a response broke off, stalled or came too slowly: another request can help."""
 
 
 class DamagedUploadError(TransientError):
     """The server stored other bytes than were sent: sending them again can help."""
 
 
-class RawBody(Protocol):
-    """The method of urllib3's response that is needed here; botocore's wrapper waits for whole blocks."""
-
-    def read1(self, amt: int, decode_content: bool) -> bytes:
-        """At most `amt` bytes, from at most one read of the socket; empty at the end."""
-
-
-def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> Iterator[bytes]:
-    """Read a body of known length, block by block.
+def read_body(raw: Any, length: int, *, what: str, settings: S3Settings) -> Iterator[bytes]:
+    """Read a body of known length, block by block, from urllib3's response: botocore's wrapper waits for whole blocks.
 
     The whole body must arrive within `read_timeout_seconds + length / slowest_bytes_per_second`, and before the
     thread's deadline if it has one (see `templar.store.deadline`).
 
     Raises:
-        BrokenBodyError: `store_unreachable`; fewer bytes came, or they came too slowly.
-        TransientError: `too_slow`; the thread's deadline has passed.
+        TransientError: `store_unreachable`; fewer bytes came, or too slowly. `too_slow`; the deadline has passed.
     """
     done = 0
     deadline = time.monotonic() + settings.read_timeout_seconds + length / settings.slowest_bytes_per_second
@@ -71,16 +58,16 @@ def read_body(raw: RawBody, length: int, *, what: str, settings: S3Settings) -> 
             # Not decoded: an object stored as gzip must not expand to more than its length.
             block = raw.read1(min(BLOCK_BYTES, length - done), decode_content=False)
         except (HTTPError, OSError) as error:
-            raise BrokenBodyError(
+            raise TransientError(
                 Reason.STORE_UNREACHABLE, one_line(f"{what}: connection lost after {done} of {length} bytes: {error}")
             ) from error
         if not block:
-            raise BrokenBodyError(Reason.STORE_UNREACHABLE, f"{what}: body ended after {done} of {length} bytes")
+            raise TransientError(Reason.STORE_UNREACHABLE, f"{what}: body ended after {done} of {length} bytes")
         done += len(block)
         TRAFFIC.count_fetched(len(block))
         yield block
         if time.monotonic() > deadline and done < length:
-            raise BrokenBodyError(
+            raise TransientError(
                 Reason.STORE_UNREACHABLE,
                 f"{what}: {done} of {length} bytes came slower than {settings.slowest_bytes_per_second} bytes/s",
             )
@@ -192,38 +179,35 @@ def put_object(client: Any, bucket: str, key: str, data: bytes, **conditions: st
     _send(client.put_object, data, f"bucket {bucket}: {key}", Bucket=bucket, Key=key, **conditions)
 
 
-def put_parts(call: Call, bucket: str, key: str, path: Path, settings: S3Settings) -> None:
-    """Store a file in parts, several at a time; the object appears when all parts have arrived.
+def put_parts(
+    call: Call, place: Mapping[str, str], size: int, read: Callable[[int, int], bytes], settings: S3Settings
+) -> None:
+    """Store an object in parts, several at a time; it appears when all parts have arrived.
 
-    Memory holds at most `concurrency * part_bytes`. A failure aborts the upload.
+    `place` names `Bucket` and `Key`; `read` gives the bytes from an offset, of a length. Memory holds at most
+    `concurrency * part_bytes`. A failure aborts the upload.
 
     Raises:
-        TemplarError: A request failed permanently; `local_file` if the file cannot be read, or shrinks meanwhile.
+        TemplarError: A request failed permanently; errors of `read`.
     """
-    target = {"Bucket": bucket, "Key": key}
-    with local_file(path), path.open("rb") as file:
-        size, step = os.fstat(file.fileno()).st_size, settings.part_bytes
-        upload: str = call(lambda client: client.create_multipart_upload(**target)["UploadId"])
-        target["UploadId"] = upload
+    step = settings.part_bytes
+    upload: str = call(lambda client: client.create_multipart_upload(**place)["UploadId"])
+    target = {**place, "UploadId": upload}
 
-        def send(start: int) -> dict[str, Any]:
-            length, number = min(step, size - start), start // step + 1
-            with local_file(path):
-                data = os.pread(file.fileno(), length, start)
-            if len(data) < length:
-                raise TransientError(Reason.LOCAL_FILE, f"local file {path} shrank while it was sent; send it again")
-            where = f"bucket {bucket}: part {number} of {key}"
-            etag = call(lambda client: _send(client.upload_part, data, where, PartNumber=number, **target))
-            report_moved(length)
-            return {"PartNumber": number, "ETag": etag}
+    def send(start: int) -> dict[str, Any]:
+        data, number = read(start, min(step, size - start)), start // step + 1
+        where = f"bucket {place['Bucket']}: part {number} of {place['Key']}"
+        etag = call(lambda client: _send(client.upload_part, data, where, PartNumber=number, **target))
+        report_moved(len(data))
+        return {"PartNumber": number, "ETag": etag}
 
-        try:
-            parts = in_parallel(send, range(0, size, step), settings.concurrency)
-            call(lambda client: client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts}))
-        except BaseException:
-            with suppress(TemplarError):  # report the first failure, not this one
-                call(lambda client: client.abort_multipart_upload(**target))
-            raise
+    try:
+        parts = in_parallel(send, range(0, size, step), settings.concurrency)
+        call(lambda client: client.complete_multipart_upload(**target, MultipartUpload={"Parts": parts}))
+    except BaseException:
+        with suppress(TemplarError):  # report the first failure, not this one
+            call(lambda client: client.abort_multipart_upload(**target))
+        raise
 
 
 def _send(request: Callable[..., Mapping[str, Any]], data: bytes, where: str, **arguments: Any) -> str:
