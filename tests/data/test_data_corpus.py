@@ -2,12 +2,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.data.corpus import (
-    MAX_DOCUMENT_FRACTION,
     MIN_DOCUMENT_CHARS,
     Document,
     Source,
     collect_documents,
-    default_sources,
     docstrings,
     split_rows,
     without_docstrings,
@@ -43,21 +41,6 @@ def text_source(root, name="texts"):
 def write(root, name, text):
     (root / name).parent.mkdir(parents=True, exist_ok=True)
     (root / name).write_text(text, encoding="utf-8")
-
-
-def test_real_text_of_this_machine():
-    documents = collect_documents(max_bytes=150_000)
-    sources = [source.name for source in default_sources()]
-    assert {"docstrings", "stdlib-source"} <= set(sources)
-    assert [document.source for document in documents] == sorted(
-        (document.source for document in documents), key=sources.index
-    )
-    sizes = {
-        name: sum(len(document.text.encode()) for document in documents if document.source == name) for name in sources
-    }
-    share = 150_000 / len(sources)
-    assert all(share * (1 - MAX_DOCUMENT_FRACTION) <= size <= share * 1.5 for size in sizes.values())
-    assert sum(sizes.values()) <= 150_000
 
 
 def test_documents_come_by_name_and_stay_within_the_limit(tmp_path):

@@ -297,16 +297,6 @@ def in_threads(count, work):
             done.result()
 
 
-def test_nothing_is_lost_between_threads(time):
-    stores, replicas = failing(time, well, well, refusing(Reason.OBJECT_MISSING))
-    in_threads(8, lambda: read(replicas, 60))
-    reports = replicas.report()
-    assert [report.reads for report in reports] == [len(store.reads) for store in stores]
-    assert sum(report.num_bytes for report in reports) == 8 * 60 * len(DATA)
-    assert [report.failures for report in reports] == [0, 0, 8 * 60 / 3]
-    assert reports[0].reads + reports[1].reads == 8 * 60
-
-
 def test_one_outage_in_several_threads_is_one_failure(time):
     stores = stores_with(DATA, 2)
     together = threading.Barrier(4)

@@ -1,6 +1,5 @@
 """The contract of `templar.store.base`, for every store."""
 
-import io
 import math
 import threading
 import time
@@ -270,41 +269,7 @@ class TestRights:
             assert [reason_of(call) for call in calls] == [Reason.BAD_KEY] * len(calls), key
 
 
-class SlowBody(io.BytesIO):
-    """A request body whose second half is sent only when the test says so; the first pass is boto3's for its hash."""
-
-    def __init__(self, data):
-        super().__init__(data)
-        self.half_sent = threading.Event()
-        self.send_rest = threading.Event()
-        self.passes = 0
-
-    def read(self, size=-1):
-        if self.tell() == 0:
-            self.passes += 1
-        block = super().read(size)
-        if self.passes == 2 and self.tell() >= len(self.getvalue()) // 2 and not self.half_sent.is_set():
-            self.half_sent.set()
-            self.send_rest.wait(30)
-        return block
-
-
 class TestAtomicity:
-    def test_an_object_that_is_being_sent_is_not_there(self, store_pair):
-        if store_pair.client is None:
-            pytest.skip("tested with a slow file in test_store_directory.py")
-        body = SlowBody(DATA * 20)
-        with ThreadPoolExecutor(1) as threads:
-            put = threads.submit(store_pair.client.put_object, Bucket=store_pair.writable.name, Key="key", Body=body)
-            try:
-                assert body.half_sent.wait(30)
-                assert store_pair.reader.head("key") is None
-                assert "key" not in keys_of(store_pair.reader)
-            finally:
-                body.send_rest.set()
-            put.result()
-        assert store_pair.reader.get("key", max_bytes=len(DATA) * 20) == DATA * 20
-
     def test_a_reader_never_sees_a_mixture(self, store_pair):
         if not store_pair.replaces_atomically:
             pytest.skip("rclone sends the length of one version and bytes of the other")

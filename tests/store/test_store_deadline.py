@@ -9,7 +9,7 @@ import pytest
 
 from templar import interrupt
 from templar.errors import PermanentError, Reason, TransientError
-from templar.store.deadline import Deadline, check_deadline, current, retrying
+from templar.store.deadline import Deadline, check_deadline, current, in_parallel, retrying
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 from templar.traffic import TRAFFIC
@@ -141,6 +141,28 @@ class TestDeadline:
         for scheme in ("http", "https"):
             pool = pools.connection_from_url(f"{scheme}://127.0.0.1:1")
             assert pool.ConnectionCls.__mro__[1].__name__ == "_BoundedConnection"
+
+
+def test_work_in_parallel_has_an_order_a_bound_and_the_deadline_of_its_caller():
+    lock, pair = threading.Lock(), threading.Barrier(2, timeout=20)
+    running = most = 0
+
+    def work(item):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        if item < 2:
+            pair.wait()  # fails unless a second item is under way
+        with lock:
+            running -= 1
+        return item, current()
+
+    deadline = Deadline(600.0)
+    with deadline.applied():
+        found = in_parallel(work, range(8), 2)
+    assert found == [(item, deadline) for item in range(8)]
+    assert most == 2
 
 
 class TestRetries:

@@ -1,7 +1,6 @@
 """Uploads that are damaged in transit are detected and sent again."""
 
 import hashlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -77,44 +76,6 @@ class TestParts:
                 assert way.behind.head("key") is None
                 way.store.put_file("key", source)
         assert way.behind.get("key", max_bytes=self.SIZE) == source.read_bytes()
-
-    def test_a_part_that_is_always_damaged_ends_the_upload(self, way, source):
-        way.proxy.always("damaged", path="partNumber=3")
-        with raising(TransientError, Reason.STORE_BUSY):
-            way.store.put_file("key", source)
-        assert way.behind.head("key") is None
-        last = way.proxy.requests[-1]
-        assert "uploadId=" in last.path
-        assert "partNumber=" not in last.path  # the parts are given up
-
-
-def test_no_more_parts_are_under_way_than_the_settings_say(tmp_path):
-    settings = replace(SETTINGS, multipart_threshold_bytes=8, part_bytes=4, concurrency=2)
-    (tmp_path / "source").write_bytes(bytes(range(30)))
-    pair, lock, parts = threading.Barrier(2, timeout=20), threading.Lock(), dict[str, bytes]()
-    running, most = 0, 0
-
-    def script(request):
-        nonlocal running, most
-        if "partNumber=" not in request.path:
-            name = "InitiateMultipartUploadResult" if "uploads" in request.path else "CompleteMultipartUploadResult"
-            return Reply(200, f"<{name}><UploadId>1</UploadId><ETag>x</ETag></{name}>".encode())
-        number = request.path.partition("partNumber=")[2].partition("&")[0]
-        with lock:
-            running += 1
-            most = max(most, running)
-            is_first = len(parts) < 2
-            parts[number] = request.body
-        if is_first:
-            pair.wait()  # fails unless a second part is on its way
-        with lock:
-            running -= 1
-        return Reply(200, b"", {"ETag": f'"{hashlib.md5(request.body, usedforsecurity=False).hexdigest()}"'})
-
-    with scripted_server(script) as server:
-        s3_store("bucket", server.endpoint_url, KEY, settings).put_file("key", tmp_path / "source")
-    assert b"".join(parts[str(number)] for number in range(1, 9)) == bytes(range(30))
-    assert most == 2
 
 
 def test_an_etag_that_is_no_digest_says_nothing():

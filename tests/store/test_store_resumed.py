@@ -1,11 +1,6 @@
 """A large download goes on where it stopped, and never shows half a file."""
 
-import hashlib
 import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -16,9 +11,7 @@ from templar.interrupt import StoppedError
 from templar.store.files import locked
 from templar.store.s3_protocol import S3Settings
 from templar.store.s3_transfer import download
-from tests.store.conftest import PART_BYTES, SETTINGS, s3_store
 from tests.support.errors import raising
-from tests.support.faulty_endpoint import faulty_endpoint
 
 SMALL = S3Settings(multipart_threshold_bytes=1, part_bytes=4, concurrency=2)
 DATA = bytes(range(30))
@@ -131,77 +124,3 @@ class TestParts:
             Source().download(tmp_path / "copy", version="two")
             assert partials(tmp_path) == before  # nobody takes it away from its writer
         assert (tmp_path / "copy").read_bytes() == DATA
-
-    def test_memory_holds_no_more_parts_than_are_under_way(self, tmp_path):
-        lock, held, most = threading.Lock(), 0, 0
-        pair = threading.Barrier(2, timeout=20)
-
-        def count(start):
-            nonlocal held, most
-            with lock:
-                held += 1
-                most = max(most, held)
-            if start < 8:
-                pair.wait()
-            with lock:
-                held -= 1
-
-        Source(fails=count).download(tmp_path / "copy")
-        assert most == SMALL.concurrency
-
-
-class TestEndpoint:
-    """The same behind a real server, with a process that is killed."""
-
-    SIZE = 4 * PART_BYTES + 12_345
-
-    @pytest.fixture
-    def data(self):
-        return hashlib.shake_128(b"a large file").digest(self.SIZE)
-
-    @pytest.fixture
-    def proxy(self, rclone, data):
-        (rclone.root / "large").mkdir(exist_ok=True)
-        (rclone.root / "large" / "key").write_bytes(data)
-        with faulty_endpoint(rclone.writable.endpoint_url) as proxy:
-            yield proxy
-
-    def ranges(self, proxy):
-        return sum(request.path.endswith("/key") for request in proxy.requests)
-
-    def test_a_kill(self, rclone, proxy, data, tmp_path):
-        reached = threading.Event()
-
-        def rule(path):
-            if len(proxy.requests) > 3:  # HEAD and two parts went well
-                reached.set()
-                return "slow"
-            return None
-
-        proxy.rule = rule
-        process = subprocess.Popen([sys.executable, "-c", DOWNLOAD, proxy.endpoint_url, str(tmp_path)], stdin=-1)
-        process.stdin.write(f"{rclone.write_key.access_key_id}\n{rclone.write_key.secret_access_key}\n".encode())
-        process.stdin.close()
-        reached.wait()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not (tmp_path / "copy").exists()
-        assert len(partials(tmp_path)) == 1
-        proxy.well()
-        before = self.ranges(proxy)
-        store = s3_store("large", proxy.endpoint_url, rclone.write_key, replace(SETTINGS, concurrency=1))
-        store.get_file("key", tmp_path / "copy", max_bytes=self.SIZE, resume=True)
-        assert self.ranges(proxy) - before == 1 + 3
-        assert (tmp_path / "copy").read_bytes() == data
-
-
-DOWNLOAD = f"""
-import sys
-from pathlib import Path
-from dataclasses import replace
-from deployments.s3_endpoint import AccessKey
-from tests.store.conftest import SETTINGS, s3_store
-key = AccessKey(input(), input())
-store = s3_store("large", sys.argv[1], key, replace(SETTINGS, concurrency=1))
-store.get_file("key", Path(sys.argv[2]) / "copy", max_bytes={TestEndpoint.SIZE}, resume=True)
-"""

@@ -321,18 +321,22 @@ class TestFiles:
         assert [path.name for path in tmp_path.iterdir()] == ["copy"]
         assert (tmp_path / "copy").read_bytes() == b"what was there"
 
-    def test_a_lost_part_leaves_nothing(self, tmp_path):
-        serve = ranged(self.DATA, lambda: '"one"')
+    @pytest.mark.parametrize(("etag", "num_parts"), [('"one"', 3), ('"two"', 8)])
+    def test_a_download_that_broke_off_goes_on_if_the_object_is_the_same(self, tmp_path, etag, num_parts):
+        serve, copy = ranged(self.DATA, lambda: '"one"'), tmp_path / "copy"
 
-        def script(request):
-            reply = serve(request)
-            lost = request.headers.get("Range", "").startswith("bytes=20-")
-            return replace(reply, body=b"", declared_length=4) if lost else reply
+        def broken(request):
+            is_lost = request.headers.get("Range", "").startswith("bytes=20-")
+            return replace(serve(request), body=b"", declared_length=4) if is_lost else serve(request)
 
-        with scripted_server(script) as server:
-            lost = reason_of(lambda: store_at(server).get_file("key", tmp_path / "copy", max_bytes=30))
-        assert lost is Reason.STORE_UNREACHABLE
-        assert not list(tmp_path.iterdir())
+        with scripted_server(broken) as server:
+            fetch = partial(store_at(server, replace(QUICK, concurrency=1)).get_file, "key", copy, max_bytes=30)
+            assert reason_of(partial(fetch, resume=True)) is Reason.STORE_UNREACHABLE
+            assert not copy.exists()
+            server.script, before = ranged(self.DATA, lambda: etag), len(server.requests)
+            fetch(resume=True)
+            assert len(server.requests) - before == 1 + num_parts
+        assert copy.read_bytes() == self.DATA
 
 
 class TestLists:
