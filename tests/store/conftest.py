@@ -95,6 +95,25 @@ def s3_client(place):
     )
 
 
+def calls_of(store, folder, key="key"):
+    """Every operation of a store, by name."""
+    source = folder / "source"
+    source.write_bytes(b"1")
+    return {
+        "put": lambda: store.put(key, b"1"),
+        "put_if_absent": lambda: store.put_if_absent(key, b"1"),
+        "put_file": lambda: store.put_file(key, source),
+        "get": lambda: store.get(key, max_bytes=1000),
+        "get_range": lambda: store.get_range(key, 2, 4),
+        "empty range": lambda: store.get_range(key, 0, 0),
+        "read_into": lambda: store.read_into(key, 0, memoryview(bytearray(4))),
+        "get_file": lambda: store.get_file(key, folder / "copy", max_bytes=1000),
+        "head": lambda: store.head(key),
+        "list": lambda: list(store.list()),
+        "delete": lambda: store.delete([key]),
+    }
+
+
 def seed_files(folder, keys):
     for key in keys:
         (folder / key).write_bytes(b"1")

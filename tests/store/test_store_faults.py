@@ -12,7 +12,7 @@ from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import Upload
 from templar.store.s3 import S3Store, S3Uploads
 from templar.store.s3_protocol import S3Settings
-from tests.store.conftest import KEY, s3_store
+from tests.store.conftest import KEY, calls_of, s3_store
 from tests.support.errors import error_of
 from tests.support.scripted_server import Reply, scripted_server
 
@@ -38,21 +38,10 @@ def server():
 def calls_at(url, folder, limits=QUICK):
     """Every operation of a store and of its uploads."""
     store, uploads = (s3_store("bucket", url, KEY, limits, kind) for kind in (S3Store, S3Uploads))
-    small, large = folder / "small", folder / "large"
-    small.write_bytes(b"1")
+    large = folder / "large"
     large.write_bytes(b"1" * 20)
-    return {
-        "put": lambda: store.put("key", b"1"),
-        "put_if_absent": lambda: store.put_if_absent("key", b"1"),
-        "put_file": lambda: store.put_file("key", small),
+    return calls_of(store, folder) | {
         "put_file in parts": lambda: store.put_file("key", large),
-        "get": lambda: store.get("key", max_bytes=1000),
-        "get_range": lambda: store.get_range("key", 2, 4),
-        "read_into": lambda: store.read_into("key", 0, memoryview(bytearray(4))),
-        "get_file": lambda: store.get_file("key", folder / "copy", max_bytes=1000),
-        "head": lambda: store.head("key"),
-        "list": lambda: list(store.list()),
-        "delete": lambda: store.delete(["key"]),
         "list uploads": lambda: list(uploads.list()),
         "abort": lambda: uploads.abort(Upload("key", "upload", 0.0, 0)),
         "store_in_parts": lambda: uploads.store_in_parts("key", b"1"),
