@@ -1,7 +1,6 @@
 """The files that describe a sharded dataset: malformed ones are refused, and the message names file and field."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,16 +10,13 @@ from templar.data.shards.manifest import (
     INDEX_FILE,
     MOST_BLOCKS,
     SMALLEST_BLOCK_BYTES,
-    BlockedFile,
     ShardIndex,
     block_bytes_for,
     parse_index,
     parse_manifest,
-    sample_ids,
 )
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
-from tests.support.shards import generated
 
 ORIGIN = "ds/train_000001.json"
 
@@ -49,10 +45,6 @@ def put(*path, value):
 
 
 class TestIndex:
-    def test_it_reads_back(self, shards):
-        assert parse_index(shards.files[INDEX_FILE], "ds/_shards.json") == shards.index
-        assert shards.index.canonical() == shards.files[INDEX_FILE]
-
     def test_a_malformed_field_is_named(self, shards):
         for split, words in (("../train", "splits"), ("train", "splits: train without a shard")):
             data = changed(shards.files[INDEX_FILE], put("splits", split, value=[]))
@@ -73,13 +65,6 @@ class TestIndex:
 class TestManifest:
     def parsed(self, shards, data, number=1):
         return parse_manifest(data, ORIGIN, shards.index, "train", number)
-
-    def test_it_reads_back(self, shards):
-        manifest = self.parsed(shards, shards.files["train_000001.json"])
-        assert manifest.canonical() == shards.files["train_000001.json"]
-        assert [file.name for file in manifest.files] == ["train_000001.npy", "sample_ids_000001.bin"]
-        assert manifest.num_bytes == shards.size(1)
-        assert manifest.sample_bytes == 200
 
     def test_only_the_training_split_has_sample_ids(self, shards):
         data = shards.files["held_out_000000.json"]
@@ -135,20 +120,3 @@ class TestBlocks:
         assert block_bytes & (block_bytes - 1) == 0
         assert -(-size // block_bytes) <= MOST_BLOCKS
         assert block_bytes == SMALLEST_BLOCK_BYTES or -(-size // (block_bytes // 2)) > MOST_BLOCKS
-
-    @given(size=st.integers(1, 10**6), block_bytes=st.integers(512, 10**5), count=st.integers(0, 50))
-    def test_blocks_cover_every_byte_or_are_refused(self, size, block_bytes, count):
-        fields: dict[str, Any] = {"name": "train_000000.npy", "size": size, "block_bytes": block_bytes}
-        blocks = ("0" * 64,) * count
-        if (count - 1) * block_bytes < size <= count * block_bytes:
-            assert BlockedFile(**fields, blocks=blocks).blocks == blocks
-        else:
-            with pytest.raises(ValueError, match="blocks of"):
-                BlockedFile(**fields, blocks=blocks)
-
-
-def test_a_samples_id_does_not_depend_on_its_type(tmp_path):
-    narrow = generated(7, 9, "uint16")
-    assert sample_ids(narrow).tolist() == sample_ids(narrow.astype("uint32")).tolist()
-    assert sample_ids(narrow).tolist() == sample_ids(narrow.astype(">u4")).tolist()
-    assert len(set(sample_ids(narrow).tolist())) == 7

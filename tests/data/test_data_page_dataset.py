@@ -122,13 +122,6 @@ def test_a_row_group_beyond_the_bound_is_fetched_once(store, monkeypatch):
     assert sum(each.length for each in read) == size
 
 
-def test_a_row_that_is_no_text_is_named(store):
-    latin = pa.array([*[b"a"] * 20, b"caf\xe9", *[b"b"] * 4], pa.binary()).view(pa.string())
-    replace_shard(store, pa.table({"text": latin}))
-    with raising(PermanentError, Reason.DATASET_MALFORMED, FIRST_SHARD, "row 20 of column 'text' is not UTF-8"):
-        open_pages(store).read_page(5)
-
-
 def test_the_digest_follows_the_files_and_the_pages(store):
     digests = {open_pages(store).digest, open_pages(store, rows_per_page=5).digest}
     digests.add(open_pages(store, split="held_out").digest)
@@ -250,8 +243,12 @@ def test_a_damaged_file_is_found(store):
     ):
         store.put(FIRST_SHARD, damaged)
         refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: {words}", read=True)
-    replace_shard(store, pa.table({"text": ["a"] * 24}))
-    refused(store, Reason.DATASET_MALFORMED, "its row groups have 24 rows, must have 25", read=True)
+    for column, words in (
+        (["a"] * 24, "its row groups have 24 rows, must have 25"),
+        ([*"a" * 20, None, *"b" * 4], "row 20 of column 'text' is null"),
+    ):
+        replace_shard(store, pa.table({"text": column}))
+        refused(store, Reason.DATASET_MALFORMED, f"{FIRST_SHARD}: {words}", read=True)
 
 
 def test_other_columns_are_not_fetched(store):

@@ -14,8 +14,8 @@ from templar.data.replicas import (
     EndpointReport,
     Replicas,
 )
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
-from tests.support.errors import error_of, raising, stopped
+from templar.errors import PermanentError, Reason, TransientError
+from tests.support.errors import error_of, stopped
 from tests.support.memory_store import MemoryStore, Read
 
 DATA = b"0123456789"
@@ -195,6 +195,7 @@ def test_when_all_rest_the_one_whose_rest_ends_first_is_tried(time):
         ([unreachable] * 2, TransientError, Reason.STORE_UNREACHABLE),
         ([refusing(AT_FAULT[0])] * 3, PermanentError, AT_FAULT[0]),
         ([refusing(COPY_DIFFERS[0])] * 3, PermanentError, COPY_DIFFERS[0]),
+        ([refusing(AT_FAULT[0]), refusing(COPY_DIFFERS[0])], PermanentError, AT_FAULT[0]),  # an error is never absence
         # The endpoint that does not answer may have the object; the others do not have it.
         ([refusing(AT_FAULT[0]), refusing(COPY_DIFFERS[0]), unreachable], TransientError, Reason.STORE_UNREACHABLE),
     ],
@@ -254,18 +255,6 @@ def test_an_object_is_absent_only_if_every_endpoint_says_so(time):
         info = replicas.head("other")
         assert info.size == 4
     assert not any(report.failures for report in replicas.report())
-
-
-@pytest.mark.parametrize(
-    ("fail", "reason"),
-    [(unreachable, Reason.STORE_UNREACHABLE), (refusing(AT_FAULT[0]), AT_FAULT[0])],
-    ids=["unreachable", "refused"],
-)
-def test_an_error_is_never_absence(time, fail, reason):
-    _, replicas = failing(time, well, fail, well)
-    for _ in range(3):
-        with raising(TemplarError, reason):
-            replicas.head("other")
 
 
 def test_each_endpoint_has_its_figures(time):

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,14 +168,6 @@ def test_two_rotations_at_a_time_are_one(store, dataset):
         os.close(file)
     assert store.reads == []
     assert rotate(dataset, SECOND).fetched == (2,)
-
-
-def test_progress_ends_at_100_and_never_falls(dataset):
-    dataset.shard(0).read(np.array([39]))
-    seen: list[float] = []
-    rotate(dataset, FIRST, on_progress=seen.append)
-    assert seen == sorted(seen)
-    assert (min(seen) >= 0, seen[-1], len(seen) > 16) == (True, 100.0, True)
 
 
 KILLS = 12

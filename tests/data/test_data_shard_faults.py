@@ -3,7 +3,6 @@
 `rclone serve s3` stands behind a proxy that injects the fault (`tests.support.faulty_endpoint`).
 """
 
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,48 +124,6 @@ def test_a_lasting_fault_has_its_reason_and_no_wrong_file_gets_a_name(bucket, fa
     faulty.well()
     rotate(dataset(bucket, tmp_path, faulty.endpoint_url), PLAN)
     complete(bucket, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("fault", "order"),
-    [("404", "first"), ("flipped", "first"), ("killed", "second")],
-)
-def test_the_other_endpoint_is_read_instead(bucket, faulty, tmp_path, fault, order):
-    faulty.always(fault)
-    endpoints = [faulty.endpoint_url, bucket.server.endpoint_url]
-    opened = dataset(bucket, tmp_path, *(endpoints if order == "first" else endpoints[::-1]))
-    samples_are_right(bucket, opened)
-    rotate(opened, PLAN)
-    complete(bucket, tmp_path)
-    bad = opened.endpoints[0 if order == "first" else 1]
-    assert faulty.num_faults == bad.failures == bad.reads > 0
-    assert bad.last_failure is MEANING[fault][1]
-
-
-def test_an_endpoint_is_killed_in_the_middle_of_a_download_and_comes_back(tmp_path):
-    key, root, folder = random_key(), tmp_path / "root", tmp_path / "local"
-    shards = write_shards(root / BUCKET / PREFIX, length=500)
-    server = start_rclone(root, key)
-    bucket = Bucket(shards, server, key, root)
-    died = threading.Event()
-
-    def kill(percentage):
-        if percentage > 30 and not died.is_set():
-            died.set()
-            server.kill()
-
-    opened = dataset(bucket, folder, server.endpoint_url)
-    with raising(TransientError, Reason.STORE_UNREACHABLE):
-        rotate(opened, PLAN, on_progress=kill)
-    assert shards.wrong_files(folder) == []
-    again = start_rclone(root, key, port=server.port)
-    try:
-        seen: list[float] = []
-        rotate(opened, PLAN, on_progress=seen.append)
-        assert seen[0] > 20, "what was there before the kill is used"
-        complete(bucket, folder)
-    finally:
-        again.stop()
 
 
 def test_without_room_for_a_manifest_the_reason_is_the_disk_and_a_later_call_completes(bucket, tmp_path, monkeypatch):

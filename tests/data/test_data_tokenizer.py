@@ -47,15 +47,6 @@ def test_training_twice_gives_the_same_bytes_and_the_end_token_is_part_of_the_di
     assert Tokenizer(backend, "a").digest != tokenizer.digest
 
 
-def test_ids_are_int32_arrays_within_the_vocabulary(tokenizer):
-    encoded = tokenizer.encode_batch([*TEXTS, ""])
-    assert [tokens.dtype for tokens in encoded] == [np.int32] * 4
-    assert len(encoded[3]) == 0
-    assert tokenizer.vocab_size == 320
-    assert all(tokens.min() >= 0 and tokens.max() < tokenizer.vocab_size for tokens in encoded[:3])
-    assert len(encoded[1]) < len(TEXTS[1]) / 1.5
-
-
 @settings(max_examples=30)
 @given(text=st.text())
 @example(text=f"before{EOS_TOKEN}after")  # a text cannot forge a document's border
@@ -214,15 +205,12 @@ def test_padding_and_truncation_of_the_original_are_left_behind(tokenizer):
     assert wrapped.digest == tokenizer.digest
 
 
-def test_save_and_load_from_a_folder_and_from_a_file(tokenizer, tmp_path):
-    save_tokenizer(tokenizer, tmp_path / "saved")
-    from_folder = load_tokenizer(str(tmp_path / "saved"))
-    from_file = load_tokenizer(str(tmp_path / "saved" / "tokenizer.json"))
-    assert from_folder.digest == from_file.digest == tokenizer.digest
-    np.testing.assert_array_equal(from_folder.encode_batch(TEXTS)[2], tokenizer.encode_batch(TEXTS)[2])
-    for path in (tmp_path / "saved").iterdir():  # a mark of byte order is no part of a file
+def test_a_mark_of_byte_order_is_no_part_of_a_file(tokenizer, tmp_path):
+    save_tokenizer(tokenizer, tmp_path)
+    for path in tmp_path.iterdir():
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert load_tokenizer(str(tmp_path / "saved")).digest == tokenizer.digest
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        assert load_tokenizer(str(path)).digest == tokenizer.digest
 
 
 @pytest.mark.parametrize("eos", ["a", {"content": "a", "special": True}])

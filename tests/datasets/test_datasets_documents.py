@@ -149,25 +149,6 @@ class TestRows:
         with raising(PermanentError, Reason.DATASET_MALFORMED, str(path)):
             documents(TextSource("source", path))
 
-    def test_bytes_that_are_no_text(self, tmp_path):
-        texts = pa.array([b"good", b"\xff\xfe"], pa.binary()).view(pa.string())
-        path = write(tmp_path / "x.arrow", "stream", texts)
-        with pytest.raises(PermanentError, match="not UTF-8"):
-            documents(TextSource("source", path))
-
-    @pytest.mark.parametrize("kind", ["parquet", "stream", "file"])
-    def test_two_columns_of_one_name(self, tmp_path, kind):
-        path = tmp_path / f"x.{ending(kind)}"
-        table = pa.Table.from_arrays([pa.array(ROWS), pa.array(ROWS)], ["text", "text"])
-        if kind == "parquet":
-            pq.write_table(table, path)
-        else:
-            opened = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
-            with path.open("wb") as file, opened(file, table.schema) as writer:
-                writer.write_table(table)
-        with raising(PermanentError, Reason.DATASET_MALFORMED, path, "2 columns have the name 'text'"):
-            documents(TextSource("source", path))
-
     @pytest.mark.parametrize("column", [pa.array([], pa.string()), pa.array([], pa.null())])
     @pytest.mark.parametrize("kind", ["parquet", "stream"])
     def test_a_file_without_rows_has_no_documents(self, tmp_path, kind, column):

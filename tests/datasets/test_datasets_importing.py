@@ -201,30 +201,25 @@ class TestPages:
                 "fetch the file again",
             ),
             (
+                lambda folder: pq.write_table(
+                    pa.table({"text": [*"a" * 8, None, *"b" * 11]}), folder / "CC-MAIN-2" / "000_00001.parquet"
+                ),
+                Reason.DATASET_MALFORMED,
+                "000_00001.parquet: row 8 of column 'text' is null",
+            ),
+            (
                 lambda folder: (folder / "_shard_sizes.json").write_text('{"x": [1]}'),
                 Reason.DATASET_MALFORMED,
                 "to have it written",
             ),
         ],
-        ids=["missing", "rows", "column", "damaged", "sizes"],
+        ids=["missing", "rows", "column", "damaged", "null", "sizes"],
     )
     def test_mistakes(self, tables, tmp_path, change, reason, words):
         change(tables)
         with raising(PermanentError, reason, words):
             import_dataset(tables, tmp_path / "dataset", tokenizer=None)
         assert not (tmp_path / "dataset").exists()
-
-    @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())])
-    def test_every_type_of_text_is_imported_and_read(self, tmp_path, kind):
-        folder = tmp_path / "in" / "config"
-        folder.mkdir(parents=True)
-        for number in range(2):
-            texts = pa.array([f"{number} {row}" for row in range(8)])
-            column = texts.dictionary_encode() if pa.types.is_dictionary(kind) else texts.cast(kind)
-            pq.write_table(pa.table({"text": column}), folder / f"{number}.parquet")
-        import_dataset(tmp_path / "in", tmp_path / "out", tokenizer=None)
-        pages = PageDataset([DirectoryStore(tmp_path / "out", writable=False)], "", rows_per_page=4)
-        assert pages.read_page(1).texts == ("0 4", "0 5", "0 6", "0 7")
 
     def test_files_without_rows_and_leftovers_are_passed_over(self, tables, tmp_path, tokenizer, caplog):
         (tables / "_shard_sizes.json").unlink()
@@ -239,25 +234,6 @@ class TestPages:
         assert contents(tmp_path / "one") == contents(tmp_path / "two")
         assert "2 files of config 'CC-MAIN-1' have no rows" in caplog.text
 
-    @pytest.mark.parametrize(
-        ("column", "words"),
-        [
-            (pa.array([*"abcdefgh", None, *"ij"]), "row 8 of column 'text' is null"),
-            (
-                pa.array([*[b"a"] * 9, b"caf\xe9", b"b"], pa.binary()).view(pa.string()),
-                "row 9 of column 'text' is not UTF-8",
-            ),
-        ],
-        ids=["null", "not UTF-8"],
-    )
-    def test_rows_that_no_node_could_read_are_named(self, tables, tmp_path, column, words):
-        (tables / "_shard_sizes.json").unlink()
-        path = tables / "CC-MAIN-2" / "000_00001.parquet"
-        pq.write_table(pa.table({"text": column}), path, row_group_size=4)
-        with raising(PermanentError, Reason.DATASET_MALFORMED, path, words):
-            import_dataset(tables, tmp_path / "dataset", tokenizer=None)
-        assert not (tmp_path / "dataset").exists()
-
     @pytest.mark.parametrize("name", ["lang=en", "my config", "default"])
     def test_a_config_that_no_node_could_read_is_named(self, tables, tmp_path, name):
         (tables / "_shard_sizes.json").unlink()
@@ -265,12 +241,8 @@ class TestPages:
         with raising(PermanentError, Reason.DATASET_MALFORMED, f"config '{name}'", "rename its folder"):
             import_dataset(tables, tmp_path / "dataset", tokenizer=None)
 
-    def test_two_columns_of_one_name_and_a_config_without_rows(self, tables, tmp_path):
+    def test_a_config_without_rows(self, tables, tmp_path):
         (tables / "_shard_sizes.json").unlink()
-        path = tables / "CC-MAIN-2" / "000_00001.parquet"
-        pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, ["text"] * 2), path)
-        with raising(PermanentError, Reason.DATASET_MALFORMED, path, "2 columns have the name 'text'"):
-            import_dataset(tables, tmp_path / "dataset", tokenizer=None)
         for path in (tables / "CC-MAIN-2").iterdir():
             pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
         with raising(PermanentError, Reason.DATASET_TOO_SMALL, "'CC-MAIN-2' has 0 files with rows"):
