@@ -1,5 +1,6 @@
 """Rotation of shards: the network's state determines the plan, and the shards that fit are downloaded."""
 
+import errno
 import fcntl
 import os
 import random
@@ -109,6 +110,23 @@ class TestRotating:
         assert (report.fetched, report.on_disk) == ((1,), (0, 1))
         assert store.bytes_read(".npy") == 0
         assert on_disk(dataset.folder) == shards.names(0, 1)
+
+    def test_without_room_for_a_manifest_the_reason_is_the_disk_and_a_later_call_completes(
+        self, shards, dataset, monkeypatch
+    ):
+        write = Path.write_bytes
+
+        def refused(path, data):
+            write(path, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "write_bytes", refused)
+            with raising(TransientError, Reason.DISK_FULL):
+                rotate(dataset, FIRST)
+        rotate(dataset, FIRST)
+        assert on_disk(dataset.folder) == shards.names(0, 1)
+        assert shards.wrong_files(dataset.folder) == []
 
 
 class TestBudget:

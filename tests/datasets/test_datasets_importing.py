@@ -1,5 +1,6 @@
 """The reference's layouts become datasets that this network's readers accept, with links instead of copies."""
 
+import io
 import itertools
 import json
 
@@ -21,6 +22,25 @@ from tests.support.commands import contents
 from tests.support.errors import raising
 
 LENGTH = 8
+FIRST, SECOND = "train_000000.npy", "train_000001.npy"
+PAGES = "CC-MAIN-2/000_00001.parquet"
+
+
+def put(name, data):
+    """A change of a folder: another content of a file."""
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def array_file(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def table_file(**columns):
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -84,36 +104,14 @@ class TestShards:
     @pytest.mark.parametrize(
         ("change", "reason", "words"),
         [
-            (lambda folder: (folder / "train_000000.npy").unlink(), Reason.DATASET_MISSING, "has no train_000000.npy"),
+            (lambda folder: (folder / FIRST).unlink(), Reason.DATASET_MISSING, "has no train_000000.npy"),
+            (put(FIRST, b"12345"), Reason.DATASET_MALFORMED, "--sequence-length"),
+            (put(SECOND, array_file(np.zeros(80, "<i8"))), Reason.DATASET_MALFORMED, "convert it"),
+            (put("sample_ids_000000.bin", b"12345678"), Reason.DATASET_MALFORMED, "are not those of train_000000.npy"),
+            (put(FIRST, np.full((2, LENGTH), 300, "<u4").tobytes()), Reason.DATASET_MALFORMED, "name the tokenizer"),
+            (put(SECOND, array_file(np.zeros(LENGTH, "<u4"))), Reason.DATASET_TOO_SMALL, "must leave one"),
             (
-                lambda folder: (folder / "train_000000.npy").write_bytes(b"12345"),
-                Reason.DATASET_MALFORMED,
-                "--sequence-length",
-            ),
-            (
-                lambda folder: np.save(folder / "train_000001.npy", np.zeros(80, "<i8")),
-                Reason.DATASET_MALFORMED,
-                "convert it",
-            ),
-            (
-                lambda folder: (folder / "sample_ids_000000.bin").write_bytes(b"12345678"),
-                Reason.DATASET_MALFORMED,
-                "are not those of train_000000.npy",
-            ),
-            (
-                lambda folder: np.full((2, LENGTH), 300, "<u4").tofile(folder / "train_000000.npy"),
-                Reason.DATASET_MALFORMED,
-                "name the tokenizer",
-            ),
-            (
-                lambda folder: np.save(folder / "train_000001.npy", np.zeros(LENGTH, "<u4")),
-                Reason.DATASET_TOO_SMALL,
-                "must leave one",
-            ),
-            (
-                lambda folder: (folder / "train_000001.npy").write_bytes(
-                    (folder / "train_000001.npy").read_bytes()[: -4 * LENGTH]
-                ),
+                put(SECOND, array_file(np.zeros(40 * LENGTH, "<u4"))[: -4 * LENGTH]),
                 Reason.DATASET_MALFORMED,
                 f"train_000001.npy: its header says {40 * LENGTH} tokens of 4 bytes, and {4 * 39 * LENGTH} bytes",
             ),
@@ -181,39 +179,21 @@ class TestPages:
         ("change", "reason", "words"),
         [
             (
-                lambda folder: (folder / "CC-MAIN-2" / "000_00001.parquet").unlink(),
+                lambda folder: (folder / PAGES).unlink(),
                 Reason.DATASET_MISSING,
-                "has no file of 'bucket/fineweb/CC-MAIN-2/000_00001.parquet'",
+                f"no file of 'bucket/fineweb/{PAGES}'",
             ),
+            (put(PAGES, table_file(text=["x"])), Reason.DATASET_MALFORMED, "has 1 rows, _shard_sizes.json says 20"),
+            (put(PAGES, table_file(body=["x"])), Reason.DATASET_MALFORMED, "no column 'text'; there are body"),
             (
-                lambda folder: pq.write_table(pa.table({"text": ["x"]}), folder / "CC-MAIN-2" / "000_00001.parquet"),
+                put(PAGES, table_file(text=[*"aaaa", None, *"b" * 15])),
                 Reason.DATASET_MALFORMED,
-                "has 1 rows, _shard_sizes.json says 20",
+                "row 4 of column 'text'",
             ),
-            (
-                lambda folder: pq.write_table(pa.table({"body": ["x"]}), folder / "CC-MAIN-2" / "000_00001.parquet"),
-                Reason.DATASET_MALFORMED,
-                "no column 'text'; there are body",
-            ),
-            (
-                lambda folder: (folder / "CC-MAIN-2" / "000_00001.parquet").write_bytes(b"PAR1"),
-                Reason.DATASET_MALFORMED,
-                "fetch the file again",
-            ),
-            (
-                lambda folder: pq.write_table(
-                    pa.table({"text": [*"a" * 8, None, *"b" * 11]}), folder / "CC-MAIN-2" / "000_00001.parquet"
-                ),
-                Reason.DATASET_MALFORMED,
-                "000_00001.parquet: row 8 of column 'text' is null",
-            ),
-            (
-                lambda folder: (folder / "_shard_sizes.json").write_text('{"x": [1]}'),
-                Reason.DATASET_MALFORMED,
-                "to have it written",
-            ),
+            (put(PAGES, b"PAR1"), Reason.DATASET_MALFORMED, "fetch the file again"),
+            (put("_shard_sizes.json", b'{"x": [1]}'), Reason.DATASET_MALFORMED, "to have it written"),
         ],
-        ids=["missing", "rows", "column", "damaged", "null", "sizes"],
+        ids=["missing", "rows", "column", "null", "damaged", "sizes"],
     )
     def test_mistakes(self, tables, tmp_path, change, reason, words):
         change(tables)

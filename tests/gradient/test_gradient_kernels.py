@@ -166,17 +166,6 @@ def test_an_update_is_not_written_over_tensors_of_other_shapes(name):
         aggregate.aggregate([published], layout, out={"p": torch.zeros(8, 64)})
 
 
-def test_kernels_run_for_large_models_on_the_cpu():
-    assert not kernels.uses_kernels(kernels.MIN_ELEMENTS - 1)
-    assert kernels.uses_kernels(kernels.MIN_ELEMENTS)
-    assert not kernels.uses_kernels(kernels.MIN_ELEMENTS, "meta")
-    with kernels.forced("torch"):
-        assert not kernels.uses_kernels(kernels.MIN_ELEMENTS)
-    with kernels.forced("numba"):
-        assert kernels.uses_kernels(1)
-        assert not kernels.uses_kernels(1, "meta")
-
-
 def test_a_large_model_uses_every_kernel_unforced(monkeypatch):
     used: list[str] = []
     names = {error_feedback: "compress_tensor", bit_planes: "encode_indices", combine: "combine"}

@@ -147,20 +147,6 @@ def test_selected_expired_and_unknown_objects_are_deleted(bucket, criterion):
     assert set(gone(objects, criterion, guard)) == (set(found) - ours) | (ours & expired)
 
 
-@given(buckets, criteria)
-@settings(max_examples=50)
-def test_a_second_run_deletes_nothing(bucket, criterion):
-    store = MemoryStore(clock=lambda: TIME)
-    for key in bucket:
-        store.put(key, b"1")
-    guard = guard_of(list(store.list()))
-    first = execute(store, plan(store.list(), criterion, guard), window=NOW, dry_run=False)
-    again = execute(store, plan(store.list(), criterion, guard), window=NOW, dry_run=False)
-    assert first.total("deleted") == first.total("found") - first.total("kept")
-    assert again.total("deleted") == 0
-    assert again.total("kept") == again.total("found") == first.total("kept")
-
-
 # What is meant.
 
 

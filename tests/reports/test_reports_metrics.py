@@ -6,8 +6,6 @@ import re
 from statistics import fmean
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -74,15 +72,6 @@ def test_the_text_format():
             for event, reason in (("missing", "payload_missing"), ("desync", "desync"))
         ),
     ]
-
-
-@given(name=st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r"), max_size=20), value=st.floats())
-def test_a_scraper_reads_back_every_name_and_number(name, value):
-    text = generate_latest(Metrics(name, "miner", 1, {"loss": value})).decode()
-    ((sample,),) = ([*family.samples] for family in text_string_to_metric_families(text))
-    assert sample.name == "templar_miner_loss"
-    assert sample.labels == {"neuron": name}
-    assert sample.value == pytest.approx(value, rel=0, abs=0, nan_ok=True)
 
 
 def test_a_penalty_that_is_there_twice_is_one_sample():
