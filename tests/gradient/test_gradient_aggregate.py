@@ -1,5 +1,6 @@
 """Aggregation: the second implementation's, bounds, and the same bits in any order and on any number of threads."""
 
+import itertools
 from dataclasses import replace
 
 import gradient_cases as cases
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from templar.gradient import kernels
 from templar.gradient.aggregate import aggregate, outer_step, peer_norms, single_update, target_norms
 from templar.gradient.codec.values import QUANTUM
 from templar.gradient.codec.wire import encode
@@ -16,6 +18,7 @@ from templar.hparams import MAX_PEERS
 from tests.docs.second_implementation import Spec
 from tests.support.threads import threads
 
+each_backend = pytest.mark.parametrize("implementation", ["torch", "numba"])
 VECTOR = cases.layout_of({"p": (8,)}, cases.settings_of(target=2, k=1))
 SCALARS = cases.layout_of(
     {"p": (7,)}, cases.settings_of(target=1, k=1)
@@ -41,17 +44,20 @@ PEERS = [
 ]
 
 
+@each_backend
 @given(
-    cases.layouts,
-    st.lists(cases.seeds, min_size=1, max_size=4),
-    st.sampled_from([cases.random_payload, cases.any_payload]),
+    layout=cases.layouts,
+    peers=st.lists(cases.seeds, min_size=1, max_size=4),
+    make=st.sampled_from([cases.random_payload, cases.any_payload]),
 )
 @cases.few
-def test_the_second_implementation_aggregates_the_same(layout, peers, make):
+def test_the_second_implementation_aggregates_the_same(implementation, layout, peers, make):
     """Bit for bit, with silent peers and tensors, and with coefficients that are clipped to zero."""
     payloads, spec = [make(layout, seed) for seed in peers], cases.spec_of(layout)
     read = [Spec.read_payload(encode(payload, layout), spec) for payload in payloads]
-    found, targets, norms = aggregate(payloads, layout), target_norms(payloads, layout), peer_norms(payloads, layout)
+    with kernels.forced(implementation):
+        found = aggregate(payloads, layout, out=cases.random_update(layout, 1))
+    targets, norms = target_norms(payloads, layout), peer_norms(payloads, layout)
     for tensor in spec["tensors"]:
         name = tensor["name"]
         assert ([peer[name] for peer in norms], targets[name]) == Spec.norms(read, name)
@@ -107,14 +113,12 @@ def test_the_largest_update_is_finite():
 @cases.few
 def test_same_bits_in_any_order_and_on_any_number_of_threads(layout, peers, make, shuffler):
     payloads = [make(layout, seed) for seed in peers]
-    expected = aggregate(payloads, layout)
+    expected, alone = aggregate(payloads, layout), aggregate(payloads[:1], layout)
     targets = target_norms(payloads[:1], layout)
-    assert cases.same_bits(single_update(payloads[0], layout, targets), aggregate(payloads[:1], layout))
-    shuffler.shuffle(payloads)
-    for count in (1, 2):
-        with threads(count):
-            again = aggregate(payloads, layout)
-        assert cases.same_bits(again, expected)
+    for implementation, count in itertools.product(("torch", "numba"), (1, 2)):
+        with kernels.forced(implementation), threads(count):
+            assert cases.same_bits(single_update(payloads[0], layout, targets), alone)
+            assert cases.same_bits(aggregate(shuffler.sample(payloads, len(payloads)), layout), expected)
     for tensor in layout.tensors:
         assert expected[tensor.name].shape == tensor.shape
         assert expected[tensor.name].dtype is torch.float32

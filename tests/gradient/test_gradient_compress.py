@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.errors import PermanentError, Reason
-from templar.gradient import dct, kernels
+from templar.gradient import kernels
 from templar.gradient.codec.sections import pack
 from templar.gradient.codec.values import CODES, STEP_VALUES
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress, compress_each, top_k
-from templar.gradient.dct import to_chunks
+from tests.docs.second_implementation import Spec
 from tests.support.errors import raising
 
 SPARSELOCO = FeedbackRule("sparseloco", decay=0.95, learning_rate=0.7)
@@ -26,26 +26,23 @@ def run(state, update, layout, rule=SPARSELOCO):
     return compress(state, update, layout=layout, rule=rule)
 
 
-@given(cases.layouts, cases.seeds, cases.recipes, st.integers(1, 8))
-@cases.more
-def test_the_buffer_keeps_exactly_what_receivers_did_not_get(layout, seed, recipe, number):
+@each_backend
+@given(layout=cases.layouts, seed=cases.seeds, call=st.integers(1, 8))
+@cases.few
+def test_the_second_implementation_compresses_the_same(implementation, layout, seed, call):
     """`demo` forgets its buffer at the first call, and subtracts what it published from the sixth on."""
-    rule = FeedbackRule(recipe, decay=0.95, learning_rate=0.7)
-    state, update = FeedbackState(cases.random_update(layout, seed + 1), number - 1), cases.random_update(layout, seed)
-    forgets = recipe == "demo" and number == 1
-    if forgets:  # a forgotten buffer may hold anything
+    rule = {"recipe": layout.recipe, "decay": 0.95, "learning_rate": 0.7}
+    state, update = FeedbackState(cases.random_update(layout, seed + 1), call - 1), cases.random_update(layout, seed)
+    if layout.recipe == "demo" and call == 1:  # a forgotten buffer may hold anything
         state.buffers[layout.names[0]].fill_(math.nan)
-    compressed = run(state, update, layout, rule)
+    with kernels.forced(implementation):
+        done = run(state, update, layout, FeedbackRule(**rule))
     for tensor in layout.tensors:
-        grown = to_chunks(update[tensor.name] * 0.7, tensor)
-        grown = dct.forward(grown, tensor.edges) if layout.use_dct else grown
-        if not forgets:
-            grown = to_chunks(state.buffers[tensor.name], tensor) * 0.95 + grown
-        received = torch.from_numpy(cases.dense(compressed.tensors[tensor.name], tensor.chunk_length))
-        kept = grown if recipe == "demo" and number <= 5 else grown - received
-        after = to_chunks(compressed.state.buffers[tensor.name], tensor)
-        assert torch.equal(after.view(torch.int32), kept.view(torch.int32))
-        pack(compressed.tensors[tensor.name], tensor)  # raises if the coefficients are not legal
+        spec = cases.spec_of_tensor(tensor)
+        before, more = (each[tensor.name].numpy().reshape(spec["shape"]) for each in (state.buffers, update))
+        section, kept = Spec.compress(rule | {"use_dct": layout.use_dct}, before, more, spec, call)
+        assert pack(done.tensors[tensor.name], tensor).data.tobytes() == b"".join(section.values())
+        assert done.state.buffers[tensor.name].numpy().tobytes() == kept.astype("<f4").tobytes()
 
 
 @given(cases.layouts, cases.seeds)
@@ -136,15 +133,8 @@ def test_tensor_by_tensor_the_result_is_the_same_and_the_state_is_read_once(use_
 
 
 def by_sorting(chunk, k):
+    """The largest, and among equals the lower index, as docs/protocol.md 6 says; -0.0 is 0.0."""
     return sorted(sorted(range(len(chunk)), key=lambda index: (-abs(chunk[index]), index))[:k])
-
-
-@given(st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3e38, 0.3]), min_size=1, max_size=30), st.data())
-@cases.more
-def test_top_k_takes_the_largest_and_among_equals_the_lower_index(chunk, data):
-    """As docs/protocol.md 6 says; -0.0 is 0.0."""
-    k = data.draw(st.integers(1, len(chunk)))
-    assert top_k(torch.tensor([chunk]), k)[0].tolist() == by_sorting(chunk, k)
 
 
 def test_top_k_of_the_longest_chunks_and_no_others():

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from templar.errors import Reason, RejectedError
+from templar.gradient import kernels
 from templar.gradient.codec.wire import VERSION, decode, encode
 from templar.gradient.layout import HEADER_BYTES
 
@@ -28,14 +29,16 @@ def outcome(data, layout=LAYOUT):
     return found
 
 
-@given(cases.layouts, cases.seeds, st.sampled_from([cases.random_payload, cases.any_payload]))
-@cases.more
-def test_round_trip_and_length(layout, seed, make):
-    payload = make(layout, seed)
-    data = encode(payload, layout)
+@pytest.mark.parametrize("implementation", ["torch", "numba"])
+@given(layout=cases.layouts, seed=cases.seeds, make=st.sampled_from([cases.random_payload, cases.any_payload]))
+@cases.few
+def test_round_trip_and_length(implementation, layout, seed, make):
+    with kernels.forced(implementation):
+        payload = make(layout, seed)
+        data = encode(payload, layout)
+        assert decode(data, layout) == payload
+        assert encode(decode(data, layout), layout) == data
     assert layout.min_payload_bytes <= len(data) <= layout.max_payload_bytes
-    assert decode(data, layout) == payload
-    assert encode(decode(data, layout), layout) == data
 
 
 HEADERS = [
