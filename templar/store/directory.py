@@ -39,19 +39,15 @@ _counter = itertools.count()
 class DirectoryStore:
     """One bucket in a directory, which must exist. Safe under threads and between processes.
 
-    The directory's name is the bucket's. The clock gives the stamps of new objects, the machine's by default. `durable`
-    flushes each object to the disk before a call returns.
+    The directory's name is the bucket's. The clock gives the stamps of new objects, the machine's by default.
     """
 
-    def __init__(
-        self, root: Path, *, clock: Callable[[], float] | None = None, writable: bool = True, durable: bool = False
-    ) -> None:
+    def __init__(self, root: Path, *, clock: Callable[[], float] | None = None, writable: bool = True) -> None:
         self._name = root.name
         self._root = os.fspath(root)
         self._incoming = f"{self._root}/{INCOMING}"
         self._clock = clock or time.time
         self._writable = writable
-        self._durable = durable
         self._swept = False
 
     @property
@@ -191,8 +187,6 @@ class DirectoryStore:
                 # 2. Stamp the object in whole seconds, when all of it is written.
                 seconds = math.floor(self._clock())
                 os.utime(file, (seconds, seconds))
-                if self._durable:
-                    os.fsync(file)
             finally:
                 os.close(file)
             # 3. Rename or link it to its key: it appears whole.
@@ -235,8 +229,6 @@ class DirectoryStore:
                     raise
                 return False
             else:
-                if self._durable:
-                    files.sync(folder)
                 return True
         raise TransientError(Reason.STORE_BUSY, f"bucket {self._name}: {folder} vanishes as soon as it is made")
 

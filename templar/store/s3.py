@@ -93,9 +93,6 @@ class _S3Bucket:
 class S3Store(_S3Bucket):
     """One bucket seen with one key; implements `templar.store.base.ObjectStore`. Arguments as for `_S3Bucket`."""
 
-    _takes_conditions = True
-    """Whether the server was not seen to refuse one."""
-
     def __repr__(self) -> str:
         return f"S3Store({self._bucket!r}, endpoint_url={self._endpoint_url!r})"
 
@@ -128,19 +125,16 @@ class S3Store(_S3Bucket):
                 raise
 
         def put(client: Any) -> bool:
-            refused = None
-            if self._takes_conditions and not is_damaged:
+            if not is_damaged:
                 try:
                     send(client, IfNoneMatch="*")
                     return True
                 except ClientError as error:
                     if not s3_protocol.refuses_condition(error.response):
                         raise
-                    refused = s3_protocol.http_status(error.response)
-            if not is_damaged and self._head_or_none(key, client) is not None:
-                return False
+                if self._head_or_none(key, client) is not None:
+                    return False
             send(client)
-            self._takes_conditions = refused in (None, 412) and self._takes_conditions
             return True
 
         return self._call(key, put)

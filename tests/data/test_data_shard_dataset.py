@@ -123,18 +123,6 @@ class TestShards:
                 opened.shard(number)
         assert opened.num_samples(0) == len(shards.samples[0])
 
-    def test_few_are_open_at_a_time(self, shards, store, tmp_path):
-        opened = dataset(tmp_path, store)
-        first = opened.shard(0)
-        assert opened.shard(0) is first
-        for number in range(1, OPEN_SHARDS):
-            opened.shard(number)
-        assert opened.shard(0) is first
-        opened.shard(OPEN_SHARDS)
-        opened.shard(OPEN_SHARDS - 1)
-        assert opened.shard(0) is not first
-        np.testing.assert_array_equal(first.read(np.arange(40)), shards.samples[0])
-
     @pytest.mark.parametrize("how", ["deleted", "closed"])
     def test_a_deleted_or_closed_shard_is_opened_anew(self, shards, store, tmp_path, how):
         opened = dataset(tmp_path, store)

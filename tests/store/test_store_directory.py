@@ -135,15 +135,6 @@ class TestFailures:
         assert left_behind(root) == []
 
 
-def test_durable_reaches_the_disk(root, monkeypatch):
-    calls: list[int] = []
-    monkeypatch.setattr(os, "fsync", calls.append)
-    DirectoryStore(root).put("key", b"1")
-    assert calls == []
-    DirectoryStore(root, durable=True).put("key", b"1")
-    assert len(calls) == 2  # the object and its folder
-
-
 class TestKeys:
     @given(st.text(alphabet="ab/.\0\n é\ud800", max_size=12))
     def test_a_legal_key_stays_below_its_root(self, key):

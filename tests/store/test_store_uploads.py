@@ -9,12 +9,11 @@ from datetime import datetime
 import pytest
 
 from deployments.s3_endpoint import AccessKey
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import TransientError
 from templar.store.base import ObjectStore, Uploads
 from templar.store.directory import INCOMING, DirectoryStore, DirectoryUploads
 from templar.store.s3 import S3Uploads
 from tests.store.conftest import place_on, s3_client, s3_store
-from tests.support.errors import raising
 
 PART = b"x" * 1000
 
@@ -124,20 +123,3 @@ def test_the_last_part_is_the_last_sign_of_life(begun, part, found):
     assert [(upload.idle_seconds, upload.num_bytes) for upload in listed(begun, part)] == found
     with pytest.raises(TransientError, match="has no Date"):
         listed(begun, part, date=None)
-
-
-class TestRefusals:
-    def test_a_read_key_is_denied(self, request):
-        place = place_on("moto", request)
-        uploads = s3_store(place.bucket, place.url, place.read_key, kind=S3Uploads)
-        for attempt in (lambda: list(uploads.list()), lambda: uploads.store_in_parts("key", PART)):
-            with raising(PermanentError, Reason.ACCESS_DENIED) as caught:
-                attempt()
-            assert place.read_key.secret_access_key not in str(caught.value)
-
-    def test_parts_that_cannot_be_completed_leave_no_upload(self, request):
-        place = place_on("rclone", request)
-        uploads = s3_store(place.bucket, place.read_url, place.read_key, kind=S3Uploads)
-        with pytest.raises(TransientError):
-            uploads.store_in_parts("key", PART)
-        assert list(uploads.list()) == []
