@@ -3,19 +3,20 @@
 The same input and settings give the same card: it contains no time, no machine and no path outside of its sources.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from templar.canonical import canonical_json
 from templar.data.corpus import SPLITS
+from templar.data.pages.metadata import malformed
 from templar.data.tokenizer import EMBEDDED, Tokenizer
 from templar.datasets.plan import DatasetLayout, Plan
 from templar.datasets.units import Unit
-from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, replacing
 
 log = logging.getLogger(__name__)
@@ -42,12 +43,21 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class FileCard:
+    """One file that was read."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class SourceCard:
     """One source."""
 
     name: str
     column: str | None  # that held the text; None for files that are one text each
-    files: tuple[tuple[str, int, str], ...]  # name, length and SHA-256 of each file that was read
+    files: tuple[FileCard, ...]
     splits: Mapping[str, Counts]
 
 
@@ -75,25 +85,11 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """The content of `card.json`."""
-        sources = [
-            {
-                "name": source.name,
-                "column": source.column,
-                "files": [{"name": name, "size_bytes": size, "sha256": sha256} for name, size, sha256 in source.files],
-                "splits": {split: asdict(counts) for split, counts in source.splits.items()},
-            }
-            for source in self.sources
-        ]
-        return {
-            "version": CARD_VERSION,
-            "layout": str(self.layout),
-            "digest": self.digest,
-            "tokenizer": dict(self.tokenizer),
-            "settings": dict(self.settings),
-            "sources": sources,
-            "splits": {split: asdict(self.total(split)) for split in SPLITS},
-            "sample_tokens": None if self.sample_tokens is None else dict(self.sample_tokens),
-        }
+        totals = {split: asdict(self.total(split)) for split in SPLITS}
+        return {"version": CARD_VERSION, **asdict(self), "splits": totals}
+
+
+_CARD = TypeAdapter(Card)
 
 
 def make_card(
@@ -131,10 +127,12 @@ def warn_of_dropped(tokenizer: Tokenizer, num_chars: int) -> None:
         )
 
 
-def files_of(units: Iterable[Unit]) -> tuple[tuple[str, int, str], ...]:
-    """Name, length and SHA-256 of the files of some units."""
+def files_of(units: Iterable[Unit]) -> tuple[FileCard, ...]:
+    """The files of some units."""
     return tuple(
-        (file.name, file.size, sha256) for unit in units for file, sha256 in zip(unit.files, unit.sha256, strict=True)
+        FileCard(file.name, file.size, sha256)
+        for unit in units
+        for file, sha256 in zip(unit.files, unit.sha256, strict=True)
     )
 
 
@@ -156,28 +154,9 @@ def read_card(root: Path) -> Card:
     with local_file(path):
         data = path.read_bytes()
     try:
-        content = json.loads(data)
-        sources = tuple(
-            SourceCard(
-                each["name"],
-                each["column"],
-                tuple((file["name"], file["size_bytes"], file["sha256"]) for file in each["files"]),
-                {split: Counts(**counts) for split, counts in each["splits"].items()},
-            )
-            for each in content["sources"]
-        )
-        return Card(
-            DatasetLayout(content["layout"]),
-            content["digest"],
-            content["tokenizer"],
-            content["settings"],
-            sources,
-            content["sample_tokens"],
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise PermanentError(
-            Reason.DATASET_MALFORMED, f"{path}: not the card of a dataset: {error!r}; build the dataset again"
-        ) from None
+        return _CARD.validate_json(data)
+    except ValidationError as error:
+        raise malformed(f"{path}, which is not the card of a dataset", error) from None
 
 
 def readable(card: Card) -> str:
@@ -202,7 +181,7 @@ def readable(card: Card) -> str:
     for source in card.sources:
         lines += ["", f"## Source {source.name}", ""]
         shown = source.files[:_LISTED_FILES]
-        lines += _table([{"file": name, "bytes": size, "SHA-256": sha256} for name, size, sha256 in shown])
+        lines += _table([{"file": each.name, "bytes": each.size_bytes, "SHA-256": each.sha256} for each in shown])
         if len(source.files) > len(shown):
             lines += ["", f"and {len(source.files) - len(shown)} more files"]
     return "\n".join(lines) + "\n"
