@@ -4,7 +4,6 @@ Shards are read block by block and compared with their manifests, which the inde
 SHA-256 of `_shard_sizes.json`; where it has none, as in the reference's files, with the length alone.
 """
 
-import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from templar.data.shards.manifest import (
     MAX_MANIFEST_BYTES,
     ShardIndex,
     ShardManifest,
+    block_hashes,
     manifest_file,
     parse_index,
     parse_manifest,
@@ -217,16 +217,10 @@ def _wrong_size(info: ObjectInfo, size: int | None) -> str:
 
 def hashes(store: ObjectStore, key: str, size: int, block_bytes: int) -> Iterator[str]:
     """The SHA-256 of every block of an object, in order; a few MiB of it are in memory at a time."""
-    digest, left = hashlib.sha256(), block_bytes
-    for start in range(0, size, PIECE_BYTES):
-        check_ended()
-        piece = memoryview(store.get_range(key, start, min(PIECE_BYTES, size - start)))
-        while piece:
-            taken, piece = piece[:left], piece[left:]
-            digest.update(taken)
-            left -= len(taken)
-            if not left:
-                yield digest.hexdigest()
-                digest, left = hashlib.sha256(), block_bytes
-    if left < block_bytes:
-        yield digest.hexdigest()
+
+    def pieces() -> Iterator[bytes]:
+        for start in range(0, size, PIECE_BYTES):
+            check_ended()
+            yield store.get_range(key, start, min(PIECE_BYTES, size - start))
+
+    return block_hashes(pieces(), block_bytes)

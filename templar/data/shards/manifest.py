@@ -10,7 +10,7 @@ can check all that a store answers.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Literal, Self, TypeVar
 
 import numpy as np
@@ -194,6 +194,22 @@ def block_bytes_for(size: int) -> int:
     while block_bytes * MOST_BLOCKS < size:
         block_bytes *= 2
     return block_bytes
+
+
+def block_hashes(pieces: Iterable[bytes], block_bytes: int) -> Iterator[str]:
+    """The SHA-256 of every block, in order, of bytes that come in pieces of any length."""
+    digest, left = hashlib.sha256(), block_bytes
+    for piece in pieces:
+        rest = memoryview(piece)
+        while rest:
+            taken, rest = rest[:left], rest[left:]
+            digest.update(taken)
+            left -= len(taken)
+            if not left:
+                yield digest.hexdigest()
+                digest, left = hashlib.sha256(), block_bytes
+    if left < block_bytes:
+        yield digest.hexdigest()
 
 
 def sample_ids(samples: NDArray[np.integer]) -> NDArray[np.uint64]:

@@ -4,7 +4,6 @@ A file gets its name when it is complete. A shard's manifest follows its files, 
 not grow with the size of a shard.
 """
 
-import hashlib
 import itertools
 import os
 import shutil
@@ -28,6 +27,7 @@ from templar.data.shards.manifest import (
     ShardIndex,
     ShardManifest,
     block_bytes_for,
+    block_hashes,
     manifest_file,
     sample_ids,
     sample_ids_file,
@@ -206,19 +206,15 @@ def describe_shard(
 
 def _hashed_blocks(path: Path, block_bytes: int, check: Callable[[], None]) -> BlockedFile:
     """A file that is there, described by the hashes of its blocks."""
-    blocks: list[str] = []
-    size, digest = 0, hashlib.sha256()
-    with local_file(path), path.open("rb") as file:
-        while data := file.read(min(_READ_BYTES, block_bytes - size % block_bytes)):
-            digest.update(data)
-            size += len(data)
-            if size % block_bytes == 0:
+
+    def pieces() -> Iterator[bytes]:
+        with local_file(path), path.open("rb") as file:
+            while data := file.read(_READ_BYTES):
                 check()
-                blocks.append(digest.hexdigest())
-                digest = hashlib.sha256()
-    if size % block_bytes:
-        blocks.append(digest.hexdigest())
-    return BlockedFile(name=path.name, size=size, block_bytes=block_bytes, blocks=tuple(blocks))
+                yield data
+
+    blocks = tuple(block_hashes(pieces(), block_bytes))
+    return BlockedFile(name=path.name, size=path.stat().st_size, block_bytes=block_bytes, blocks=blocks)
 
 
 def read_samples(path: Path, data_offset: int, layout: ShardLayout) -> Iterator[NDArray[Any]]:
