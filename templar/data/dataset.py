@@ -107,13 +107,9 @@ def open_training(
 def read_held_out(
     stores: Sequence[ObjectStore], prefix: str, data: Data, folder: Path, *, tokenizer: Tokenizer, num_sequences: int
 ) -> NDArray[np.int32]:
-    """The first sequences of the held-out split, in an order that is the same on every node.
+    """The first sequences of the held-out split, in an order that is the same on every node; shape (num_sequences, L).
 
-    The dataset is given as in `open_training`. The result has shape (num_sequences, L).
-
-    Raises:
-        TransientError: No store could be read.
-        PermanentError: As in `open_training`; `dataset_too_small`, if the split has fewer sequences.
+    The dataset is given as in `open_training`, as are the errors; `dataset_too_small` if the split has fewer sequences.
     """
     if data.layout == "pages":
         pages = PageDataset(stores, prefix, rows_per_page=HELD_OUT_ROWS_PER_PAGE, split=HELD_OUT_SPLIT)
@@ -130,12 +126,8 @@ def read_held_out_texts(
 ) -> list[str]:
     """At most so many texts of the held-out split, in an order that is the same on every node.
 
-    The dataset is given as in `open_training`. With pages they are rows. With shards they are the decoded parts of
-    samples between end tokens, so they may begin and end within a document.
-
-    Raises:
-        TransientError: No store could be read.
-        PermanentError: As in `open_training`.
+    The dataset is given as in `open_training`, as are the errors. With pages they are rows. With shards they are the
+    decoded parts of samples between end tokens, so they may begin and end within a document.
     """
     texts: list[str] = []
     if data.layout == "pages":

@@ -28,15 +28,7 @@ _DOMAIN = "templar.permutation"
 
 
 class Permutation:
-    """A bijection of 0..size-1.
-
-    Args:
-        size: Number of elements.
-        key: Distinguishes this permutation from all others of its size; parts as in `keyed_seed`.
-
-    Raises:
-        ValueError: `size` is less than 1.
-    """
+    """A bijection of 0..size-1; the key, whose parts are as in `keyed_seed`, tells it from all others of its size."""
 
     def __init__(self, size: int, *key: str | int) -> None:
         if size < 1:

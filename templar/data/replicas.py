@@ -79,12 +79,9 @@ class Attempt:
 
 
 class Replicas:
-    """Read access to stores that hold the same objects; safe to use from several threads.
+    """Read access to stores, one at least, that hold the same objects; safe to use from several threads.
 
     `clock`, `sleep` (which a stop of the host ends) and `chance` (0 to 1, for jitter) can be replaced.
-
-    Raises:
-        ValueError: There are no stores.
     """
 
     def __init__(
@@ -288,9 +285,8 @@ class Endpoints:
     def failed(self, attempt: Attempt, reason: Reason, *, rest: bool) -> float | None:
         """Count a failure; `rest` says whether the endpoint is at fault, and not only the one object in it.
 
-        Returns:
-            Seconds of the rest that begins now; None if none begins. When the requests of several threads fail in one
-            outage, only the first begins a rest.
+        The result is the seconds of the rest that begins now; None if none begins. When the requests of several threads
+        fail in one outage, only the first begins a rest.
         """
         with self._lock:
             endpoint = self._count(attempt)

@@ -24,12 +24,9 @@ HELD_OUT_DOMAIN = "templar.samples.held_out"
 
 
 def sample_order(assignment: Assignment, samples_per_page: int) -> NDArray[np.int64]:
-    """The samples of one miner's window, in the order in which it trains on them.
+    """The samples of one miner's window, in the order in which it trains on them: their numbers, shape (n,).
 
-    The units of the assignment are pages of one shard.
-
-    Returns:
-        Numbers of samples, shape (n,); n is 0 if nothing was assigned.
+    The units of the assignment are pages of one shard; n is 0 if nothing was assigned.
     """
     # 1. Page p is the samples p * samples_per_page up to (p + 1) * samples_per_page; pages in the assignment's order.
     pages = np.array(assignment.units, dtype=np.int64)
@@ -54,10 +51,8 @@ def page_sequences(
 ) -> NDArray[np.int32]:
     """The sequences of one miner's window, in the order in which it trains on them.
 
-    `pages` are those that the assignment names, in its order.
-
-    Returns:
-        int32 of shape (n, sequence_length); n is 0 if nothing was assigned.
+    They are int32 of shape (n, sequence_length); n is 0 if nothing was assigned. `pages` are those of the assignment,
+    in its order.
     """
     # 1. Pack the pages in the order of the assignment, every row as one document.
     texts = [text for page in pages for text in page.texts]
@@ -75,14 +70,8 @@ def held_out_sequences(
     """The first sequences of the held-out split, in an order of pages that is the same for everybody.
 
     The order mixes the configs, so that a few pages already represent all of them: the fewer rows per page, the better
-    the mixture. The first n sequences are the same for every larger number.
-
-    Returns:
-        int32 of shape (num_sequences, sequence_length).
-
-    Raises:
-        TransientError: No store could be read.
-        PermanentError: `dataset_too_small`, if the split has fewer sequences; `dataset_missing`, `dataset_malformed`.
+    the mixture. The first n sequences are the same for every larger number. They are int32 of shape
+    (num_sequences, sequence_length). `dataset_too_small` if the split has fewer, otherwise errors as in `read_page`.
     """
     order = Permutation(dataset.num_pages, HELD_OUT_DOMAIN)
     documents: list[NDArray[np.int32]] = []

@@ -78,11 +78,7 @@ def build(
 
 
 def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDataset | None:
-    """The dataset that an earlier call with the same settings, input and tokenizer completed; None if there is none.
-
-    Raises:
-        TransientError, PermanentError: As in `build`.
-    """
+    """The dataset that an earlier call with the same settings, input and tokenizer completed; None if there is none."""
     settings = request.settings
     if not (request.root / CARD_FILE).exists():
         return None

@@ -113,9 +113,7 @@ def _is_unread(shard: HubShard) -> bool:
 def read_shard(shard: HubShard, column: str) -> Iterator[str]:
     """The text of every row of a shard, in order.
 
-    Raises:
-        TransientError: `store_unreachable`; reading failed at some row.
-        PermanentError: `dataset_malformed`, naming shard and row.
+    `store_unreachable` if reading failed at some row; `dataset_malformed`, naming shard and row.
     """
     split, row = shard.of, 0
     with _translated(split, lambda: f"{shard.name}, row {row}"):

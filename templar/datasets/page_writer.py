@@ -132,9 +132,7 @@ def write_rows(file: Path, rows: Sequence[str], rows_per_group: int) -> None:
 def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequence[str]) -> None:
     """Write the two files that describe a dataset of pages; `sizes` are by `sizes_key`, `configs` sorted.
 
-    Raises:
-        TransientError, PermanentError: `object_too_large` if no reader would accept one of them, before any is written;
-            `local_file`.
+    `object_too_large` if no reader would accept one of them, before any is written; `local_file`.
     """
     tree = {key: sizes[key].model_dump(mode="json") for key in sorted(sizes)}
     entries = [
@@ -230,13 +228,8 @@ def upload_dataset(
 def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
     """Refuse to upload the dataset in `root` over another one of any layout in the folder `prefix` of the store.
 
-    Returns:
-        The names of the files that describe the dataset, in the order in which they are uploaded.
-
-    Raises:
-        TransientError: The store cannot be reached.
-        PermanentError: The store refuses; `dataset_missing` if the folder has the description of no layout;
-            `object_differs` if the store has a description that is not that of this dataset.
+    Returns the names of the files that describe the dataset, in the order in which they are uploaded. Errors as in
+    `upload_dataset`; `object_differs` if the store has a description that is not that of this dataset.
     """
     found = [names for names in DESCRIPTIONS if all((root / name).is_file() for name in names)]
     if not found:
@@ -261,10 +254,7 @@ def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
 def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
     """Write the rows of a unit, unless that was done before: `parts/{key}/{split}/*.parquet`, and then their list.
 
-    `held_out` has shape (n,) and says which of its n documents are held out.
-
-    Raises:
-        TransientError, PermanentError: As in `checked_texts`; `local_file`.
+    `held_out` has shape (n,) and says which of its n documents are held out; errors as in `checked_texts`.
     """
     final = _part_folder(plan, unit, held_out)
     if _contents(final) is None:
@@ -279,9 +269,7 @@ def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
 def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: Callable[[float], None]) -> Card:
     """Link the files of all units into the folder under their final names, and write the files that describe them.
 
-    Raises:
-        TransientError, PermanentError: `local_file`; `dataset_missing` if a part is not finished; `object_too_large` as
-            in `write_metadata`.
+    `dataset_missing` if a part is not finished; `object_too_large` as in `write_metadata`.
     """
     del workers
     with local_file(partial):

@@ -59,11 +59,7 @@ def _run_file(folder: Path, run: int) -> Path:
 
 
 def make_token_part(plan: Plan, unit: Unit) -> None:
-    """Tokenise a unit and take its census, unless that was done before.
-
-    Raises:
-        TransientError, PermanentError: As in `CensusTaker`; `local_file`.
-    """
+    """Tokenise a unit and take its census, unless that was done before; errors as in `CensusTaker`; `local_file`."""
     final = part_folder(plan, unit)
     if not _is_whole(plan, unit, final):
         with written_once(final, lambda: _is_whole(plan, unit, final)) as folder:
@@ -188,10 +184,8 @@ def _load_documents(plan: Plan) -> tuple[_Documents, dict[tuple[str, str], Count
 def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress: Callable[[float], None]) -> Card:
     """Merge the parts into the shards in `partial`, then describe every shard, and the dataset.
 
-    Raises:
-        ValueError: As in `ShardLayout`.
-        TransientError, PermanentError: `dataset_too_small`; `object_too_large`, before a shard is written, if no reader
-            would accept the index; `dataset_missing` if a part is not finished; `local_file`.
+    `dataset_too_small`; `object_too_large`, before a shard is written, if no reader would accept the index;
+    `dataset_missing` if a part is not finished; `local_file`. ValueError as in `ShardLayout`.
     """
     settings, tokenizer = plan.request.settings, plan.tokenizer()
     layout = ShardLayout(

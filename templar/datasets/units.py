@@ -59,10 +59,7 @@ class Unit:
     def texts(self) -> Iterator[tuple[str, str]]:
         """Its documents in order, as name and text. After the last one, they are known to be those of the hashes.
 
-        Raises:
-            StoppedError: This thread has to end.
-            TransientError, PermanentError: `object_differs`, if a file has changed since it was hashed; otherwise as in
-                `read_texts`.
+        `object_differs` if a file has changed since it was hashed; otherwise errors as in `read_texts`.
         """
         for file, stamp in zip(self.files, self.stamps, strict=True):
             for document in read_texts(file):
@@ -87,11 +84,7 @@ class Census:
 
 
 def find_groups(sources: Sequence[TextSource]) -> list[tuple[InputFile, ...]]:
-    """The files of all sources in groups that are worked on as one, by names of sources and files.
-
-    Raises:
-        PermanentError: As in `find_inputs`.
-    """
+    """The files of all sources in groups that are worked on as one, by name; errors as in `find_inputs`."""
     groups: list[tuple[InputFile, ...]] = []
     for source in sorted(sources, key=lambda source: source.name):
         texts: list[InputFile] = []
@@ -111,12 +104,7 @@ def find_groups(sources: Sequence[TextSource]) -> list[tuple[InputFile, ...]]:
 
 
 def identify(files: tuple[InputFile, ...]) -> Unit:
-    """Hash the files of a group.
-
-    Raises:
-        StoppedError: This thread is to end.
-        TransientError, PermanentError: `object_differs`; a file changed meanwhile. `local_file`.
-    """
+    """Hash the files of a group; `object_differs` if one changes meanwhile, `local_file`, StoppedError."""
     hashes: list[str] = []
     stamps: list[Stamp] = []
     for file in files:
@@ -170,9 +158,7 @@ class CensusTaker:
     def store(self, folder: Path) -> None:
         """Store the census after the last text, or compare it with the one that is there.
 
-        Raises:
-            TransientError, PermanentError: `object_differs`, if the unit has changed since its census was taken;
-                `local_file`.
+        `object_differs` if the unit has changed since that one was taken; `local_file`.
         """
         path = census_file(self._unit, folder)
         census = np.array(self._columns, dtype="<u8").reshape(3, -1)
@@ -187,11 +173,7 @@ class CensusTaker:
 
 
 def take_census(unit: Unit, folder: Path) -> None:
-    """Read a unit once and store its census, unless that was done before.
-
-    Raises:
-        TransientError, PermanentError: As in `read_texts`.
-    """
+    """Read a unit once and store its census, unless that was done before; errors as in `read_texts`."""
     if census_file(unit, folder).exists():
         return
     taker = CensusTaker(unit)
@@ -214,12 +196,9 @@ def census_file(unit: Unit, folder: Path) -> Path:
 
 
 def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
-    """Load an array that `np.save` wrote, in one thread at a time.
+    """Load an array that `np.save` wrote, in one thread at a time; OSError, EOFError or ValueError if there is none.
 
     A header is Python source, and CPython 3.11 may fail with `SystemError` when two threads parse at once.
-
-    Raises:
-        OSError, EOFError, ValueError: There is no such file, or it is not an array.
     """
     with _parsing:
         array: NDArray[Any] = np.load(path, mmap_mode=mmap_mode)
@@ -228,11 +207,7 @@ def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any
 
 @contextmanager
 def written_once(folder: Path, is_whole: Callable[[], bool]) -> Iterator[Path]:
-    """A new folder that becomes `folder` when the block succeeds, unless another process made that one meanwhile.
-
-    Raises:
-        TransientError, PermanentError: As in `local_file`.
-    """
+    """A new folder that becomes `folder` when the block succeeds, unless another process made that one meanwhile."""
     unfinished = folder.with_name(f"{UNFINISHED}{secrets.token_hex(8)}")
     with local_file(folder):
         unfinished.mkdir(parents=True)
@@ -248,11 +223,7 @@ def written_once(folder: Path, is_whole: Callable[[], bool]) -> Iterator[Path]:
 
 
 def checked_texts(unit: Unit, census: Census) -> Iterator[str]:
-    """The texts of a unit, compared with the census.
-
-    Raises:
-        PermanentError: `object_differs`; a file has changed since. Otherwise as in `read_texts`.
-    """
+    """The texts of a unit, compared with the census; `object_differs` if a file has changed since."""
     number = 0
     for _, text in unit.texts():
         if number >= len(census.num_chars) or len(text) != census.num_chars[number]:

@@ -58,12 +58,8 @@ def local_file(path: Path) -> Iterator[None]:
 def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """A temporary file beside `path` that replaces it when the block succeeds and is removed when it raises.
 
-    Args:
-        path: The file; its folder must exist, or is made if `durable`.
-        durable: Flush the content to the disk before the rename.
-
-    Raises:
-        TemplarError: As in `local_file`.
+    The folder must exist. If `durable`, the folder is made, and the content is flushed to the disk before the rename.
+    Errors as in `local_file`.
     """
     temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
     with local_file(path):
@@ -131,9 +127,7 @@ def write_at(file: int, data: memoryview, start: int) -> None:
 def copy_blocks(source: BinaryIO, path: Path, file: int) -> None:
     """Copy an open local file, which is at `path`, to a file descriptor.
 
-    Raises:
-        TemplarError: Reading failed, as in `local_file`.
-        OSError: Writing failed.
+    Failures to read are errors as in `local_file`, failures to write OSError.
     """
     while True:
         with local_file(path):

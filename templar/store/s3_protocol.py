@@ -139,9 +139,7 @@ def object_size(answer: Mapping[str, Any], where: str) -> int:
 def page(answer: Mapping[str, Any], where: str, request: Mapping[str, str]) -> Page:
     """The objects of one page of a listing, and the request's part for the next page; None after the last page.
 
-    Raises:
-        TransientError: `store_busy`; the answer is no listing (it would read as an empty bucket), or it does not name
-            the next page.
+    `store_busy` if the answer is no listing (it would read as an empty bucket), or does not name the next page.
     """
     if "IsTruncated" not in answer:
         raise TransientError(Reason.STORE_BUSY, f"{where}: the answer is not a listing")

@@ -185,10 +185,7 @@ def put_parts(
     """Store an object in parts, several at a time; it appears when all parts have arrived.
 
     `place` names `Bucket` and `Key`; `read` gives the bytes from an offset, of a length. Memory holds at most
-    `concurrency * part_bytes`. A failure aborts the upload.
-
-    Raises:
-        TemplarError: A request failed permanently; errors of `read`.
+    `concurrency * part_bytes`. A failure, of a request or of `read`, aborts the upload.
     """
     step = settings.part_bytes
     upload: str = call(lambda client: client.create_multipart_upload(**place)["UploadId"])

@@ -102,13 +102,7 @@ class PageDataset:
         return self._replicas.get_if_there(self._prefix + TOKENIZER_FILE, max_bytes=MAX_TOKENIZER_BYTES)
 
     def read_page(self, index: int) -> Page:
-        """Fetch one page.
-
-        Raises:
-            ValueError: There is no such page.
-            TransientError: No store could be read.
-            PermanentError: `dataset_missing` or `dataset_malformed`, naming the file.
-        """
+        """Fetch one page; `dataset_missing`, `dataset_malformed` name the file. ValueError: there is no such page."""
         if not 0 <= index < self.num_pages:
             raise ValueError(f"page {index} is not in 0..{self.num_pages - 1}")
         number = bisect_right(self._page_starts, index) - 1
@@ -117,14 +111,10 @@ class PageDataset:
         return Page(index, config, first, tuple(self._read_rows(config, first, self.rows_per_page)))
 
     def read_pages(self, indices: Sequence[int], *, concurrency: int = 8) -> list[Page]:
-        """Fetch several pages, `concurrency` at a time; the result has the order of `indices`.
+        """Fetch several pages, `concurrency` at a time, in the order of `indices`; errors as in `read_page`.
 
         They are fetched in rising order, so that a row group that several of them need is fetched once.
-        The first error ends the read: pages that have not begun are not fetched.
-
-        Raises:
-            StoppedError: The host asked the process to stop.
-            TemplarError: As in `read_page`.
+        The first error, or a stop, ends the read: pages that have not begun are not fetched.
         """
 
         def read(index: int) -> Page:

@@ -64,10 +64,7 @@ class ParquetShards:
     def read_rows(self, shard: PageShard, first: int, count: int) -> list[str]:
         """The texts of `count` rows of one file, which has them all; rows count from 0 in the file.
 
-        Raises:
-            TransientError: No store could be read.
-            PermanentError: `dataset_missing` if the file is not there, `dataset_malformed` if it is not the file that
-                the dataset's metadata describes.
+        `dataset_missing` if the file is not there, `dataset_malformed` if it is not what the metadata describes.
         """
         starts = self._footer(shard).group_starts
         texts: list[str] = []
@@ -151,12 +148,10 @@ def require_texts(schema: Any, name: str) -> None:
 
 
 def texts_of(rows: Any, name: str, first_row: int = 0) -> Any:
-    """A column of a batch or a table as plain strings in UTF-8, none of them null.
+    """A column of a batch or a table as plain strings in UTF-8, none of them null; errors as in `require_texts`.
 
-    `first_row` is the number that the first row has in messages.
-
-    Raises:
-        TextColumnError: As in `require_texts`; a row is null or not UTF-8, or the column is damaged.
+    `first_row` is the number that the first row has in messages. TextColumnError also for a row that is null or not
+    UTF-8, and for a damaged column.
     """
     require_texts(rows.schema, name)
     column = rows.column(rows.schema.get_field_index(name))

@@ -194,13 +194,7 @@ class SparseFile:
 
 
 class BlockFile(SparseFile):
-    """One file, partly or wholly on the disk. Safe under threads, and beside other processes with the same file.
-
-    `fetch` gives the blocks that are missing. The folder is made if it is not there.
-
-    Raises:
-        TemplarError: `local_file`, `disk_full`.
-    """
+    """One file, partly or wholly on the disk, whose blocks come from `fetch` where they are missing."""
 
     def __init__(self, described: BlockedFile, folder: Path, fetch: Fetch, transfer: Transfer) -> None:
         super().__init__(folder / described.name, described.size)
@@ -373,12 +367,9 @@ def names_of(folder: Path) -> Iterator[None]:
 
 
 def keep_manifest(path: Path, data: bytes, described: Iterable[str]) -> None:
-    """Put a manifest on the disk where there was another one, or none.
+    """Put a manifest on the disk where there was another one, or none; errors as in `disk_file`.
 
     A final name means whole by the manifest beside the file, so the files that this one describes lose theirs.
-
-    Raises:
-        TemplarError: As in `disk_file`.
     """
     with disk_file(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -65,16 +65,10 @@ class Shard:
         return self._tokens.is_gone
 
     def read(self, indices: NDArray[np.integer], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Samples by number, in any order, fetched if they are not here, and verified.
+        """Samples by number, in any order, fetched if they are not here, and verified: shape (n, L).
 
-        They go into `out`, of shape (n, L) and the shard's dtype, if it is given.
-
-        Returns:
-            The samples, shape (n, L), in the order of `indices`.
-
-        Raises:
-            ValueError: There is no such sample.
-            TemplarError: As in `BlockFile.require`.
+        They go into `out`, of that shape and the shard's dtype, if it is given. ValueError: there is no such sample.
+        Otherwise errors as in `BlockFile.require`.
         """
         num_samples = self.manifest.num_samples
         if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < num_samples:
@@ -97,11 +91,8 @@ class Shard:
     def download(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> int:
         """Download the whole shard, verify every block, and give its files their final names; returns its bytes.
 
-        Blocks that are there are used. After a failure or a kill, a later call resumes. `on_progress` is called with
-        the bytes that are there and right, and with those of the shard.
-
-        Raises:
-            TemplarError: As in `BlockFile.store`.
+        Blocks that are there are used. After a failure or a kill, a later call resumes; errors as in `BlockFile.store`.
+        `on_progress` is called with the bytes that are there and right, and with those of the shard.
         """
         total, lock, done = self.manifest.num_bytes, threading.Lock(), 0
 
@@ -199,10 +190,7 @@ class ShardedDataset:
         """A shard, opened; of more than `OPEN_SHARDS`, the least recently used one is closed.
 
         A shard whose file was deleted is opened anew, so that fetched blocks are kept and deleted files free space.
-
-        Raises:
-            ValueError: There is no such shard.
-            TemplarError: The manifest cannot be read, or the file not opened.
+        ValueError: there is no such shard.
         """
         if not 0 <= number < self.num_shards:
             raise ValueError(f"shard {number} is not in 0..{self.num_shards - 1}")

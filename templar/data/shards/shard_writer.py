@@ -281,10 +281,7 @@ def write_split(
 ) -> tuple[ShardEntry, ...]:
     """Write the shards of a split into the dataset's folder, which exists; errors as in `ShardWriter`.
 
-    `samples` are tokens in pieces of shape (n, sequence_length) with any n.
-
-    Returns:
-        The shards' entries in the index; none if there are no samples.
+    `samples` are tokens in pieces of shape (n, sequence_length) with any n. Returns the shards' entries in the index.
     """
     entries: list[ShardEntry] = []
     pieces = _cut(samples, layout.samples_per_shard)
