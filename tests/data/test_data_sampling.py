@@ -97,17 +97,6 @@ def window_sequences(dataset, tokenizer, assignment, sequence_length):
     return page_sequences(dataset.read_pages(assignment.units), tokenizer, assignment, sequence_length)
 
 
-def test_miner_and_validator_get_the_same_bytes(store, dataset, tokenizer):
-    miner = window_sequences(dataset, tokenizer, assignment_of(dataset, 2), LENGTH)
-    again = PageDataset([store], PREFIX, rows_per_page=8)
-    reloaded = load_tokenizer("embedded", embedded=again.tokenizer_json())
-    validator = window_sequences(again, reloaded, assignment_of(again, 2), LENGTH)
-    assert miner.dtype == np.int32
-    assert miner.tobytes() == validator.tobytes()
-    assert len(miner) > 50
-    assert window_sequences(dataset, tokenizer, assignment_of(dataset, 77), LENGTH).shape == (0, LENGTH)
-
-
 def test_a_window_holds_the_packed_pages_of_its_assignment(dataset, tokenizer):
     assignment = assignment_of(dataset, 1)
     texts = [text for unit in assignment.units for text in dataset.read_page(unit).texts]

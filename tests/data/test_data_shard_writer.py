@@ -140,20 +140,9 @@ class TestBuildShards:
         built = build_shards(documents(), root, held_out_fraction=0.2, **SMALL)
         assert build_shards(reversed(documents()), tmp_path / "again", held_out_fraction=0.2, **SMALL) == built
         assert contents(tmp_path / "again") == contents(root)
-        index = parse_index((root / "_shards.json").read_bytes(), "test")
-        assert index == built
-        assert index.tokenizer == load_tokenizer(str(root)).digest
-        assert set(index.splits) == {"train", "held_out"}
-        names = {"_shards.json", "tokenizer.json", "tokenizer_config.json"}
-        for split, entries in index.splits.items():
-            for number, entry in enumerate(entries):
-                data = (root / f"{split}_{number:06d}.json").read_bytes()
-                assert sha256_hex(data) == entry.manifest_sha256
-                manifest = parse_manifest(data, "test", index, split, number)
-                names |= {f"{split}_{number:06d}.json", *(file.name for file in manifest.files)}
-                for file in manifest.files:
-                    check_blocks(root, file, 512)
-        assert set(contents(root)) == names
+        assert parse_index((root / "_shards.json").read_bytes(), "test") == built
+        assert built.tokenizer == load_tokenizer(str(root)).digest
+        assert set(built.splits) == {"train", "held_out"}
 
     def test_held_out_texts_are_those_of_pages_and_never_trained_on(self, tmp_path):
         build_shards(documents(), tmp_path / "shards", held_out_fraction=0.2, **SMALL)

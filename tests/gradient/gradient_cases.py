@@ -159,14 +159,6 @@ def section_bytes(top, codes, *planes):
     return np.frombuffer(b"".join([top.to_bytes(2, "little"), bytes(codes), *packed]), np.uint8)
 
 
-def dense(coefficients, chunk_length):
-    """What a section stands for, float32, shape (C, chunk_length)."""
-    chunks = np.zeros((len(coefficients.steps), chunk_length), np.float32)
-    values = SignAndScale().decode(coefficients).numpy()
-    np.put_along_axis(chunks, coefficients.indices.astype(np.int64), values, axis=1)
-    return chunks
-
-
 def sealed(data):
     """The bytes with a right checksum, so that what stands before it is looked at."""
     return bytes(data[:-4]) + struct.pack("<I", zlib.crc32(data[:-4]))

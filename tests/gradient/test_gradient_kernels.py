@@ -13,7 +13,7 @@ import torch
 from templar.gradient import aggregate, kernels
 from templar.gradient.aggregate import compile_kernels, outer_step
 from templar.gradient.codec.wire import Payload, decode, encode
-from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_each
+from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.kernels import bit_planes, combine, error_feedback, machine
 from templar.gradient.kernels.machine import cache_folder
 from templar.gradient.layout import Layout
@@ -45,37 +45,29 @@ def update_of(layout, seed):
     return update
 
 
-def run(layout, calls, seed, *, each=False):
-    """Compress some updates, one after the other; with `each`, tensor by tensor in the memory of one."""
+def run(layout, seed, calls=2):
+    """Compress some updates, one after the other."""
     rule = FeedbackRule(layout.recipe, decay=0.9, learning_rate=0.7)
     state, found = FeedbackState.zeros(layout), []
     for call in range(calls):
-        update = update_of(layout, seed + call)
-        if each:
-            coded, buffers = {}, {}
-            for name, coefficients, buffer in compress_each(state, update, layout=layout, rule=rule):
-                coded[name], buffers[name] = coefficients, buffer.clone()
-            found.append(Compressed(coded, FeedbackState(buffers, call + 1)))
-        else:
-            found.append(compress(state, update, layout=layout, rule=rule))
+        found.append(compress(state, update_of(layout, seed + call), layout=layout, rule=rule))
         state = found[-1].state
     return found
 
 
 def payload(layout, seed):
-    return Payload.of(cases.header_of(layout, seed), run(layout, 1, seed)[0].tensors, layout)
+    return Payload.of(cases.header_of(layout, seed), run(layout, seed, calls=1)[0].tensors, layout)
 
 
-def both_implementations(layout, seed, calls=2):
+def both_implementations(layout, seed):
     """Error feedback, bytes, and reading them back."""
     with kernels.forced("torch"), threads(3):
-        expected = run(layout, calls, seed)
-        published = Payload.of(cases.header_of(layout, seed), expected[0].tensors, layout)
+        expected, published = run(layout, seed), payload(layout, seed)
         data = encode(published, layout)
     for count in (1, 2):
         with kernels.forced("numba"), threads(count):
-            found = run(layout, calls, seed, each=count == 2)
-            assert encode(Payload.of(cases.header_of(layout, seed), found[0].tensors, layout), layout) == data
+            found = run(layout, seed)
+            assert encode(payload(layout, seed), layout) == data
             assert decode(data, layout) == published
         for one, other in zip(found, expected, strict=True):
             assert one.tensors == other.tensors

@@ -12,12 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.errors import Reason, RejectedError
-from templar.gradient.codec.planes import Section
+from templar.errors import RejectedError
 from templar.gradient.codec.sections import pack, read_section, unpack
 from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients
 from tests.docs.second_implementation import Spec
-from tests.support.errors import raising
 
 SOME = cases.tensor_of(3, 8, 3)  # b = 1
 
@@ -36,31 +34,6 @@ def test_any_coefficients_come_back_before_any_other_bytes(layout, seed, rest):
         assert found == section
         assert found.num_active == np.count_nonzero(coefficients.steps)
         assert found.top == coefficients.steps.max()
-
-
-@pytest.mark.parametrize(("chunks", "length", "k"), [(700, 4096, 64), (70, 4096, 4096), (5, 4096, 1), (1, 4096, 4095)])
-def test_large_chunks_come_back(chunks, length, k):
-    tensor = cases.tensor_of(chunks, length, k)
-    for seed in range(2):
-        coefficients = cases.random_coefficients(tensor, seed)
-        section = pack(coefficients, tensor)
-        assert unpack(section) == coefficients
-        assert read_section(section.data, tensor) == section
-
-
-def test_an_index_beyond_a_late_chunk():
-    tensor = cases.tensor_of(150, 8, 1)
-    good = replace(cases.random_coefficients(tensor, 1), indices=np.full((150, 1), 7, np.uint16))
-    good = replace(good, steps=np.full(150, 5, np.uint16))
-    data = pack(good, tensor).data
-    assert tensor.remainder_bits == 2
-    for chunk in (0, 63, 64, 149):
-        rows = ["01"] * 150
-        rows[chunk] = "001"
-        plane = cases.section_bytes(0, [], "".join(rows))[2:]
-        start = Section(data, tensor).planes.quotients
-        with raising(RejectedError, Reason.BAD_PAYLOAD, "beyond 7"):
-            read_section(np.concatenate([data[:start], plane]), tensor)
 
 
 # Coefficients that are not written.

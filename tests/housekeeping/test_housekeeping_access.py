@@ -1,6 +1,5 @@
 """Checks of keys on servers that enforce them, with right and with wrong policies."""
 
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -15,6 +14,7 @@ from templar.store.base import DeleteReport
 from templar.store.directory import DirectoryStore, DirectoryUploads
 from templar.store.s3 import S3Store, S3Uploads
 from templar.store.s3_protocol import S3Settings
+from tests.store.conftest import s3_store
 
 READ = ("s3:GetObject", "s3:ListBucket")
 WRITE = (*READ, "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListBucketMultipartUploads")
@@ -22,13 +22,8 @@ SETTINGS = S3Settings(read_timeout_seconds=10.0, max_attempts=1)
 
 
 def credential(name, url, bucket, key, *, writes):
-    address: dict[str, Any] = {
-        "endpoint_url": url,
-        "access_key_id": key.access_key_id,
-        "secret_access_key": key.secret_access_key,
-        "settings": SETTINGS,
-    }
-    return Credential(name, S3Store(bucket, **address), S3Uploads(bucket, **address), writes)
+    store, uploads = (s3_store(bucket, url, key, SETTINGS, kind) for kind in (S3Store, S3Uploads))
+    return Credential(name, store, uploads, writes)
 
 
 class Policies:

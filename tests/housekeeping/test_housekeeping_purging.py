@@ -18,7 +18,8 @@ from templar.housekeeping.maintenance import (
     purge_bucket,
 )
 from templar.store.directory import INCOMING, DirectoryUploads
-from templar.store.s3 import S3Store, S3Uploads
+from templar.store.s3 import S3Uploads
+from tests.store.conftest import s3_store
 from tests.support.errors import raising
 from tests.support.network import tiny
 
@@ -144,9 +145,7 @@ def test_abandoned_objects_go_and_running_uploads_stay(old):
 def test_a_write_key_that_may_not_list_uploads_is_no_failure(old, moto):
     keys = create_bucket_with_keys(moto.admin, uuid4().hex)
     url = moto.admin.endpoint_url
-    write = {"access_key_id": keys.write.access_key_id, "secret_access_key": keys.write.secret_access_key}
-    read = {"access_key_id": keys.read.access_key_id, "secret_access_key": keys.read.secret_access_key}
-    at = Target(S3Store(keys.bucket, endpoint_url=url, **write), S3Uploads(keys.bucket, endpoint_url=url, **read))
+    at = Target(s3_store(keys.bucket, url, keys.write), s3_store(keys.bucket, url, keys.read, kind=S3Uploads))
     chain = old.config(AGGREGATOR).chain
     found = clean_temporary(at, chain, old.hparams, hours=1, dry_run=False, confirm_bucket=keys.bucket)
     assert (found.unseen, found.report.rows) == (Reason.ACCESS_DENIED, ())

@@ -9,7 +9,7 @@ import pytest
 
 from templar import interrupt
 from templar.errors import PermanentError, Reason, TransientError
-from templar.store.deadline import Deadline, check_deadline, current, in_parallel, retrying
+from templar.store.deadline import Deadline, current, in_parallel, retrying
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 from templar.traffic import TRAFFIC
@@ -103,20 +103,6 @@ class TestDeadline:
                     assert error_of(call).reason is Reason.TOO_SLOW
             assert len(server.requests) == 2
             assert store.get("key", max_bytes=1) == b"1"  # the connection is used again
-
-    def test_it_holds_for_the_thread_that_applies_it(self):
-        deadline = Deadline(0.0)
-        assert current() is None
-        check_deadline("key")
-        with deadline.applied():
-            assert current() is deadline
-            seen: list[Deadline | None] = []
-            other = threading.Thread(target=lambda: seen.append(current()))
-            other.start()
-            other.join()
-            assert error_of(lambda: check_deadline("key")).reason is Reason.TOO_SLOW
-        assert seen == [None]
-        assert current() is None
 
     def test_a_wait_after_the_deadline_ends_at_once(self):
         deadline, closed = Deadline(600.0), []
