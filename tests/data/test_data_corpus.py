@@ -11,28 +11,6 @@ from templar.data.corpus import (
     without_docstrings,
 )
 
-CODE = '''"""About the module,
-in two lines.
-"""
-import os\f
-
-
-class Thing:
-    """About the thing."""
-
-    def act(self):
-        r"""About the act."""
-        return "not a docstring"
-
-
-async def later():
-    "About later."
-
-
-def plain():
-    return 1
-'''
-
 
 def text_source(root, name="texts"):
     return Source(name, root, ".txt", str)
@@ -74,18 +52,10 @@ def test_an_unused_share_goes_to_the_next_source(tmp_path):
     assert [document.source for document in documents] == ["small"] + ["large"] * 19
 
 
-def test_docstrings_in_the_order_of_the_code():
-    assert (
-        docstrings(CODE) == "About the module,\nin two lines.\n\nAbout the thing.\n\nAbout the act.\n\nAbout later.\n\n"
-    )
-
-
-def test_code_without_docstrings():
-    rest = without_docstrings(CODE)
-    assert "About" not in rest
-    assert rest.startswith("import os\f\n")
-    assert 'return "not a docstring"' in rest
-    assert len(rest.split("\n")) == len(CODE.split("\n")) - 6
+def test_a_docstring_is_text_of_its_own_and_leaves_the_code():
+    code = '"""One,\ntwo.\n"""\nimport os\f\n\n\nasync def later():\n    r"""Three."""\n    return "not one"\n'
+    assert docstrings(code) == "One,\ntwo.\n\nThree.\n\n"
+    assert without_docstrings(code) == 'import os\f\n\n\nasync def later():\n    return "not one"\n'
 
 
 @settings(max_examples=50)

@@ -3,12 +3,8 @@
 import errno
 import fcntl
 import os
-import random
 import shutil
-import signal
-import threading
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,17 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.s3_endpoint import AccessKey
 from templar.data.assignment import advanced, epoch_of, first_epochs
 from templar.data.shards.block_file import Transfer
-from templar.data.shards.rotation import LOCK_FILE, RotationReport, ShardPlan, is_whole, plan_shards, rotate
+from templar.data.shards.rotation import LOCK_FILE, RotationReport, ShardPlan, plan_shards, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
-from templar.store.directory import DirectoryStore
 from tests.support.errors import raising
-from tests.support.rotating import BUCKET, READ, start
-from tests.support.servers import Server, random_key, start_rclone
-from tests.support.shards import PREFIX, Shards, on_disk, write_shards
+from tests.support.shards import PREFIX, on_disk
 
 FIRST = ShardPlan((0,), 1, ())
 SECOND = ShardPlan((1,), 2, ())
@@ -186,98 +178,3 @@ def test_two_rotations_at_a_time_are_one(store, dataset):
         os.close(file)
     assert store.reads == []
     assert rotate(dataset, SECOND).fetched == (2,)
-
-
-KILLS = 12
-SEED = 20
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A dataset of three shards behind a real endpoint, and the folder that it is rotated in."""
-
-    shards: Shards
-    server: Server
-    key: AccessKey
-    root: Path
-    folder: Path
-
-    def start(self, what):
-        return start(self.server.endpoint_url, self.root, self.folder, self.key, what)
-
-    def opened(self):
-        return ShardedDataset([DirectoryStore(self.root / BUCKET)], PREFIX, folder=self.folder)
-
-
-@pytest.fixture
-def scene(tmp_path):
-    root, key = tmp_path / "root", random_key()
-    shards = write_shards(root / BUCKET / PREFIX, length=2000, block_bytes=4096)
-    server = start_rclone(root, key)
-    try:
-        yield Scene(shards, server, key, root, tmp_path / "local")
-    finally:
-        server.stop()
-
-
-def killed_after(process, num_lines):
-    """Kill a process when it has printed so many lines; False if it ended well before."""
-    last = ""
-    for number, line in enumerate(process.stdout):
-        last = line
-        if number + 1 == num_lines:
-            process.send_signal(signal.SIGKILL)
-    status = process.wait(60)
-    process.stdout.close()
-    if status == 0:
-        assert last == "done well\n"
-        return False
-    assert status == -signal.SIGKILL, last
-    return True
-
-
-@contextmanager
-def reading(scene):
-    """Run a reader process, which ends when it is killed or reads a wrong sample; its printed lines."""
-    process, lines = scene.start(READ), list[str]()
-    assert process.stdout.readline() == "ok\n"
-    collector = threading.Thread(target=lines.extend, args=(process.stdout,))
-    collector.start()
-    try:
-        yield lines
-        assert process.poll() is None, "the reader has ended: a sample was wrong, or could not be read"
-    finally:
-        process.kill()
-        process.wait(60)
-        collector.join(60)
-        process.stdout.close()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_killed_rotations_leave_only_right_files_and_a_reader_beside_them_reads_right_samples(scene):
-    """At random places, each rotation resuming the one before."""
-    chance, done, history = random.Random(SEED), 0, list[str]()
-    with reading(scene) as lines:
-        while done < KILLS:
-            history.append(str(done // 3 % 2))
-            # Some at the very beginning: while the manifest is fetched, or the files are made.
-            num_lines = chance.choice([1, 1, 2, 3, chance.randrange(4, 40)])
-            done += killed_after(scene.start(history[-1]), num_lines)
-            if scene.folder.exists():
-                assert scene.shards.wrong_files(scene.folder) == [], "manifests included"
-        finished = len(lines)
-    assert {"0", "1"} == set(history)
-    assert finished > 0
-    assert set(lines[:finished]) == {"ok\n"}
-    # The second shard is rotated to, and every file is right and complete.
-    report = rotate(scene.opened(), ShardPlan((1,), 2, ()))
-    assert report.on_disk == (1, 2)
-    assert on_disk(scene.folder) == scene.shards.names(1, 2)
-    assert scene.shards.wrong_files(scene.folder) == []
-    again = scene.opened()
-    assert all(is_whole(again, number) for number in report.on_disk)
-    for number in report.on_disk:
-        before = again.endpoints[0].reads
-        again.shard(number).download()
-        assert again.endpoints[0].reads == before, "every block was right"

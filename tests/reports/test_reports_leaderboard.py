@@ -154,7 +154,5 @@ def test_the_drawing_names_the_best_ten_and_is_the_same_every_time():
     texts = ["".join(each.itertext()).strip() for each in elements(svg, "text")]
     named = [text for text in texts if text.startswith("uid ")]
     assert named == [f"uid {uid}" for uid in crowd.standings["uid"][:LINES]]
-    assert any("as uid 0 measured it" in text for text in texts)
-    assert not elements(svg, "script") + elements(svg, "image")
     few = Leaderboard(evidences({window: [good(uid, window) for uid in range(3, 13)] for window in (10, 11)}))
     assert len(svg) < 1.5 * len(draw(few))  # miners without a name cost nothing

@@ -146,21 +146,13 @@ class TestNetwork:
 class TestDrawing:
     POINTS = (CurvePoint(7, 6.0, 3, 100), CurvePoint(8), CurvePoint(9, 5.0, 0, 0), CurvePoint(10, 4.0, 2, 50))
 
-    def test_the_same_points_give_the_same_small_drawing(self):
-        drawn = draw_curve(self.POINTS, "loss < 6 & falling")
-        assert drawn == draw_curve(self.POINTS, "loss < 6 & falling")
-        many = tuple(CurvePoint(window, 6 - window / 100, window % 7, 9) for window in range(200))
-        assert len(draw_curve(many, "two hundred windows")) < 40_000
-
     def test_what_is_not_known_is_a_gap(self):
         root = ET.fromstring(draw_curve(self.POINTS, "loss < 6 & falling"))
-        texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+        texts = [each.text for each in root.findall(".//{*}text")]
         assert texts[0] == "loss < 6 & falling"
         assert {"6.00", "4.00", "window 7", "10", "miners applied, at most 3"} <= set(texts)
-        assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 3
-        lines = [
-            each.get("d", "") for each in root.iter("{http://www.w3.org/2000/svg}path") if "L" in each.get("d", "")
-        ]
+        assert len(root.findall(".//{*}circle")) == 3
+        lines = [each for each in root.findall(".//{*}path") if "L" in each.get("d", "")]
         assert len(lines) == 1  # windows 9 and 10; the window before the gap is a point
 
     @pytest.mark.parametrize("points", [(CurvePoint(7),), (CurvePoint(7, 2.0, 1, 1),), (CurvePoint(7, None, 0, 0),)])
