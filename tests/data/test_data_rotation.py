@@ -1,8 +1,6 @@
 """Rotation of shards: the network's state determines the plan, and the shards that fit are downloaded."""
 
 import errno
-import fcntl
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 
 from templar.data.assignment import advanced, epoch_of, first_epochs
 from templar.data.shards.block_file import Transfer
-from templar.data.shards.rotation import LOCK_FILE, RotationReport, ShardPlan, plan_shards, rotate
+from templar.data.shards.rotation import ShardPlan, plan_shards, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.errors import raising
@@ -165,16 +163,3 @@ class TestBudget:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
         report = rotate(dataset, SECOND)
         assert (report.left_out, report.on_disk, report.deleted) == (2, (1,), tuple(shards.names(0)))
-
-
-def test_two_rotations_at_a_time_are_one(store, dataset):
-    rotate(dataset, FIRST)
-    store.reads.clear()
-    file = os.open(dataset.folder / LOCK_FILE, os.O_RDWR)
-    fcntl.flock(file, fcntl.LOCK_EX)  # as another process does
-    try:
-        assert rotate(dataset, SECOND) == RotationReport((1,), 2, skipped=Reason.ALREADY_RUNNING)
-    finally:
-        os.close(file)
-    assert store.reads == []
-    assert rotate(dataset, SECOND).fetched == (2,)

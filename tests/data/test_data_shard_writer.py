@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from templar.canonical import sha256_hex
-from templar.data.sampling import pack
 from templar.data.shards.manifest import ShardIndex, parse_index, parse_manifest, sample_ids
 from templar.data.shards.shard_writer import HEADER_BYTES, ShardLayout, ShardWriter, build_shards, write_split
-from templar.data.tokenizer import load_tokenizer, packed
+from templar.data.tokenizer import load_tokenizer
 from templar.datasets.page_writer import build_dataset
 from templar.errors import PermanentError, Reason
 from tests.support.datasets import contents, numbered_documents, rows_of
@@ -122,16 +121,6 @@ class TestWrongInput:
         for numbers in ((0, 1, None), (1, 1, 511), (2**20, 2**20, 512)):
             with pytest.raises(ValueError, match=r"must|at least|too few"):
                 ShardLayout("uint16", *numbers)
-
-
-class TestPacked:
-    @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 40))
-    def test_it_cuts_as_pack_does(self, lengths, sequence_length):
-        lists = [np.full(length, number + 1, dtype=np.int32) for number, length in enumerate(lengths)]
-        ended = [np.append(tokens, np.int32(0)) if len(tokens) else tokens for tokens in lists]
-        found = list(packed(ended, sequence_length))
-        expected = pack(lists, sequence_length, 0)
-        np.testing.assert_array_equal(np.concatenate([expected[:0], *found]), expected)
 
 
 class TestBuildShards:

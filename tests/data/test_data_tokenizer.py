@@ -1,8 +1,5 @@
 import json
-import os
 import random
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -276,36 +273,15 @@ def test_only_the_networks_tokenizer_is_parsed(tokenizer, tmp_path, monkeypatch)
             network_tokenizer(tmp_path, tokenizer.digest, tokenizer.vocab_size)
 
 
-HUB_SCRIPT = """
-import json
-from templar.errors import PermanentError
-from templar.data.tokenizer import load_tokenizer
-cached = load_tokenizer("someone/something")
-try:
-    load_tokenizer("someone/else")
-    error = None
-except PermanentError as caught:
-    error = str(caught)
-print(json.dumps({"digest": cached.digest, "eos_token": cached.eos_token, "error": error}))
-"""
+def test_a_hugging_face_id_is_fetched_as_it_is_or_refused_with_the_remedy(tokenizer, tmp_path, monkeypatch):
+    save_tokenizer(tokenizer, tmp_path)
 
+    def download(name, file):
+        if name != "someone/something":
+            raise OSError("offline")
+        return str(tmp_path / file)
 
-def test_a_hugging_face_id_comes_from_the_cache_and_is_refused_without(tokenizer, tmp_path):
-    """In a process of its own: the hub library reads its environment once."""
-    revision = "0" * 40
-    repository = tmp_path / "hub" / "models--someone--something"
-    save_tokenizer(tokenizer, repository / "snapshots" / revision)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(revision)
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    environment.pop("HF_HUB_CACHE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", HUB_SCRIPT], env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert result["eos_token"] == EOS_TOKEN
-    assert result["digest"] == tokenizer.digest
-    assert result["error"].startswith("[tokenizer_missing]")
-    assert "'someone/else'" in result["error"]
-    assert "HF_TOKEN" in result["error"]
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert load_tokenizer("someone/something").digest == tokenizer.digest
+    with raising(PermanentError, Reason.TOKENIZER_MISSING, "'someone/else'", "offline", "HF_TOKEN"):
+        load_tokenizer("someone/else")

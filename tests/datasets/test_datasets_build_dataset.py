@@ -95,15 +95,6 @@ def small_units(monkeypatch):
 
 
 class TestTheSameBytes:
-    @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_the_bytes_do_not_depend_on_the_number_of_threads(self, source_folder, tmp_path, layout):
-        built = [
-            build(request(source_folder, tmp_path / f"with-{workers}", layout), workers=workers) for workers in (1, 2)
-        ]
-        assert contents(built[0].root) == contents(built[1].root)
-        assert built[0].card == built[1].card
-        assert {path.name for path in tmp_path.iterdir()} == {"input", "with-1", "with-2"}
-
     @pytest.mark.usefixtures("small_units")
     def test_the_bytes_are_those_of_a_build_in_memory(self, source_folder, tmp_path):
         save_tokenizer(train_embedded_tokenizer(["a document of lines"], 260), tmp_path / "tokenizer")

@@ -84,20 +84,14 @@ def test_what_has_expired_is_deleted_and_nothing_else(old):
     foreign = ["gradient-x-1-v1.bin", "notes/decision-1-1-v1.json", "readme.txt", "gradient-1-3-v999.bin"]
     for key in foreign:
         old.bucket(AGGREGATOR).put(key, b"mine")
-    before = old.objects(AGGREGATOR)
-    dry = clean_bucket(old.config(AGGREGATOR), dry_run=True)
-    assert old.objects(AGGREGATOR) == before
-    assert all(row.found > row.deleted == 0 and row.num_bytes > 0 for row in dry.rows)
     report = clean_bucket(old.config(AGGREGATOR), dry_run=False)
     deleted = {"aggregator": 2, "checkpoint": 2 * 8, "debug": 2, "decision": 2, "proof": 2, "roster": 2}
-    assert {row.kind: row.deleted for row in report.rows} == {row.kind: row.found for row in dry.rows} == deleted
-    assert report.failed == ()
+    assert ({row.kind: row.deleted for row in report.rows}, report.failed) == (deleted, ())
     assert set(foreign) <= set(old.objects(AGGREGATOR))
     old.bucket(AGGREGATOR).delete(foreign)
     assert windows_in(old, AGGREGATOR) == {3, 4, 5, 6}
     assert list_checkpoints(old.aggregator.buckets.own, old.member(AGGREGATOR).uid) == [6, 0], "genesis stays for ever"
     assert [key for key in old.objects(AGGREGATOR) if key.startswith("start_window")]
-    assert clean_bucket(old.config(AGGREGATOR), dry_run=False).rows == ()
     for name in old.nodes:
         clean_bucket(old.config(name), dry_run=False)
         assert min(windows_in(old, name)) == 3
