@@ -7,8 +7,8 @@ all endpoints failed does the read fail:
 - with a TransientError, after a few rounds, if one of them failed with one: it may have the object.
 - with a PermanentError otherwise. It is `object_missing` only if every endpoint says so: an error is never absence.
 
-An endpoint that fails rests for a time that doubles with each failure in a row; then one read tries it, and a success
-makes it healthy again. Resting endpoints are asked last, in the order in which their rests end.
+An endpoint that fails rests for a time that doubles with each failure in a row, then it takes its turn again, and a
+success makes it healthy. Resting endpoints are asked last, in the order in which their rests end.
 """
 
 import logging
@@ -75,7 +75,6 @@ class Attempt:
     store: ObjectStore
     began: float
     streak: int  # the endpoint's failures in a row at that time
-    probing: bool  # the one request that tries an endpoint whose rest is over
 
 
 class Replicas:
@@ -197,8 +196,6 @@ class Replicas:
             if rest is not None:
                 logger.warning("dataset endpoint %s rests for %.1f s: %s", attempt.store.name, rest, error)
             return error
-        finally:
-            self._endpoints.ended(attempt)
         if answer is None:
             return PermanentError(Reason.OBJECT_MISSING, f"bucket {attempt.store.name}: there is no object {key}")
         return answer
@@ -235,11 +232,10 @@ class _Endpoint:
     last_failure: Reason | None = None
     streak: int = 0  # failures in a row; 0 is healthy
     rests_until: float = 0.0
-    probing: bool = False
 
     def rests(self, now: float) -> bool:
-        """Whether it rests, or another request is trying it."""
-        return self.streak > 0 and (self.probing or now < self.rests_until)
+        """Whether other endpoints are preferred to it."""
+        return self.streak > 0 and now < self.rests_until
 
     def report(self, now: float) -> EndpointReport:
         """The counters so far."""
@@ -258,10 +254,7 @@ class Endpoints:
         self._lock = threading.Lock()
 
     def next_attempt(self, done: Collection[int]) -> Attempt | None:
-        """Choose an endpoint that is not in `done`, the endpoints that this read has asked; None if all are.
-
-        The caller calls `ended` when the attempt is over.
-        """
+        """Choose an endpoint that is not in `done`, the endpoints that this read has asked; None if all are."""
         with self._lock:
             now, count = self._clock(), len(self._endpoints)
             in_turn = [number for step in range(count) if (number := (self._next + step) % count) not in done]
@@ -271,9 +264,7 @@ class Endpoints:
             if not done:
                 self._next = (number + 1) % count
             endpoint = self._endpoints[number]
-            probing = endpoint.streak > 0 and not endpoint.rests(now)
-            endpoint.probing |= probing
-            return Attempt(number, endpoint.store, now, endpoint.streak, probing)
+            return Attempt(number, endpoint.store, now, endpoint.streak)
 
     def answered(self, attempt: Attempt, num_bytes: int) -> None:
         """Count an answer; the endpoint is healthy."""
@@ -301,12 +292,6 @@ class Endpoints:
             endpoint.streak += 1
             endpoint.rests_until = self._clock() + seconds
             return seconds
-
-    def ended(self, attempt: Attempt) -> None:
-        """End an attempt, answered or failed."""
-        if attempt.probing:
-            with self._lock:
-                self._endpoints[attempt.number].probing = False
 
     def report(self) -> tuple[EndpointReport, ...]:
         """The counters of each, in the order of the stores."""

@@ -301,31 +301,3 @@ def test_one_outage_in_several_threads_is_one_failure(time):
     stores[0].fail = unreachable
     time.now += REST_SECONDS
     assert not replicas.report()[0].resting
-
-
-@pytest.mark.parametrize("outcome", ["answers", "fails"])
-def test_one_read_tries_an_endpoint_whose_rest_is_over(time, outcome):
-    stores, replicas = failing(time, unreachable, well)
-    read(replicas, 2)
-    time.now += REST_SECONDS
-    asked(stores)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def hold(read):
-        begun.set()
-        go_on.wait(30)
-        return unreachable(read) if outcome == "fails" else None
-
-    stores[0].fail = hold
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(read, replicas)
-        assert begun.wait(30)
-        read(replicas, 5)
-        assert replicas.report()[0].resting
-        assert [len(store.reads) for store in stores] == [1, 5]
-        go_on.set()
-    asked(stores)
-    stores[0].fail = well
-    read(replicas, 4)
-    assert asked(stores) == ([0, 4] if outcome == "fails" else [2, 2])

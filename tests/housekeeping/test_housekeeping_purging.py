@@ -8,11 +8,10 @@ from deployments.s3_endpoint import create_bucket_with_keys
 from templar import PROTOCOL_VERSION
 from templar.agreement.checkpoint import EVALUATION_FILE, list_checkpoints
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.object_keys import START_WINDOW_KEY, Kind, checkpoint_key, window_key
+from templar.exchange.object_keys import START_WINDOW_KEY, checkpoint_key
 from templar.housekeeping.bucket_cleanup import Criterion, Mode
 from templar.housekeeping.maintenance import (
     Target,
-    clean_bucket,
     clean_temporary,
     publish_newest_checkpoint,
     purge_bucket,
@@ -82,18 +81,6 @@ def test_an_unreadable_start_window_keeps_every_checkpoint(old):
     purge(old, Criterion(Mode.PREFIX, prefix="checkpoint-"))
     assert old.objects(AGGREGATOR, "checkpoint-") == before
     store.put(START_WINDOW_KEY, start)
-
-
-def test_objects_of_later_windows_are_deleted_by_prefix_only(old):
-    store, uid = old.bucket(AGGREGATOR), old.member(AGGREGATOR).uid
-    planted = [checkpoint_key(50_000, uid, "manifest.json"), window_key(Kind.PROOF, 50_000, uid)]
-    for key in planted:
-        store.put(key, b"{}")
-    clean_bucket(old.config(AGGREGATOR), dry_run=False)
-    assert all(store.head(key) for key in planted)
-    for prefix in ("checkpoint-", "proof-50000-"):
-        purge(old, Criterion(Mode.PREFIX, prefix=prefix))
-    assert not any(store.head(key) for key in planted)
 
 
 def test_a_dataset_in_the_same_bucket_stays(old):
