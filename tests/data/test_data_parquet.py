@@ -44,46 +44,42 @@ def test_a_value_beyond_the_bound_and_an_error_are_handed_out_and_not_kept():
     assert cache.get("failed", lambda: "abc") == "abc"
 
 
+class Asked(dict[str, Any]):
+    """The loads that are under way, which count the threads that look for theirs."""
+
+    def __init__(self):
+        super().__init__()
+        self.threads = threading.Semaphore(0)
+
+    def get(self, key, default=None):
+        self.threads.release()
+        return super().get(key, default)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_threads_that_ask_at_once_share_one_load(fails):
-    """The load ends only when every other thread has looked the key up, which calls its hash."""
+    """The load ends only when every other thread has looked for it; other keys are served meanwhile."""
     cache: BoundedCache[str, int] = BoundedCache(2, lambda value: 1)
+    cache._loading = asked = Asked()
     loads: list[int] = []
-    askers: set[int] = set()
-    started, all_asked = threading.Event(), threading.Event()
-
-    class Announcing(str):
-        __slots__ = ()
-
-        def __hash__(self):
-            askers.add(threading.get_ident())
-            if len(askers) == 3:
-                all_asked.set()
-            return super().__hash__()
 
     def load():
         loads.append(1)
-        started.set()
-        assert all_asked.wait(30)
+        assert cache.get("b", lambda: 1) == 1
+        assert all(asked.threads.acquire(timeout=30) for _ in range(5))
         if fails:
             raise OSError("shared")
         return 7
 
-    def ask(key):
+    def ask():
         try:
-            return cache.get(key, load)
+            return cache.get("a", load)
         except OSError as error:
             return str(error)
 
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(ask, "a")
-        assert started.wait(30)
-        # While "a" loads, other keys are served: the lock is not held.
-        assert cache.get("b", lambda: 1) == 1
-        others = [pool.submit(ask, Announcing("a")) for _ in range(3)]
-        answers = {future.result(30) for future in (first, *others)}
-    assert answers == ({"shared"} if fails else {7})
-    assert len(loads) == 1
+        answers = {future.result(30) for future in [pool.submit(ask) for _ in range(4)]}
+    assert (answers, loads) == ({"shared" if fails else 7}, [1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

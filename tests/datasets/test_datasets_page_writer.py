@@ -91,22 +91,6 @@ def test_the_tokenizer_has_seen_the_training_text_alone(tmp_path):
     assert load_tokenizer(str(tmp_path / "first")).vocab_size <= 300
 
 
-def test_upload_puts_the_description_last(small_root):
-    puts: list[str] = []
-
-    class Recording(MemoryStore):
-        def put_file(self, key, path):
-            puts.append(key)
-            super().put_file(key, path)
-
-    store = Recording()
-    upload_dataset(small_root, store, "elsewhere/dataset/")
-    assert puts[-2:] == ["elsewhere/dataset/_shard_sizes.json", "elsewhere/dataset/_metadata.yaml"]
-    expected = {f"elsewhere/dataset/{name}": data for name, data in contents(small_root).items()}
-    assert {info.key for info in store.list()} == set(expected) == set(puts)
-    assert all(store.get(key, max_bytes=10**7) == data for key, data in expected.items())
-
-
 @pytest.mark.parametrize(
     "name", ["_metadata.yaml", "_shard_sizes.json", "_shards.json", "alpha/train/000_00000.parquet"]
 )
@@ -123,7 +107,7 @@ def test_upload_never_replaces_another_dataset(small_root, name):
 
 
 def test_an_upload_that_failed_goes_on(small_root):
-    """Without sending anything again; a reader finds nothing before."""
+    """Without sending anything again; the description comes last, so a reader finds nothing before."""
     puts, failing = list[str](), ["beta"]
 
     class Failing(MemoryStore):
@@ -141,7 +125,11 @@ def test_an_upload_that_failed_goes_on(small_root):
     sent, files = len(puts), contents(small_root)
     uploaded = upload_dataset(small_root, store, "there")
     assert uploaded == Uploaded(len(files), sent, sum(map(len, files.values())))
-    assert sorted(puts) == sorted(f"there/{name}" for name in files)
+    assert {info.key: store.get(info.key, max_bytes=10**7) for info in store.list()} == {
+        f"there/{name}": data for name, data in files.items()
+    }
+    assert puts[-2:] == ["there/_shard_sizes.json", "there/_metadata.yaml"]
+    assert len(puts) == len(files)
     assert upload_dataset(small_root, store, "there").num_already_there == len(files)
 
 

@@ -94,20 +94,6 @@ class TestCurve:
         seconds = [rules.blocks_per_window * rules.block_seconds * point.window for point in found.points]
         assert [point.hours * 3600 for point in found.points] == pytest.approx(seconds)
 
-    def test_a_later_reading_reads_only_what_is_new(self, trained, monkeypatch):
-        known, asked = read(trained), list[str]()
-        real = checkpoint_evaluation.read_signed
-
-        def reading(store, key, *rest, **more):
-            asked.append(key)
-            return real(store, key, *rest, **more)
-
-        monkeypatch.setattr(checkpoint_evaluation, "read_signed", reading)
-        assert read(trained, known) == known
-        assert not asked
-        assert read(trained) == known
-        assert len(asked) == 7
-
     def test_a_bucket_that_cannot_be_read_costs_its_own_word_alone(self, trained, monkeypatch):
         silent, other = map(trained.member, PUBLISHERS)
         known, reader = read(trained), trained.miners[0]
