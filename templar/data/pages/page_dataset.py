@@ -8,7 +8,6 @@ page's number means the same text to every node that reads the same `_metadata.y
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,6 +29,7 @@ from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE
 from templar.errors import PermanentError, Reason
 from templar.interrupt import check_stop
 from templar.store.base import ObjectStore
+from templar.store.deadline import in_parallel
 
 T = TypeVar("T")
 
@@ -121,12 +121,8 @@ class PageDataset:
             check_stop()
             return self.read_page(index)
 
-        pool = ThreadPoolExecutor(concurrency, thread_name_prefix="pages")
-        try:
-            pages = {page.index: page for page in pool.map(read, sorted(set(indices)))}
-            return [pages[index] for index in indices]
-        finally:
-            pool.shutdown(cancel_futures=True)
+        pages = {page.index: page for page in in_parallel(read, sorted(set(indices)), concurrency)}
+        return [pages[index] for index in indices]
 
     def _read_rows(self, config: str, first: int, count: int) -> list[str]:
         starts = self._row_starts[config]

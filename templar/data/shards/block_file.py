@@ -19,7 +19,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 from templar.data.shards.manifest import BlockedFile
 from templar.errors import Reason, TransientError
 from templar.interrupt import check_stop
+from templar.store.deadline import in_parallel
 from templar.store.files import NO_SPACE, local_file, locked, sync, write_at
 
 PARTIAL_SUFFIX = ".partial"
@@ -267,15 +267,7 @@ class BlockFile(SparseFile):
             self._fetch_part(part, buffers.buffer, past_cache=past_cache)
             on_progress(self._length(part))
 
-        if len(parts) == 1:
-            fetch(parts[0])
-            return
-        pool = ThreadPoolExecutor(min(self._transfer.threads, len(parts)), thread_name_prefix="blocks")
-        try:
-            for _ in pool.map(fetch, parts):
-                pass
-        finally:
-            pool.shutdown(cancel_futures=True)
+        in_parallel(fetch, parts, min(self._transfer.threads, len(parts)))
 
     def _parts(self, blocks: list[int]) -> Iterator[range]:
         """Runs of neighbouring blocks, none longer than a request; each is either all on the disk or all holes."""
