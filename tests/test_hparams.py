@@ -125,10 +125,18 @@ def test_a_missing_key_is_named(tmp_path):
         assert message == f"{tmp_path}/numbers.json, preset 'mine': {name}: is missing, add it"
 
 
+TWICE = [
+    '{"mine": {}, "mine": {}}',
+    '{"mine": {"training": {"batch_size": 1}, "training": {}}}',
+    '{"mine": {"training": {"adamw": {"beta1": 0.9, "beta1": 0.9}}}}',
+]
+
+
 @pytest.mark.parametrize(
     ("presets", "complaint"),
     [
         ("{", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
         ("[1, 2]", "must hold an object of presets"),
         ({"other": {}}, "no preset 'mine'; there are other"),
         ({"mine": 3}, "preset 'mine' must be an object of sections"),
@@ -138,6 +146,7 @@ def test_a_missing_key_is_named(tmp_path):
             {"mine": {"extends": "b"}, "b": {"extends": "c"}, "c": {"extends": "mine"}},
             "presets extend each other in a circle: mine, b, c, mine",
         ),
+        *((text, "stands twice in one object: remove one of them") for text in TWICE),
     ],
 )
 def test_a_file_that_holds_no_such_preset_is_refused(tmp_path, presets, complaint):
@@ -145,19 +154,6 @@ def test_a_file_that_holds_no_such_preset_is_refused(tmp_path, presets, complain
     message = refused(lambda: load_hparams("mine", path=path))
     assert message.startswith(str(path))
     assert complaint in message
-
-
-def test_a_key_that_stands_twice_is_refused(tmp_path):
-    path = tmp_path / "hparams.json"
-    for text in (
-        '{"mine": {}, "mine": {}}',
-        '{"mine": {"training": {"batch_size": 1}, "training": {}}}',
-        '{"mine": {"training": {"adamw": {"beta1": 0.9, "beta1": 0.9}}}}',
-    ):
-        path.write_text(text)
-        assert " stands twice in one object: remove one of them" in refused(lambda: load_hparams("mine", path=path))
-    path.write_text("[" * 100_000)
-    assert "cannot be read as JSON" in refused(lambda: preset_names(path))
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):

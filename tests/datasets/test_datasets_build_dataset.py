@@ -1,6 +1,7 @@
 """Datasets from files: the bytes do not depend on the number of threads or of kills."""
 
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -278,20 +279,15 @@ class TestKilled:
 
 class TestRefused:
     def test_a_second_build_at_the_same_time_is_refused(self, source_folder, tmp_path):
-        import fcntl
-
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         wanted.work.mkdir()
         with (wanted.work / LOCK_FILE).open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            with pytest.raises(PermanentError) as caught:
+            with raising(PermanentError, Reason.ALREADY_RUNNING):
                 build(wanted)
-        assert caught.value.reason is Reason.ALREADY_RUNNING
 
     def test_a_lock_that_was_removed_before_it_was_taken(self, source_folder, tmp_path, monkeypatch):
         """As when the process before this one finishes between the open and the lock."""
-        import fcntl
-
         wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS)
         lock, taken = fcntl.flock, []
 

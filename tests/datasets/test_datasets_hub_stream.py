@@ -135,14 +135,12 @@ class TestBuilding:
 
 
 class TestMistakes:
-    @pytest.mark.parametrize("query", ["config=none", "config=tables&split=none"])
-    def test_there_is_no_such_split(self, repository, query):
-        with raising(PermanentError, Reason.DATASET_MISSING, "correct path, config or split", "none"):
-            find_inputs(source(repository, query))
-
-    def test_there_is_no_such_dataset(self, tmp_path):
-        with raising(PermanentError, Reason.DATASET_MISSING, "correct path"):
-            find_inputs(source(tmp_path / "nowhere"))
+    @pytest.mark.parametrize(
+        ("folder", "query"), [("", "config=none"), ("", "config=tables&split=none"), ("nowhere", "")]
+    )
+    def test_there_is_no_such_split(self, repository, folder, query):
+        with raising(PermanentError, Reason.DATASET_MISSING, "correct path, config or split", "none" if query else ""):
+            find_inputs(source(repository / folder, query))
 
     @pytest.mark.parametrize("config", ["tables", "lines"])
     def test_there_is_no_such_column(self, repository, config):
