@@ -83,16 +83,12 @@ def test_compression_of_large_chunks(recipe, *, use_dct):
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 def test_compression_of_updates_of_other_types_transposed_and_in_a_graph(kind):
-    layout = cases.layout_of({"p": (192, 128)}, cases.settings_of(64, 64))
+    layout, found = cases.layout_of({"p": (192, 128)}, cases.settings_of(64, 64)), []
     update = cases.random_update(cases.layout_of({"p": (128, 192)}, cases.settings_of(64, 64)), 3)["p"].T.to(kind)
-    assert_same_compression(layout, {"p": update.clone().requires_grad_()})
-
-
-def assert_same_compression(layout, update):
-    found = []
     for name in IMPLEMENTATIONS:
         with kernels.forced(name):
-            found.append(compress(FeedbackState.zeros(layout), update, layout=layout, rule=RULE))
+            made = {"p": update.clone().requires_grad_()}
+            found.append(compress(FeedbackState.zeros(layout), made, layout=layout, rule=RULE))
             Payload.of(cases.header_of(layout), found[-1].tensors, layout)
     assert found[0].tensors == found[1].tensors
     assert cases.same_bits(dict(found[0].state.buffers), dict(found[1].state.buffers))

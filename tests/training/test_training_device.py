@@ -1,6 +1,5 @@
 """The device, its precision and its micro-batches: what is taken, what is refused, and what a full memory leads to."""
 
-import logging
 import re
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from templar.training import loss, train
 from templar.training.device import available_bytes, choose_device, given_threads
 from templar.training.loss import mean_loss, token_losses, torch_threads
 from templar.training.memory import MicroBatches
-from templar.training.model import build_model, hidden_states, output_weight
+from templar.training.model import build_model, hidden_states
 from templar.training.train import Trainer
 from tests.support.errors import raising
 from tests.support.threads import threads
@@ -43,11 +42,20 @@ def assert_close(found, expected, most):
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 93, 1000])
-def test_the_loss_in_chunks_is_cross_entropy_with_its_gradients(chunk):
+def test_the_loss_in_chunks_is_cross_entropy_and_never_has_the_logits_of_all_tokens(chunk, monkeypatch):
+    rows: list[int] = []
+    log_softmax = torch.log_softmax
+
+    def watched(logits, dim, *, out):
+        rows.append(len(logits))
+        return log_softmax(logits, dim, out=out)
+
+    monkeypatch.setattr(torch, "log_softmax", watched)
     generator = torch.Generator().manual_seed(1)
     hidden, weight = (torch.randn(size, 8, generator=generator, requires_grad=True) for size in (93, 50))
     targets = torch.randint(0, 50, (93,), generator=generator)
     found = mean_loss(hidden, weight, targets, chunk=chunk)
+    assert (max(rows), sum(rows)) == (min(chunk, 93), 93)
     expected = functional.cross_entropy(hidden @ weight.t(), targets)
     torch.testing.assert_close(found, expected)
     gradients = [torch.autograd.grad(3 * loss, (hidden, weight)) for loss in (found, expected)]
@@ -69,22 +77,6 @@ def test_gradients_in_bfloat16_are_added_up_in_float32(rows, monkeypatch):
     for ours, theirs in zip(*gradients, strict=True):
         assert ours.dtype is torch.float32
         assert float((ours - theirs).norm() / theirs.norm()) < 1e-2
-
-
-def test_the_loss_in_chunks_never_has_the_logits_of_all_tokens(monkeypatch):
-    rows: list[int] = []
-    log_softmax = torch.log_softmax
-
-    def watched(logits, dim, *, out):
-        rows.append(len(logits))
-        return log_softmax(logits, dim, out=out)
-
-    monkeypatch.setattr(torch, "log_softmax", watched)
-    net = build_model(MODEL)
-    hidden = hidden_states(net, tokens(2)[:, :-1].long()).flatten(0, 1)
-    mean_loss(hidden, output_weight(net), tokens(2)[:, 1:].flatten().long(), chunk=20)
-    assert max(rows) == 20
-    assert sum(rows) == len(hidden)
 
 
 @pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
@@ -149,14 +141,12 @@ def test_figures_count_tokens_and_phases():
 # The device.
 
 
-def test_auto_takes_the_cpu_and_all_its_threads_and_says_why(monkeypatch, caplog):
+def test_auto_takes_the_cpu_and_all_its_threads_and_says_why(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with caplog.at_level(logging.INFO):
-        device = choose_device(PRODUCTION_TRAINER)
+    device = choose_device(PRODUCTION_TRAINER)
     assert (device.place.type, device.threads, device.peak_flops) == ("cpu", given_threads(), None)
     for part in ("there is no CUDA device", f"{given_threads()} threads", "a product in bfloat16 was"):
         assert part in device.why
-        assert part in caplog.text
     assert choose_device(TrainerSettings()).why == ""
 
 
