@@ -82,14 +82,6 @@ def test_a_full_disk_is_no_damage(file):
     assert numbers(file) == [1]
 
 
-def test_a_file_that_cannot_be_opened_says_what_to_do(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "text").write_text("this is not a database" * 100)
-    for name in ("folder", "text"):
-        with raising(PermanentError, Reason.BAD_STATE_FILE, match="; move it away$"):
-            opened(tmp_path / name)
-
-
 def test_another_schema_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "notes.sqlite"
     second = opened(path, version=2)

@@ -5,7 +5,6 @@ import pytest
 from lab.simulate.world import START_WINDOW
 from templar.chain.base import Role
 from templar.errors import PermanentError, Reason
-from templar.exchange.object_keys import aggregate_key
 from templar.neuron.journal import Status
 from templar.neuron.node import Node
 from templar.window import Action, Opening, drive_window, open_window
@@ -119,22 +118,6 @@ def test_a_node_that_was_away_replays_what_it_missed_and_runs(network):
     assert miner.state.window == 3
     assert miner.state.root == network.validator.state.root
     assert network.objects(miner, "proof-3-"), "or it would count as out of sync for one window more"
-
-
-def test_a_node_that_cannot_catch_up_says_what_is_missing(network):
-    miner = network.miners[0]
-    network.run([1], but=[miner])
-    bucket = network.bucket(network.aggregator)
-    bucket.delete([aggregate_key(1)])
-    for other in network.miners:
-        gradients = network.objects(other, "gradient-1-")
-        network.bucket(other).delete(list(gradients))
-    opening = open_window(miner, 2)
-    assert (opening.window, opening.action, opening.reason) == (2, Action.CATCHING_UP, Reason.AGGREGATE_MISSING)
-    assert opening.detail.startswith("at window 0, wanted 1: [aggregate_missing] window 1 cannot be applied now")
-    assert miner.journal.status(2) is Status.CLAIMED
-    assert miner.state.window == 0
-    assert miner.chain.clock.now() < miner.exchange.expected_times(3).close, "it gave up in time for the next window"
 
 
 def test_a_newcomer_takes_part_from_the_window_after_its_registration_on(network):

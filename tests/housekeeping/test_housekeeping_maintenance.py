@@ -4,14 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from templar.agreement.checkpoint import list_checkpoints
-from templar.agreement.model_folder import read_weights
-from templar.agreement.state import check_mark
+from templar.agreement.checkpoint import MANIFEST_FILE, list_checkpoints
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
 from templar.housekeeping.maintenance import clean_bucket, known_epochs, publish_newest_checkpoint
 from templar.neuron.configuration import NeuronConfig
-from tests.support.checkpoints import fetch_checkpoint
 from tests.support.errors import raising
 
 AGGREGATOR = "aggregator-1"
@@ -23,10 +20,10 @@ def windows_in(network, name):
     return {key.window for key in keys if key and key.window is not None and key.kind not in ("peers", "checkpoint")}
 
 
-def test_the_newest_snapshot_is_published_once_and_read_back(network, tmp_path):
+def test_the_newest_snapshot_is_published_once(network):
     """While the neuron writes the next one, which is not disturbed."""
     network.run([1, 2])
-    aggregator, reader, config = network.aggregator, network.miners[0], network.config(AGGREGATOR)
+    aggregator, config = network.aggregator, network.config(AGGREGATOR)
     half = aggregator.snapshots.folder(3).with_name(".writing-3-99")
     half.mkdir()
     mark = publish_newest_checkpoint(config)
@@ -38,17 +35,10 @@ def test_the_newest_snapshot_is_published_once_and_read_back(network, tmp_path):
     assert known_epochs(config, config.birth())[1] == 2
     assert half.exists()
 
-    publisher = reader.exchange.metagraph(2).by_uid(network.member(AGGREGATOR).uid)
-    store = reader.buckets.reader(publisher)
-    assert list_checkpoints(store, publisher.uid) == [2, 0]
-    folder = tmp_path / "fetched"
-    network_id, model = reader.exchange.network, network.hparams.model
-    manifest = fetch_checkpoint(store, publisher, 2, folder, network=network_id, model=model)
-    assert set(manifest.files) == {
-        *("config.json", "generation_config.json", "model.safetensors", "README.md"),
+    assert {parse_key(key).file for key in before if key.startswith("checkpoint-2-")} == {
+        *("config.json", "generation_config.json", "model.safetensors", "README.md", MANIFEST_FILE),
         *("special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
     }
-    check_mark(read_weights(folder, model), mark, "checkpoint")
 
 
 def test_a_publication_that_failed_goes_on(network, monkeypatch):

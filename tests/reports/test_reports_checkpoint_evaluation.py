@@ -2,10 +2,10 @@
 
 import pytest
 
-from templar.agreement.checkpoint import EVALUATION_FILE, MANIFEST_FILE
+from templar.agreement.checkpoint import EVALUATION_FILE
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import checkpoint_key
-from templar.housekeeping.maintenance import clean_bucket, publish_newest_checkpoint
+from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.reports.checkpoint_evaluation import evaluate_checkpoints, shown_results
 from templar.reports.text_score import score_texts
 from templar.training.model import build_model, load_parameters
@@ -43,15 +43,6 @@ def test_a_second_run_changes_nothing(network):
     sizes = [len(data) for key, (_, data) in before.items() if key.endswith(EVALUATION_FILE)]
     assert max(sizes) < 1000, "they are kept for ever"
     assert not (network.config(AGGREGATOR).home / "evaluating").exists()
-
-
-def test_it_stays_when_its_checkpoint_expires(old):
-    measured = [each.window for each in evaluate(old)]
-    clean_bucket(old.config(AGGREGATOR), dry_run=False)
-    assert [each.window for each in evaluate(old)] == [0, 6]
-    uid, left = old.member(AGGREGATOR).uid, set(old.objects(AGGREGATOR, "checkpoint-"))
-    assert {checkpoint_key(window, uid, EVALUATION_FILE) for window in measured} <= left
-    assert not {checkpoint_key(window, uid, MANIFEST_FILE) for window in set(measured) - {0, 6}} & left
 
 
 def test_without_a_checkpoint_it_says_so(network):
