@@ -1,4 +1,4 @@
-"""Cards and bans of miners, and Plackett-Luce ratings against the published numbers of the reference."""
+"""Rounded scores, and Plackett-Luce ratings against the published numbers of the reference."""
 
 import math
 
@@ -7,27 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from templar.scoring.standing import DIGITS, FRESH, MU, SIGMA, Rating, Standing, rate, round_score
+from templar.scoring.standing import DIGITS, SIGMA, Rating, rate, round_score
 from tests.docs.second_implementation import Judge
-from tests.support.facts import bucket, hotkey, veteran
-
-
-def test_a_card_is_found_by_its_hotkey_registered_or_departed():
-    here, there, once = veteran(2, final=1.0), veteran(3, final=2.0), veteran(2, final=3.0)
-    standing = Standing(cards={hotkey(2): here}, departed={hotkey(3): there, hotkey(2): once})
-    assert standing.card(hotkey(2)) == here, "who is here is not gone"
-    assert standing.card(hotkey(3)) == there
-    assert standing.card(hotkey(4)) == FRESH
-
-
-@pytest.mark.parametrize(("window", "banned"), [(0, True), (9, True), (10, True), (11, False)])
-def test_a_ban_is_of_hotkey_or_bucket_up_to_its_last_window(window, banned):
-    standing = Standing(bans={hotkey(2): 10, bucket(3): 10})
-    assert standing.is_banned(window, hotkey(2), bucket(9)) is banned
-    assert standing.is_banned(window, hotkey(2), None) is banned
-    assert standing.is_banned(window, hotkey(9), bucket(3)) is banned
-    assert standing.is_banned(window, hotkey(9), bucket(9)) is False
-    assert standing.is_banned(window, hotkey(9), None) is False
 
 
 @given(st.floats(-1e3, 1e3), st.integers(-5, 5))
@@ -83,19 +64,8 @@ def test_equal_scores_get_equal_ratings():
     assert first.sigma == pytest.approx(8.32378602, abs=5e-9)
 
 
-def test_only_scored_miners_are_rated_and_alone_nobody_is():
-    before = {1: Rating(30.0, 5.0), 9: Rating(10.0, 5.0)}
-    rated = rate(before, {1: 0.1, 2: 0.2}, beta=7.0, tau=TAU)
-    assert set(rated) == {1, 2}
-    assert rated[2].mu > MU
-    assert rated[1].mu < 30.0
-    assert rate(before, {9: 0.5}, beta=7.0, tau=TAU) == {9: before[9]}
-    assert rate(before, {}, beta=7.0, tau=TAU) == {}
-    assert (Rating().ordinal, Rating(30.0, 2.0).ordinal) == (0.0, 24.0)
-
-
 scores = st.dictionaries(
-    st.integers(0, 255), st.sampled_from([-1.0, -0.5, 0.0, -0.0, 1e-9, 0.25, 0.5, 0.9]), min_size=2, max_size=6
+    st.integers(0, 255), st.sampled_from([-1.0, -0.5, 0.0, -0.0, 1e-9, 0.25, 0.5, 0.9]), max_size=6
 )
 ratings = st.builds(Rating, mu=st.floats(0, 50), sigma=st.floats(0.5, SIGMA))
 
@@ -106,5 +76,10 @@ def test_the_library_computes_the_published_formula(scores, known, beta):
     """Ties, zeros and negative scores included."""
     before = {uid: known.get(uid, Rating()) for uid in scores}
     expected = Judge.rated({uid: (scores[uid], each.mu, each.sigma) for uid, each in before.items()}, beta, TAU)
-    for uid, rating in rate(known, scores, beta=beta, tau=TAU).items():
-        assert (rating.mu, rating.sigma) == pytest.approx(expected[uid], rel=1e-12)
+    found = rate(known, scores, beta=beta, tau=TAU)
+    if len(scores) < 2:
+        assert found == before, "alone nobody is rated"
+        return
+    assert {uid: (rating.mu, rating.sigma) for uid, rating in found.items()} == {
+        uid: pytest.approx(pair, rel=1e-12) for uid, pair in expected.items()
+    }
