@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from scoring_cases import alike, plain
 
 from templar.canonical import sha256_hex
-from templar.errors import Reason
 from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout
@@ -16,44 +15,24 @@ from templar.hparams import Gradient, load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Likeness
 from templar.scoring.measure import find_likenesses, norm_ratios
-from templar.scoring.slashing import find_discounts, is_alike
 from tests.docs.second_implementation import Judge, Spec
-from tests.support.facts import AUTHOR, WINDOW, events_of, like, record_of, revealed, standing_of, veteran, window_of
+from tests.support.facts import AUTHOR, WINDOW, events_of, record_of, revealed, standing_of, veteran, window_of
 from tests.support.payloads import HOTKEY, mixed, payload_of, random_payload, random_update, zero_payload
 
 GRADIENT = Gradient(momentum_decay=0.95, topk_compression=4, target_chunk=8, use_dct=False)
 LAYOUT = Layout.of(dict.fromkeys("abcd", (64, 64)), GRADIENT, "sparseloco")
 HPARAMS = load_hparams("templar-2.1.3")
 SCORING = HPARAMS.scoring
-NOBODY: frozenset[int] = frozenset()
-HONEST = {uid: random_payload(LAYOUT, uid) for uid in (3, 5, 8)}
+LEVEL = SCORING.overlap_level
 
 
-Found = dict[int, Likeness]
-
-
-def likenesses(payloads, earlier=None, applied=NOBODY, layout=LAYOUT):
-    return find_likenesses(payloads, earlier or {}, applied, layout, threshold=SCORING.overlap_level)
-
-
-def overlaps(payloads):
-    found, repeats = likenesses(payloads)
-    assert repeats == {}
-    return found
-
-
-def test_strangers_have_nothing_in_common_beyond_chance():
-    assert likenesses({3: HONEST[3]}, {}, frozenset({3})) == likenesses({}, HONEST) == ({}, {})
-    silent = overlaps({3: zero_payload(LAYOUT), 5: zero_payload(LAYOUT), 8: HONEST[8]})
-    assert [each.share for each in silent.values()] == [0.0] * 3
-    found = overlaps(HONEST)
-    assert set(found) == set(HONEST)
-    assert all(each.uid in HONEST and each.uid != uid and each.share < 0.02 for uid, each in found.items())
+def of(seed):
+    return random_payload(LAYOUT, seed)
 
 
 parts = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=4, max_size=4)
 crowds = st.dictionaries(st.integers(2, 6), parts, max_size=4)
-SOURCES = {seed: random_payload(LAYOUT, seed) for seed in (1, 2, 3)} | {4: zero_payload(LAYOUT)}
+SOURCES = {seed: of(seed) for seed in (1, 2, 3)} | {4: zero_payload(LAYOUT)}
 SPEC = {
     "digest": LAYOUT.digest,
     "recipe": LAYOUT.recipe,
@@ -81,40 +60,24 @@ def places_of(sources):
 def test_the_second_implementation_finds_the_same_likenesses(now, past, applied):
     """Of payloads that share tensors with others and with those of the window before, their own among them."""
     payloads, earlier = ({uid: patched(each) for uid, each in crowd.items()} for crowd in (now, past))
-    overlaps, repeats = likenesses(payloads, earlier, applied)
+    overlaps, repeats = find_likenesses(payloads, earlier, applied, LAYOUT, threshold=LEVEL)
     mine, old = ({uid: places_of(each) for uid, each in crowd.items()} for crowd in (now, past))
     chance = Judge.chance(SPEC)
     for uid, own in mine.items():
         before = old.get(uid, set())
         present = {
-            other: each
-            for other, each in mine.items()
-            if other != uid and Judge.share(each, before, chance) < SCORING.overlap_level
+            other: each for other, each in mine.items() if other != uid and Judge.share(each, before, chance) < LEVEL
         }
         kept = {other: each for other, each in old.items() if other != uid or other in applied}
         for found, others in ((overlaps, present), (repeats, kept)):
-            expected = Judge.most_alike(uid, own, others, chance, SCORING.overlap_level)
+            expected = Judge.most_alike(uid, own, others, chance, LEVEL)
             assert alike(plain(found.get(uid)), expected)
 
 
 def test_a_copy_of_any_scale_is_a_copy():
-    found = overlaps({1: random_payload(LAYOUT, 5, size=0.01), 5: HONEST[5], 7: random_payload(LAYOUT, 5, size=50.0)})
+    payloads = {uid: random_payload(LAYOUT, 5, size=size) for uid, size in ((1, 0.01), (5, 1.0), (7, 50.0))}
+    found, _ = find_likenesses(payloads, {}, frozenset(), LAYOUT, threshold=LEVEL)
     assert found == {1: Likeness(uid=5, share=1.0), 5: Likeness(uid=1, share=1.0), 7: Likeness(uid=1, share=1.0)}
-
-
-def test_a_payload_of_one_chunk_makes_nobody_a_copier():
-    """A single chunk whose places can be guessed is a copy of everybody's, but nobody's payload is a copy of it."""
-    alike = random_update(LAYOUT, 0)["a"][:8, :8]
-    crowd = {}
-    for uid in HONEST:
-        update = random_update(LAYOUT, uid)
-        update["a"][:8, :8] = alike
-        crowd[uid] = payload_of(LAYOUT, update)
-    forged = {tensor.name: torch.zeros(tensor.shape) for tensor in LAYOUT.tensors}
-    forged["a"][:8, :8] = alike
-    found = overlaps({**crowd, 1: payload_of(LAYOUT, forged)})
-    assert found[1].share == 1.0
-    assert [uid for uid in crowd if is_alike(found[uid], SCORING)] == []
 
 
 # Norms.
@@ -126,25 +89,20 @@ def test_norms_are_taken_over_the_lower_median_of_those_that_say_something():
     assert norm_ratios({5: payloads[5]}, LAYOUT) == {5: 1.0}
     assert norm_ratios({4: payloads[4], 5: payloads[5]}, LAYOUT) == {4: 1.0, 5: 16.0}
     nothing = {uid: zero_payload(LAYOUT) for uid in (1, 2, 3, 4)}
-    assert norm_ratios(nothing | {5: HONEST[5]}, LAYOUT) == {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 1.0}
+    assert norm_ratios(nothing | {5: of(5)}, LAYOUT) == {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0, 5: 1.0}
     assert norm_ratios({1: nothing[1]}, LAYOUT) == {1: 0.0}
     assert norm_ratios({}, LAYOUT) == {}
     huge = payload_of(LAYOUT, {tensor.name: torch.full(tensor.shape, 1000.0) for tensor in LAYOUT.tensors})
-    ratios = norm_ratios({1: random_payload(LAYOUT, 1, size=2.0**-30), 2: HONEST[3], 3: huge}, LAYOUT)
+    ratios = norm_ratios({1: random_payload(LAYOUT, 1, size=2.0**-30), 2: of(3), 3: huge}, LAYOUT)
     assert ratios[1] < 1e-6 < ratios[2] == 1.0 < SCORING.oversized_ratio < ratios[3], "no legal payload overflows"
 
 
 # Whole windows: copying an honest miner's payload does not get that miner penalised.
 
-LEVEL = SCORING.overlap_level
 RULE = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
 AUTHOR_UID, COPIER, STRANGER = 2, 3, 4
 OLD = {"measured": SCORING.own_data_windows, "applied": SCORING.overlap_grace_windows}
 UNPROVEN = {"measured": 3, "applied": SCORING.overlap_grace_windows}
-
-
-def of(seed):
-    return random_payload(LAYOUT, seed)
 
 
 def sent_again(seed):
@@ -198,52 +156,3 @@ def test_a_copy_of_a_payload_that_was_not_applied_costs_the_copier_only(copied):
     assert (author.gradient_score, author.discount) == (0.1, None)
     assert (copier.gradient_score, copier.discount is None) == ((0.1, True) if copied == "a" else (0.0, False))
     assert (COPIER in last.standing.payloads) is (copied == "a"), "a copy is compared with nothing"
-
-
-@settings(max_examples=40)
-@given(now=st.tuples(parts, parts), past=st.tuples(parts, parts))
-def test_of_two_similar_payloads_at_least_one_pays(now, past):
-    """A payload that excuses another by repeating its earlier one pays for the repetition."""
-    payloads = dict(zip((AUTHOR_UID, COPIER), map(patched, now), strict=True))
-    earlier = dict(zip((AUTHOR_UID, COPIER), map(patched, past), strict=True))
-    overlaps, repeats = find_likenesses(payloads, earlier, frozenset(), LAYOUT, threshold=LEVEL)
-    alike = share(payloads[AUTHOR_UID], payloads[COPIER]) >= LEVEL
-    paying = {uid for uid in payloads for found in (overlaps, repeats) if uid in found and found[uid].share >= LEVEL}
-    assert paying or not alike
-    for uid, other in ((AUTHOR_UID, COPIER), (COPIER, AUTHOR_UID)):
-        if alike and uid not in overlaps:
-            assert repeats[other].share >= LEVEL
-
-
-# What likeness costs.
-
-
-def test_payloads_that_are_alike_are_paid_as_one():
-    """Three uids of one trainer, of whom two name the third, share one value; a fourth miner is not concerned."""
-    alike = [revealed(2, overlap=like(3, 0.9)), revealed(3, overlap=like(2, 0.9)), revealed(4, overlap=like(2, 0.4))]
-    others = [revealed(5, overlap=like(2, 0.399))]
-    standing = standing_of(veteran(uid, **OLD) for uid in (2, 3, 4, 5))
-    evidence = conclude(window_of(*alike, *others), standing, HPARAMS, AUTHOR)
-    scores = {uid: record_of(evidence, uid).gradient_score for uid in (2, 3, 4, 5)}
-    assert scores[2] == scores[3] == scores[4] == pytest.approx(scores[5] / 3)
-    assert [record_of(evidence, uid).discount for uid in scores] == [Reason.INDEX_OVERLAP] * 3 + [None]
-    assert evidence.bans == ()
-    assert all(events_of(evidence, uid) == [] for uid in scores)
-
-
-def discount_of(uid, *miners, **cards):
-    """The discount of a miner; its card and others' are old and honest unless given, as `uid_2=...`."""
-    known = {miner.uid: cards.get(f"uid_{miner.uid}", veteran(miner.uid, **OLD)) for miner in miners}
-    found = find_discounts({miner.uid: miner for miner in miners}, known, SCORING).get(uid)
-    return None if found is None else (found.reason, found.parts)
-
-
-def test_a_shadow_takes_nothing_from_its_victim():
-    """A miner that trains the victim's share again has an own-data average near 0, and at times above the least one."""
-    both = revealed(2, overlap=like(3, 1.0)), revealed(3, overlap=like(2, 1.0))
-    for average in (-1.0, 0.0, 0.3):
-        shadow = veteran(3, binary_average=average, **OLD)
-        assert discount_of(2, *both, uid_3=shadow) is None
-        assert discount_of(3, *both, uid_3=shadow) == (Reason.INDEX_OVERLAP, 0)
-    nobody = {f"uid_{uid}": veteran(uid, measured=0, applied=99) for uid in (2, 3)}
-    assert discount_of(2, *both, **nobody) == discount_of(3, *both, **nobody) == (Reason.INDEX_OVERLAP, 0)
