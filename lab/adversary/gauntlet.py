@@ -11,7 +11,8 @@ from pathlib import Path
 
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.judge import Cast, Scenario, Verdict, judge
-from lab.adversary.observe import Watch, history_of, read_accusations, sweep
+from lab.adversary.observe import Watch, history_of, sweep
+from lab.adversary.reports import read_accusations
 from lab.simulate.world import START_WINDOW, Member, SimulatedStage, Stage, Weather, World
 from templar.chain.base import Chain, Clock
 from templar.errors import TransientError

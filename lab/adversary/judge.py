@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from lab.adversary.reports import Accusation, named_by
 from lab.simulate.world import Member
-from templar.agreement.findings import Accusation, named_by
 from templar.chain.base import Chain, Clock
 from templar.errors import Reason
 from templar.gradient.aggregate import aggregate, peer_norms, single_update, target_norms

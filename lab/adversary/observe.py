@@ -15,16 +15,14 @@ from torch import Tensor
 from lab.adversary.chains import SkewedClock
 from lab.adversary.hostile import SKEW_SECONDS, TRAP
 from lab.adversary.judge import History, Sighting
+from lab.adversary.reports import Accusation
 from lab.simulate.world import START_WINDOW, Member, World
 from templar.agreement.ballot_box import decided_roster
-from templar.agreement.findings import Accusation, Report, is_proven
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, TransientError
+from templar.errors import TransientError
 from templar.exchange.gather import GatherReport
-from templar.exchange.network_view import NetworkView
-from templar.exchange.object_keys import Kind, aggregate_key, parse_current_key, window_key
+from templar.exchange.object_keys import Kind, aggregate_key, parse_current_key
 from templar.exchange.objects import Roster
-from templar.exchange.signed import read_signed
 from templar.gradient.codec.wire import Payload, decode
 from templar.housekeeping.maintenance import clean_bucket
 from templar.neuron.node import Node
@@ -129,45 +127,6 @@ def history_of(
         accusations=tuple(accusations),
         first={window: witness.exchange.publishers(window)[0].uid for window in windows},
     )
-
-
-def read_accusations(stranger: Node, windows: Sequence[int], names: Mapping[str, str]) -> list[Accusation]:
-    """The findings of the windows' public reports. A report that is not legal, or cannot be read, accuses nobody.
-
-    `stranger` is a node without a hotkey that took no part; it is stopped. `names` are the nodes' names by hotkey.
-    """
-    try:
-        return [
-            Accusation(names[neuron.hotkey], finding, is_proven(finding, report, stranger.exchange.network))
-            for window in windows
-            for neuron in stranger.exchange.metagraph(window).neurons
-            if (report := _report(stranger.exchange, neuron, window)) is not None
-            for finding in report.findings
-        ]
-    finally:
-        stranger.stop()
-
-
-def read_report(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Report | None:
-    """Return the report of a node on a window; None without one.
-
-    Raises:
-        RejectedError: The report is not legal.
-        PermanentError: The node's bucket refuses to be read.
-        TransientError: The store failed.
-    """
-    store = exchange.buckets.reader(neuron)
-    key = window_key(Kind.REPORT, window, neuron.uid)
-    found = read_signed(store, key, Report, network=exchange.network, author=neuron, window=window)
-    return None if found is None else found.body
-
-
-def _report(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Report | None:
-    try:
-        return read_report(exchange, neuron, window)
-    except (PermanentError, TransientError) as error:
-        log.info("window %d: the report of uid %d: %s", window, neuron.uid, error)
-        return None
 
 
 def _payloads(witness: Node, roster: Roster, publisher: NeuronInfo) -> dict[int, Payload]:

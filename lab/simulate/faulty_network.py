@@ -30,7 +30,7 @@ from lab.adversary.chains import (
     difficult_blocks,
 )
 from lab.adversary.faults import CountingChain, CountingStore, IntermittentStore, Killed, KillSwitch
-from lab.adversary.observe import read_accusations
+from lab.adversary.reports import read_accusations
 from lab.simulate.fault_plan import BUCKETS, ENDPOINTS, EPOCH_WINDOWS, PRUNED_AFTER, FaultKind, FaultPlan
 from lab.simulate.run import evidence_in
 from lab.simulate.world import GENESIS_TIME, START_WINDOW, Member, SimulatedStage, Weather, World

@@ -6,7 +6,8 @@ import pytest
 
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.judge import Cast, Expect, History, Scenario, Sighting, judge
-from templar.agreement.findings import Accusation, Finding, Suspect
+from lab.adversary.reports import Accusation
+from templar.agreement.findings import Finding, Suspect
 from templar.errors import Reason
 from templar.gradient.layout import Layout
 from templar.training.model import parameter_shapes

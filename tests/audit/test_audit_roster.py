@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from lab.adversary.actors import PUBLISHERS, SilentPublisher
-from lab.adversary.observe import read_report
+from lab.adversary.reports import Accusation, is_proven, named_by, read_report
 from templar.agreement.ballot_box import decided_roster
-from templar.agreement.findings import Accusation, is_proven, named_by
 from templar.agreement.voter import Settlement
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from lab.adversary.reports import is_proven
 from lab.hotkeys import hotkey_from_seed
 from templar.agreement.ballot_rules import Said, Stakes, decided
-from templar.agreement.findings import Exhibit, Report, is_proven
+from templar.agreement.findings import Exhibit, Report
 from templar.agreement.state import genesis_root, next_root, null_root, parameters_digest
 from templar.agreement.sync_proof import debug_values, state_proof
 from templar.canonical import canonical_json, keyed_seed

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from lab.adversary.actors import PUBLISHERS
-from lab.adversary.observe import read_report
-from templar.agreement.findings import Accusation, Exhibit, Finding, Suspect, is_proven, named_by
+from lab.adversary.reports import Accusation, is_proven, named_by, read_report
+from templar.agreement.findings import Exhibit, Finding, Suspect
 from templar.errors import Reason
 from templar.exchange.objects import Roster
 from templar.exchange.signed import Sealed
@@ -17,11 +17,11 @@ from tests.support.network import tiny
 @pytest.fixture(scope="module")
 def proof(build_shared):
     """A finding with a proof of two rosters, its report, the network's identity, and an innocent suspect."""
-    kinds = {"aggregator": PUBLISHERS["two_faced_publisher"]}
-    network = build_shared(tiny(peers={"gather_peer_count": 8}), kinds=kinds, windows=[1, 2])
+    kinds, windows = {"aggregator": PUBLISHERS["two_faced_publisher"]}, range(1, 5)
+    network = build_shared(tiny(peers={"gather_peer_count": 8}), kinds=kinds, windows=windows)
     exchange, innocent = network.validator.exchange, network.member("validator-2")
-    neurons = [exchange.identity(2), *(miner.exchange.identity(2) for miner in network.miners)]
-    report = next(found for neuron in neurons if (found := read_report(exchange, neuron, 2)) is not None)
+    neuron = network.miners[0].exchange.identity(windows[-1])
+    report = next(found for window in windows if (found := read_report(exchange, neuron, window)) is not None)
     return report.findings[0], report, exchange.network, Suspect(uid=innocent.uid, hotkey=innocent.hotkey.address)
 
 
