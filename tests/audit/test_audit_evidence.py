@@ -51,43 +51,20 @@ def of_evidence(auditor, window):
     return evidence
 
 
-def audited_windows(network, auditor, windows):
-    """Audit windows in which nothing differs; the events, the discounts, and how many payloads were not applied."""
-    events, discounts, unlisted = set(), set(), 0
-    for window in windows:
+def test_an_honest_network_has_no_differences(network, auditor):
+    """On the same hardware exactly, in every window, the first one and the newest included."""
+    events = set()
+    for window in (*range(1, WINDOW + 2), 1):  # it goes back as well
         audit, evidence = auditor.audit(window), network.evidence(window)
         assert [part.summary for part in audit.parts] == ["roster of uid 1 verified", "evidence of uid 2 verified"]
         assert (audit.verified, audit.problem, audit.differing) == (True, None, None)
         assert [part.notes for part in audit.parts] == [(), ()]
         events |= {slash.event.value for record in evidence.miners for slash in record.slashes}
-        discounts |= {record.discount for record in evidence.miners}
-        unlisted += sum(facts.estimate is not None and not facts.applied for facts in evidence.facts.miners)
-    return events, discounts, unlisted
-
-
-def test_an_honest_network_has_no_differences(network, auditor):
-    """On the same hardware exactly, in every window, the first one and the newest included."""
-    events, _, unlisted = audited_windows(network, auditor, range(1, WINDOW + 2))
+        assert any(facts.estimate is not None and not facts.applied for facts in evidence.facts.miners)
     assert events == {"missing", "invalid"}
-    assert unlisted >= WINDOW, "in every window a payload is scored and not applied"
-    assert auditor.audit(1).verified, "it goes back as well"
     facts = record_of(network.evidence(WINDOW), SECOND).facts
     assert facts.payload_sha256
     assert (facts.tier, facts.applied) == ("other", False), "its bucket alone contradicts who says it revealed nothing"
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_fifty_windows_have_no_differences(build):
-    """With a late miner, one that publishes garbage and is banned for it, and two that publish the same."""
-    scoring = {"overlap_grace_windows": 10, "slashing": {"invalid": {"ban_windows": 200}}}
-    storage = {"retention_windows": 200, "snapshot_frequency": 25}
-    hparams = tiny(scoring=scoring, storage=storage, peers={"gather_peer_count": 3})
-    windows = range(1, 51)
-    network = build(hparams, actors=["honest", "honest", "late", "garbage", "sybil", "sybil"], windows=windows)
-    events, discounts, _ = audited_windows(network, Auditor(network.observer()), windows)
-    assert {"missing", "invalid", "banned"} <= events
-    assert Reason.INDEX_OVERLAP in discounts
 
 
 # Lies: from the true evidence and the one before it to the evidence of a lying validator.
@@ -145,11 +122,8 @@ def nothing_counts(reason):
 
 MINER_FACTS = {
     "a loss": (HONEST, part("estimate", random_before=0.5), "estimate.random_before"),
-    "a gain": (LAZY, part("estimate", random_gain=0.01), "estimate.random_gain"),
     "a loss that is not finite": (SECOND, part("measurement", random_after=None), "measurement.random_after"),
-    "an expectation": (LAZY, part("estimate", expected=-0.1), "estimate.expected"),
     "no measurement": (LAZY, same(measurement=None), "measurement"),
-    "a norm": (HONEST, same(norm_ratio=11.0), "norm_ratio"),
     "a hidden overlap": (HONEST, same(overlap=None), "overlap"),
     "an invented repetition": (SECOND, part("repeat", share=0.1), "repeat.share"),
     "windows behind": (HONEST, same(windows_behind=4), "windows_behind"),
@@ -164,9 +138,6 @@ MINER_FACTS = {
     "a milder reason": (GARBAGE, same(reason=Reason.MANIFEST_MISSING), "reason"),
     "a tier": (LATE, same(tier="other"), "tier"),
     "a tier of an unasked miner": (GARBAGE, same(tier="reserve"), "tier"),
-    "no assignment": (GARBAGE, same(assigned=False), "assigned"),
-    "not applied": (HONEST, same(applied=False), "applied"),
-    "another hotkey": (LAZY, same(hotkey=STRANGER), "hotkey"),
 }
 FACTS = {
     **{
@@ -179,8 +150,6 @@ FACTS = {
     "an added uid": (with_facts(miners=with_another), "miners[uid 40]"),
     "the roster": (with_facts(roster=OTHER), "roster"),
     "a null window": (with_facts(roster=None), "roster"),
-    "the root": (with_facts(root_before=OTHER), "root_before"),
-    "the outer steps": (with_facts(outer_steps=99), "outer_steps"),
     "the seed block": (with_facts(seed_block=1), "seed_block"),
 }
 
@@ -235,13 +204,10 @@ def from_long_ago(true, before):
 INVENTED = SlashRecord(event=Event.INVALID, reason=Reason.BAD_PAYLOAD)
 MINER_RECORDS = {
     "a score": (HONEST, same(gradient_score=0.5), "gradient_score"),
-    "an indicator": (LAZY, lambda record: {"indicator": -record.indicator}, "indicator"),
     "a rating before": (SECOND, card("before", mu=30.0), "before.mu"),
-    "a rating after": (SECOND, card("after", sigma=1.0), "after.sigma"),
     "an average": (LAZY, card("after", binary_average=0.9), "after.binary_average"),
     "an excess on own data": (HONEST, card("after", own_excess=0.5), "after.own_excess"),
     "a final score": (LAZY, card("after", final=99.0), "after.final"),
-    "a curvature": (SECOND, card("after", curvature=1.0), "after.curvature"),
     "a forgiven penalty": (GARBAGE, same(slashes=()), "slashes"),
     "an invented penalty": (HONEST, same(slashes=(INVENTED,)), "slashes"),
 }
@@ -254,8 +220,6 @@ DERIVED = {  # with * for the uid of the last weight
     "the burn": (heavier(0, -0.01), "weights[uid 0].weight"),
     "a weight too few": (with_field(weights=lambda known: known[:-1]), "weights[uid *]"),
     "the baseline": (with_field(baseline_sigma=more), "baseline_sigma"),
-    "the typical advantage": (with_field(typical_advantage=more), "typical_advantage"),
-    "the typical excess": (with_field(typical_own_excess=more), "typical_own_excess"),
     "a ban": (with_field(bans=(Ban(subject=STRANGER, last_window=99),)), f"bans[subject {STRANGER}]"),
     "a departed hotkey": (
         with_field(departed=(Departed(hotkey=STRANGER, card=FRESH),)),
@@ -269,10 +233,10 @@ DERIVED = {  # with * for the uid of the last weight
     "the order": (with_field(miners=lambda known: known[::-1]), "miners in order"),
 }
 QUICK = {
-    *("a gain", "no measurement", "a hidden overlap", "windows behind", "a payload", "a tier", "a skipped uid"),
+    *("no measurement", "a hidden overlap", "windows behind", "a payload", "a tier", "a skipped uid"),
     *("a payload that was never revealed", "missing instead of valid", "missing though in the roster"),
     *("a milder reason", "an added uid", "the roster", "the seed block", "a score", "a rating before", "an average"),
-    *("a final score", "a weight", "the baseline", "a ban", "an excess on own data", "the typical excess"),
+    *("a final score", "a weight", "the baseline", "a ban", "an excess on own data"),
     *("a forgiven penalty", "the evidence before", "no evidence before", "other cards before"),
 }
 
@@ -298,20 +262,6 @@ def test_a_false_observation_or_conclusion_is_named(network, auditor, name):
     assert audit.summary.startswith(f"evidence of uid 2 differs [evidence_differs] {where}: published ")
     assert not audit.verified
     assert OWN in audit.first.suspects if name in FACTS else audit.first.suspects == (OWN,)
-
-
-KINDS = {
-    **dict.fromkeys(("a gain", "the loss of the batch", "no measurement"), DifferenceKind.MEASUREMENT),
-    **dict.fromkeys(("a hidden overlap", "a payload"), DifferenceKind.OBSERVATION),
-    "the baseline": DifferenceKind.DERIVATION,
-}
-
-
-def test_every_difference_says_of_which_kind_it_is(network, auditor):
-    for name, kind in KINDS.items():
-        found = audited(network, auditor, (FACTS | DERIVED)[name][0])
-        assert {each.kind for each in found.differences} - {None} == {kind}, "weights on chain are of no kind"
-        assert f"({kind}" in found.summary
 
 
 class InBfloat16(Validator):
@@ -403,11 +353,6 @@ def test_evidence_that_is_not_the_validators_or_not_shown_is_a_difference(networ
     if false is None:
         assert [each.where for each in audit.differences] == ["previous_window", "previous"]
         assert audit.notes == ("nothing else can be recomputed without the evidence before",)
-
-
-def test_an_old_evidence_signed_for_another_window_is_found(network, auditor):
-    audit = audited(network, auditor, lambda _, before: before.model_copy(update={"window": WINDOW}))
-    assert {"previous_window", "root_before", "seed_block", "roster"} <= {each.where for each in audit.differences}
 
 
 def audits_beside(network, auditor, monkeypatch, weights, schedules):
