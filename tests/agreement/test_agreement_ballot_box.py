@@ -21,12 +21,9 @@ from templar.agreement.ballot_rules import (
     WORDS_PER_PLACE,
     Said,
     Stakes,
-    bound_to,
     chosen,
     convicting,
     highest_lock,
-    is_open,
-    needed_words,
     newest_open,
 )
 from templar.errors import PermanentError, Reason, TransientError
@@ -48,8 +45,9 @@ ERRORS = [BUSY, REFUSED, PermanentError(Reason.BUCKET_MISSING, "for a test"), Ru
 class Scene:
     """Validators with these stakes, after a window."""
 
-    def __init__(self, folder, *stakes):
-        self.subnet = Subnet(folder, stakes=stakes, num_miners=1)
+    def __init__(self, folder, *stakes, quorum=RULES.quorum):
+        overrides = {"windows": {**RULES.model_dump(), "quorum": quorum}}
+        self.subnet = Subnet(folder, stakes=stakes, num_miners=1, overrides=overrides)
         self.reader = self.subnet.exchange()
         self.subnet.clock.sleep_until(BIRTHDAY + (WINDOW + 1) * RULES.seconds + 10)
 
@@ -88,11 +86,15 @@ def agreed(uid, value, ballot=0):
     return [Said(ballot, "vote", uid, value), Said(ballot, "lock", uid, value, ballot)]
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from([A, B, NULL_WINDOW, None])), min_size=1, max_size=6))
-@settings(max_examples=20)
-def test_only_more_than_half_of_all_announced_stake_decides(tmp_path_factory, validators):
-    """Silence never shrinks the stake, and a bucket that fails is silent."""
-    scene = Scene(tmp_path_factory.mktemp("scene"), *(10.0 * stake for stake, _ in validators))
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.sampled_from([A, B, NULL_WINDOW, None])), min_size=1, max_size=6),
+    st.sampled_from([1 / 2, 2 / 3]),
+)
+@settings(max_examples=30)
+def test_only_more_than_half_of_all_announced_stake_decides(tmp_path_factory, validators, quorum):
+    """Or than another share, if the network says so. Silence never shrinks the stake, nor does a bucket that fails."""
+    stakes = (10.0 * stake for stake, _ in validators)
+    scene = Scene(tmp_path_factory.mktemp("scene"), *stakes, quorum=quorum)
     for index, (_, value) in enumerate(validators):
         if value is None:
             scene.store(index).before = failing(ERRORS[index % len(ERRORS)])
@@ -100,7 +102,7 @@ def test_only_more_than_half_of_all_announced_stake_decides(tmp_path_factory, va
             scene.decide(value, index)
     total = sum(stake for stake, _ in validators)
     sums = {each: sum(stake for stake, value in validators if value == each) for each in (A, B, NULL_WINDOW)}
-    winner = next((value for value, stake in sums.items() if 2 * stake > total), None)
+    winner = next((value for value, stake in sums.items() if stake > quorum * total), None)
     ballots = scene.read()
     assert ballots.value == winner
     if winner is None:
@@ -116,18 +118,6 @@ def test_a_validators_bucket_shows_the_words_of_all_that_it_read_and_a_miners_sh
     scene.carry(0, words, scene.subnet.miners[0])
     assert scene.read().value is None
     scene.carry(1, words)
-    assert scene.read().value == A
-
-
-def test_the_quorum_is_a_number_of_the_network(tmp_path):
-    scene = Scene(tmp_path, 40.0, 25.0, 35.0)
-    scene.decide(A, 0, 1)
-    assert scene.read().value == A
-    rules = scene.reader.hparams.windows.model_copy(update={"quorum": 2 / 3})
-    stricter = scene.reader.hparams.model_copy(update={"windows": rules})
-    object.__setattr__(scene.reader, "hparams", stricter)
-    assert scene.read().value is None
-    scene.decide(A, 0, 1, 2)
     assert scene.read().value == A
 
 
@@ -207,20 +197,6 @@ def test_a_flood_of_words_is_bounded(tmp_path):
         ballots.add([scene.sign(Said(0, "vote", 3, f"{number:064x}"))])
     assert len(ballots.signed) == len(words) + WORDS_PER_PLACE
     assert ballots.value == A
-
-
-def test_what_later_readers_need_is_kept_however_many_ballots_there_are():
-    by_uid = {1: 40.0, 2: 35.0, 3: 25.0}
-    stakes, words = Stakes(by_uid, 0.5), set()
-    for uid in by_uid:
-        words |= {Said(0, "vote", uid, A), Said(0, "lock", uid, *((A, 0) if uid == 1 else (None, None)))}
-        words |= {Said(ballot, "vote", uid, None) for ballot in range(1, 30)}
-        words |= {Said(ballot, "lock", uid, *((A, 0) if uid == 1 else (None, None))) for ballot in range(1, 30)}
-    kept = needed_words(words, stakes)
-    assert len(kept) == 9, "votes and locks of the last ballot, and the votes behind the lock that binds"
-    assert newest_open(kept, stakes) == newest_open(words, stakes) == 30
-    assert is_open(kept, stakes, 30)
-    assert bound_to(kept, stakes, 30) == bound_to(words, stakes, 30) == A
 
 
 def test_a_validator_keeps_its_lock_and_the_votes_behind_it_while_it_only_votes(tmp_path):

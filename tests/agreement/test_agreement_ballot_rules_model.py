@@ -1,11 +1,13 @@
 """The rules of vote and lock hold for all orders of events; each rule that is broken on purpose is noticed."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from templar.agreement import ballot_rules
 from templar.agreement.ballot_rules import Stakes
+from templar.exchange.objects import NULL_WINDOW
 from tests.support.ballots_model import HALF, TWO_THIRDS, Model, Rules
 
 UNEQUAL = (40.0, 29.0, 18.0, 13.0)
@@ -14,7 +16,7 @@ UNEQUAL = (40.0, 29.0, 18.0, 13.0)
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [HALF, TWO_THIRDS])
 def test_no_order_of_events_decides_two_values(share):
-    """`test_agreement_windows_model` explores two ballots of honest validators, and whether they stand still."""
+    """Two ballots, and whether validators stand still, are explored with the windows below."""
     model = Model(UNEQUAL, share)
     assert not model.splits()
     assert model.states > 500
@@ -145,3 +147,88 @@ def test_void_double_words_would_stop_the_network():
 
 def test_another_decision_than_that_of_the_lowest_ballot_would_not_stay():
     assert broken(LIAR, HALF, 1, decided=decided_last).overturns()
+
+
+# Windows that follow each other. Rules of a ballot read the words of one window; of the window before, a validator
+# needs what was decided on it: it votes, unbound, only for a roster that follows such a decision, or for a null window.
+# More words take no decision back. So every run can be sorted by windows, and a window leaves to the next one how many
+# values were decided on it. The exploration goes on with each such number until there is no new one.
+
+STRAY = "f" * 64
+"""A roster that follows a value which was not decided."""
+TWO_DECISIONS = "two values are decided without double words"
+NO_HISTORY = "what is decided follows no decision on the window before"
+STANDSTILL = "honest validators that have read everything cannot decide"
+
+
+@dataclass
+class Windows:
+    """Windows of one network; the fields are those of `Model`."""
+
+    stakes: Sequence[float]
+    share: float
+    num_liars: int = 0
+    num_ballots: int = 3
+    rules: Rules = field(default_factory=Rules)
+    explored: dict[int, int] = field(default_factory=dict)
+    """By the number of values that were decided on the window before: the states of the next one."""
+
+    def wrong(self):
+        """What is wrong in any window; at the end, `explored` has all numbers of decisions that can be reached."""
+        waiting = {1}
+        while waiting:
+            num_histories = waiting.pop()
+            model = self._after(num_histories)
+            legal = model.legal or ()
+            for ballot, _, after in model.reached():
+                if len(after.values) > 1 and not self.num_liars:
+                    yield TWO_DECISIONS
+                if not after.values <= set(legal):
+                    yield NO_HISTORY
+                # Any of the decisions may be the one that stands.
+                if not all(model.goes_on(after, ballot, (legal[each], NULL_WINDOW)) for each in range(num_histories)):
+                    yield STANDSTILL
+                if after.values:
+                    waiting.add(len(after.values))
+            self.explored[num_histories] = model.states
+            waiting -= self.explored.keys()
+
+    def _after(self, num_histories):
+        """The next window: a roster for each decision, and null; without liars also one that follows no decision."""
+        rosters = [f"{place:x}" * 64 for place in range(num_histories)]
+        legal = (*rosters, NULL_WINDOW)
+        values = legal if self.num_liars else (STRAY, *legal)
+        return Model(self.stakes, self.share, self.num_liars, self.num_ballots, self.rules, values, legal)
+
+
+@pytest.mark.parametrize("share", [HALF, TWO_THIRDS])
+@pytest.mark.parametrize("num_ballots", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_the_decisions_of_all_windows_make_one_history(share, num_ballots):
+    windows = Windows(UNEQUAL, share, num_ballots=num_ballots)
+    assert list(windows.wrong()) == []
+    assert windows.explored.keys() == {1}
+
+
+@pytest.mark.parametrize(
+    ("share", "num_ballots", "decisions"),
+    [
+        (HALF, 1, {1, 2}),
+        (TWO_THIRDS, 2, {1}),
+        pytest.param(HALF, 2, {1, 2, 3}, marks=pytest.mark.long),
+    ],
+)
+def test_after_several_decisions_the_next_windows_are_decided(share, num_ballots, decisions):
+    windows = Windows(LIAR, share, 1, num_ballots)
+    assert list(windows.wrong()) == []
+    assert windows.explored.keys() == decisions
+
+
+@pytest.mark.parametrize(
+    ("windows", "violation"),
+    [
+        (Windows(UNEQUAL, HALF, 0, 1, replace(Rules(), histories_are_checked=False)), NO_HISTORY),
+        (Windows(LIAR, HALF, 1, 2, replace(Rules(), bound_is_judged=True)), STANDSTILL),
+    ],
+)
+def test_each_rule_between_windows_is_needed(windows, violation):
+    assert next(windows.wrong()) == violation

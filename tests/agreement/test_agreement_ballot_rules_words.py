@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from templar.agreement.ballot_box import WORDS_PER_AUTHOR
 from templar.agreement.ballot_rules import (
     CORE_WORDS,
-    WORDS_PER_PLACE,
     Said,
     Stakes,
     bound_to,
@@ -106,15 +105,6 @@ def test_what_is_kept_of_one_author_is_bounded(words, stakes):
         assert sum(word.uid == uid for word in core) <= CORE_WORDS
         assert sum(word.uid == uid for word in kept) <= WORDS_PER_AUTHOR
     assert CORE_WORDS * 2**8 <= MAX_WORDS, "for as many validators as a subnet has uids"
-
-
-@pytest.mark.parametrize("step", ["vote", "lock"])
-def test_a_flood_in_one_place_is_kept_as_four_words(step):
-    stakes = Stakes(dict.fromkeys(range(4), 1.0), 0.5)
-    flood = [Said(0, "vote", 3, f"{number:064x}") for number in range(100)]
-    if step == "lock":
-        flood = [Said(0, "lock", 3, word.value, 0) for word in flood]
-    assert len(needed_words(flood, stakes)) == WORDS_PER_PLACE
 
 
 def test_a_value_that_honest_validators_want_is_not_pushed_out_of_a_flood():

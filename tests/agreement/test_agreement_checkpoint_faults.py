@@ -3,25 +3,18 @@
 import errno
 from functools import partial
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
-from deployments.s3_endpoint import create_bucket_with_keys
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.object_keys import checkpoint_key
 from templar.store.files import local_file
-from templar.store.s3_protocol import S3Settings
 from tests.support import kill_points
 from tests.support.checkpoint_kills import FILES, bucket_in, is_shown, publish, write_files
-from tests.support.errors import refusal
-from tests.support.faulty_endpoint import faulty_endpoint
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore
-from tests.support.servers import store_at
 
 WEIGHTS = checkpoint_key(12, 5, "model-2.safetensors")
-PART_BYTES = 5 << 20  # the smallest part that S3 takes
 
 
 class KilledError(BaseException):
@@ -127,38 +120,6 @@ def test_at_no_call_does_a_fault_show_half_a_checkpoint_and_the_next_call_comple
                 assert stored == len(FILES) + 1 + (operation.startswith("put") and not late)
             cases += 1
     assert cases >= 50
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        ("500", "partNumber=2"),
-        ("damaged", "partNumber=1"),
-        ("killed", f"{WEIGHTS}?uploadId="),
-        ("damaged", "model-1.safetensors"),
-        ("damaged", "manifest.json"),
-    ],
-)
-def test_faults_of_an_s3_endpoint(moto, tmp_path, folder, monkeypatch, case):
-    fault, request_with = case
-    monkeypatch.setitem(FILES, "model-2.safetensors", bytes(range(256)) * (PART_BYTES // 256 + 1))
-    (folder / "model-2.safetensors").write_bytes(FILES["model-2.safetensors"])
-    url, keys = moto.admin.endpoint_url, create_bucket_with_keys(moto.admin, uuid4().hex)
-    settings = S3Settings(max_attempts=1, multipart_threshold_bytes=PART_BYTES, part_bytes=PART_BYTES)
-    reader = store_at(url, keys.bucket, keys.read, settings)
-    with faulty_endpoint(url) as proxy:
-        writer = store_at(proxy.endpoint_url, keys.bucket, keys.write, settings)
-        proxy.always(fault, request_with)
-        with pytest.raises(TemplarError):
-            publish(writer, folder)
-        assert proxy.num_faults
-        if request_with == "manifest.json":  # it is there, and nobody takes it
-            refusal(lambda: is_shown(reader, tmp_path / "fetched"), RejectedError, Reason.MALFORMED)
-        else:
-            assert not is_shown(reader, tmp_path / "fetched")
-        proxy.well()
-        publish(writer, folder)
-    assert is_shown(reader, tmp_path / "fetched")
 
 
 @pytest.mark.slow
