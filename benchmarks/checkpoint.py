@@ -26,6 +26,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,7 +45,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from benchmarks.checkpoint_catch_up import catch_up_x
 from benchmarks.command import measured
 from benchmarks.large_model import MODEL
-from templar.agreement.state import StateMark, check_mark, next_root, parameters_digest
+from templar.agreement.state import StateMark, check_mark, parameters_digest, state_root
 from templar.exchange.signed import Network
 from templar.hparams import Model
 from templar.neuron.snapshot import Snapshots
@@ -94,7 +95,8 @@ def raw_write(params: Mapping[str, Tensor], path: Path) -> None:
 def own(params: Mapping[str, Tensor], model: Model, folder: Path) -> Times:
     """A neuron's snapshots."""
     digest = parameters_digest(params)
-    mark = StateMark(1, 1, next_root(PREVIOUS, 1, 1, digest), PREVIOUS, null=False)
+    mark = StateMark(1, 1, "", PREVIOUS, null=False)
+    mark = replace(mark, root=state_root(mark, digest))
     snapshots = Snapshots(folder, NETWORK, kept=2)
     started = time.perf_counter()
     snapshots.begin(params, mark, None)

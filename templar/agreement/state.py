@@ -82,7 +82,7 @@ class AgreedState:
         self._layout = layout
         self._training, self._momentum_decay = training, momentum_decay
         self._mark: StateMark | None = mark
-        self._previous_root = mark.previous_root
+        self.previous_root = mark.previous_root  # before `window`
         self._null = mark.null
         self._digest: Future[str] = _hasher.submit(parameters_digest, self.params)
 
@@ -92,16 +92,11 @@ class AgreedState:
         return self.mark.root
 
     @property
-    def previous_root(self) -> str:
-        """State root before `window`."""
-        return self._previous_root
-
-    @property
     def mark(self) -> StateMark:
         """Which state this is; waits while the parameters are being hashed."""
         if self._mark is None:
-            unrooted = StateMark(self.window, self.outer_steps, "", self._previous_root, self._null, self.epochs)
-            self._mark = replace(unrooted, root=_root_of(unrooted, self._digest.result()))
+            unrooted = StateMark(self.window, self.outer_steps, "", self.previous_root, self._null, self.epochs)
+            self._mark = replace(unrooted, root=state_root(unrooted, self._digest.result()))
         return self._mark
 
     @property
@@ -117,14 +112,14 @@ class AgreedState:
         """
         if window != self.window + 1:
             raise ValueError(f"the state is that of window {self.window}: window {window} cannot be applied to it")
-        self._previous_root = self.root  # the parameters must be hashed before they change
+        self.previous_root = self.root  # the parameters must be hashed before they change
         if payloads:
             rates = outer_learning_rate(self._training, self.outer_steps), outer_weight_decay(self._training)
             outer_step(
                 self.params, _update(payloads, self._layout, self.limit), learning_rate=rates[0], weight_decay=rates[1]
             )
             self.outer_steps += 1
-            step = (self._previous_root, *rates, self._layout.digest, *map(Same, payloads))
+            step = (self.previous_root, *rates, self._layout.digest, *map(Same, payloads))
             self._digest = _digest_after(step, self.params)
         if self._outer_steps_per_shard is not None:
             self.epochs = advanced(self.epochs, window, self.outer_steps, self._outer_steps_per_shard)
@@ -149,7 +144,7 @@ def check_mark(params: Mapping[str, Tensor], mark: StateMark, what: str) -> None
     Raises:
         PermanentError: `root_differs`.
     """
-    root = _root_of(mark, parameters_digest(params))
+    root = state_root(mark, parameters_digest(params))
     if root != mark.root:
         raise PermanentError(
             Reason.ROOT_DIFFERS,
@@ -158,10 +153,7 @@ def check_mark(params: Mapping[str, Tensor], mark: StateMark, what: str) -> None
 
 
 def parameters_digest(params: Mapping[str, Tensor]) -> str:
-    """The hash of all parameters.
-
-    Tensors that are not on the CPU are copied to it one at a time.
-    """
+    """The hash of all parameters; tensors that are not on the CPU are copied to it one at a time."""
     leaves = [_leaf(name, params[name]) for name in sorted(params)]
     return _hash("templar/parameters/1", leaves=leaves)
 
@@ -171,48 +163,14 @@ def genesis_root(netuid: int, digest: str) -> str:
     return _hash("templar/root/genesis/1", netuid=netuid, parameters=digest)
 
 
-def next_root(previous: str, window: int, outer_steps: int, digest: str, epochs: Sequence[tuple[int, int]] = ()) -> str:
-    """The root after the outer step of a window.
-
-    Args:
-        previous: The root before.
-        window: The window whose update was applied.
-        outer_steps: Outer steps since genesis, this one included.
-        digest: `parameters_digest` after the step.
-        epochs: First window and position of the epochs after the window; none in a network that trains on pages.
-    """
-    return _hash(
-        "templar/root/next/1",
-        outer_steps=outer_steps,
-        parameters=digest,
-        previous=previous,
-        window=window,
-        **_listed(epochs),
-    )
-
-
-def null_root(previous: str, window: int, digest: str, epochs: Sequence[tuple[int, int]] = ()) -> str:
-    """The root after a null window: only the history changed (docs/protocol.md 10).
-
-    Args:
-        previous: The root before.
-        window: The null window.
-        digest: `parameters_digest`, unchanged; so that every root is bound to parameters.
-        epochs: As in `next_root`.
-    """
-    return _hash("templar/root/null/1", parameters=digest, previous=previous, window=window, **_listed(epochs))
-
-
-def _root_of(mark: StateMark, digest: str) -> str:
-    """The root of a state whose parameters have this digest; `mark.root` is not read."""
-    epochs = [(epoch.first_window, epoch.position) for epoch in mark.epochs]
+def state_root(mark: StateMark, digest: str) -> str:
+    """The root after a mark's window, of parameters with this digest; `mark.root` is not read."""
+    fields: dict[str, Any] = {"parameters": digest, "previous": mark.previous_root, "window": mark.window}
+    if mark.epochs:
+        fields["epochs"] = [[epoch.first_window, epoch.position] for epoch in mark.epochs]
     if mark.null:
-        return null_root(mark.previous_root, mark.window, digest, epochs)
-    return next_root(mark.previous_root, mark.window, mark.outer_steps, digest, epochs)
-
-
-def _listed(epochs: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    return {"epochs": [list(epoch) for epoch in epochs]} if epochs else {}
+        return _hash("templar/root/null/1", **fields)
+    return _hash("templar/root/next/1", outer_steps=mark.outer_steps, **fields)
 
 
 def _leaf(name: str, tensor: Tensor) -> str:

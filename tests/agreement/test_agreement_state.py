@@ -13,9 +13,8 @@ from templar.agreement.state import (
     StateMark,
     check_mark,
     genesis_root,
-    next_root,
-    null_root,
     parameters_digest,
+    state_root,
 )
 from templar.errors import PermanentError, Reason
 from templar.gradient.aggregate import aggregate
@@ -81,8 +80,8 @@ def test_roots_chain_through_steps_and_null_windows():
         before, params = agreed.root, parameters_digest(agreed.params)
         agreed.apply(window, payloads)
         after, steps = parameters_digest(agreed.params), steps + bool(payloads)
-        root = next_root(before, window, steps, after) if payloads else null_root(before, window, after)
-        assert agreed.mark == StateMark(window, steps, root, before, null=not payloads)
+        mark = StateMark(window, steps, "", before, null=not payloads)
+        assert agreed.mark == replace(mark, root=state_root(mark, after))
         assert (after == params) is (not payloads)
 
 

@@ -1,5 +1,4 @@
 import math
-import struct
 
 import pytest
 import torch
@@ -10,12 +9,11 @@ from templar.agreement.sync_proof import (
     MINER_START,
     START,
     debug_values,
-    publish_debug,
     publish_proof,
     read_proof,
     state_proof,
 )
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import MAX_DEBUG_PARAMETERS, Debug
 from templar.exchange.publish import PublishOutcome
@@ -25,8 +23,7 @@ from templar.neuron.miner import Miner
 from templar.neuron.validator import Validator
 from tests.docs.second_implementation import Spec
 from tests.support.errors import raising
-from tests.support.scripted_store import failing
-from tests.support.subnet import ROOT, Subnet, member
+from tests.support.subnet import ROOT, Subnet
 
 WINDOW = 3
 HASH = "0x" + "5a" * 32
@@ -90,19 +87,6 @@ def test_a_copied_proof_and_one_of_another_window_are_rejected(subnet):
             read_proof(subnet.exchange(), owner.neuron, window)
 
 
-@pytest.mark.parametrize("kind", [TransientError, PermanentError])
-def test_a_failing_store_is_not_a_missing_proof(subnet, kind):
-    author = subnet.miners[0]
-    subnet.store(author).before = failing(kind(Reason.STORE_BUSY, "for a test"))
-    with pytest.raises(kind):
-        read_proof(subnet.exchange(), author.neuron, WINDOW)
-    with pytest.raises(kind):
-        publish_debug(subnet.exchange(author), parameters(), window=WINDOW, role="miner")
-
-
-ALICE = member(5)
-
-
 def test_debug_values_are_two_elements_of_each_parameter_that_has_them():
     """Illegal names and values are left out, and of too many parameters the first by name are published."""
     params = {"a": torch.arange(24.0).reshape(4, 6), "b": torch.arange(12.0), "c": torch.arange(11.0)}
@@ -113,17 +97,6 @@ def test_debug_values_are_two_elements_of_each_parameter_that_has_them():
     assert debug_values(params, START) == dict.fromkeys("abc", (0.0, 1.0)) | {"pair": (3.0, 4.0)}
     many = {f"{index:05d}": torch.ones(2) for index in reversed(range(MAX_DEBUG_PARAMETERS + 100))}
     assert list(debug_values(many, START)) == sorted(many)[:MAX_DEBUG_PARAMETERS]
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
-def test_every_finite_float32_is_read_back_bit_for_bit(one, other):
-    packed = struct.pack("<II", one, other)
-    values = debug_values({"a": torch.frombuffer(bytearray(packed), dtype=torch.float32)}, START)
-    body = Debug(**ALICE.signing, window=WINDOW, start=0, values=values)
-    read = unseal(seal(body, ALICE.hotkey).encode(), Debug).body.values
-    assert [struct.pack("<ff", *pair) for pair in read.values()] == [packed] * len(values)
-    floats = struct.unpack("<ff", packed)
-    assert bool(values) == all(map(math.isfinite, floats))
 
 
 def test_every_node_publishes_debug_values_beside_its_proof(network):

@@ -17,7 +17,7 @@ from lab.adversary.reports import is_proven
 from lab.hotkeys import hotkey_from_seed
 from templar.agreement.ballot_rules import Said, Stakes, decided
 from templar.agreement.findings import Exhibit, Report
-from templar.agreement.state import genesis_root, next_root, null_root, parameters_digest
+from templar.agreement.state import StateMark, genesis_root, parameters_digest, state_root
 from templar.agreement.sync_proof import debug_values, state_proof
 from templar.canonical import canonical_json, keyed_seed
 from templar.chain.base import NeuronInfo, Role
@@ -347,12 +347,13 @@ def test_product_computes_roots_and_proofs():
     found = recorded("state")
     assert [parameters_digest(tensors_of(params)) for params in found["parameters"]] == found["parameters_digests"]
     for each in found["roots"]:
-        made = {
-            "genesis": lambda of: genesis_root(found["netuid"], of["parameters"]),
-            "next": lambda of: next_root(of["previous"], of["window"], of["outer_steps"], of["parameters"]),
-            "null": lambda of: null_root(of["previous"], of["window"], of["parameters"]),
-        }
-        assert made[each["kind"]](each) == each["root"]
+        if each["kind"] == "genesis":
+            root = genesis_root(found["netuid"], each["parameters"])
+        else:
+            null = each["kind"] == "null"
+            mark = StateMark(each["window"], 0 if null else each["outer_steps"], "", each["previous"], null)
+            root = state_root(mark, each["parameters"])
+        assert root == each["root"]
     assert [each["previous"] for each in found["roots"][1:]] == [each["root"] for each in found["roots"][:-1]]
     for each in found["proofs"]:
         key = {name: each[name] for name in ("window", "block_hash", "hotkey")}

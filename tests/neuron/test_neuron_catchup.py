@@ -1,6 +1,7 @@
 """Catch-up: what a late node applies is what was decided, window by window, or a state that the majority proved."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from templar.agreement.ballot_rules import Said
 from templar.agreement.checkpoint import list_checkpoints
 from templar.agreement.model_folder import write_model
 from templar.agreement.roster import fetch_roster
-from templar.agreement.state import StateMark, next_root, null_root, parameters_digest
+from templar.agreement.state import StateMark, parameters_digest, state_root
 from templar.agreement.sync_proof import state_proof
 from templar.agreement.voter import Settlement
 from templar.errors import Reason, TransientError
@@ -277,13 +278,12 @@ def forge(network, node, *, outer_steps, null, moved):
     """
     mark, identity = node.state.mark, node.exchange.identity(node.state.window)
     params = {key: tensor + moved for key, tensor in node.state.params.items()}
-    digest, before = parameters_digest(params), (mark.previous_root, mark.window)
-    root = null_root(*before, digest) if null else next_root(*before, outer_steps, digest)
-    forged = StateMark(mark.window, outer_steps, root, mark.previous_root, null)
+    forged = StateMark(mark.window, outer_steps, "", mark.previous_root, null)
+    forged = replace(forged, root=state_root(forged, parameters_digest(params)))
     publish_as(network, node, params, forged)
     block = node.exchange.settling_block(node.exchange.times(mark.window))
     proof = state_proof(params, window=mark.window, block_hash=node.chain.block_hash(block), hotkey=identity.hotkey)
-    fields = {"window": mark.window, "root": root, "outer_steps": outer_steps, "proof": proof}
+    fields = {"window": mark.window, "root": forged.root, "outer_steps": outer_steps, "proof": proof}
     sealed = seal(Proof(**node.exchange.author(mark.window), **fields), node.exchange.own_signer).encode()
     network.bucket(node).put(window_key(Kind.PROOF, mark.window, identity.uid), sealed)
     return forged

@@ -1,8 +1,10 @@
 """States that a test can tell apart, and their snapshots."""
 
+from dataclasses import replace
+
 import torch
 
-from templar.agreement.state import StateMark, next_root, parameters_digest
+from templar.agreement.state import StateMark, parameters_digest, state_root
 from templar.exchange.signed import Network
 from templar.gradient.compress import FeedbackState
 from templar.gradient.layout import Layout
@@ -39,8 +41,8 @@ def private(number):
 def mark(window, params=None):
     """The mark of the state of a window, one outer step per window."""
     digest = parameters_digest(parameters(window) if params is None else params)
-    root = next_root(PREVIOUS, window, window, digest)
-    return StateMark(window, outer_steps=window, root=root, previous_root=PREVIOUS, null=False)
+    unrooted = StateMark(window, outer_steps=window, root="", previous_root=PREVIOUS, null=False)
+    return replace(unrooted, root=state_root(unrooted, digest))
 
 
 def snapshots(folder):
