@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from blocks.neuron import Neuron
 from deployments.first_parameters import first_parameters
@@ -84,8 +83,13 @@ def start_network(
     window = window_of(chain.head() + int(opens_in_seconds / chain.block_seconds) + 1, hparams.windows) + 1
     check_fits(tokenizer, hparams.model.vocab_size)
     params = first_parameters(source, hparams.model, tokenizer, hub_token=hub_token)
-    common: Any = {"params": params, "tokenizer": tokenizer, "dataset_digest": dataset.digest, "start_window": window}
-    draft = draft_birth(chain, hparams, publisher, **common)
+    draft = draft_birth(
+        *(chain, hparams, publisher),
+        params=params,
+        tokenizer=tokenizer,
+        dataset_digest=dataset.digest,
+        start_window=window,
+    )
     # The start window in the own bucket; there is none before the chain names the bucket.
     known = None if publisher.commitment is None else read_start(chain, buckets, publisher)
     if known is not None and _common(known) != _common(draft.start):
@@ -100,7 +104,14 @@ def start_network(
     if not dry_run and known is None:
         announce_role(chain, hotkey.address, "validator")
         buckets.announce()
-        birth = publish_genesis(chain, buckets, hparams, hotkey, **common, folder=folder, concurrency=FILES_AT_ONCE)
+        publish_genesis(
+            *(birth, buckets.own, hotkey, chain.clock),
+            params=params,
+            model=hparams.model,
+            tokenizer=tokenizer,
+            folder=folder,
+            concurrency=FILES_AT_ONCE,
+        )
     blocks = first_block(birth.start.start_window, hparams.windows) - chain.head()
     opens_at = chain.clock.now() + blocks * chain.block_seconds
     return Started(birth, known is None, opens_at, num_parameters(hparams.model))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lab.adversary.actors import ACTORS, IDLE
 from lab.adversary.chains import BlockSchedule, UnevenLedger
 from lab.hotkeys import hotkey_from_seed
-from templar.agreement.genesis import Birth, publish_genesis
+from templar.agreement.genesis import Birth, draft_birth, publish_genesis
 from templar.chain.base import Chain, Clock, Role
 from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import Hotkey
@@ -310,17 +310,23 @@ class World:
         dataset = self.open_dataset(self.root / "genesis")
         embedded = dataset.tokenizer_json()
         tokenizer = load_tokenizer(self.hparams.data.tokenizer_name, embedded=embedded)
-        return publish_genesis(
-            chain,
-            buckets,
-            self.hparams,
-            publisher.hotkey,
-            params=genesis_parameters(self.hparams.model),
+        neuron, params = chain.metagraph().by_hotkey(publisher.hotkey.address), genesis_parameters(self.hparams.model)
+        assert neuron is not None  # noqa: S101 - it was registered
+        birth = draft_birth(
+            *(chain, self.hparams, neuron),
+            params=params,
             tokenizer=tokenizer,
             dataset_digest=dataset.digest,
             start_window=START_WINDOW,
+        )
+        publish_genesis(
+            *(birth, buckets.own, publisher.hotkey, chain.clock),
+            params=params,
+            model=self.hparams.model,
+            tokenizer=tokenizer,
             folder=self.root / "genesis",
         )
+        return birth
 
     def _open_chain(self, hotkey: Hotkey | None = None, clock: Clock | None = None) -> Ledger:
         clock = clock or self.clock

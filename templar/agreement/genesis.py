@@ -15,7 +15,7 @@ from torch import Tensor
 from templar.agreement.checkpoint import fetched_checkpoint, publish_checkpoint
 from templar.agreement.model_folder import read_weights, write_model
 from templar.agreement.state import StateMark, genesis_root, parameters_digest
-from templar.chain.base import Chain, NeuronInfo
+from templar.chain.base import Chain, Clock, NeuronInfo
 from templar.chain.hotkey import Signer
 from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason, TransientError
@@ -25,6 +25,7 @@ from templar.exchange.objects import StartWindow
 from templar.exchange.publish import publish_body
 from templar.exchange.signed import Network, read_signed
 from templar.hparams import HParams, Model
+from templar.store.base import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -76,56 +77,38 @@ def draft_birth(
 
 
 def publish_genesis(
-    chain: Chain,
-    buckets: Buckets,
-    hparams: HParams,
+    birth: Birth,
+    store: ObjectStore,
     signer: Signer,
+    clock: Clock,
     *,
     params: Mapping[str, Tensor],
+    model: Model,
     tokenizer: Tokenizer,
-    dataset_digest: str,
-    start_window: int,
     folder: Path,
     concurrency: int = 1,
-) -> Birth:
-    """Publish the genesis checkpoint and then the start window.
+) -> None:
+    """Publish the genesis checkpoint of a drafted network in its publisher's bucket, and then the start window.
 
     On failure a later call with the same arguments continues; if another network was started, nothing is written.
 
     Raises:
-        PermanentError: `not_registered`, `object_differs` (this hotkey started another network here before).
+        PermanentError: `object_differs`; this hotkey started another network here before.
+        TransientError: The store failed.
     """
-    neuron = next((each for each in validators_now(chain, hparams) if each.hotkey == signer.address), None)
-    if neuron is None:
-        raise PermanentError(
-            Reason.NOT_REGISTERED,
-            f"hotkey {signer.address} cannot start a network: it needs the role validator, a validator permit and the "
-            f"stake {hparams.peers.validator_min_stake:g}",
-        )
-    birth = draft_birth(
-        chain,
-        hparams,
-        neuron,
-        params=params,
-        tokenizer=tokenizer,
-        dataset_digest=dataset_digest,
-        start_window=start_window,
-    )
     # Compare with an earlier start window before anything is written; write it after the checkpoint it refers to.
-    start, store, clock = birth.start, buckets.own, chain.clock
     if store.head(START_WINDOW_KEY) is not None:
-        publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)  # refuses unless it is this one
-    write_model(folder, params, hparams.model, tokenizer)
+        publish_body(store, START_WINDOW_KEY, birth.start, signer, clock=clock)  # refuses unless it is this one
+    write_model(folder, params, model, tokenizer)
     publish_checkpoint(
         *(store, folder, birth.mark),
         network=birth.network,
-        uid=neuron.uid,
+        uid=birth.publisher.uid,
         signer=signer,
         clock=clock,
         concurrency=concurrency,
     )
-    publish_body(store, START_WINDOW_KEY, start, signer, clock=clock)
-    return birth
+    publish_body(store, START_WINDOW_KEY, birth.start, signer, clock=clock)
 
 
 def validators_now(chain: Chain, hparams: HParams) -> tuple[NeuronInfo, ...]:

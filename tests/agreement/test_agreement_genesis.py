@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from templar.agreement.checkpoint import MANIFEST_FILE, publish_checkpoint
-from templar.agreement.genesis import NO_GENESIS, find_birth, load_genesis, publish_genesis
+from templar.agreement.genesis import NO_GENESIS, draft_birth, find_birth, load_genesis, publish_genesis
 from templar.agreement.model_folder import write_model
 from templar.agreement.state import genesis_root, parameters_digest
 from templar.data.tokenizer import TOKENIZER_FILE, load_tokenizer, train_embedded_tokenizer
@@ -27,17 +27,15 @@ class Scene:
         self.hparams = self.subnet.hparams
         self.params = genesis_parameters(self.hparams.model)
 
-    def publish(self, index=0, *, who=None, **changes):
-        member = who or self.subnet.validators[index]
-        arguments = {
-            "params": self.params,
-            "tokenizer": self.tokenizer,
-            "dataset_digest": DATASET,
-            "start_window": START,
-            "folder": self.folder / f"genesis-{member.uid}",
-        }
-        ledger, buckets = self.subnet.ledger(member), self.subnet.buckets(member)
-        return publish_genesis(ledger, buckets, self.hparams, member.hotkey, **arguments | changes)
+    def publish(self, index=0, **changes):
+        member, chain = self.subnet.validators[index], self.subnet.chain
+        numbers = {"dataset_digest": DATASET, "start_window": START} | changes
+        model = {"params": numbers.pop("params", self.params), "tokenizer": self.tokenizer}
+        neuron = chain.metagraph().by_hotkey(member.hotkey.address)
+        birth = draft_birth(chain, self.hparams, neuron, **model, **numbers)
+        who, folder = (self.store(index), member.hotkey, chain.clock), self.folder / f"genesis-{member.uid}"
+        publish_genesis(birth, *who, **model, model=self.hparams.model, folder=folder)
+        return birth
 
     def find(self, pinned=None, hparams=None):
         return find_birth(self.subnet.chain, self.subnet.buckets(), hparams or self.hparams, pinned=pinned)
@@ -96,8 +94,8 @@ def test_a_publication_that_was_cut_off_goes_on(scene, name, lost):
     scene.load(scene.find())
 
 
-def test_a_second_network_is_refused_before_anything_of_it_is_stored_and_a_miner_starts_none(scene):
-    first, miner = scene.publish(), scene.subnet.miners[0]
+def test_a_second_network_is_refused_before_anything_of_it_is_stored(scene):
+    first = scene.publish()
     before = list(scene.store().inner.list())
     for changes in (
         {"start_window": START + 1},
@@ -108,9 +106,6 @@ def test_a_second_network_is_refused_before_anything_of_it_is_stored_and_a_miner
             scene.publish(**changes)
     assert list(scene.store().inner.list()) == before
     assert scene.find() == first
-    with raising(PermanentError, Reason.NOT_REGISTERED):
-        scene.publish(who=miner)
-    assert writes(scene.subnet.store(miner)) == []
 
 
 def test_the_validator_with_the_most_stake_is_followed_and_a_pinned_genesis_is_found_at_any_rank(scene):

@@ -10,7 +10,7 @@ import pytest
 
 from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX
 from templar import interrupt
-from templar.agreement.genesis import publish_genesis
+from templar.agreement.genesis import draft_birth, publish_genesis
 from templar.agreement.voter import Settlement
 from templar.data.corpus import Document
 from templar.datasets.page_writer import build_dataset, upload_dataset
@@ -76,17 +76,12 @@ def test_a_later_genesis_captures_no_neuron_that_has_joined(network):
     world, validator = network.world, network.validator
     usurper, miner = network.member(validator), network.kill(network.miners[0])
     world.chain.set_stake(usurper.hotkey.address, 5000.0)
-    later = publish_genesis(
-        validator.chain,
-        validator.buckets,
-        network.hparams,
-        usurper.hotkey,
-        params=genesis_parameters(network.hparams.model),
-        tokenizer=validator.workload.tokenizer,
-        dataset_digest=world.birth.start.dataset,
-        start_window=world.birth.start.start_window + 1,
-        folder=world.root / "later",
-    )
+    neuron, start = validator.chain.metagraph().by_hotkey(usurper.hotkey.address), world.birth.start
+    model = {"params": genesis_parameters(network.hparams.model), "tokenizer": validator.workload.tokenizer}
+    numbers = {"dataset_digest": start.dataset, "start_window": start.start_window + 1}
+    later = draft_birth(validator.chain, network.hparams, neuron, **model, **numbers)
+    who = validator.buckets.own, usurper.hotkey, validator.chain.clock
+    publish_genesis(later, *who, **model, model=network.hparams.model, folder=world.root / "later")
     assert network.restart(miner).birth == miner.birth
     elsewhere = replace(network.kill(miner).config, home=world.root / "elsewhere")
     assert elsewhere.birth() == later
