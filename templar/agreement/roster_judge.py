@@ -36,13 +36,7 @@ class PassedOver:
     hotkey: str
     reason: Reason  # `roster_missing` if nothing was stored
     detail: str  # the reason in words
-    roster: Roster | None = None  # its roster, if that was read
-    signature: str | None = None
-
-    @property
-    def sealed(self) -> Sealed[Roster] | None:
-        """Its roster as it was signed; None if that was not read."""
-        return None if self.roster is None or self.signature is None else Sealed(self.roster, self.signature)
+    sealed: Sealed[Roster] | None = None  # its roster as it was signed, if that was read
 
 
 @dataclass(frozen=True)
@@ -95,8 +89,7 @@ class Judge:
                 and abs(chain.clock.now() - self.exchange.chain_now()) > SKEW_SECONDS
             ):
                 raise TransientError(error.reason, f"the clock of this machine is wrong: {error.message}") from error
-            roster, signature = (None, None) if shown is None else (shown.body, shown.signature)
-            return PassedOver(publisher.uid, publisher.hotkey, error.reason, error.message, roster, signature)
+            return PassedOver(publisher.uid, publisher.hotkey, error.reason, error.message, shown)
         return shown
 
     def passed_over(self, before: int) -> tuple[tuple[PassedOver, ...], Sealed[Roster] | None]:

@@ -47,31 +47,19 @@ class Settlement:
     """The roster that a window applies, as the validators decided."""
 
     window: int
-    roster: Roster | None  # None for a null window
-    signature: str | None = None  # of `roster` or `empty`, by its publisher; None where it is not known
+    sealed: Sealed[Roster] | None = None
+    """The decided roster as its publisher signed it; of a null window the one without entries that made it null."""
     passed_over: tuple[PassedOver, ...] = ()
-    empty: Roster | None = None  # the roster without entries that made the window null, if one did
 
-    @classmethod
-    def of(cls, window: int, decided: Sealed[Roster] | None, passed_over: tuple[PassedOver, ...] = ()) -> "Settlement":
-        """The settlement by a decided roster; without one, or with one without entries, the window is null."""
-        if decided is None:
-            return cls(window, None, None, passed_over)
-        roster, signature = decided.body, decided.signature
-        if roster.entries:
-            return cls(window, roster, signature, passed_over)
-        return cls(window, None, signature, passed_over, empty=roster)
+    @property
+    def roster(self) -> Roster | None:
+        """The roster whose payloads are applied; None for a null window."""
+        return self.sealed.body if self.sealed is not None and self.sealed.body.entries else None
 
     @property
     def digest(self) -> str | None:
         """The decision: the roster's digest, or None for a null window."""
         return None if self.roster is None else self.roster.digest
-
-    @property
-    def sealed(self) -> Sealed[Roster] | None:
-        """The decided roster as it was signed; None if there was none or its signature is not known."""
-        roster = self.roster or self.empty
-        return None if roster is None or self.signature is None else Sealed(roster, self.signature)
 
     @property
     def uids(self) -> tuple[int, ...]:
@@ -383,7 +371,7 @@ def settled(judge: Judge, ballots: BallotBox, *, judged: bool = True) -> Settlem
     # 1. A null window: at most an empty roster belongs to it.
     if value == NULL_WINDOW:
         passed, empty = judge.passed_over(len(publishers)) if judged else ((), None)
-        return Settlement.of(window, empty, passed)
+        return Settlement(window, empty, passed)
     # 2. The roster, then its payloads.
     sealed, publisher = find_roster(ballots, value, concurrency=judge.concurrency)
     passed, _ = judge.passed_over(publishers.index(publisher)) if judged else ((), None)
@@ -391,4 +379,4 @@ def settled(judge: Judge, ballots: BallotBox, *, judged: bool = True) -> Settlem
         judge.fetch_payloads(sealed.body, publisher)
     except PermanentError as error:
         raise TransientError(Reason.AGGREGATE_MISSING, f"window {window} cannot be applied now: {error}") from error
-    return Settlement.of(window, sealed, passed)
+    return Settlement(window, sealed, passed)

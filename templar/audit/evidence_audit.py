@@ -34,7 +34,6 @@ from templar.training.model import build_model
 
 log = logging.getLogger(__name__)
 
-UNSIGNED = "00" * 64  # signature of a roster that is only compared, and never published
 _ABSENT = frozenset({Reason.ROSTER_MISSING, Reason.ROSTER_EARLY, Reason.ROSTER_LATE, Reason.AGGREGATE_MISSING})
 """Faults of failing publishers: the next one has its turn, and nobody lied."""
 GATHER_SECONDS = 600.0  # time limit for fetching from the miners of a window; nobody waits for an audit
@@ -313,9 +312,8 @@ def audit_roster(node: Node, seen: Hindsight) -> RosterFindings:
     Raises:
         TransientError: Chain or a store failed.
     """
-    roster, differences, passed_over = seen.settlement.roster, [], []
+    decided, roster, differences, passed_over = seen.settlement.sealed, seen.settlement.roster, [], []
     publisher: int | None = None
-    decided = None if roster is None else Sealed(roster, UNSIGNED)
     # 1. Give every publisher its turn again, up to the one whose roster was decided.
     for rank, neuron in enumerate(node.exchange.publishers(seen.window)):
         if roster is not None and neuron.hotkey == roster.hotkey:
@@ -365,13 +363,13 @@ def _why_passed_over(node: Node, seen: Hindsight, publisher: NeuronInfo, rank: i
         return passed(error.reason, error.message)
     if found is None:
         return passed(Reason.ROSTER_MISSING, "nothing is stored")
-    roster, timing = found.body, seen.rules.times.roster_slot(rank).timing(found.last_modified)
+    shown, timing = Sealed(found.body, found.signature), seen.rules.times.roster_slot(rank).timing(found.last_modified)
     if timing is not Timing.IN_TIME:
         reason = Reason.ROSTER_EARLY if timing is Timing.EARLY else Reason.ROSTER_LATE
-        return passed(reason, f"it was stored too {timing.value}", roster, found.signature)
-    if (why := _why_illegal(node, seen, roster)) is not None:
-        return passed(why.reason, why.message, roster, found.signature)
-    if not roster.entries:
-        return Sealed(roster, found.signature)
+        return passed(reason, f"it was stored too {timing.value}", shown)
+    if (why := _why_illegal(node, seen, shown.body)) is not None:
+        return passed(why.reason, why.message, shown)
+    if not shown.body.entries:
+        return shown
     detail = "it counts now; its payloads came too late, or validators voted it down"
-    return passed(Reason.AGGREGATE_MISSING, detail, roster, found.signature)
+    return passed(Reason.AGGREGATE_MISSING, detail, shown)

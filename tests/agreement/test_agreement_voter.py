@@ -185,7 +185,7 @@ def test_an_empty_roster_is_decided_as_a_null_window_at_once(scene):
     first = scene.live(scene.validator(0), scene.publishing(scene.validator(0), ()))
     found = scene.run(first, *scene.ranks(silent=(0,)))
     assert found.roster is None
-    assert found.empty is not None
+    assert found.sealed is not None
     assert scene.clock.now() <= scene.times.roster_slot(0).last
     assert read_ballots(scene.subnet.exchange(), WINDOW).value == NULL_WINDOW
 

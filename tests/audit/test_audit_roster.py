@@ -11,7 +11,7 @@ from templar.agreement.voter import Settlement
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.signed import seal
+from templar.exchange.signed import Sealed, seal
 from templar.neuron.aggregator import Aggregator
 from tests.support.network import tiny
 
@@ -62,7 +62,7 @@ def uids(network, nodes):
 
 def decided(node, window):
     found = decided_roster(node.exchange, window)
-    return Settlement(window, found[0], "00" * 64), found[0]
+    return Settlement(window, Sealed(found[0], "00" * 64)), found[0]
 
 
 def listed(node, window):
