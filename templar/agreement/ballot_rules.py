@@ -10,7 +10,7 @@ author. The exhaustive models in tests/agreement call the same functions.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -173,11 +173,14 @@ def core_words(words: Collection[Said], stakes: Stakes, own: AbstractSet[Said] =
     named = {_height(word) for word in sorted(_locks(own), key=_newest_lock)[-1:]}
     for ballot in (newest - 1, newest):
         highest = _highest_backed(words, stakes, ballot)
-        core |= set(_first_of_each(_locks(words, ballot), partial(_usefulness, highest)).values())
+        core |= _first_of_each(_locks(words, ballot), partial(_usefulness, highest))
         named.add(highest)
 
     # 2. The votes in the newest open ballot: of each author the one whose value has the most stake behind it.
-    core |= set(_first_of_each(_votes_in(words, newest), _preference(words, stakes, newest)).values())
+    stake: dict[str | None, float] = {None: -1.0}  # a vote for none comes last
+    stake |= {value: stakes.of(uids) for value, uids in _votes(words, newest).items()}
+    votes = (word for word in words if word.step == "vote" and word.ballot == newest)
+    core |= _first_of_each(votes, lambda vote: (-stake[vote.value], vote.value or ""))
 
     # 3. What decides, and the votes behind that and behind the locks that bind this reader or everybody.
     if (deciding := decided(words, stakes)) is not None:
@@ -205,14 +208,10 @@ def needed_words(words: Collection[Said], stakes: Stakes, own: AbstractSet[Said]
 
 def _votes(words: Iterable[Said], ballot: int) -> dict[str, set[int]]:
     votes: dict[str, set[int]] = defaultdict(set)
-    for word in _votes_in(words, ballot):
-        if word.value is not None:
+    for word in words:
+        if word.step == "vote" and word.ballot == ballot and word.value is not None:
             votes[word.value].add(word.uid)
     return votes
-
-
-def _votes_in(words: Iterable[Said], ballot: int) -> Iterator[Said]:
-    return (word for word in words if word.step == "vote" and word.ballot == ballot)
 
 
 def _locks(words: Iterable[Said], ballot: int | None = None) -> list[Said]:
@@ -236,23 +235,17 @@ def _highest_backed(words: Collection[Said], stakes: Stakes, ballot: int) -> tup
     return max((each for each in heights if stakes.is_quorum(voters.get(each, ()))), default=_NOWHERE)
 
 
-def _first_of_each(words: Iterable[Said], order: Callable[[Said], Any]) -> dict[int, Said]:
+def _first_of_each(words: Iterable[Said], order: Callable[[Said], Any]) -> set[Said]:
     """Of each author the word that comes first in an order."""
     first: dict[int, Said] = {}
     for word in sorted(words, key=lambda each: (order(each), _order(each))):
         first.setdefault(word.uid, word)
-    return first
+    return set(first.values())
 
 
 def _usefulness(highest: tuple[int, str], lock: Said) -> tuple[bool, int]:
     """The order of one author's locks in a ballot: the one that binds, others that count, and those that do not."""
     return _height(lock) != highest, _height(lock) > highest
-
-
-def _preference(words: Collection[Said], stakes: Stakes, ballot: int) -> Callable[[Said], tuple[float, str]]:
-    """The order of one author's votes in a ballot: by the stake behind their values, as `chosen` takes them."""
-    stake = {value: stakes.of(uids) for value, uids in _votes(words, ballot).items()}
-    return lambda word: (1.0, "") if word.value is None else (-stake[word.value], word.value)
 
 
 def _newest_lock(word: Said) -> tuple[int, tuple[int, str]]:

@@ -79,7 +79,6 @@ def publish_report(
 
     Raises:
         PermanentError: `object_differs`; this node reported otherwise before, and that stands.
-        TransientError: The store failed.
     """
     report = Report(**exchange.author(window), window=window, findings=findings, exhibits=exhibits)
     key = window_key(Kind.REPORT, window, report.uid)

@@ -140,12 +140,8 @@ def fetch_roster(
 ) -> Found[Roster] | None:
     """The roster that a bucket shows now; None if there is none.
 
-    Args:
-        exchange: The network.
-        publisher: Who signed it.
-        window: The window.
-        check: Judges when it was written; without it every time is accepted.
-        keeper: Whose copy is read, in the bucket that it names now; by default the publisher's own, in its bucket then.
+    `check` judges when it was written; without it every time is accepted. It is read in the publisher's bucket of that
+    window, or as the copy of a `keeper`, in the bucket that it names now.
 
     Raises:
         RejectedError: It is not legal.
@@ -165,13 +161,11 @@ def fetch_payloads(
     seconds: float,
     concurrency: int = 1,
 ) -> None:
-    """Bring every payload of a roster into the cache, checked by hash.
+    """Bring every payload of a roster into the cache, checked by hash; `store` is the bucket of its publisher.
 
     A missing payload is read from the aggregate; if that is not what the roster says, or cannot be read, from its
     miner's own bucket. Otherwise a bad aggregate would split the nodes that gathered the payloads from those that did
     not. Each bucket has so many seconds, and a slow one costs no other's time.
-
-    `store` is the bucket of its publisher; each bucket has so many seconds.
 
     Raises:
         RejectedError: A payload is not what the roster says, or not legal: the roster cannot be applied.

@@ -35,16 +35,9 @@ START = 0  # the same of all other nodes
 
 
 def state_proof(params: Mapping[str, Tensor], *, window: int, block_hash: str, hotkey: str) -> str:
-    """The proof for these parameters.
+    """The proof of a node for the parameters after a window; `block_hash` is that of the block that settled it.
 
-    Args:
-        params: The agreed parameters after the window, by name.
-        window: The window.
-        block_hash: Hash of the block that settled the window.
-        hotkey: The node's address.
-
-    Returns:
-        SHA-256, in hex, over the key and `NUM_SLICES` slices of up to `SLICE_ELEMENTS` elements.
+    It is SHA-256, in hex, over the key and `NUM_SLICES` slices of up to `SLICE_ELEMENTS` elements.
     """
     names, flat = sorted(params), {name: param.detach().reshape(-1) for name, param in params.items()}
     digest = hashlib.sha256(f"templar.proof:{window}:{block_hash}:{hotkey}".encode())
@@ -82,11 +75,9 @@ def read_proof(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Proof 
 
 
 def debug_values(params: Mapping[str, Tensor], start: int) -> dict[str, tuple[float, float]]:
-    """The two elements of each parameter that are published.
+    """Name -> elements `start` and `start + 1` of a parameter, exactly, for at most `MAX_DEBUG_PARAMETERS` by name.
 
-    Returns:
-        Name -> elements `start` and `start + 1`, exactly, in name order, of at most `MAX_DEBUG_PARAMETERS` parameters.
-        Parameters without these elements, with a non-finite one or with an illegal name are left out.
+    Parameters without these elements, with a non-finite one or with an illegal name are left out.
     """
     found: dict[str, tuple[float, float]] = {}
     for name in sorted(params):
@@ -101,13 +92,9 @@ def debug_values(params: Mapping[str, Tensor], start: int) -> dict[str, tuple[fl
 def publish_debug(
     exchange: NetworkView, params: Mapping[str, Tensor], *, window: int, role: str | None
 ) -> PublishReceipt | None:
-    """Publish the own debug values of the state after a window; a later call with the same state changes nothing.
+    """Publish the own debug values of the state after a window; None if other values are stored already, which stay.
 
-    Returns:
-        None if other values are stored already; they stay.
-
-    Raises:
-        TransientError: Chain or store failed; a later call continues.
+    On failure a later call with the same state continues.
     """
     start = MINER_START if role == "miner" else START
     body = Debug(**exchange.author(window), window=window, start=start, values=debug_values(params, start))

@@ -103,12 +103,8 @@ def compare_facts(
 ) -> tuple[Difference, ...]:
     """Return where the facts of a window differ, by the evidence's names of the fields.
 
-    Args:
-        published: The facts of an evidence.
-        recomputed: The same window, seen and measured again.
-        tolerance: Allowed relative distance of measured numbers; 0 for equality, None for `LOSS_TOLERANCE` and
-            `GAIN_TOLERANCE`.
-        measured: Compare the measured numbers too; otherwise only observations.
+    `tolerance` is the allowed relative distance of measured numbers: 0 for equality, None for `LOSS_TOLERANCE` and
+    `GAIN_TOLERANCE`. Only observations are compared if not `measured`.
     """
     allowed = Tolerance.of(tolerance, recomputed)
     if not measured:

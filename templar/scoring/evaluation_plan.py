@@ -48,16 +48,11 @@ def draw_plan(
     exact_segments: int,
     block_hash: str,
 ) -> EvaluationPlan:
-    """Draw the evaluation plan of a window.
+    """Draw the evaluation plan of a window whose settling block has this hash.
 
-    Args:
-        candidates: The miners whose payloads count, by uid.
-        num_spare: Number of available sequences that nobody was assigned.
-        num_sequences: Number of sequences of a segment.
-        trained_first: Number of sequences that a miner trains on in a full window.
-        exact_miners: Number of miners that are measured exactly; the longer one has waited, the likelier it is drawn.
-        exact_segments: Number of others' segments that each of them is measured on.
-        block_hash: Hash of the block that settled the window.
+    `candidates` are the miners whose payloads count, by uid; `num_spare` sequences were assigned to nobody, and a miner
+    trains on `trained_first` sequences in a full window. A segment has `num_sequences`. Of the `exact_miners` each is
+    measured on `exact_segments` of others.
     """
     # 1. Own segments, from the sequences that a miner trains on first, because it may run out of time.
     segments = {}
@@ -68,7 +63,7 @@ def draw_plan(
     # 2. With a single segment its miner would have no random data: add a segment of unassigned data.
     if candidates and len(segments) < 2 and num_spare:
         segments[SPARE] = tuple(draw(range(num_spare), num_sequences, _OWN_DOMAIN, block_hash, SPARE))
-    # 3. The miners of the exact measurement, and the segments of others for each.
+    # 3. The miners of the exact measurement, likelier the longer one has waited, and the segments of others for each.
     exact = {}
     for uid in _drawn_by_age(candidates, exact_miners, block_hash):
         others = {_name(other, candidates): other for other in segments if other != uid}

@@ -42,13 +42,10 @@ class Rating:
 
 
 def rate(ratings: Mapping[int, Rating], scores: Mapping[int, float], *, beta: float, tau: float) -> dict[int, Rating]:
-    """Return the new ratings of the scored miners; unchanged if there are fewer than two. Missing ratings are fresh.
+    """Return uid -> new rating of the scored miners; unchanged if there are fewer than two. Missing ratings are fresh.
 
-    Args:
-        ratings: Uid -> rating before.
-        scores: Uid -> score of the window, higher is better, ties allowed.
-        beta: Spread of a single performance.
-        tau: Growth of the uncertainty per window.
+    A higher score is better, and ties are allowed. `beta` is the spread of a single performance, and `tau` the growth
+    of the uncertainty per window.
     """
     before = {uid: ratings.get(uid, Rating()) for uid in scores}
     # Players enter by score and rating, so that the result depends on neither the order of the mappings nor the uids.
