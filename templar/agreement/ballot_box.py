@@ -7,7 +7,7 @@ Words prove themselves by their signatures: it does not matter who carries them,
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -275,40 +275,35 @@ def is_recent(exchange: NetworkView, window: int) -> bool:
     return exchange.chain.block() < closing_block(window + 1, exchange.hparams.windows)
 
 
-def may_have_expired(exchange: NetworkView, neuron: NeuronInfo, window: int) -> bool:
-    """Whether a clean-up may have deleted a neuron's objects of a window: their absence proves nothing then.
+def may_have_expired(exchange: NetworkView, store: ObjectStore, window: int) -> bool:
+    """Whether a clean-up may have deleted the objects of a window in a bucket: their absence proves nothing then.
 
     A clean-up counts ages from the newest window in the bucket.
 
     Raises:
-        RejectedError: The neuron committed no readable bucket.
         TransientError: Chain or store failed.
+        PermanentError: The store refuses.
     """
-    return _may_have_expired(exchange, window, lambda: exchange.buckets.reader(neuron))
-
-
-def own_may_have_expired(exchange: NetworkView, window: int) -> bool:
-    """As `may_have_expired`, of this node's own objects; also while the own bucket cannot be listed.
-
-    Raises:
-        PermanentError: `lease_lost`.
-        TransientError: Chain failed.
-    """
-    own = exchange.buckets.own
-    try:
-        return _may_have_expired(exchange, window, lambda: own)
-    except TemplarError as error:
-        log.info("window %d: the own bucket cannot be listed now: %s", window, error)
-        return True
-
-
-def _may_have_expired(exchange: NetworkView, window: int, bucket: Callable[[], ObjectStore]) -> bool:
     current = window_of(exchange.chain.block(), exchange.hparams.windows)
     retention = exchange.hparams.storage.retention_windows
     if window >= current - retention:
         return False
-    newest = survey(bucket().list(), current).newest_window
+    newest = survey(store.list(), current).newest_window
     return newest is not None and window < newest - retention
+
+
+def own_may_have_expired(exchange: NetworkView, window: int) -> bool:
+    """As `may_have_expired`, of the own bucket; True while that cannot be listed.
+
+    Raises:
+        PermanentError: `lease_lost`.
+    """
+    own = exchange.buckets.own
+    try:
+        return may_have_expired(exchange, own, window)
+    except TemplarError as error:
+        log.info("window %d: the own bucket cannot be listed now: %s", window, error)
+        return True
 
 
 def _newest(words: Iterable[Said], uid: int | None) -> frozenset[Said]:

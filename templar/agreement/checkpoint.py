@@ -253,7 +253,12 @@ def fetched_checkpoint(
     """
     try:
         # 1. The manifest, and whether state and sizes can be right; then whether it was refused before.
-        manifest = _wanted_manifest(store, publisher, window, network=network, proven=proven)
+        manifest = read_manifest(store, publisher, window, network)
+        if manifest is None:
+            raise RejectedError(Reason.CHECKPOINT_BROKEN, "its manifest is not there, so there is no such checkpoint")
+        if proven not in (None, (manifest.root, manifest.outer_steps)):
+            problem = f"it has the root {manifest.root[:12]}, and a quorum proved {proven[0][:12]}"
+            raise RejectedError(Reason.ROOT_DIFFERS, f"it is not the proven state: {problem}")
         names = _fetched_files(manifest, model)
         infos = [store.head(checkpoint_key(window, publisher.uid, name)) for name in names] if remember else []
         with _remembering(folder, manifest, infos) if remember else nullcontext():
@@ -265,19 +270,6 @@ def fetched_checkpoint(
             raise
         what = f"checkpoint of window {window} of uid {publisher.uid}"
         raise type(error)(error.reason, f"{what}: {error.message}") from None
-
-
-def _wanted_manifest(
-    store: ObjectStore, publisher: NeuronInfo, window: int, *, network: Network, proven: ProvenState | None
-) -> CheckpointManifest:
-    """The manifest of a checkpoint that may be fetched; errors as in `fetched_checkpoint`."""
-    manifest = read_manifest(store, publisher, window, network)
-    if manifest is None:
-        raise RejectedError(Reason.CHECKPOINT_BROKEN, "its manifest is not there, so there is no such checkpoint")
-    if proven not in (None, (manifest.root, manifest.outer_steps)):
-        problem = f"it has the root {manifest.root[:12]}, and a quorum proved {proven[0][:12]}"
-        raise RejectedError(Reason.ROOT_DIFFERS, f"it is not the proven state: {problem}")
-    return manifest
 
 
 def _fetched_files(manifest: CheckpointManifest, model: Model) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ miner's name, and a miner that signed two manifests for one window is convicted 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -200,7 +200,11 @@ def fetch_payloads(
             _raise_local_failure(failure)
             failures[uid] = failure
 
-    _raise_worst(roster, failures)
+    # 3. What is wrong for good comes before what may pass.
+    for uid, failure in sorted(failures.items(), key=lambda item: (isinstance(item[1], TransientError), item[0])):
+        if isinstance(failure, TransientError):
+            raise failure
+        raise RejectedError(failure.reason, f"aggregate of window {roster.window}: uid {uid}: {failure}") from None
 
 
 def check_entries(roster: Roster, rules: RevealRules, miners: Sequence[NeuronInfo], *, places: int) -> None:
@@ -255,15 +259,6 @@ def _read_from_miner(exchange: NetworkView, window: int, entry: RosterEntry, err
         return store.get(key, max_bytes=entry.payload_bytes)
     except PermanentError:
         raise error from None
-
-
-def _raise_worst(roster: Roster, failures: Mapping[int, TemplarError]) -> None:
-    """Raise a failure, if there is one: what is wrong for good comes before what may pass."""
-    for uid, failure in sorted(failures.items(), key=lambda item: (isinstance(item[1], TransientError), item[0])):
-        if isinstance(failure, TransientError):
-            raise failure
-        message = f"aggregate of window {roster.window}: uid {uid}: {failure}"
-        raise RejectedError(failure.reason, message) from None
 
 
 def _raise_local_failure(error: TemplarError) -> None:

@@ -170,9 +170,7 @@ class Auditor:
         self.bring_to(window - 1)
         seen = look_back(node, window)
         # 3. Audit the roster, then each evidence.
-        found = audit_roster(node, seen)
-        seconds = time.perf_counter() - started
-        roster = EvidenceAudit(window, Subject.ROSTER, found.publisher, found.differences, found.notes, seconds=seconds)
+        roster = replace(audit_roster(node, seen), seconds=time.perf_counter() - started)
         evidence = [self._audit_evidence(seen, validator, body) for validator, body in published]
         node.cache.prune(window - 1)
         node.journal.forget(window - node.hparams.storage.retention_windows)
@@ -295,16 +293,7 @@ class Auditor:
         return self._repeatable if repeats else self.meter
 
 
-@dataclass(frozen=True)
-class RosterFindings:
-    """The result of an audit of a closed window's roster; the publisher of a null window is None."""
-
-    publisher: int | None
-    differences: tuple[Difference, ...]  # faults of publishers or miners
-    notes: tuple[str, ...]  # conflicts without a fault
-
-
-def audit_roster(node: Node, seen: Hindsight) -> RosterFindings:
+def audit_roster(node: Node, seen: Hindsight) -> EvidenceAudit:
     """Audit a closed window's decided roster, and those of the publishers before it, against the miners' objects.
 
     The node's agreed state must be that of the window before.
@@ -335,7 +324,7 @@ def audit_roster(node: Node, seen: Hindsight) -> RosterFindings:
             notes.append(f"uid {uids[0]} showed no roster that counts [{finding.reason}] {finding.detail}")
         else:
             differences.append(_about(uids[0], Reason(finding.reason), finding.detail, *uids[1:]))
-    return RosterFindings(publisher, tuple(differences), tuple(notes))
+    return EvidenceAudit(seen.window, Subject.ROSTER, publisher, tuple(differences), tuple(notes))
 
 
 def _about(uid: int, reason: Reason, detail: str, *others: int) -> Difference:

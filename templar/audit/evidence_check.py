@@ -324,10 +324,10 @@ class _Reconciliation:
         """
         if now.reason is not None and now.reason in MOMENTARY:
             raise TransientError(now.reason, f"uid {neuron.uid} cannot be read now: {now.detail}")
-        if now.reason in _MISSING and may_have_expired(self.node.exchange, neuron, self.seen.window):
+        window, exchange = self.seen.window, self.node.exchange
+        if now.reason in _MISSING and may_have_expired(exchange, exchange.buckets.reader(neuron), window):
             raise PermanentError(
-                Reason.EVIDENCE_MISSING,
-                f"the objects of uid {neuron.uid} in window {self.seen.window} may have expired",
+                Reason.EVIDENCE_MISSING, f"the objects of uid {neuron.uid} in window {window} may have expired"
             )
 
     def _is_disturbed(self) -> bool:
@@ -400,10 +400,11 @@ def _compare_proof(node: Node, seen: Hindsight, miner: MinerFacts, now: MinerFac
     suspects = [validator]
     author, window = node.exchange.metagraph(seen.window).by_uid(miner.uid), seen.window - 1
     if author is not None and window != node.birth.mark.window:
-        info = node.buckets.reader(author).head(window_key(Kind.PROOF, window, miner.uid))
+        store = node.buckets.reader(author)
+        info = store.head(window_key(Kind.PROOF, window, miner.uid))
         if info is not None and info.last_modified > seen.rules.times.settles:
             return f"uid {miner.uid}: {miner.windows_behind} windows behind then; its proof was stored after that"
-        if info is None and may_have_expired(node.exchange, author, window):
+        if info is None and may_have_expired(node.exchange, store, window):
             return f"uid {miner.uid}: {miner.windows_behind} windows behind then; its proof may have expired"
         suspects += [] if info is not None else [miner.uid]
     where = f"miners[uid {miner.uid}].facts.windows_behind"

@@ -32,7 +32,7 @@ from templar.scoring.evidence import Evidence
 from templar.scoring.evidence_chain import find_standing, read_evidence
 from templar.store.directory import DirectoryStore
 from templar.training.cluster import ClusterTrainer
-from templar.training.train import Trainer, TrainResult
+from templar.training.train import Trainer
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,8 @@ def _train(
     tensors = {name: coefficients for name, coefficients, _ in compressed}
     header = Header(node.layout.recipe, window, neuron.uid, neuron.hotkey, node.layout.digest)
     data = encode(Payload.of(header, tensors, node.layout), node.layout)
-    return _figures(result, data, time.monotonic() - started), data
-
-
-def _figures(result: TrainResult, data: bytes, seconds: float) -> Trained:
-    rate = 0.0 if result.figures is None else result.figures.tokens_per_second
-    return Trained(result.num_steps, result.first_loss, result.last_loss, rate, len(data), seconds)
+    speed, seconds = 0.0 if result.figures is None else result.figures.tokens_per_second, time.monotonic() - started
+    return Trained(result.num_steps, result.first_loss, result.last_loss, speed, len(data), seconds), data
 
 
 def _revealed(

@@ -129,10 +129,7 @@ def compare_evidence(published: Evidence, recomputed: Evidence) -> tuple[Differe
 def _unmeasured(facts: WindowFacts) -> WindowFacts:
     """Return the facts without measured numbers."""
     nothing = dict.fromkeys(("estimate", "measurement", "norm_ratio", "overlap", "repeat"))
-    miners = tuple(miner.model_copy(update=nothing) for miner in facts.miners)
-    return WindowFacts(
-        facts.window, facts.roster, facts.root_before, facts.outer_steps, facts.seed_block, loss=None, miners=miners
-    )
+    return replace(facts, loss=None, miners=tuple(miner.model_copy(update=nothing) for miner in facts.miners))
 
 
 def _compare(where: str, published: Any, recomputed: Any, tolerance: Tolerance) -> Iterator[Difference]:

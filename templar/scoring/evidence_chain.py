@@ -160,7 +160,7 @@ def find_standing(exchange: NetworkView, evidence: Evidence) -> tuple[Standing |
         return None, (*problems, Difference("previous", shown(evidence.previous), str(error)))
     if found is not None:
         return found.standing.following(exchange.miners(window)), tuple(problems)
-    if may_have_expired(exchange, author, earlier):
+    if may_have_expired(exchange, exchange.buckets.reader(author), earlier):
         raise PermanentError(
             Reason.EVIDENCE_MISSING,
             f"window {window} follows the evidence of window {earlier}, which has expired: audit a later window",
