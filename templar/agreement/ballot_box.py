@@ -44,12 +44,6 @@ class _Seen:
     is_settled: bool  # whether an object with this size and stamp is the one that was read
 
 
-@dataclass(frozen=True)
-class _Answer:
-    decision: Decision | None  # None if there is none, or the same as before
-    error: TemplarError | None = None
-
-
 class BallotBox:
     """The words on one window that this node has read or signed. Only one thread may use it.
 
@@ -75,7 +69,7 @@ class BallotBox:
         self._due = dict.fromkeys(self.validators, 0.0)
         self._failures: dict[int, int] = defaultdict(int)
         self._is_concurrent = concurrency > 1
-        self._workers: Workers[_Answer] = Workers(self._fetch, concurrency)
+        self._workers: Workers[Decision | TemplarError | None] = Workers(self._fetch, concurrency)
 
     @property
     def value(self) -> str | None:
@@ -153,8 +147,8 @@ class BallotBox:
         self.words, self.proofs = kept, convicting(kept)
         self.decided = decided(kept, self.stakes)
 
-    def _fetch(self, uid: int) -> _Answer:
-        """Read one bucket, perhaps in a worker thread; an error stays with the bucket."""
+    def _fetch(self, uid: int) -> Decision | TemplarError | None:
+        """Read one bucket, perhaps in a worker thread; None if there is no decision object, or the same as before."""
         validator, network = self.validators[uid], self.exchange.network
         try:
             with as_reader_failure(f"decision of uid {uid}"):
@@ -163,7 +157,7 @@ class BallotBox:
                 info, now = store.head(key), self.exchange.chain.clock.now()
                 seen = self._seen.get(uid)
                 if info is None or (seen is not None and seen.is_settled and seen.info == info):
-                    return _Answer(None)
+                    return None
                 since = seen.since if seen is not None and seen.info == info else now
                 body = unseal(store.get(key, max_bytes=Decision.max_bytes), Decision).body
                 check_author(body, network=network, uid=uid, hotkey=validator.hotkey)
@@ -171,26 +165,26 @@ class BallotBox:
                 # The store may give its stamp to another object within the second, or again if its clock goes back.
                 is_settled = now - since > STAMP_SECONDS and now - info.last_modified > STAMP_SECONDS
                 self._seen[uid] = _Seen(info, since, is_settled)
-                return _Answer(body)
+                return body
         except TemplarError as error:
-            return _Answer(None, error)
+            return error
 
-    def _take(self, uid: int, answer: _Answer) -> None:
+    def _take(self, uid: int, answer: Decision | TemplarError | None) -> None:
         clock, rules = self.exchange.chain.clock, self.exchange.hparams.windows
-        if answer.error is not None and not isinstance(answer.error, RejectedError):
-            log.info("window %d: words of uid %d cannot be read now: %s", self.window, uid, answer.error)
+        if isinstance(answer, TemplarError) and not isinstance(answer, RejectedError):
+            log.info("window %d: words of uid %d cannot be read now: %s", self.window, uid, answer)
             self._failures[uid] = min(2 * self._failures[uid] or 1, MOST_PAUSES)
             self._due[uid] = clock.now() + self._failures[uid] * rules.poll_seconds
             return
-        if answer.error is not None:
-            log.warning("window %d: the words of uid %d are left out: %s", self.window, uid, answer.error)
+        if isinstance(answer, RejectedError):
+            log.warning("window %d: the words of uid %d are left out: %s", self.window, uid, answer)
         self.answered.add(uid)
         self._failures.pop(uid, None)
         self._due[uid] = clock.now()
-        if answer.decision is not None:
+        if isinstance(answer, Decision):
             if uid == self._uid:
-                self.stored = answer.decision.words
-            self.add(answer.decision.words)
+                self.stored = answer.words
+            self.add(answer.words)
 
 
 def read_ballots(exchange: NetworkView, window: int, *, until_decided: bool = True, concurrency: int = 1) -> BallotBox:

@@ -175,12 +175,7 @@ def list_checkpoints(store: ObjectStore, uid: int, file: str = MANIFEST_FILE) ->
 def read_manifest(
     store: ObjectStore, publisher: NeuronInfo, window: int, network: Network
 ) -> CheckpointManifest | None:
-    """The manifest of a publisher's checkpoint; None if there is no such checkpoint.
-
-    Raises:
-        RejectedError: It is not legal.
-        TransientError: The store failed.
-    """
+    """The manifest of a publisher's checkpoint, None if there is no such checkpoint; errors as in `read_signed`."""
     key = checkpoint_key(window, publisher.uid, MANIFEST_FILE)
     found = read_signed(store, key, CheckpointManifest, network=network, author=publisher, window=window)
     return None if found is None else found.body

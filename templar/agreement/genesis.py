@@ -182,13 +182,7 @@ def load_genesis(
 
 
 def read_start(chain: Chain, buckets: Buckets, validator: NeuronInfo) -> StartWindow | None:
-    """Return the start window that a validator published; None if it published none.
-
-    Raises:
-        RejectedError: The object is not legal.
-        TransientError: The store failed.
-        PermanentError: The bucket refuses to be read.
-    """
+    """Return the start window that a validator published, None if it published none; errors as in `read_signed`."""
     store, unborn = buckets.reader(validator), Network(chain.netuid, NO_GENESIS)
     found = read_signed(store, START_WINDOW_KEY, StartWindow, network=unborn, author=validator)
     return None if found is None else found.body

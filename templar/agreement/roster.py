@@ -138,14 +138,10 @@ def fetch_roster(
     check: Callable[[ObjectInfo], None] | None = None,
     keeper: NeuronInfo | None = None,
 ) -> Found[Roster] | None:
-    """The roster that a bucket shows now; None if there is none.
+    """The roster that a bucket shows now, None if there is none; errors as in `read_signed`.
 
     `check` judges when it was written; without it every time is accepted. It is read in the publisher's bucket of that
     window, or as the copy of a `keeper`, in the bucket that it names now.
-
-    Raises:
-        RejectedError: It is not legal.
-        TransientError: The store failed.
     """
     store = exchange.buckets.reader(publisher) if keeper is None else exchange.buckets.newest_reader(keeper)
     key = window_key(Kind.ROSTER, window, publisher.uid)

@@ -62,12 +62,7 @@ def publish_proof(
 
 
 def read_proof(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Proof | None:
-    """A node's proof for a window; None if there is none.
-
-    Raises:
-        RejectedError: It is not legal.
-        TransientError: The store failed.
-    """
+    """A node's proof for a window, None if there is none; errors as in `read_signed`."""
     store = exchange.buckets.reader(neuron)
     key = window_key(Kind.PROOF, window, neuron.uid)
     found = read_signed(store, key, Proof, network=exchange.network, author=neuron, window=window)

@@ -199,12 +199,7 @@ class _Reconciliation:
         self.claims = {miner.uid: miner for miner in self.published.miners}
 
     def run(self) -> GatherReport:
-        """Return the gather by the validator's claims, as far as the public objects allow.
-
-        Raises:
-            TransientError: A miner's store fails now: nothing can be said.
-            PermanentError: `evidence_missing`; the objects of a miner may have expired.
-        """
+        """Return the gather by the validator's claims, as far as the public objects allow."""
         miners = self.node.exchange.miners(self.seen.window)
         outcomes = [self.outcome(neuron, self.claims.get(neuron.uid)) for neuron in miners]
         return replace(self.seen.report, outcomes=tuple(each for each in outcomes if each is not None))
@@ -374,11 +369,7 @@ def _is_unasked(claim: MinerFacts) -> bool:
 def _compare_proofs(
     node: Node, seen: Hindsight, published: WindowFacts, recomputed: WindowFacts, validator: int
 ) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
-    """Compare the published lags of miners with their proofs; return the differences, and notes on undecidable ones.
-
-    Raises:
-        TransientError: A proof cannot be read now.
-    """
+    """Compare the published lags of miners with their proofs; return the differences, and notes on undecidable ones."""
     again = {miner.uid: miner for miner in recomputed.miners}
     found: list[Difference | str] = []
     for miner in published.miners:

@@ -6,6 +6,7 @@ the order of the miners.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -37,7 +38,6 @@ from templar.scoring.score import (
     placed,
     presumed_unassigned,
     rate_against,
-    rated_score,
     score_payload,
     sync_score,
 )
@@ -169,7 +169,9 @@ def _scores(
     for uid, miner in miners.items():
         if miner.estimate is not None:
             score = score_payload(miner.estimate, miner.measurement, cards[uid], prior)
-            score = rated_score(score, cards[uid], scoring)
+            # Unassigned data improve the model like all others: the gain alone would rank the miner among honest ones.
+            if presumed_unassigned(cards[uid], scoring):
+                score = replace(score, gradient_score=min(score.gradient_score, 0.0))
             scores[uid] = discounts[uid].apply(score) if uid in discounts else score
     return scores
 

@@ -96,13 +96,7 @@ def _standing_after(evidence: str) -> Standing:
 
 
 def read_evidence(exchange: NetworkView, validator: NeuronInfo, window: int) -> Evidence | None:
-    """Return a validator's published evidence of a window; None if there is none.
-
-    Raises:
-        RejectedError: The object is not legal.
-        TransientError: Chain or store failed.
-        PermanentError: The bucket refuses to be read.
-    """
+    """Return a validator's published evidence of a window, None if there is none; errors as in `read_signed`."""
     store = exchange.buckets.reader(validator)
     key = window_key(Kind.EVIDENCE, window, validator.uid)
     found = read_signed(store, key, Evidence, network=exchange.network, author=validator, window=window)
@@ -116,12 +110,7 @@ def evidence_windows(exchange: NetworkView, validator: NeuronInfo) -> tuple[int,
 
 
 def evidence_keys(store: ObjectStore) -> list[ObjectKey]:
-    """Return the keys of all evidence in a bucket, by rising window.
-
-    Raises:
-        TransientError: The store failed.
-        PermanentError: The store refuses.
-    """
+    """Return the keys of all evidence in a bucket, by rising window; errors as in `ObjectStore.list`."""
     keys = (parse_current_key(info.key) for info in store.list(f"{Kind.EVIDENCE}-"))
     found = (key for key in keys if key is not None and key.kind is Kind.EVIDENCE)
     return sorted(found, key=lambda key: (key.window or 0, str(key)))

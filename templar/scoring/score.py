@@ -16,7 +16,7 @@ Pure functions from measurements to scores and cards (docs/protocol.md 14):
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Self
 
@@ -170,16 +170,6 @@ class CurvaturePrior:
         return min(candidates)
 
 
-def rated_score(score: WindowScore, card: ScoreCard, scoring: Scoring) -> WindowScore:
-    """Return the score as it enters the rating: at most 0 for a miner presumed to train on unassigned data.
-
-    Such work improves the model like everybody else's, so the gain alone would rank it among honest miners.
-    """
-    return (
-        replace(score, gradient_score=min(score.gradient_score, 0.0)) if presumed_unassigned(card, scoring) else score
-    )
-
-
 def presumed_unassigned(card: ScoreCard, scoring: Scoring) -> bool:
     """Return whether a miner is presumed to train on unassigned data: its own data rarely gained in many windows."""
     return card.measured >= scoring.own_data_windows and card.binary_average < scoring.own_data_min_average
@@ -200,8 +190,9 @@ def rate_against(
     """Return the new ratings after one window, from the ratings before and the window's scores by uid."""
     if not scores:
         return Rated({}, baseline, 0.0)
-    # 1. Rate the miners and the baseline. Its score is raised by one ulp to break ties: a tie would cost both players.
-    least = baseline_score(scores.values(), scoring.baseline_share)
+    # 1. Rate the miners and the baseline, whose score is a share of the median one and at least 0: noise averages 0 and
+    #    ranks below. It is raised by one ulp to break ties: a tie would cost both players.
+    least = round_score(scoring.baseline_share * max(0.0, median(scores.values())))
     rated = rate(
         {**ratings, _BASELINE: baseline},
         {**scores, _BASELINE: math.nextafter(least, math.inf)},
@@ -214,11 +205,6 @@ def rate_against(
     after, kept = rated.pop(_BASELINE), 1 - scoring.rating_decay
     moved = {uid: Rating(MU + kept * (rating.mu - after.mu), rating.sigma) for uid, rating in rated.items()}
     return Rated(moved, Rating(MU, round_score(after.sigma)), least)
-
-
-def baseline_score(scores: Collection[float], share: float) -> float:
-    """Return the baseline's score: this share of the median score, and at least 0. Noise averages 0 and ranks below."""
-    return round_score(share * max(0.0, median(scores)))
 
 
 def capped(values: Mapping[int, float], scoring: Scoring) -> dict[int, float]:
