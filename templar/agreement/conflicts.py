@@ -107,7 +107,11 @@ def find_conflicts(exchange: NetworkView, seen: Observations) -> tuple[tuple[Fin
     # 2. Publishers that show another roster than the one that was applied.
     for applied in (seen.previous, seen.roster):
         if applied is not None and applied.body.hotkey != own:
-            _find_replaced(exchange, applied, case)
+            publisher = Suspect(uid=applied.body.uid, hotkey=applied.body.hotkey)
+            shown = _shown_now(exchange, applied.body.window, publisher)
+            if shown is not None and shown.body.digest != applied.body.digest:
+                detail = "two rosters for one window"
+                case.add(Reason.ROSTER_EQUIVOCATION, [publisher], detail, applied, shown, window=applied.body.window)
     # 3. Validators that signed two words in one place.
     for pair in seen.words:
         author = Suspect(uid=pair[0].body.uid, hotkey=pair[0].body.hotkey)
@@ -153,16 +157,6 @@ class _Case:
                 return None
             self.exhibits.append(exhibit)
         return self.exhibits.index(exhibit)
-
-
-def _find_replaced(exchange: NetworkView, applied: Sealed[Roster], case: _Case) -> None:
-    roster = applied.body
-    suspect = Suspect(uid=roster.uid, hotkey=roster.hotkey)
-    shown = _shown_now(exchange, roster.window, suspect)
-    if shown is not None and shown.body.digest != roster.digest:
-        case.add(
-            Reason.ROSTER_EQUIVOCATION, [suspect], "two rosters for one window", applied, shown, window=roster.window
-        )
 
 
 def _shown_now(exchange: NetworkView, window: int, publisher: Suspect) -> Sealed[Roster] | None:

@@ -20,8 +20,6 @@ from templar.training.model import WEIGHTS_FILE, check_parameters, model_config,
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = "model.safetensors.index.json"
-GENERATION_FILE = "generation_config.json"
-SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 CARD_FILE = "README.md"
 FILE_BYTES = 4 << 30  # most bytes of parameters in one file of weights, unless a single tensor has more
 WEIGHTS_PATTERN = "model*.safetensors"
@@ -52,9 +50,12 @@ def write_model(
             old.unlink(missing_ok=True)
         _write_weights(folder, params, file_bytes)
         _write_json(folder / CONFIG_FILE, _config(model, tokenizer))
-        _write_json(folder / GENERATION_FILE, _generation(tokenizer))
-        _write_json(folder / TOKENIZER_CONFIG_FILE, _tokenizer_config(model, tokenizer))
-        _write_json(folder / SPECIAL_TOKENS_FILE, _special_tokens(tokenizer))
+        # A text begins after an end token, as documents do in training, and ends with one.
+        ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_id)
+        _write_json(folder / "generation_config.json", ends)
+        special = dict.fromkeys(("eos_token", "pad_token"), tokenizer.eos_token)
+        _write_json(folder / TOKENIZER_CONFIG_FILE, _tokenizer_config(model) | special)
+        _write_json(folder / "special_tokens_map.json", special)
         (folder / TOKENIZER_FILE).write_bytes(tokenizer.to_bytes())
         if card is not None:
             (folder / CARD_FILE).write_text(card, encoding="utf-8")
@@ -133,28 +134,14 @@ def _config(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _generation(tokenizer: Tokenizer) -> dict[str, Any]:
-    """A text begins after an end token, as documents do in training, and ends with one."""
-    return {
-        "bos_token_id": tokenizer.eos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "pad_token_id": tokenizer.eos_id,
-    }
-
-
-def _tokenizer_config(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+def _tokenizer_config(model: Model) -> dict[str, Any]:
     return {
         "add_bos_token": False,  # training adds no token in front of a document
         "add_eos_token": False,
         "clean_up_tokenization_spaces": False,
         "model_max_length": model.max_position_embeddings,
         "tokenizer_class": "PreTrainedTokenizerFast",
-        **_special_tokens(tokenizer),
     }
-
-
-def _special_tokens(tokenizer: Tokenizer) -> dict[str, Any]:
-    return {"eos_token": tokenizer.eos_token, "pad_token": tokenizer.eos_token}
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -133,10 +133,8 @@ def _check_facts(
     """Observe and measure the window again, and enter the differences."""
     # 1. Which payload of each miner counted: by the claims, as far as the public objects allow.
     published = evidence.facts
-    again = _Reconciliation(node, seen, standing, evidence.uid, published)
+    again = _Reconciliation(node, seen, standing, evidence.uid, published, findings)
     report = again.run()
-    findings.facts.extend(again.differences)
-    findings.notes.extend(again.notes)
     # 2. Measure on these payloads.
     earlier = standing.payloads if standing.window == seen.window - 1 else {}
     missing = cache_payloads(node, seen.window - 1, earlier)
@@ -144,9 +142,7 @@ def _check_facts(
     measured = evaluate(node, measuring, standing, report, seen.settlement, meter=meter)
     recomputed = _changed(measured, again.settled)
     # 3. Proofs may change after a validator read them: they have rules of their own.
-    differences, notes = _compare_proofs(node, seen, published, recomputed, evidence.uid)
-    findings.facts.extend(differences)
-    findings.notes.extend(notes)
+    again.compare_proofs(recomputed)
     lags = {miner.uid: {"windows_behind": miner.windows_behind} for miner in published.miners if miner.payload_sha256}
     recomputed = _changed(recomputed, lags)
     # 4. Compare the rest.
@@ -188,8 +184,7 @@ class _Reconciliation:
     standing: Standing
     validator: int
     published: WindowFacts
-    differences: list[Difference] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    findings: Findings
     measurable: bool = True
     """Whether exactly the validator's payloads are at hand."""
     settled: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -244,7 +239,7 @@ class _Reconciliation:
         if uid in self.seen.reserve and claim.tier in (Tier.RESERVE, Tier.OTHER) and not was_needless:
             tier = Tier(claim.tier)
             if tier is Tier.RESERVE and not asked:
-                self.notes.append(f"uid {uid}: asked in another's place, which is not necessary now")
+                self.findings.notes.append(f"uid {uid}: asked in another's place, which is not necessary now")
         if now is None or (_is_unasked(claim) and uid in self.seen.reserve and not was_needless):
             return None
         counted = now.submission if claimed is not None and claimed == truth else None
@@ -268,7 +263,9 @@ class _Reconciliation:
             self.measurable = False
         elif claim.reason in MOMENTARY:
             cost = ", and it was punished" if is_absent(claim, self.published) else ""
-            self.notes.append(f"uid {uid}: it could not be read then, says the evidence [{claim.reason}]{cost}")
+            self.findings.notes.append(
+                f"uid {uid}: it could not be read then, says the evidence [{claim.reason}]{cost}"
+            )
         elif _is_unasked(claim) and uid in self.seen.reserve:
             pass  # its tier says whether it had to be asked
         else:
@@ -299,16 +296,53 @@ class _Reconciliation:
         if _is_unasked(claim) and neuron.uid in self.seen.reserve:
             return  # its tier says whether it had to be asked
         if claim.reason in MOMENTARY and not banned:
-            self.notes.append(f"uid {neuron.uid}: [{claim.reason}] then, [{reason}] now")
+            self.findings.notes.append(f"uid {neuron.uid}: [{claim.reason}] then, [{reason}] now")
             return
         if Reason.BANNED in (claim.reason, reason) or now is None:
             self._differs(claim, "reason", shown(reason))
             return
         self._require_readable(neuron, now)
         if claim.reason is not None and _CAME_LATER.get(claim.reason) is reason:
-            self.notes.append(f"uid {neuron.uid}: [{claim.reason}] then, [{reason}] now: it came later")
+            self.findings.notes.append(f"uid {neuron.uid}: [{claim.reason}] then, [{reason}] now: it came later")
         else:
             self._differs(claim, "reason", shown(reason), suspects=(self.validator, neuron.uid))
+
+    def compare_proofs(self, recomputed: WindowFacts) -> None:
+        """Compare the published lags of miners with their proofs, and enter the differences and the undecidable ones.
+
+        Raises:
+            TransientError: A proof cannot be read now.
+        """
+        again = {miner.uid: miner for miner in recomputed.miners}
+        for miner in self.published.miners:
+            now = again.get(miner.uid)
+            if now is None or None in (miner.payload_sha256, now.payload_sha256):
+                continue
+            if miner.windows_behind == now.windows_behind:
+                continue
+            suspects = self._suspects_of_lag(miner, now)
+            if isinstance(suspects, str):
+                self.findings.notes.append(f"uid {miner.uid}: {suspects}")
+            else:
+                self._differs(miner, "windows_behind", shown(now.windows_behind), suspects=suspects)
+
+    def _suspects_of_lag(self, miner: MinerFacts, now: MinerFacts) -> tuple[int, ...] | str:
+        """Return who may be at fault if one miner's lag differs, or why that is undecidable."""
+        if miner.windows_behind is None:
+            return "its proof could not be read then, says the evidence"
+        if now.windows_behind is None:
+            raise TransientError(Reason.STORE_UNREACHABLE, f"the proof of uid {miner.uid} cannot be read now")
+        node, window = self.node, self.seen.window - 1
+        author = node.exchange.metagraph(self.seen.window).by_uid(miner.uid)
+        if author is None or window == node.birth.mark.window:
+            return (self.validator,)
+        store = node.buckets.reader(author)
+        info = store.head(window_key(Kind.PROOF, window, miner.uid))
+        if info is not None and info.last_modified > self.seen.rules.times.settles:
+            return f"{miner.windows_behind} windows behind then; its proof was stored after that"
+        if info is None and may_have_expired(node.exchange, store, window):
+            return f"{miner.windows_behind} windows behind then; its proof may have expired"
+        return (self.validator,) if info is not None else (self.validator, miner.uid)
 
     def _require_readable(self, neuron: NeuronInfo, now: PeerOutcome) -> None:
         """Raise if nothing can be said of a miner.
@@ -327,14 +361,12 @@ class _Reconciliation:
 
     def _is_disturbed(self) -> bool:
         """Whether a peer that counted then fails now, so that more of the reserve are asked than then."""
+        counted = {uid for uid, claim in self.claims.items() if claim.payload_sha256 is not None}
         return any(
-            each.submission is None and (each.reason in MOMENTARY or self._has_claim(each.uid))
+            each.submission is None and (each.reason in MOMENTARY or each.uid in counted)
             for each in self.seen.report.outcomes
             if each.tier is Tier.GATHER
         )
-
-    def _has_claim(self, uid: int) -> bool:
-        return uid in self.claims and self.claims[uid].payload_sha256 is not None
 
     def _is_listed(self, uid: int) -> bool:
         return uid in self.seen.settlement.uids
@@ -358,45 +390,9 @@ class _Reconciliation:
     ) -> None:
         published = shown(getattr(claim, name)) + (f" ({because})" if because is not None else "")
         where = f"miners[uid {claim.uid}].facts.{name}"
-        self.differences.append(Difference(where, published, recomputed, suspects or (self.validator,)))
+        self.findings.facts.append(Difference(where, published, recomputed, suspects or (self.validator,)))
 
 
 def _is_unasked(claim: MinerFacts) -> bool:
     """Return whether the evidence says nothing of a miner's payload."""
     return claim.payload_sha256 is None and claim.reason is None
-
-
-def _compare_proofs(
-    node: Node, seen: Hindsight, published: WindowFacts, recomputed: WindowFacts, validator: int
-) -> tuple[tuple[Difference, ...], tuple[str, ...]]:
-    """Compare the published lags of miners with their proofs; return the differences, and notes on undecidable ones."""
-    again = {miner.uid: miner for miner in recomputed.miners}
-    found: list[Difference | str] = []
-    for miner in published.miners:
-        now = again.get(miner.uid)
-        if now is None or None in (miner.payload_sha256, now.payload_sha256):
-            continue
-        if miner.windows_behind != now.windows_behind:
-            found.append(_compare_proof(node, seen, miner, now, validator))
-    notes = tuple(each for each in found if isinstance(each, str))
-    return tuple(each for each in found if isinstance(each, Difference)), notes
-
-
-def _compare_proof(node: Node, seen: Hindsight, miner: MinerFacts, now: MinerFacts, validator: int) -> Difference | str:
-    """Return the difference of one miner, or a note on why it is undecidable."""
-    if miner.windows_behind is None:
-        return f"uid {miner.uid}: its proof could not be read then, says the evidence"
-    if now.windows_behind is None:
-        raise TransientError(Reason.STORE_UNREACHABLE, f"the proof of uid {miner.uid} cannot be read now")
-    suspects = [validator]
-    author, window = node.exchange.metagraph(seen.window).by_uid(miner.uid), seen.window - 1
-    if author is not None and window != node.birth.mark.window:
-        store = node.buckets.reader(author)
-        info = store.head(window_key(Kind.PROOF, window, miner.uid))
-        if info is not None and info.last_modified > seen.rules.times.settles:
-            return f"uid {miner.uid}: {miner.windows_behind} windows behind then; its proof was stored after that"
-        if info is None and may_have_expired(node.exchange, store, window):
-            return f"uid {miner.uid}: {miner.windows_behind} windows behind then; its proof may have expired"
-        suspects += [] if info is not None else [miner.uid]
-    where = f"miners[uid {miner.uid}].facts.windows_behind"
-    return Difference(where, shown(miner.windows_behind), shown(now.windows_behind), tuple(suspects))
