@@ -41,36 +41,11 @@ FOREIGN = [
 ]
 
 
-def expired(keys, *, now=NOW, storage=STORAGE):
+def expired(keys, storage):
     """The keys of a bucket whose retention is over."""
-    keys = list(keys)
-    found = survey([ObjectInfo(key, 1, 0) for key in keys], now)
-    retention = Retention.of(found, window=now, genesis_windows={GENESIS}, storage=storage)
-    return [each for each in keys if (key := parse_current_key(each)) and retention.is_expired(key)]
-
-
-def complete(window, uid=1):
-    return [checkpoint_key(window, uid, name) for name in ("config.json", MANIFEST_FILE, "model.safetensors")]
-
-
-def test_a_checkpoint_of_a_window_to_come_stays_and_counts_for_nothing():
-    far = [key for window in (NOW + 1, 50_000, 50_001) for key in complete(window)]
-    live = [*complete(NOW - 2), *complete(NOW - 1), checkpoint_key(NOW, 1, "config.json")]
-    assert expired([*live, *far]) == []
-    assert expired([*complete(GENESIS), *complete(10), *live, *far]) == complete(10)
-    assert expired([*complete(10), *complete(11), checkpoint_key(50_000, 1, MANIFEST_FILE)]) == []
-
-
-def test_young_checkpoints_and_the_first_in_every_so_many_windows_stay():
-    made = [12, 19, 30, 31, 38, 55, 80, 88, 95]
-    keys = [key for window in made for key in complete(window)]
-    storage = STORAGE.model_copy(update={"checkpoint_age_windows": 20})
-    assert expired(keys, storage=storage) == [key for window in made[:6] for key in complete(window)]
-    storage = STORAGE.model_copy(update={"checkpoint_keeper_windows": 10})
-    gone = expired(keys, storage=storage)
-    assert gone == [key for window in (19, 31, 38) for key in complete(window)]
-    left = [key for key in keys if key not in gone]
-    assert expired([*left, *complete(150), *complete(151)], now=200, storage=storage) == complete(88)
+    found = survey([ObjectInfo(key, 1, 0) for key in keys], NOW)
+    retention = Retention.of(found, window=NOW, genesis_windows={GENESIS}, storage=storage)
+    return {each for each in keys if (key := parse_current_key(each)) and retention.is_expired(key)}
 
 
 windows = st.one_of(st.integers(0, NOW + 5), st.integers(OLDEST - 2, OLDEST + 2))
@@ -80,6 +55,7 @@ keys = st.one_of(
     st.builds(lambda window: str(ObjectKey(Kind.AGGREGATE, window)), windows),
     st.builds(peers_key, windows),
     st.builds(checkpoint_key, windows, uids, st.sampled_from(["config.json", EVALUATION_FILE, MANIFEST_FILE])),
+    st.builds(checkpoint_key, windows, uids, st.just(MANIFEST_FILE)),
     st.builds(
         lambda kind, window, version: str(ObjectKey(kind, window, 1, version)),
         st.sampled_from(PER_WINDOW),
@@ -91,9 +67,9 @@ keys = st.one_of(
 buckets = st.sets(keys, max_size=25)
 
 
-@given(buckets)
+@given(buckets, st.sampled_from([0, 20]), st.sampled_from([None, 10]))
 @settings(max_examples=400)
-def test_expired_objects_and_no_others_expire(bucket):
+def test_expired_objects_and_no_others_expire(bucket, age, keeper):
     """Objects of a window live for the retention; checkpoints, backups and peer lists until newer ones replace them."""
     parsed = {key: found for key in bucket if (found := parse_key(key)) is not None}
     ours = {
@@ -105,10 +81,14 @@ def test_expired_objects_and_no_others_expire(bucket):
 
     def is_expired(key):
         if key.kind is Kind.CHECKPOINT:
-            is_kept = key.window in {GENESIS, *finished[-KEPT:]} or key.file == EVALUATION_FILE
+            kept = {GENESIS, *finished[-KEPT:], *(window for window in finished if window >= NOW - age)}
+            if keeper is not None:  # finished windows rise: the first of each span stays
+                kept |= set({window // keeper: window for window in reversed(finished)}.values())
+            is_kept = key.window in kept or key.file == EVALUATION_FILE
             return bool(finished) and key.window < finished[-1] and not is_kept
         if key.kind is Kind.PRIVATE:
             return bool(backups) and key.window < backups[-1] and key.window not in backups[-BACKUPS_KEPT:]
         return key.window < OLDEST and (key.kind is not Kind.PEERS or key.window != max(in_effect))
 
-    assert set(expired(sorted(bucket))) == {key for key, found in ours.items() if is_expired(found)}
+    storage = STORAGE.model_copy(update={"checkpoint_age_windows": age, "checkpoint_keeper_windows": keeper})
+    assert expired(bucket, storage) == {key for key, found in ours.items() if is_expired(found)}

@@ -161,18 +161,13 @@ def passed_over(settlement):
     return [(each.uid, each.reason) for each in settlement.passed_over]
 
 
-def test_everybody_has_the_payloads_of_the_first_rank_within_its_slot(scene):
-    found = scene.run(*scene.ranks(0, 1, 2))
-    assert (publisher_of(found), passed_over(found), len(found.uids)) == (0, [], 3)
-    assert scene.clock.now() < scene.times.roster_slot(0).last, "the second word costs less than a slot"
-    assert not [rank for rank in (1, 2) if scene.store(rank).inner.head(scene.key(rank))]
-
-
-@pytest.mark.parametrize("silent", [(), (0,)])
-def test_the_next_rank_takes_over_when_the_slot_of_a_silent_one_has_ended(scene, silent):
-    found = scene.run(*scene.ranks(1, 2, silent=silent))
-    assert (publisher_of(found), passed_over(found)) == (1, [(1, Reason.ROSTER_MISSING)])
-    assert scene.clock.now() <= scene.times.roster_slot(1).last + 1
+@pytest.mark.parametrize(("publishing", "silent", "rank"), [((0, 1, 2), (), 0), ((1, 2), (), 1), ((1, 2), (0,), 1)])
+def test_the_next_rank_takes_over_when_the_slot_of_a_silent_one_has_ended(scene, publishing, silent, rank):
+    found = scene.run(*scene.ranks(*publishing, silent=silent))
+    assert (publisher_of(found), len(found.uids)) == (rank, 3)
+    assert passed_over(found) == [(1, Reason.ROSTER_MISSING)][:rank]
+    assert scene.clock.now() <= scene.times.roster_slot(rank).last + rank, "the second word costs less than a slot"
+    assert not [later for later in range(rank + 1, 3) if scene.store(later).inner.head(scene.key(later))]
 
 
 def test_without_any_roster_the_window_is_null_soon_after_the_last_slot(scene):
@@ -442,29 +437,6 @@ def test_a_slow_bucket_of_a_publisher_does_not_hold_up_the_voter(scene, after_sl
     finally:
         gate.opened.set()
     assert first_words(voter) == {("vote", roster.digest)}
-
-
-def test_a_roster_that_comes_during_a_look_is_seen_by_the_look_after_the_slot(scene):
-    """The look that began in the slot saw nothing: that decides nothing."""
-    slot, again = scene.times.roster_slot(0), scene.again()
-    scene.clock.sleep_until(slot.first)
-    roster = again.publish(again.validator(0), (), 0, slot)
-    voter, seen = threaded_voter(scene, 1), threading.Event()
-
-    def answer(operation, key):
-        if key == scene.key(0) and not seen.is_set():
-            seen.set()
-            gate.opened.wait(60)
-
-    gate, scene.store(0).after = Gate(), answer
-    try:
-        acts(voter)
-        assert seen.wait(10)
-        scene.put(0, roster)
-        scene.clock.sleep_until(slot.last + 2)
-    finally:
-        gate.opened.set()
-    assert first_words(voter) == {("vote", NULL_WINDOW)}
 
 
 def test_a_slow_bucket_costs_a_settlement_no_other_buckets_time(scene):

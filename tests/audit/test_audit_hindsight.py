@@ -360,13 +360,6 @@ def test_each_validator_is_audited_and_anothers_evidence_is_none_of_ones_own(bui
     assert audit.differing.first.where == "previous"
 
 
-def test_an_audit_goes_on_where_the_last_one_ended(network):
-    network.run(range(1, 9))
-    for windows in ((8,), (4, 5), (7,), (1,)):
-        auditor = Auditor(network.observer())
-        assert all(auditor.audit(window).verified for window in windows)
-
-
 def test_expired_evidence_cannot_be_audited(network):
     """Evidence follows an evidence; the oldest one that is kept follows one that is not."""
     network.run(ALL)
