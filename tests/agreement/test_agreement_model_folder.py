@@ -91,26 +91,6 @@ def test_other_programs_find_the_networks_tokenizer_and_what_they_look_for(tmp_p
     assert load_tokenizer(str(tmp_path)).digest == tokenizer.digest
 
 
-def test_a_generated_text_ends_with_the_end_token(tmp_path, tokenizer):
-    """With the embedding of the end token as large as the output projection likes it, it comes at once."""
-    params = scattered(MODEL)
-    net = build_model(MODEL)
-    load_parameters(net, params)
-    prompt = torch.tensor([tokenizer.encode_batch([TEXT])[0][:8].tolist()])
-    write_model(tmp_path, params, MODEL, tokenizer)
-    theirs, _ = loaded(tmp_path)
-    assert theirs.generate(prompt, max_new_tokens=9, do_sample=False).shape[1] == 17, "it does not end by itself"
-    with torch.no_grad():
-        favourite = int(logits(net, prompt)[0, -1].argmax())
-    assert favourite != tokenizer.eos_id
-    rows = params["lm_head.weight"]
-    rows[[favourite, tokenizer.eos_id]] = rows[[tokenizer.eos_id, favourite]]
-    write_model(tmp_path, params, MODEL, tokenizer)
-    theirs, _ = loaded(tmp_path)
-    generated = theirs.generate(prompt, max_new_tokens=9, do_sample=False)[0].tolist()
-    assert generated == [*prompt[0].tolist(), tokenizer.eos_id]
-
-
 def test_the_same_model_gives_the_same_bytes_and_leaves_no_file_of_another(tmp_path, tokenizer):
     params = scattered(MODEL)
     write_model(tmp_path / "once", params, MODEL, tokenizer, card="# Model\n")

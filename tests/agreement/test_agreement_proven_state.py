@@ -76,17 +76,6 @@ def test_what_is_not_there_is_said_with_what_is_and_an_unfinished_upload_is_pass
     missing(published, tmp_path, 2)
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_a_damaged_file_is_refused_and_nothing_is_kept(published, tmp_path, file):
-    bucket = published.bucket(AGGREGATOR)
-    data = bytearray(bucket.get(key(file), max_bytes=1 << 30))
-    data[-9] ^= 1
-    bucket.put(key(file), bytes(data))
-    missing(published, tmp_path, 2, Reason.CHECKPOINT_BROKEN, match=file)
-    assert fetch(published, tmp_path).window == 0, "the newest good one"
-    assert not list(tmp_path.glob("2-*"))
-
-
 HOSTILE = {
     "TypeError": {"model-x.safetensors": OVERFLOWING},
     "not the network's": {"tokenizer.json": PANICKING.encode()},

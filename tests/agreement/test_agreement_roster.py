@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from templar.agreement.roster import draft_roster, fetch_payloads, fetch_roster, publish_roster
+from templar.agreement.roster import draft_roster, fetch_payloads, publish_roster
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.objects import Roster
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.signed import seal, unseal
+from templar.exchange.signed import unseal
 from tests.support.errors import raising
 from tests.support.scripted_store import ScriptedStore, fail_once, failing
 from tests.support.subnet import LAYOUT, Subnet, fields_of, gathered, payload_bytes
@@ -135,14 +135,6 @@ def test_nothing_is_published_after_the_slot(scene, begins_in_time):
     assert [info.key for info in scene.store.inner.list()] == [aggregate_key(WINDOW)] * begins_in_time
 
 
-def test_two_rosters_of_one_hotkey_are_refused(scene):
-    scene.publish()
-    for file in scene.spool.iterdir():
-        file.unlink()  # as if the disk had been lost
-    scene.refused(Reason.OBJECT_DIFFERS, submissions=scene.gathered(seed=1))
-    assert len(fetch_roster(scene.exchange, scene.publisher.neuron, WINDOW).body.entries) == 3
-
-
 def test_a_journal_of_another_network_is_left_alone_and_a_damaged_one_an_error(scene):
     journal, submissions = scene.spool / f"roster-{WINDOW}.json", scene.gathered()
     first = scene.publish(submissions)
@@ -249,13 +241,6 @@ def test_a_roster_with_a_wrong_author_or_hash_is_rejected(scene, changes, reason
     forged = altered(scene.publish(), scene.authors[0].uid, **changes)
     for cache in (scene.cache, scene.empty_cache()):
         scene.rejected(reason, forged, cache=cache)
-
-
-def test_a_copied_roster_in_another_bucket_is_rejected(scene):
-    other, copied = scene.subnet.validators[1], seal(scene.publish(), scene.publisher.hotkey).encode()
-    scene.subnet.put(other, window_key(Kind.ROSTER, WINDOW, other.uid), copied)
-    with raising(RejectedError, Reason.WRONG_IDENTITY):
-        fetch_roster(scene.subnet.exchange(), other.neuron, WINDOW)
 
 
 # The store's clock, which is not this machine's.

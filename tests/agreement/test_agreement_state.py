@@ -119,20 +119,6 @@ def test_the_learning_rate_follows_the_outer_steps_and_not_the_windows():
     assert steps.max() == pytest.approx(first + second, rel=1e-3)
 
 
-def test_a_state_goes_on_from_its_own_mark():
-    """What a snapshot holds is enough to go on with the same roots."""
-    whole, first = state(), state()
-    for window, payloads in ((10, [payload(1)]), (11, []), (12, [payload(2)]), (13, [])):
-        whole.apply(window, payloads)
-        if window < 12:
-            first.apply(window, payloads)
-    params = {name: tensor.clone() for name, tensor in first.params.items()}
-    second = AgreedState(params, first.mark, LAYOUT, SPARSELOCO, momentum_decay=0.9)
-    second.apply(12, [payload(2)])
-    second.apply(13, [])
-    assert second.mark == whole.mark
-
-
 @pytest.mark.parametrize("payloads", [[], [payload(1)]])
 def test_a_mark_is_held_against_the_parameters(payloads):
     """One changed bit is noticed."""

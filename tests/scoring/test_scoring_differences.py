@@ -1,15 +1,18 @@
 """Two accounts of one window: exactly the fields that differ are named."""
 
+import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.differences import (
     GAIN_TOLERANCE,
+    KEYS,
     LOSS_TOLERANCE,
     compare_evidence,
     compare_facts,
@@ -18,8 +21,10 @@ from templar.scoring.evidence import MeasuredOn
 from tests.support.facts import (
     AUTHOR,
     LOSS,
+    WINDOW,
     absent,
     estimate,
+    hotkey,
     like,
     measurement,
     revealed,
@@ -35,7 +40,7 @@ FACTS = window_of(
     absent(5),
     revealed(6, -0.01),
 )
-STANDING = standing_of([veteran(uid) for uid in (3, 4, 5, 6)])
+STANDING = standing_of([veteran(uid) for uid in (3, 4, 5, 6, 9)], bans={hotkey(6): WINDOW + 5})
 EVIDENCE = conclude(FACTS, STANDING, HPARAMS, AUTHOR)
 
 
@@ -86,6 +91,30 @@ def test_the_same_has_no_differences():
 )
 def test_a_changed_fact_is_named(published, expected):
     assert [str(each) for each in compare_facts(published, FACTS)] == [expected]
+
+
+def leaves(value):
+    """The places of all numbers and texts in a value, each with a copy of the value in which it is another one."""
+    if isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            for where, other in leaves(getattr(value, name)):
+                yield f".{name}{where}", value.model_copy(update={name: other})
+    elif isinstance(value, tuple) and value and (key := next((key for key in KEYS if hasattr(value[0], key)), None)):
+        for place, item in enumerate(value):
+            for where, other in leaves(item):
+                if getattr(other, key) == getattr(item, key):
+                    yield f"[{key} {getattr(item, key)}]{where}", (*value[:place], other, *value[place + 1 :])
+    else:
+        yield "", value + 1 if isinstance(value, int | float) else f"not {value}"
+
+
+def test_every_value_of_an_evidence_is_compared_exactly():
+    places = set()
+    for where, other in leaves(EVIDENCE):
+        (found,) = compare_evidence(other, EVIDENCE)
+        assert found.where == where.removeprefix(".")
+        places.add(re.sub(r"\[.*?\]", "", where))
+    assert {".weights.weight", ".bans.last_window", ".departed.card.mu", ".miners.slashes"} <= places
 
 
 def test_measured_numbers_may_be_left_out():

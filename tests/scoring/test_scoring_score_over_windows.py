@@ -33,20 +33,6 @@ def final_of(evidence, uid):
     return cards_of(evidence)[uid].final
 
 
-def test_half_of_the_work_earns_less_and_none_earns_nothing():
-    shares = {2: 0.5, 3: 0.25, 4: 0.0, 5: -0.5}
-
-    def seen(_, dice):
-        others = [miner for uid, share in shares.items() for miner in at_work(dice, uid, share=share)]
-        return [*at_work(dice, *HONEST), *others, revealed(6, dice.gauss(0, 0.02 * WORK))]
-
-    last = windows_of(60, seen)[-1]
-    honest = [final_of(last, uid) for uid in HONEST]
-    assert min(honest) > final_of(last, 2) > final_of(last, 3) > max(0.0, final_of(last, 4)) >= 0 > final_of(last, 5)
-    assert final_of(last, 4) < 0.1 * median(honest)
-    assert final_of(last, 6) < 0, "noise gains as often as it harms; the baseline's small gain is more"
-
-
 @pytest.mark.parametrize(("gain", "others"), [(-1.0, 25), (0.0, 25), (0.5, 15)])
 def test_honest_work_is_paid_in_any_company(gain, others):
     """Also where more than half idle or harm, or many gain far more."""
