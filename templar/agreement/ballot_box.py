@@ -47,8 +47,7 @@ class _Seen:
 class BallotBox:
     """The words on one window that this node has read or signed. Only one thread may use it.
 
-    Raises:
-        TransientError: The chain could not be reached.
+    TransientError if the chain cannot be reached.
     """
 
     def __init__(self, exchange: NetworkView, window: int, *, concurrency: int = 1) -> None:
@@ -188,11 +187,7 @@ class BallotBox:
 
 
 def read_ballots(exchange: NetworkView, window: int, *, until_decided: bool = True, concurrency: int = 1) -> BallotBox:
-    """The words on a window as the buckets show them now; by default only as many as decide it.
-
-    Raises:
-        TransientError: The chain could not be reached.
-    """
+    """The words on a window as the buckets show them now, by default as many as decide it; errors as of `BallotBox`."""
     ballots = BallotBox(exchange, window, concurrency=concurrency)
     try:
         ballots.look(until_decided=until_decided)
@@ -272,11 +267,7 @@ def is_recent(exchange: NetworkView, window: int) -> bool:
 def may_have_expired(exchange: NetworkView, store: ObjectStore, window: int) -> bool:
     """Whether a clean-up may have deleted the objects of a window in a bucket: their absence proves nothing then.
 
-    A clean-up counts ages from the newest window in the bucket.
-
-    Raises:
-        TransientError: Chain or store failed.
-        PermanentError: The store refuses.
+    A clean-up counts ages from the newest window in the bucket. Errors are those of chain and store.
     """
     current = window_of(exchange.chain.block(), exchange.hparams.windows)
     retention = exchange.hparams.storage.retention_windows
@@ -287,11 +278,7 @@ def may_have_expired(exchange: NetworkView, store: ObjectStore, window: int) -> 
 
 
 def own_may_have_expired(exchange: NetworkView, window: int) -> bool:
-    """As `may_have_expired`, of the own bucket; True while that cannot be listed.
-
-    Raises:
-        PermanentError: `lease_lost`.
-    """
+    """As `may_have_expired`, of the own bucket: True while that cannot be listed, PermanentError `lease_lost`."""
     own = exchange.buckets.own
     try:
         return may_have_expired(exchange, own, window)
@@ -319,11 +306,7 @@ def _word(network: Network, window: int, hotkey: str, said: Said) -> Word:
 
 @shared(lambda *words: words, most=4096)
 def _check(network: Network, window: int, hotkey: str, said: Said, signature: str) -> None:
-    """Check that a validator signed a word.
-
-    Raises:
-        RejectedError: `bad_signature`, or `malformed`: no word can say this.
-    """
+    """Check that a validator signed a word: RejectedError `bad_signature`, or `malformed` if no word can say this."""
     try:
         word = _word(network, window, hotkey, said)
     except ValueError:

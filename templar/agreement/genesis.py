@@ -164,9 +164,7 @@ def load_genesis(
 ) -> dict[str, Tensor]:
     """Download and verify the genesis checkpoint, some files at a time; its parameters by name.
 
-    Raises:
-        TransientError: The store failed.
-        PermanentError: `root_differs`, `checkpoint_broken`.
+    Errors as in `fetched_checkpoint`; also `root_differs`.
     """
     store = buckets.reader(birth.publisher)
     with fetched_checkpoint(
@@ -189,11 +187,7 @@ def read_start(chain: Chain, buckets: Buckets, validator: NeuronInfo) -> StartWi
 
 
 def require_digest(digest: str, start: StartWindow) -> None:
-    """Check that a dataset is the network's.
-
-    Raises:
-        PermanentError: `dataset_malformed`.
-    """
+    """Check that a dataset is the network's; PermanentError `dataset_malformed` if not."""
     if digest != start.dataset:
         raise PermanentError(
             Reason.DATASET_MALFORMED,

@@ -228,11 +228,7 @@ def check_entries(roster: Roster, rules: RevealRules, miners: Sequence[NeuronInf
 
 @shared(lambda roster: roster, most=64)
 def check_signatures(roster: Roster) -> None:
-    """Check that the author of every entry signed its commitment and its manifest.
-
-    Raises:
-        RejectedError: `bad_signature`.
-    """
+    """Check that the author of every entry signed its commitment and its manifest; RejectedError `bad_signature`."""
     for entry in roster.entries:
         submission = Submission.listed(roster, entry)
         check_signature(submission.sealed_commit)

@@ -143,10 +143,7 @@ class Judge:
 def check_omissions(roster: Roster, gathered: Collection[Submission], times: WindowTimes) -> None:
     """Check that a roster has most of the payloads that this validator itself saw in good time (docs/protocol.md 8).
 
-    What this validator did not see never counts against a roster.
-
-    Raises:
-        RejectedError: `roster_omits`.
+    If not, RejectedError `roster_omits`. What this validator did not see never counts against a roster.
     """
     commits, reveals = times.commit_interval.last, times.reveal_interval
     revealed_by = (reveals.first + reveals.last) // 2

@@ -139,11 +139,7 @@ def _digest_after(step: Hashable, params: Mapping[str, Tensor]) -> Future[str]:
 
 
 def check_mark(params: Mapping[str, Tensor], mark: StateMark, what: str) -> None:
-    """Check that parameters have the root of a mark.
-
-    Raises:
-        PermanentError: `root_differs`.
-    """
+    """Check that parameters have the root of a mark; PermanentError `root_differs` if not."""
     root = state_root(mark, parameters_digest(params))
     if root != mark.root:
         raise PermanentError(

@@ -293,11 +293,7 @@ class Voter:
         return self._published.get(rank, True)
 
     def _look(self, publishers: Sequence[NeuronInfo], slot: Interval, *, is_over: bool) -> list[_Look]:
-        """Look at rosters, in threads of their own: what is known of each now. A slow bucket keeps nobody waiting.
-
-        Raises:
-            TransientError: `minority`.
-        """
+        """Look at rosters, in threads of their own: what is known of each now. A slow bucket keeps nobody waiting."""
         # 1. Look again, unless the last look in this slot found it, or one is running.
         unknown = _Look(slot, was_over=False)
         for publisher in publishers:

@@ -308,11 +308,7 @@ class _Reconciliation:
             self._differs(claim, "reason", shown(reason), suspects=(self.validator, neuron.uid))
 
     def compare_proofs(self, recomputed: WindowFacts) -> None:
-        """Compare the published lags of miners with their proofs, and enter the differences and the undecidable ones.
-
-        Raises:
-            TransientError: A proof cannot be read now.
-        """
+        """Compare the published lags with the miners' proofs; enter differences, and notes on undecidable ones."""
         again = {miner.uid: miner for miner in recomputed.miners}
         for miner in self.published.miners:
             now = again.get(miner.uid)
@@ -345,12 +341,7 @@ class _Reconciliation:
         return (self.validator,) if info is not None else (self.validator, miner.uid)
 
     def _require_readable(self, neuron: NeuronInfo, now: PeerOutcome) -> None:
-        """Raise if nothing can be said of a miner.
-
-        Raises:
-            TransientError: The miner's store fails now.
-            PermanentError: `evidence_missing`; its objects may have expired.
-        """
+        """Raise if nothing can be said of a miner: its store fails now, or its objects may have expired."""
         if now.reason is not None and now.reason in MOMENTARY:
             raise TransientError(now.reason, f"uid {neuron.uid} cannot be read now: {now.detail}")
         window, exchange = self.seen.window, self.node.exchange

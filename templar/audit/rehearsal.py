@@ -167,11 +167,7 @@ def _train(
 def _revealed(
     node: Node, seen: Hindsight, neuron: NeuronInfo, signer: Signer, *, data: bytes, steps: int
 ) -> Submission:
-    """Store commitment, manifest and payload in a folder, at times that count, and read them as everybody would.
-
-    Raises:
-        RejectedError: A reader would refuse them.
-    """
+    """Store commitment, manifest and payload in a folder, at times that count, and read them as everybody would."""
     times, window = seen.rules.times, seen.window
     folder = node.home / "rehearsed"
     folder.mkdir(parents=True, exist_ok=True)

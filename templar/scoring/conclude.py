@@ -262,8 +262,7 @@ def compute_weights(finals: Mapping[int, float], weights: Weights, peers: Peers)
 def check_weights(evidence: Evidence, weights: Weights) -> None:
     """Check that an evidence pays nobody without a positive final score, and no more than there is.
 
-    Raises:
-        PermanentError: `self_check_failed`.
+    If not, PermanentError `self_check_failed`.
     """
     earning = {record.uid for record in evidence.miners if record.final > 0} | {weights.burn_uid}
     for paid in evidence.weights:

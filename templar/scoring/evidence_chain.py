@@ -5,7 +5,6 @@ it changed or not at all: a crash in mid-window scores nobody twice.
 """
 
 import math
-from functools import lru_cache
 from pathlib import Path
 
 from templar.agreement.ballot_box import may_have_expired
@@ -55,7 +54,7 @@ class ScoreBook:
     def standing(self) -> Standing:
         """The memory after the newest window."""
         newest = self._file.execute("SELECT evidence FROM windows ORDER BY window DESC LIMIT 1")
-        return _standing_after(newest[0][0]) if newest else Standing()
+        return Evidence.model_validate_json(newest[0][0]).standing if newest else Standing()
 
     def record(self, evidence: Evidence, *, first: bool = False) -> None:
         """Enter a window; with `first`, as the beginning of an empty book, without the evidence that it follows.
@@ -87,12 +86,6 @@ class ScoreBook:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-@lru_cache(maxsize=4)
-def _standing_after(evidence: str) -> Standing:
-    """The memory after a window with this evidence; it is asked for several times in a window."""
-    return Evidence.model_validate_json(evidence).standing
 
 
 def read_evidence(exchange: NetworkView, validator: NeuronInfo, window: int) -> Evidence | None:

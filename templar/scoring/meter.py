@@ -101,11 +101,7 @@ class Meter:
             return self._sizes.fitting(sizes, length, compute, forget=net.zero_grad)
 
     def passes(self, net: nn.Module, tokens: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The mean losses of sequences of shape (n, L), float64, and their sum within autograd; `size` at a time.
-
-        Raises:
-            StoppedError: A stop was asked for.
-        """
+        """The mean losses of sequences of shape (n, L), float64, and their sum within autograd; `size` at a time."""
         if self.repeatable:
             for losses in micro_batch_losses(net, tokens, micro_batch_size=size):
                 yield losses.detach(), losses.sum()
