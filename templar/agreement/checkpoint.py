@@ -162,14 +162,8 @@ class _Moving:
 def list_checkpoints(store: ObjectStore, uid: int, file: str = MANIFEST_FILE) -> list[int]:
     """The windows of a publisher's checkpoints with this file, newest first; by default of the complete ones."""
     keys = (parse_current_key(info.key) for info in store.list(f"{Kind.CHECKPOINT}-"))
-    return sorted(
-        (
-            key.window
-            for key in keys
-            if key is not None and key.uid == uid and key.file == file and key.window is not None
-        ),
-        reverse=True,
-    )
+    windows = (key.window for key in keys if key is not None and (key.uid, key.file) == (uid, file))
+    return sorted((window for window in windows if window is not None), reverse=True)
 
 
 def read_manifest(

@@ -6,32 +6,28 @@ no object in a bucket proves when it was stored; the majority of reports points 
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import FailFast, Field, model_validator
 
 from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest, Roster, Word
 from templar.exchange.publish import PublishReceipt, publish_body
-from templar.exchange.signed import ENVELOPE_BYTES, Count, Hotkey, Sealed, Uid, WindowBody
+from templar.exchange.signed import ENVELOPE_BYTES, Count, Hotkey, Record, Sealed, Uid, WindowBody
 
 EXHIBIT_BYTES = 1 << 20  # most bytes of exhibits in one report; further ones are left out
 MAX_FINDINGS = 512
 Place = Annotated[int, Field(ge=0, lt=MAX_FINDINGS)]
 
 
-class Suspect(BaseModel):
+class Suspect(Record):
     """A neuron that may be at fault."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     uid: Uid
     hotkey: Hotkey
 
 
-class Exhibit(BaseModel):
+class Exhibit(Record):
     """A signed object as it was published; `text` is its bytes, which are ASCII."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     kind: Literal["roster", "manifest", "word"]
     text: Annotated[str, Field(max_length=EXHIBIT_BYTES)]
@@ -42,10 +38,8 @@ class Exhibit(BaseModel):
         return cls.model_validate({"kind": sealed.body.kind.value, "text": sealed.encode().decode()})
 
 
-class Finding(BaseModel):
+class Finding(Record):
     """A conflict between observations."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     window: Count  # the window of the conflict: the report's, or the one before
     reason: Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]  # the kind of conflict, a reason code

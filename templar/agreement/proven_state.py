@@ -134,11 +134,8 @@ def fetch_checked(
 def fetch_model(exchange: NetworkView, birth: Birth, home: Path, *, window: int | None = None) -> KeptModel:
     """Fetch the newest checkpoint of a proven state, or that of a window, from any validator that shows it.
 
-    The genesis checkpoint needs no proof: the start window is signed for its root. What was fetched before is not
-    fetched again.
-
-    Each fetched model gets a folder of its own in `home`. By default it is that of the newest checkpoint, which is the
-    genesis before any other is published.
+    The genesis checkpoint needs no proof: the start window is signed for its root. Each model gets a folder of its own
+    in `home`, and is not fetched again.
 
     Raises:
         PermanentError: `object_missing`; no validator shows such a checkpoint. Or the only ones were refused: the

@@ -7,8 +7,8 @@ the evidence before, exactly. An auditor needs no hotkey, and reads chain, bucke
 import logging
 import time
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
+from typing import Literal
 
 from torch import nn
 
@@ -40,19 +40,12 @@ GATHER_SECONDS = 600.0  # time limit for fetching from the miners of a window; n
 REPLAY_SECONDS = 60.0  # time limit for a replayed window of which an object cannot be read at once
 
 
-class Subject(StrEnum):
-    """The object of an audit."""
-
-    ROSTER = "roster"
-    EVIDENCE = "evidence"
-
-
 @dataclass(frozen=True)
 class EvidenceAudit:
     """The result of the audit of one roster or one evidence."""
 
     window: int
-    subject: Subject
+    subject: Literal["roster", "evidence"]
     uid: int | None  # its publisher; None for the roster of a null window
     differences: tuple[Difference, ...] = ()  # contradicted by public objects, causes before consequences
     notes: tuple[str, ...] = ()  # claims that cannot be checked, and conflicts without a fault
@@ -121,13 +114,9 @@ class WindowAudit:
 class Auditor:
     """Audits windows one after the other; each moves the node's state forward.
 
-    Args:
-        node: A started node without a hotkey, in a folder of its own.
-        tolerance: Allowed relative distance of measured numbers; 0 for equality. By default what was measured
-            repeatably must be equal, and the rest within the tolerance of docs/validator.md.
-
-    Raises:
-        PermanentError: `bad_environment`; this machine does not have the device that the operator chose.
+    `node` is started, has no hotkey, and a folder of its own. `tolerance` is the allowed relative distance of measured
+    numbers, 0 for equality; by default what was measured repeatably must be equal, and the rest within the tolerance of
+    docs/validator.md. PermanentError `bad_environment` if this machine lacks the device that the operator chose.
     """
 
     def __init__(self, node: Node, *, tolerance: float | None = None) -> None:
@@ -277,7 +266,7 @@ class Auditor:
         )
         return EvidenceAudit(
             seen.window,
-            Subject.EVIDENCE,
+            "evidence",
             validator.uid,
             differences,
             tuple(findings.notes),
@@ -324,7 +313,7 @@ def audit_roster(node: Node, seen: Hindsight) -> EvidenceAudit:
             notes.append(f"uid {uids[0]} showed no roster that counts [{finding.reason}] {finding.detail}")
         else:
             differences.append(_about(uids[0], Reason(finding.reason), finding.detail, *uids[1:]))
-    return EvidenceAudit(seen.window, Subject.ROSTER, publisher, tuple(differences), tuple(notes))
+    return EvidenceAudit(seen.window, "roster", publisher, tuple(differences), tuple(notes))
 
 
 def _about(uid: int, reason: Reason, detail: str, *others: int) -> Difference:

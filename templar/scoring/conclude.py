@@ -17,6 +17,7 @@ from templar.hparams import HParams, Peers, Scoring, Weights
 from templar.scoring.evidence import (
     MAX_BANS,
     MAX_DEPARTED,
+    OF_THE_WINDOW,
     Ban,
     Departed,
     Evidence,
@@ -83,31 +84,28 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
         late = late_slashes(early[uid], miner, facts, scoring, inactive=inactive)
         slashes[uid] += late
         cards[uid] = _slashed(_counted(cards[uid], miner, facts), late, scoring)
-    # 5. Weights from final scores.
+    # 5. Weights from final scores, and a record of each miner.
     weights = compute_weights({uid: card.final for uid, card in cards.items()}, hparams.weights, hparams.peers)
+    records = []
+    for uid, miner in sorted(miners.items()):
+        score, discount = scores.get(uid), discounts.get(uid)
+        record = MinerRecord(
+            facts=miner,
+            before=before[uid],
+            gradient_score=None if score is None else score.gradient_score,
+            indicator=None if score is None else score.indicator,
+            copied=is_alike(miner.overlap, scoring) or is_alike(miner.repeat, scoring),
+            discount=None if discount is None else discount.reason,
+            slashes=tuple(SlashRecord(event=each.event, reason=each.reason) for each in slashes[uid]),
+            after=cards[uid],
+        )
+        records.append(record)
     return Evidence(
         **author,
-        window=window,
+        **{name: getattr(facts, name) for name in OF_THE_WINDOW},
         previous=standing.evidence,
         previous_window=standing.window,
-        roster=facts.roster,
-        root_before=facts.root_before,
-        outer_steps=facts.outer_steps,
-        seed_block=facts.seed_block,
-        loss=facts.loss,
-        measured_on=facts.measured_on,
-        miners=tuple(
-            _record(
-                miner,
-                scoring,
-                before=before[uid],
-                after=cards[uid],
-                score=scores.get(uid),
-                discount=discounts.get(uid),
-                slashes=slashes[uid],
-            )
-            for uid, miner in sorted(miners.items())
-        ),
+        miners=tuple(records),
         baseline_sigma=rated.baseline.sigma,
         typical_advantage=typical.advantage,
         typical_own_excess=typical.own_excess,
@@ -121,28 +119,6 @@ def _counted(card: ScoreCard, miner: MinerFacts, facts: WindowFacts) -> ScoreCar
     """Return the card with the window counted as idle, or as applied."""
     idle = 0 if miner.payload_sha256 is not None else card.idle + is_absent(miner, facts)
     return card.model_copy(update={"idle": idle, "applied": card.applied + miner.applied})
-
-
-def _record(
-    facts: MinerFacts,
-    scoring: Scoring,
-    *,
-    before: ScoreCard,
-    after: ScoreCard,
-    score: WindowScore | None,
-    discount: Discount | None,
-    slashes: list[Slash],
-) -> MinerRecord:
-    return MinerRecord(
-        facts=facts,
-        before=before,
-        gradient_score=None if score is None else score.gradient_score,
-        indicator=None if score is None else score.indicator,
-        copied=is_alike(facts.overlap, scoring) or is_alike(facts.repeat, scoring),
-        discount=None if discount is None else discount.reason,
-        slashes=tuple(SlashRecord(event=slash.event, reason=slash.reason) for slash in slashes),
-        after=after,
-    )
 
 
 def _slashed(card: ScoreCard, slashes: list[Slash], scoring: Scoring) -> ScoreCard:

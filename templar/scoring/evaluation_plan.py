@@ -66,7 +66,7 @@ def draw_plan(
     # 3. The miners of the exact measurement, likelier the longer one has waited, and the segments of others for each.
     exact = {}
     for uid in _drawn_by_age(candidates, exact_miners, block_hash):
-        others = {_name(other, candidates): other for other in segments if other != uid}
+        others = {"spare" if other == SPARE else candidates[other].hotkey: other for other in segments if other != uid}
         drawn = heapq.nsmallest(
             exact_segments,
             others,
@@ -92,7 +92,3 @@ def _drawn_by_age(candidates: Mapping[int, Candidate], count: int, block_hash: s
         return -math.log((bits + 0.5) / 2**53) / candidates[uid].unmeasured, candidates[uid].hotkey
 
     return heapq.nsmallest(count, candidates, key=variate)
-
-
-def _name(uid: int, candidates: Mapping[int, Candidate]) -> str:
-    return "spare" if uid == SPARE else candidates[uid].hotkey

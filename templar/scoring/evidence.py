@@ -6,7 +6,7 @@ before, by `conclude`. An audit holds the facts against the public objects, and 
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field
 
@@ -91,6 +91,10 @@ class MinerFacts(Record):
     norm_ratio: Finite | None  # norm of the payload over the median norm
     overlap: Likeness | None  # the most similar payload of the same window; None if there is no other
     repeat: Likeness | None  # the most similar payload of the window before (its own only if that was applied)
+
+
+OF_THE_WINDOW = ("window", "roster", "root_before", "outer_steps", "seed_block", "loss", "measured_on")
+"""Fields that facts and evidence have in common, besides the miners."""
 
 
 @dataclass(frozen=True)
@@ -208,16 +212,8 @@ class Evidence(WindowBody):
     @property
     def facts(self) -> WindowFacts:
         """The observations and measurements."""
-        return WindowFacts(
-            window=self.window,
-            roster=self.roster,
-            root_before=self.root_before,
-            outer_steps=self.outer_steps,
-            seed_block=self.seed_block,
-            loss=self.loss,
-            miners=tuple(record.facts for record in self.miners),
-            measured_on=self.measured_on,
-        )
+        shared: dict[str, Any] = {name: getattr(self, name) for name in OF_THE_WINDOW}
+        return WindowFacts(**shared, miners=tuple(record.facts for record in self.miners))
 
     @property
     def standing(self) -> Standing:

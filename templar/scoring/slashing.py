@@ -159,7 +159,8 @@ def find_discounts(
     cards are those before the window is scored.
     """
     miners = {uid: miner for uid, miner in everybody.items() if miner.estimate is not None}
-    proven = {uid: cards[uid].binary_average for uid in miners if _trains_on_own_data(cards[uid], scoring)}
+    known = {uid: cards[uid] for uid in miners if cards[uid].measured >= scoring.own_data_windows}
+    proven = {uid: card.binary_average for uid, card in known.items() if not presumed_unassigned(card, scoring)}
     groups = alike_groups(miners, scoring)
     found = {}
     for uid, miner in miners.items():
@@ -176,10 +177,6 @@ def find_discounts(
         if repeat is not None and is_alike(repeat, scoring, cards[uid]) and (repeat.uid == uid or uid not in proven):
             found[uid] = Discount(Reason.REPEATED_PAYLOAD, 0)
     return found
-
-
-def _trains_on_own_data(card: ScoreCard, scoring: Scoring) -> bool:
-    return card.measured >= scoring.own_data_windows and not presumed_unassigned(card, scoring)
 
 
 def alike_groups(miners: Mapping[int, MinerFacts], scoring: Scoring) -> dict[int, frozenset[int]]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lab.hotkeys import hotkey_from_seed
-from templar.audit.evidence_audit import Auditor, Subject
+from templar.audit.evidence_audit import Auditor
 from templar.chain.base import WeightsSchedule
 from templar.chain.extrinsics import differing_uids
 from templar.chain.ledger import Ledger
@@ -47,7 +47,7 @@ def auditor(network):
 def of_evidence(auditor, window):
     """The audit of the only validator's evidence."""
     roster, evidence = auditor.audit(window).parts
-    assert (roster.subject, evidence.subject) == (Subject.ROSTER, Subject.EVIDENCE)
+    assert (roster.subject, evidence.subject) == ("roster", "evidence")
     return evidence
 
 
