@@ -48,10 +48,8 @@ def audit_window(
 ) -> AuditReport:
     """Audit a window that a node applied, and publish a report if there are findings.
 
-    A published report stands: a later call may see other objects and changes nothing.
-
-    Raises:
-        TransientError: Chain or own store failed; a later call goes on.
+    A published report stands: a later call may see other objects and changes nothing. After a TransientError of chain
+    or own store a later call goes on.
     """
     window, own = settlement.window, exchange.own_signer.address
     own_fault = next((passed.reason for passed in settlement.passed_over if passed.hotkey == own), None)

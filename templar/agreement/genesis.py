@@ -94,7 +94,6 @@ def publish_genesis(
 
     Raises:
         PermanentError: `object_differs`; this hotkey started another network here before.
-        TransientError: The store failed.
     """
     # Compare with an earlier start window before anything is written; write it after the checkpoint it refers to.
     if store.head(START_WINDOW_KEY) is not None:

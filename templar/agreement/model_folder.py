@@ -23,7 +23,6 @@ INDEX_FILE = "model.safetensors.index.json"
 CARD_FILE = "README.md"
 FILE_BYTES = 4 << 30  # most bytes of parameters in one file of weights, unless a single tensor has more
 WEIGHTS_PATTERN = "model*.safetensors"
-ONE_UPLOAD = f"keep the files of one upload, or restore the {INDEX_FILE} that names them"
 
 
 def write_model(
@@ -85,8 +84,9 @@ def read_tensor_files(folder: Path, most_headers: int = MAX_HEADER_BYTES) -> dic
         tensors = read_tensors(path, most_headers)
         most_headers -= header_size(path)
         if twice := params.keys() & tensors.keys():
-            problem = f"tensor {one_line(min(twice))!r} is in another file as well; {ONE_UPLOAD}"
-            raise PermanentError(Reason.CHECKPOINT_BROKEN, f"{path}: {problem}")
+            problem = f"{path}: tensor {one_line(min(twice))!r} is in another file as well"
+            remedy = f"keep the files of one upload, or restore the {INDEX_FILE} that names them"
+            raise PermanentError(Reason.CHECKPOINT_BROKEN, f"{problem}; {remedy}")
         params |= tensors
     return params
 

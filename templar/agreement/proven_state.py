@@ -93,10 +93,7 @@ def fetch_proven(
 
     What is refused is not fetched again until its publisher changes it. The tokenizer is read if its digest is given.
 
-    Raises:
-        PermanentError: As in `fetched_checkpoint`; `root_differs`, `checkpoint_broken`: parameters or tokenizer are
-            not those of the root and of the digest.
-        TransientError: The store failed; a later call goes on.
+    Also `root_differs`, `checkpoint_broken`: parameters or tokenizer are not those of the root and of the digest.
     """
     store, model = exchange.buckets.reader(publisher), exchange.hparams.model
     with (

@@ -286,9 +286,6 @@ def audit_roster(node: Node, seen: Hindsight) -> EvidenceAudit:
     """Audit a closed window's decided roster, and those of the publishers before it, against the miners' objects.
 
     The node's agreed state must be that of the window before.
-
-    Raises:
-        TransientError: Chain or a store failed.
     """
     decided, roster, differences, passed_over = seen.settlement.sealed, seen.settlement.roster, [], []
     publisher: int | None = None

@@ -98,11 +98,7 @@ def _shows(node: Node, roster: Roster, entry: RosterEntry) -> bool:
 
 
 def cache_payloads(node: Node, window: int, payloads: Mapping[int, str]) -> frozenset[int]:
-    """Bring payloads (uid -> hash) of a window from the miners' buckets to the cache; return the uids without one.
-
-    Raises:
-        TransientError: A store failed.
-    """
+    """Bring payloads (uid -> hash) of a window from the miners' buckets to the cache; return the uids without one."""
     missing, neurons = set(), node.exchange.metagraph(window)
     for uid, digest in payloads.items():
         author = neurons.by_uid(uid)

@@ -155,9 +155,6 @@ def compare_weights(exchange: NetworkView, evidence: Evidence) -> tuple[tuple[Di
 
     Evidence older than `RECENT_WINDOWS` is not compared: the chain shows no older weights. Where it shows weights only
     later, they are compared from then on.
-
-    Raises:
-        TransientError: Chain or store failed.
     """
     chain, every, rules = exchange.chain, exchange.hparams.weights.windows_per_weights, exchange.hparams.windows
     validator, schedule = chain.metagraph().by_hotkey(evidence.hotkey), chain.weights_schedule()

@@ -76,10 +76,7 @@ class Meter:
     def load(self, net: nn.Module, params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Let a model compute with these parameters; they themselves on a CPU, else the model's own copy on the device.
 
-        Raises:
-            ValueError: They are not the model's.
-            PermanentError: `out_of_memory`.
-            TransientError: `trainer_failed`.
+        ValueError if they are not the model's; errors as of `fitting`.
         """
         if not self.device.is_cuda:
             bind_parameters(net, params)
