@@ -216,15 +216,3 @@ def test_an_honest_quorum_decides_after_any_quarrel(stakes, num_liars, share, st
         lying = network.stakes.of(network.liars) / network.stakes.of(network.stakes.by_uid)
         if lying <= 2 * share - 1:
             assert len({value for _, value in network.decided}) == 1, f"seed {seed}: {network.decided}"
-
-
-def test_a_decision_gets_the_locks_of_all_who_may_sign_one():
-    """The last one reads votes and locks in one look."""
-    network = Assembly(0, [30.0, 30.0, 40.0], 0, 1 / 2)
-    for _ in range(3):
-        for uid in (0, 1):
-            network.act(uid)
-            network.read(1 - uid, network.kept[uid])
-    network.read(2, network.kept[0])
-    network.act(2)
-    assert Said(0, "lock", 2, A, 0) in network.own[2]

@@ -1,23 +1,17 @@
 """Similarity and size of payloads: whole, scaled and partial copies, and honest ones."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scoring_cases import alike, plain
 
-from templar.canonical import sha256_hex
-from templar.gradient.codec.wire import Header, Payload, encode
-from templar.gradient.compress import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.wire import encode
 from templar.gradient.layout import Layout
-from templar.gradient.similarity import similarity
 from templar.hparams import Gradient, load_hparams
-from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Likeness
 from templar.scoring.measure import find_likenesses, norm_ratios
 from tests.docs.second_implementation import Judge, Spec
-from tests.support.facts import AUTHOR, WINDOW, events_of, record_of, revealed, standing_of, veteran, window_of
-from tests.support.payloads import HOTKEY, mixed, payload_of, random_payload, random_update, zero_payload
+from tests.support.payloads import mixed, payload_of, random_payload, zero_payload
 
 GRADIENT = Gradient(momentum_decay=0.95, topk_compression=4, target_chunk=8, use_dct=False)
 LAYOUT = Layout.of(dict.fromkeys("abcd", (64, 64)), GRADIENT, "sparseloco")
@@ -95,64 +89,3 @@ def test_norms_are_taken_over_the_lower_median_of_those_that_say_something():
     huge = payload_of(LAYOUT, {tensor.name: torch.full(tensor.shape, 1000.0) for tensor in LAYOUT.tensors})
     ratios = norm_ratios({1: random_payload(LAYOUT, 1, size=2.0**-30), 2: of(3), 3: huge}, LAYOUT)
     assert ratios[1] < 1e-6 < ratios[2] == 1.0 < SCORING.oversized_ratio < ratios[3], "no legal payload overflows"
-
-
-# Whole windows: copying an honest miner's payload does not get that miner penalised.
-
-RULE = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
-AUTHOR_UID, COPIER, STRANGER = 2, 3, 4
-OLD = {"measured": SCORING.own_data_windows, "applied": SCORING.overlap_grace_windows}
-UNPROVEN = {"measured": 3, "applied": SCORING.overlap_grace_windows}
-
-
-def sent_again(seed):
-    """The payload of an honest miner that was not applied before: its error feedback stays, its update is another."""
-    kept = FeedbackState(random_update(LAYOUT, 1000), 10)
-    update = {name: 0.3 * tensor for name, tensor in random_update(LAYOUT, seed).items()}
-    coded = compress(kept, update, layout=LAYOUT, rule=RULE).tensors
-    return Payload.of(Header(LAYOUT.recipe, 1, AUTHOR_UID, HOTKEY, LAYOUT.digest), coded, LAYOUT)
-
-
-def share(one, other):
-    return float(similarity([one, other], LAYOUT).taken[0, 1])
-
-
-def judged(windows, *, applied):
-    """The evidence of the last of some windows, of which every validator keeps the payloads."""
-    kept: dict[str, Payload] = {}
-    cards = {uid: veteran(uid, **(OLD if uid == AUTHOR_UID else UNPROVEN)) for uid in (AUTHOR_UID, COPIER, STRANGER)}
-    standing = standing_of(cards)
-    for window, payloads in enumerate(windows, WINDOW):
-        earlier = {uid: kept[digest] for uid, digest in standing.payloads.items()}
-        overlaps, repeats = find_likenesses(payloads, earlier, standing.applied, LAYOUT, threshold=LEVEL)
-        digests = {uid: sha256_hex(encode(payload, LAYOUT)) for uid, payload in payloads.items()}
-        miners = [
-            revealed(
-                uid,
-                payload_sha256=digests[uid],
-                applied=uid in applied,
-                overlap=overlaps.get(uid),
-                repeat=repeats.get(uid),
-            )
-            for uid in payloads
-        ]
-        evidence = conclude(window_of(*miners, window=window), standing, HPARAMS, AUTHOR)
-        standing = evidence.standing
-        kept |= {digests[uid]: payload for uid, payload in payloads.items()}
-    return evidence
-
-
-@pytest.mark.parametrize("copied", ["a", "ab", "abc", "abcd"])
-def test_a_copy_of_a_payload_that_was_not_applied_costs_the_copier_only(copied):
-    """The copier hits what the miner sends again, and gets nothing for it, however much it takes over."""
-    first, second = sent_again(2000), sent_again(2001)
-    assert share(first, second) >= LEVEL, "so the copy is like what comes next"
-    forged = mixed(first, of(77), lambda name: name in copied)
-    now = {AUTHOR_UID: second, COPIER: forged, STRANGER: of(6)}
-    past = {AUTHOR_UID: first, COPIER: of(7), STRANGER: of(8)}
-    last = judged([past, now], applied=frozenset({COPIER, STRANGER}))
-    assert all(events_of(last, uid) == [] for uid in now)
-    author, copier = record_of(last, AUTHOR_UID), record_of(last, COPIER)
-    assert (author.gradient_score, author.discount) == (0.1, None)
-    assert (copier.gradient_score, copier.discount is None) == ((0.1, True) if copied == "a" else (0.0, False))
-    assert (COPIER in last.standing.payloads) is (copied == "a"), "a copy is compared with nothing"

@@ -23,9 +23,9 @@ from templar.scoring.score import (
     sync_score,
     windows_behind,
 )
-from templar.scoring.standing import Rating, ScoreCard
+from templar.scoring.standing import Rating
 from tests.docs.second_implementation import Judge
-from tests.support.facts import WINDOW, estimate, measurement
+from tests.support.facts import WINDOW
 
 SCORING: Scoring = load_hparams("templar-2.1.3").scoring
 VALUE, RANKED = load_hparams("local"), load_hparams("local", overrides={"weights": {"rule": "ramp"}})
@@ -100,34 +100,3 @@ def test_windows_behind_are_counted_from_the_newest_window_with_the_root(root, b
     roots = dict(zip(range(10, 0, -1), "abcdefbbbb", strict=True))
     assert windows_behind(root, roots, 10) == behind
     assert (sync_score(behind) == 0) == (behind == MAX_BEHIND)
-
-
-# Large predicted gains.
-
-TYPICAL, CURVE = 0.05, -0.005
-CROWD = [estimate(TYPICAL) for _ in range(7)]
-ORDINARY = [measurement(TYPICAL + CURVE, TYPICAL) for _ in range(4)]
-LARGE_GAIN = 0.9
-FALLEN_SHORT = measurement(-0.2, LARGE_GAIN)
-
-
-def prior(*measured, estimates=None):
-    return CurvaturePrior.of([*CROWD, estimate(LARGE_GAIN)] if estimates is None else estimates, measured, RATIO)
-
-
-def assumed_score(linear, found, known=None, predicted=0.0):
-    return score_payload(
-        estimate(linear), None, ScoreCard(curvature=known, predicted_gain=predicted), found
-    ).gradient_score
-
-
-@pytest.mark.parametrize(("known", "predicted"), [(None, 0.0), (0.0, TYPICAL), (CURVE, 0.14), (0.2, 0.1), (-0.9, 0.1)])
-@pytest.mark.parametrize(
-    "measured", [[FALLEN_SHORT], [*ORDINARY, FALLEN_SHORT], ORDINARY, [*ORDINARY, measurement(0.15, 0.16)]]
-)
-def test_a_predicted_gain_of_a_size_that_was_never_measured_is_not_paid(measured, known, predicted):
-    """It scores like others of that size, or else like one that is just not large."""
-    found = prior(*measured)
-    largest = assumed_score(RATIO * TYPICAL, prior(*ORDINARY))
-    assert largest == pytest.approx(RATIO * TYPICAL + CURVE)
-    assert assumed_score(LARGE_GAIN, found, known, predicted) <= (0.0 if FALLEN_SHORT in measured else largest + 1e-10)
