@@ -2,7 +2,7 @@
 
 All of it stands in the evidence of the newest window, so everybody who reads that knows as much as the validator did.
 The rating library `openskill` is pinned: 6.1.3 ranks a score of exactly 0.0 below negative ones, and 6.1.0a0 breaks
-ties by position. A test holds the pinned version to the reference's published numbers.
+ties by position. A test holds the pinned version to the published formula.
 """
 
 from collections.abc import Iterable, Mapping

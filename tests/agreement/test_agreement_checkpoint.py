@@ -113,10 +113,14 @@ def test_files_are_moved_several_at_a_time_and_the_progress_only_grows(scene):
     scene.fetch(concurrency=3)
 
 
-def test_another_state_than_the_proven_one_costs_no_transfer(scene):
-    scene.publish()
+def test_another_state_than_the_proven_one_or_another_window_costs_no_transfer(scene):
+    manifest = scene.publish()
     for proven in (("00" * 32, 7), (ROOT, 8)):
         scene.refused(Reason.ROOT_DIFFERS, "is not the proven state", proven=proven)
+    scene.forge(manifest, files={"../../evil": "ab" * 32}, sizes={"../../evil": 2})
+    scene.refused(Reason.MALFORMED)
+    scene.forge(manifest, window=11)
+    scene.refused(Reason.WRONG_WINDOW)
     assert scene.asked() == []
 
 
@@ -229,20 +233,6 @@ def test_files_for_programs_of_others_are_never_fetched(scene):
     scene.forge(manifest, files=manifest.files | files, sizes=manifest.sizes | sizes)
     scene.fetch()
     assert set(scene.asked()) == set(map(key, FETCHED))
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"files": {"../../evil": "ab" * 32}, "sizes": {"../../evil": 2}}, Reason.MALFORMED),
-        ({"window": 11}, Reason.WRONG_WINDOW),
-        ({"genesis": "00" * 32}, Reason.WRONG_NETWORK),
-    ],
-)
-def test_an_illegal_manifest_is_rejected(scene, changes, reason):
-    scene.forge(scene.publish(), **changes)
-    scene.refused(reason)
-    assert scene.asked() == []
 
 
 REFUSED = PermanentError(Reason.ROOT_DIFFERS, "for a test")

@@ -85,24 +85,6 @@ def test_roots_chain_through_steps_and_null_windows():
         assert (after == params) is (not payloads)
 
 
-def after(*windows):
-    agreed = state()
-    for number, payloads in enumerate(windows, start=10):
-        agreed.apply(number, payloads)
-    return agreed.params
-
-
-def test_the_order_of_the_payloads_does_not_matter_and_that_of_the_windows_does():
-    one, other = [payload(1), payload(2), payload(3)], [payload(3), payload(1), payload(2)]
-    assert parameters_digest(after(one)) == parameters_digest(after(other))
-    left, right = state(), state()
-    for number, (mine, theirs) in enumerate([([payload(1)], []), ([], [payload(1)])], start=10):
-        left.apply(number, mine)
-        right.apply(number, theirs)
-    assert parameters_digest(left.params) == parameters_digest(right.params)
-    assert left.root != right.root
-
-
 def test_the_learning_rate_follows_the_outer_steps_and_not_the_windows():
     """Null windows between two steps change nothing of the parameters."""
     dense, sparse = state(DEMO, DEMO_LAYOUT), state(DEMO, DEMO_LAYOUT)

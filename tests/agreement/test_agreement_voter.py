@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from lab.adversary.chains import SkewedChain, UnreachableChain
 from templar.agreement.ballot_box import READ_SECONDS, BallotBox, find_roster, read_ballots
@@ -310,43 +308,6 @@ def test_a_stop_is_passed_on(scene):
 
     with pytest.raises(StoppedError):
         scene.settle(scene.validator(0), publish)
-
-
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    blind=st.sets(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=5),
-    publishing=st.sets(st.integers(0, 2)),
-    starts=st.lists(st.sampled_from([0.0, 0.7, 3.1, 5.3, 9.9]), min_size=4, max_size=4),
-)
-def test_all_who_can_tell_agree(tmp_path_factory, blind, publishing, starts):
-    """Some validators cannot read some others' buckets, and begin at different times."""
-    scene = Scene(tmp_path_factory.mktemp("scene"), stakes=(31.0, 29.0, 21.0, 19.0))
-    lives = []
-    for member, start in zip(scene.subnet.validators, starts, strict=True):
-        views = {}
-        for reader, owner in blind:
-            if reader == member.uid != owner:
-                view = views[scene.validator(owner - 1).account] = ScriptedStore(scene.store(owner - 1).inner)
-                view.before = failing(BUSY)
-        publish = scene.publishing(member) if member.uid - 1 in publishing else no_roster
-        lives.append(scene.at(scene.times.settles + start, either(scene.live(member, publish, views=views))))
-    scene.clock.run(lives)
-    assert len({each.digest for each in scene.found.values()}) <= 1
-    if not blind:
-        assert len(scene.found) == 4
-
-
-def either(act):
-    """The same, or nothing if it could not be decided in time."""
-
-    def attempt():
-        try:
-            act()
-        except TransientError as error:
-            if error.reason not in (Reason.DECISION_MISSING, Reason.ROSTER_MISSING, Reason.AGGREGATE_MISSING):
-                raise
-
-    return attempt
 
 
 class Killed(BaseException):

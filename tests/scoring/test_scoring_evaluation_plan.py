@@ -16,22 +16,6 @@ def candidate(number, num_sequences=20, unmeasured=1):
     return Candidate(hotkey(number), num_sequences, unmeasured)
 
 
-def plan_of(candidates, *, num_spare=5, num_sequences=4, trained_first=8, exact_miners=3, exact_segments=2, block=HASH):
-    return draw_plan(
-        candidates,
-        num_spare=num_spare,
-        num_sequences=num_sequences,
-        trained_first=trained_first,
-        exact_miners=exact_miners,
-        exact_segments=exact_segments,
-        block_hash=block,
-    )
-
-
-def blocks(count):
-    return [f"0x{number:064x}" for number in range(count)]
-
-
 networks = st.dictionaries(
     st.integers(0, 255),
     st.tuples(st.integers(0, 20), st.sampled_from([1, 2, 50])),
@@ -52,7 +36,7 @@ sizes = st.fixed_dictionaries(
 @given(candidates=networks.filter(bool), size=sizes)
 def test_the_second_implementation_draws_the_same_plan(candidates, size):
     """It depends on block and hotkeys only: neither on the order of miners nor on their uids."""
-    plan = plan_of(candidates, **size)
+    plan = draw_plan(candidates, block_hash=HASH, **size)
     miners = {str(uid): asdict(candidate) for uid, candidate in reversed(candidates.items())}
     segments, exact = Judge.plan({"block_hash": HASH, "miners": miners, **size})
     assert [[uid, list(places)] for uid, places in plan.segments.items()] == segments
@@ -66,9 +50,10 @@ def test_every_miner_is_measured_exactly_within_few_windows():
     """A network of 30 of whom 8 are: with ages as weights nobody waits much longer than four windows."""
     last = dict.fromkeys(range(30), 0)
     waits = []
-    for window, block in enumerate(blocks(120), 1):
+    sizes = {"num_spare": 0, "num_sequences": 1, "trained_first": 1, "exact_miners": 8, "exact_segments": 1}
+    for window in range(1, 121):
         ages = {uid: candidate(uid, unmeasured=window - measured) for uid, measured in last.items()}
-        for uid in plan_of(ages, exact_miners=8, block=block).exact:
+        for uid in draw_plan(ages, block_hash=f"0x{window:064x}", **sizes).exact:
             waits.append(window - last[uid])
             last[uid] = window
     assert len(waits) == 8 * 120
