@@ -1,4 +1,4 @@
-"""From the facts of a window to cards, weights, bans and the next standing: whole windows, and windows in a row."""
+"""From the facts of a window to cards, weights, bans and the evidence."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,16 +12,7 @@ from templar.scoring.evidence import MAX_DEPARTED, WeightRecord
 from templar.scoring.standing import round_score
 from tests.docs.second_implementation import Judge
 from tests.support.errors import raising
-from tests.support.facts import (
-    AUTHOR,
-    WINDOW,
-    absent,
-    hotkey,
-    revealed,
-    standing_of,
-    veteran,
-    window_of,
-)
+from tests.support.facts import AUTHOR, WINDOW, absent, hotkey, revealed, standing_of, veteran, window_of
 
 V0, V2 = load_hparams("templar-0.2.82"), load_hparams("templar-2.1.3")
 """The reference's two releases."""
@@ -34,17 +25,15 @@ BANNING = load_hparams(
 """No preset bans for anything; a network may."""
 
 
-def concluded(*miners, after=None, hparams=V2, **changes):
-    standing = standing_of() if after is None else after
-    return conclude(window_of(*miners, **changes), standing, hparams, AUTHOR)
-
-
 @settings(max_examples=300)
 @given(network=networks(), hparams=st.sampled_from([V0, V2, LOCAL, CROWDED, BANNING]))
 def test_the_second_implementation_concludes_the_same(network, hparams):
     """Cards, penalties, bans, weights and who has left, of any facts after any past."""
     facts, standing = network
-    found = plain(conclude(facts, standing, hparams, AUTHOR))
+    evidence = conclude(facts, standing, hparams, AUTHOR)
+    assert evidence.facts == facts
+    assert (evidence.previous, evidence.previous_window) == (standing.evidence, standing.window)
+    found = plain(evidence)
     for field, expected in Judge.conclude(body_of(facts), memory_of(standing), settings_of(hparams)).items():
         assert alike(found[field], expected), field
     scored = (record["after"] for record in found["miners"] if record["gradient_score"] is not None)
@@ -70,7 +59,7 @@ def test_the_second_implementation_weighs_the_same(finals, step, rule, burn, pee
 
 def test_of_too_many_departed_cards_those_that_revealed_last_are_kept():
     cards = {uid: veteran(uid, last_reveal=None if uid == 600 else uid % 97) for uid in range(10, 601)}
-    found = concluded(revealed(3), after=standing_of(cards))
+    found = conclude(window_of(revealed(3)), standing_of(cards), V2, AUTHOR)
     assert len(found.departed) == MAX_DEPARTED
     kept = {each.hotkey for each in found.departed}
     forgotten = [card.last_reveal or 0 for uid, card in cards.items() if hotkey(uid) not in kept]
@@ -79,9 +68,6 @@ def test_of_too_many_departed_cards_those_that_revealed_last_are_kept():
     assert hotkey(600) not in kept
     again = conclude(window_of(revealed(3), window=WINDOW + 1), found.standing, V2, AUTHOR)
     assert again.departed == found.departed
-
-
-# Evidence.
 
 
 @pytest.mark.parametrize(

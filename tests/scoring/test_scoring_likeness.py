@@ -15,8 +15,7 @@ from tests.support.payloads import mixed, payload_of, random_payload, zero_paylo
 
 GRADIENT = Gradient(momentum_decay=0.95, topk_compression=4, target_chunk=8, use_dct=False)
 LAYOUT = Layout.of(dict.fromkeys("abcd", (64, 64)), GRADIENT, "sparseloco")
-HPARAMS = load_hparams("templar-2.1.3")
-SCORING = HPARAMS.scoring
+SCORING = load_hparams("templar-2.1.3").scoring
 LEVEL = SCORING.overlap_level
 
 
