@@ -90,7 +90,7 @@ class Validator(RosterNode):
         with self._released_on_failure():
             self.book = ScoreBook(self.home / "scores.sqlite", durable=config.durable)
             self._resources.callback(self.book.close)
-            if self.book.is_empty and (evidence := published_evidence(self)) is not None:
+            if self.book.standing.evidence is None and (evidence := published_evidence(self)) is not None:
                 log.warning("%s: no scores on this disk: they go on from window %d", self.name, evidence.window)
                 self.book.record(evidence, first=True)
             self.meter = Meter(config.trainer)

@@ -46,13 +46,8 @@ class ScoreBook:
         )
 
     @property
-    def is_empty(self) -> bool:
-        """Whether nothing is remembered at all."""
-        return self.standing == Standing()
-
-    @property
     def standing(self) -> Standing:
-        """The memory after the newest window."""
+        """The memory after the newest window; an empty one if there is none."""
         newest = self._file.execute("SELECT evidence FROM windows ORDER BY window DESC LIMIT 1")
         return Evidence.model_validate_json(newest[0][0]).standing if newest else Standing()
 
