@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from blocks.neuron import Neuron
 from deployments.first_parameters import first_parameters
 from deployments.neuron.subnet import require_yuma
 from deployments.options import NEURON, command_parser, environment_of
 from deployments.register import checked_neuron
-from templar.agreement.checkpoint import FILES_AT_ONCE
 from templar.agreement.genesis import Birth, draft_birth, publish_genesis, read_start, validators_now
 from templar.arguments import positive
 from templar.chain.base import Chain, NeuronInfo
@@ -83,13 +83,8 @@ def start_network(
     window = window_of(chain.head() + int(opens_in_seconds / chain.block_seconds) + 1, hparams.windows) + 1
     check_fits(tokenizer, hparams.model.vocab_size)
     params = first_parameters(source, hparams.model, tokenizer, hub_token=hub_token)
-    draft = draft_birth(
-        *(chain, hparams, publisher),
-        params=params,
-        tokenizer=tokenizer,
-        dataset_digest=dataset.digest,
-        start_window=window,
-    )
+    common: Any = {"params": params, "tokenizer": tokenizer}
+    draft = draft_birth(chain, hparams, publisher, **common, dataset_digest=dataset.digest, start_window=window)
     # The start window in the own bucket; there is none before the chain names the bucket.
     known = None if publisher.commitment is None else read_start(chain, buckets, publisher)
     if known is not None and _common(known) != _common(draft.start):
@@ -104,14 +99,7 @@ def start_network(
     if not dry_run and known is None:
         announce_role(chain, hotkey.address, "validator")
         buckets.announce()
-        publish_genesis(
-            *(birth, buckets.own, hotkey, chain.clock),
-            params=params,
-            model=hparams.model,
-            tokenizer=tokenizer,
-            folder=folder,
-            concurrency=FILES_AT_ONCE,
-        )
+        publish_genesis(birth, buckets.own, hotkey, chain.clock, hparams.model, **common, folder=folder)
     blocks = first_block(birth.start.start_window, hparams.windows) - chain.head()
     opens_at = chain.clock.now() + blocks * chain.block_seconds
     return Started(birth, known is None, opens_at, num_parameters(hparams.model))

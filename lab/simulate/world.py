@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -310,22 +310,13 @@ class World:
         dataset = self.open_dataset(self.root / "genesis")
         embedded = dataset.tokenizer_json()
         tokenizer = load_tokenizer(self.hparams.data.tokenizer_name, embedded=embedded)
-        neuron, params = chain.metagraph().by_hotkey(publisher.hotkey.address), genesis_parameters(self.hparams.model)
+        neuron = chain.metagraph().by_hotkey(publisher.hotkey.address)
         assert neuron is not None  # noqa: S101 - it was registered
-        birth = draft_birth(
-            *(chain, self.hparams, neuron),
-            params=params,
-            tokenizer=tokenizer,
-            dataset_digest=dataset.digest,
-            start_window=START_WINDOW,
-        )
-        publish_genesis(
-            *(birth, buckets.own, publisher.hotkey, chain.clock),
-            params=params,
-            model=self.hparams.model,
-            tokenizer=tokenizer,
-            folder=self.root / "genesis",
-        )
+        common: Any = {"params": genesis_parameters(self.hparams.model), "tokenizer": tokenizer}
+        numbers: Any = {"dataset_digest": dataset.digest, "start_window": START_WINDOW}
+        birth = draft_birth(chain, self.hparams, neuron, **common, **numbers)
+        who = buckets.own, publisher.hotkey, chain.clock, self.hparams.model
+        publish_genesis(birth, *who, **common, folder=self.root / "genesis", concurrency=1)
         return birth
 
     def _open_chain(self, hotkey: Hotkey | None = None, clock: Clock | None = None) -> Ledger:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from templar.agreement.checkpoint import fetched_checkpoint, publish_checkpoint
+from templar.agreement.checkpoint import FILES_AT_ONCE, fetched_checkpoint, publish_checkpoint
 from templar.agreement.model_folder import read_weights, write_model
 from templar.agreement.state import StateMark, genesis_root, parameters_digest
 from templar.chain.base import Chain, Clock, NeuronInfo
@@ -81,12 +81,12 @@ def publish_genesis(
     store: ObjectStore,
     signer: Signer,
     clock: Clock,
+    model: Model,
     *,
     params: Mapping[str, Tensor],
-    model: Model,
     tokenizer: Tokenizer,
     folder: Path,
-    concurrency: int = 1,
+    concurrency: int = FILES_AT_ONCE,
 ) -> None:
     """Publish the genesis checkpoint of a drafted network in its publisher's bucket, and then the start window.
 

@@ -33,8 +33,8 @@ class Scene:
         model = {"params": numbers.pop("params", self.params), "tokenizer": self.tokenizer}
         neuron = chain.metagraph().by_hotkey(member.hotkey.address)
         birth = draft_birth(chain, self.hparams, neuron, **model, **numbers)
-        who, folder = (self.store(index), member.hotkey, chain.clock), self.folder / f"genesis-{member.uid}"
-        publish_genesis(birth, *who, **model, model=self.hparams.model, folder=folder)
+        who = self.store(index), member.hotkey, chain.clock, self.hparams.model
+        publish_genesis(birth, *who, **model, folder=self.folder / f"genesis-{member.uid}", concurrency=1)
         return birth
 
     def find(self, pinned=None, hparams=None):
