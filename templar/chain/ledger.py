@@ -13,7 +13,6 @@ import os
 import secrets
 import sqlite3
 import threading
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -269,26 +268,22 @@ COMMIT;
 """
 
 
-class _Connection(sqlite3.Connection):
-    """A connection that a WeakSet can hold."""
-
-
 class LedgerLog:
-    """An open ledger file; each thread has its own connection. Arguments and errors are those of `Ledger`."""
+    """An open ledger file, whose connection the threads share. Arguments and errors are those of `Ledger`."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
         self.path = path
         self._durable = durable
-        self._local = threading.local()
-        self._connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
         self.parameters = self._read_parameters()
 
     def close(self) -> None:
-        """Close the connections of all threads. The log can be used again afterwards."""
-        for connection in list(self._connections):
-            connection.close()
-        self._connections.clear()
-        self._local = threading.local()
+        """Close the connection. The log can be used again afterwards."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
 
     def position(self, block: int) -> int:
         """Id of the newest change in the blocks up to this one; 0 for none. More may join an unsealed block."""
@@ -348,33 +343,24 @@ class LedgerLog:
 
     @contextmanager
     def _guarded(self) -> Iterator[sqlite3.Connection]:
-        """This thread's connection, with SQLite's errors told apart."""
-        try:
-            yield self._connection()
-        except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:  # the latter: it was closed
-            raise TransientError(
-                Reason.CHAIN_UNREACHABLE, f"{self.path}: the ledger cannot be used now: {error}"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise PermanentError(
-                Reason.BAD_STATE_FILE, f"{self.path}: not a sound ledger: {error}; remove it and start anew"
-            ) from error
-
-    def _connection(self) -> sqlite3.Connection:
-        connection: _Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = sqlite3.connect(
-                f"{self.path.resolve().as_uri()}?mode=rw",
-                uri=True,
-                timeout=BUSY_TIMEOUT_SECONDS,
-                isolation_level=None,
-                check_same_thread=False,  # `close` comes from any thread
-                factory=_Connection,
-            )
-            connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
-            self._local.connection = connection
-            self._connections.add(connection)
-        return connection
+        """The connection, of one thread at a time, with SQLite's errors told apart."""
+        with self._lock:
+            try:
+                if self._connection is None:
+                    uri = f"{self.path.resolve().as_uri()}?mode=rw"
+                    self._connection = sqlite3.connect(
+                        uri, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
+                    )
+                    self._connection.execute(f"PRAGMA synchronous = {'FULL' if self._durable else 'OFF'}")
+                yield self._connection
+            except sqlite3.OperationalError as error:
+                raise TransientError(
+                    Reason.CHAIN_UNREACHABLE, f"{self.path}: the ledger cannot be used now: {error}"
+                ) from error
+            except sqlite3.DatabaseError as error:
+                raise PermanentError(
+                    Reason.BAD_STATE_FILE, f"{self.path}: not a sound ledger: {error}; remove it and start anew"
+                ) from error
 
 
 def _write_new(path: Path, parameters: LedgerParameters) -> None:
