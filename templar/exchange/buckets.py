@@ -321,15 +321,13 @@ def _at_most(most: int, listing: Iterator[ObjectInfo]) -> Iterator[ObjectInfo]:
         raise TransientError(Reason.STORE_BUSY, f"the bucket lists more than {most} objects: its owner must clean up")
 
 
-def account_digest(account: str) -> str:
-    """The hash of a bucket's account: identifies the bucket without naming it."""
-    return sha256_hex(account.encode())
-
-
 def bucket_digest(neuron: NeuronInfo) -> str | None:
-    """The hash of a neuron's account, unchanged by key rotation; None if the chain named no bucket."""
+    """The hash of a neuron's account, unchanged by key rotation; None if the chain named no bucket.
+
+    It identifies the bucket without naming it.
+    """
     account = None if neuron.commitment is None else _account_of(neuron.commitment)
-    return None if account is None else account_digest(account)
+    return None if account is None else sha256_hex(account.encode())
 
 
 def _account_of(text: str) -> str | None:

@@ -62,7 +62,7 @@ def encrypt(
         ValueError: The blocks have another length together.
     """
     # 1. A salt that was never used, and the key that belongs to it.
-    salt, total = os.urandom(SALT_BYTES), _num_chunks(length, chunk_bytes)
+    salt, total = os.urandom(SALT_BYTES), max(1, -(-length // chunk_bytes))
     cipher = AESGCM(signer.derive_key(salt, _INFO))
     target.write(MAGIC + salt)
 
@@ -110,10 +110,6 @@ def decrypt(
             ) from None
     if source.read(1):
         raise RejectedError(Reason.BACKUP_BROKEN, "something follows the last chunk")
-
-
-def _num_chunks(length: int, chunk_bytes: int) -> int:
-    return max(1, -(-length // chunk_bytes))
 
 
 def _nonce(number: int) -> bytes:

@@ -184,10 +184,8 @@ class NeuronLease:
     def _holds(self, sight: "_Sight") -> bool:
         if Kind.LEASE not in sight.own.found:
             return False
-        return not sight.rivals or self._is_unbroken(sight.now)
-
-    def _is_unbroken(self, now: int) -> bool:
-        return self._confirmed > 0 and now - self._confirmed <= self._terms.lapses_after
+        is_unbroken = self._confirmed > 0 and sight.now - self._confirmed <= self._terms.lapses_after
+        return is_unbroken or not sight.rivals
 
     def _confirm(self, sight: "_Sight") -> None:
         self._confirmed, self._acted = sight.now, self._clock.now()

@@ -178,8 +178,11 @@ def fetch_reveal(
     """
     progress = Progress() if progress is None else progress
     # 1. The commitment, stored before the close, and seen then.
-    commit = progress.commit = progress.commit or _fetch_signed(neuron, store, rules, Commit)
-    _check_observed(rules.observed, commit.body)
+    commit, observed = progress.commit or _fetch_signed(neuron, store, rules, Commit), rules.observed
+    progress.commit = commit
+    if observed is not None and observed.get(neuron.hotkey) != commit.body.commitment:
+        seen = "another one" if neuron.hotkey in observed else "none"
+        raise RejectedError(Reason.COMMIT_UNSEEN, f"uid {neuron.uid}: {seen} was seen here before the close")
     # 2. The manifest, stored after the close: it must be the one committed to, made on the assigned data.
     found = progress.manifest or _fetch_signed(neuron, store, rules, Manifest)
     manifest = found.body
@@ -201,13 +204,6 @@ def check_stored_at(seconds: int, interval: Interval, reasons: Mapping[Timing, R
     if timing is not Timing.IN_TIME:
         off = interval.first - seconds if timing is Timing.EARLY else seconds - interval.last
         raise RejectedError(reasons[timing], f"{what} {off} s too {timing.value}")
-
-
-def _check_observed(observed: Mapping[str, str] | None, commit: Commit) -> None:
-    """Check that a commitment is the one that this node saw before the close, if it looked."""
-    if observed is not None and observed.get(commit.hotkey) != commit.commitment:
-        seen = "another one" if commit.hotkey in observed else "none"
-        raise RejectedError(Reason.COMMIT_UNSEEN, f"uid {commit.uid}: {seen} was seen here before the close")
 
 
 def _fetch_signed(neuron: NeuronInfo, store: Reader, rules: RevealRules, body_type: type[T]) -> Found[T]:
