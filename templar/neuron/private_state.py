@@ -91,11 +91,6 @@ class PrivateState:
             raise PermanentError(Reason.BAD_STATE_FILE, f"{path}: cannot be read: {error}") from None
         return cls(FeedbackState(feedback, num_calls), OptimizerState(num_steps, exp_avg, exp_avg_sq), path)
 
-    def save(self, path: Path) -> None:
-        """Write everything to one file, tensor by tensor."""
-        buffers = self.feedback.buffers
-        write_private(path, buffers.items(), shapes_of(buffers), self.feedback.num_calls, self.optimizer)
-
 
 def write_private(
     path: Path,

@@ -41,7 +41,7 @@ class Snapshots:
 
     def __init__(self, root: Path, network: Network, *, kept: int, durable: bool = True) -> None:
         self._root, self._network, self._kept, self._durable = root, network, kept, durable
-        self._writing: Future[Path] | None = None
+        self._writing: Future[None] | None = None
         root.mkdir(parents=True, exist_ok=True)
 
     def sweep(self) -> None:
@@ -62,25 +62,17 @@ class Snapshots:
         """The folder of a window's snapshot."""
         return self._root / str(window)
 
-    def save(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> Path:
-        """Write a snapshot, unless there is one of this window with this root; then drop the oldest of this network.
-
-        Nothing changes the parameters meanwhile. The file of the private state gets another name, and is not copied.
-
-        Raises:
-            OSError: The disk failed or is full; older snapshots are untouched.
-        """
-        self.wait()
-        return self._write(params, mark, private)
-
     def begin(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> None:
-        """Write a snapshot as `save` does, beside the caller, who calls `wait` before the parameters change.
+        """Write a snapshot beside the caller, who calls `wait` before the parameters change.
+
+        Nothing is written if there is one of this window with this root. The oldest of this network is dropped. The
+        file of the private state gets another name, and is not copied.
 
         Raises:
             OSError: As `wait`, of the snapshot before.
         """
         self.wait()
-        writing: Future[Path] = Future()
+        writing: Future[None] = Future()
 
         def write() -> None:
             try:
@@ -101,11 +93,11 @@ class Snapshots:
         if writing is not None:
             writing.result()
 
-    def _write(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> Path:
+    def _write(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> None:
         # 1. A snapshot of this window with this root is there already.
         target = self.folder(mark.window)
         if any(known.window == mark.window and known.root == mark.root for known in self._marks()):
-            return target
+            return
 
         # 2. Write everything to a temporary folder, and wait for the disk.
         part = self._root / f"{_TEMPORARY}{mark.window}-{os.getpid()}"
@@ -127,7 +119,6 @@ class Snapshots:
             sync(self._root)
         for old in self._marks()[self._kept :]:
             self._discard(self.folder(old.window))
-        return target
 
     def marks(self) -> tuple[StateMark, ...]:
         """The marks of all readable snapshots of this network, newest first."""

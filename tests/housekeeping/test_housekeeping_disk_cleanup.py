@@ -167,7 +167,8 @@ def test_windows_before_the_oldest_snapshot_go(network, home):
 def foreign_snapshot(network, home):
     """Another network's snapshots in the folder, with one of window 900."""
     other = Snapshots(home / "snapshots", NetworkId(9, "ab" * 32), kept=2)
-    other.save(dict(network.aggregator.state.params), StateMark(900, 1, "cd" * 32, "ef" * 32, False), None)
+    other.begin(dict(network.aggregator.state.params), StateMark(900, 1, "cd" * 32, "ef" * 32, False), None)
+    other.wait()
     return other
 
 

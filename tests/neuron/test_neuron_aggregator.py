@@ -154,6 +154,7 @@ def test_if_no_rank_publishes_a_roster_the_window_is_null_for_all(build):
     for node in network.nodes.values():
         assert (node.state.window, node.state.outer_steps, node.state.mark.null) == (1, 0, True)
         assert node.state.root != before
+    assert all(miner.private.feedback.num_calls == 0 for miner in network.miners)
     assert len(network.roots(1)) == 1
     assert network.clock.now() <= network.miners[0].exchange.times(2).close, "and no window was missed for it"
 

@@ -18,7 +18,16 @@ from templar.neuron.private_state import NO_OPTIMIZER, PrivateState, StartingPoi
 from templar.training.train import OptimizerState
 from tests.support import kill_points
 from tests.support.errors import raising
-from tests.support.snapshots import DIGEST, LAYOUT, go_live, parameters, private, private_file, private_folder
+from tests.support.snapshots import (
+    DIGEST,
+    LAYOUT,
+    go_live,
+    parameters,
+    private,
+    private_file,
+    private_folder,
+    save_private,
+)
 
 FRESH = PrivateState.fresh(LAYOUT)
 
@@ -31,21 +40,18 @@ def number_of(state):
 
 
 def test_a_state_is_read_back_exactly(tmp_path):
-    """Also from a file of an earlier release, which the library wrote with the same names and counters."""
-    written, path = private(5), tmp_path / "file"
-    written.save(path)
+    """Also by the library for files of tensors."""
+    written, path = private(5), private_file(tmp_path, 5)
     parts = {"feedback": written.feedback.buffers, "exp_avg": written.optimizer.exp_avg}
     parts |= {"exp_avg_sq": written.optimizer.exp_avg_sq}
     tensors = {f"{part}/{name}": tensor for part, known in parts.items() for name, tensor in known.items()}
-    for _ in range(2):
-        found = load_file(path)
-        assert found.keys() == tensors.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
-        read = PrivateState.load(path)
-        assert number_of(read) == 5
-        for moments, known in ((read.optimizer.exp_avg, "exp_avg"), (read.optimizer.exp_avg_sq, "exp_avg_sq")):
-            assert all(torch.equal(moments[name], tensor) for name, tensor in parts[known].items())
-        save_file(tensors, path, metadata={"num_calls": "5", "num_steps": "5"})
+    found = load_file(path)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    read = PrivateState.load(path)
+    assert number_of(read) == 5
+    for moments, known in ((read.optimizer.exp_avg, "exp_avg"), (read.optimizer.exp_avg_sq, "exp_avg_sq")):
+        assert all(torch.equal(moments[name], tensor) for name, tensor in parts[known].items())
 
 
 def test_a_fresh_state_is_zero_fits_the_model_and_takes_no_memory():
@@ -99,7 +105,7 @@ def test_a_staged_state_goes_live_by_a_new_name_and_only_once(tmp_path):
     first = folder.go_live(staged, 3, DIGEST)
     assert (number_of(first), first.path, staged.exists()) == (3, folder.path(3, DIGEST), False)
     assert folder.path(3, DIGEST).stat().st_ino == inode
-    private(9).save(staged)
+    save_private(private(9), staged)
     assert number_of(folder.go_live(staged, 3, DIGEST)) == 3, "what was made twice went live once"
 
 

@@ -17,7 +17,18 @@ from templar.neuron.snapshot import MARK_FILE, Snapshots
 from templar.training.model import WEIGHTS_FILE
 from tests.support import kill_points
 from tests.support.errors import raising
-from tests.support.snapshots import HPARAMS, KEPT, NETWORK, mark, parameters, prepare, private_file, save, snapshots
+from tests.support.snapshots import (
+    HPARAMS,
+    KEPT,
+    NETWORK,
+    mark,
+    parameters,
+    prepare,
+    private_file,
+    save,
+    snapshots,
+    write_snapshot,
+)
 
 MODEL = HPARAMS.model
 
@@ -34,11 +45,10 @@ def assert_sound(store):
 
 def test_a_snapshot_is_read_back_exactly_and_any_reader_of_safetensors_reads_it(tmp_path):
     store, private = snapshots(tmp_path), private_file(tmp_path, 5)
-    folder = store.save(parameters(3), mark(3), private)
-    assert folder == store.folder(3)
+    write_snapshot(store, parameters(3), mark(3), private)
     assert store.marks() == (mark(3),)
     params, own = store.load(mark(3), MODEL)
-    for found in (params, load_file(folder / WEIGHTS_FILE)):
+    for found in (params, load_file(store.folder(3) / WEIGHTS_FILE)):
         assert found.keys() == parameters(3).keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in parameters(3).items())
     assert own.stat().st_ino == private.stat().st_ino, "it is not written again"
@@ -59,7 +69,7 @@ def test_a_snapshot_takes_no_copy_of_the_parameters(tmp_path):
     """Tensors that are together larger than what may be allocated while they are written."""
     params = {f"p{number}": torch.ones(1 << 18) for number in range(32)}
     tracemalloc.start()
-    snapshots(tmp_path).save(params, mark(1), None)
+    write_snapshot(snapshots(tmp_path), params, mark(1), None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20 < sum(tensor.nbytes for tensor in params.values())
@@ -126,7 +136,7 @@ def test_only_another_state_of_a_window_or_a_broken_snapshot_is_replaced(tmp_pat
     save(tmp_path, 3)
     assert (store.folder(3) / WEIGHTS_FILE).stat().st_ino == written
     other = mark(3, parameters(8))
-    store.save(parameters(8), other, None)
+    write_snapshot(store, parameters(8), other, None)
     assert store.marks() == (other,)
     assert store.load(other, MODEL)[1] is None
     (store.folder(3) / MARK_FILE).write_text("{")
@@ -142,7 +152,7 @@ def test_snapshots_of_another_network_are_passed_over_and_do_not_displace_own_on
         assert (old.marks(), old.windows()) == ((), (3,))
     assert snapshots(tmp_path).marks() == (mark(3),)
     for window in (8, 9):
-        old.save(parameters(window), mark(window), None)
+        write_snapshot(old, parameters(window), mark(window), None)
     new = snapshots(tmp_path)
     for window in (7, 8):
         save(tmp_path, window)

@@ -38,6 +38,7 @@ from templar.neuron import window_time
 from templar.timeline import first_block
 from templar.window import Action, drive_window
 from tests.support.network import tiny
+from tests.support.snapshots import save_private
 
 ACTORS = ("honest", "honest", "honest", "silent", "garbage")
 NUM_WINDOWS = 6
@@ -324,7 +325,7 @@ class NodeKills:
 
     def _private_digest(self, node):
         path = self.folder / "private.safetensors"
-        node.private.save(path)
+        save_private(node.private, path)
         tensors = sorted(load_file(path).items())
         return sha256_hex(b"".join(name.encode() + tensor.numpy().tobytes() for name, tensor in tensors))
 

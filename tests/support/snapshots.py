@@ -9,7 +9,7 @@ from templar.exchange.signed import Network
 from templar.gradient.compress import FeedbackState
 from templar.gradient.layout import Layout
 from templar.hparams import load_hparams
-from templar.neuron.private_state import PrivateFolder, PrivateState, ProgressFile
+from templar.neuron.private_state import PrivateFolder, PrivateState, ProgressFile, shapes_of, write_private
 from templar.neuron.snapshot import Snapshots
 from templar.training.model import parameter_shapes
 from templar.training.train import OptimizerState, StepState
@@ -38,6 +38,12 @@ def private(number):
     )
 
 
+def save_private(state, path):
+    """Write a private state to one file."""
+    buffers = state.feedback.buffers
+    write_private(path, buffers.items(), shapes_of(buffers), state.feedback.num_calls, state.optimizer)
+
+
 def mark(window, params=None):
     """The mark of the state of a window, one outer step per window."""
     digest = parameters_digest(parameters(window) if params is None else params)
@@ -49,12 +55,18 @@ def snapshots(folder):
     return Snapshots(folder / "snapshots", NETWORK, kept=KEPT)
 
 
+def write_snapshot(store, params, mark, own):
+    """Write a snapshot, and wait for it."""
+    store.begin(params, mark, own)
+    store.wait()
+
+
 def private_file(folder, number):
     """A file of private state, beside the folder of the snapshots."""
     path = folder / "private" / f"{number}.safetensors"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        private(number).save(path)
+        save_private(private(number), path)
     return path
 
 
@@ -63,7 +75,7 @@ def private_folder(folder):
 
 
 def save(folder, window):
-    snapshots(folder).save(parameters(window), mark(window), private_file(folder, window))
+    write_snapshot(snapshots(folder), parameters(window), mark(window), private_file(folder, window))
 
 
 def prepare(folder):
@@ -81,7 +93,7 @@ def work(folder):
 
 def work_again(folder):
     """Another state of the second window takes the place of the one that is there."""
-    snapshots(folder).save(parameters(7), mark(2, parameters(7)), private_file(folder, 7))
+    write_snapshot(snapshots(folder), parameters(7), mark(2, parameters(7)), private_file(folder, 7))
 
 
 def prepare_staged(folder):
@@ -93,7 +105,7 @@ def prepare_staged(folder):
 def go_live(folder):
     """The staged state goes live, and the next snapshot has it."""
     state = private_folder(folder).go_live(folder / "private" / "3.safetensors", 3, DIGEST)
-    snapshots(folder).save(parameters(3), mark(3), state.path)
+    write_snapshot(snapshots(folder), parameters(3), mark(3), state.path)
     _, file = snapshots(folder).load(mark(3), HPARAMS.model)
     assert file is not None
     return private_folder(folder).take(file, 3, DIGEST)
