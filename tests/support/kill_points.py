@@ -2,7 +2,8 @@
 
 A work is killed with SIGKILL just before each of its operations on files. Those of `works` run in a copy of a prepared
 folder for each operation, `FOLDER/{name}/{n}`, and the last copy is that of the work that was not killed. `backup` and
-its restore run in one folder: each process takes up what the one before it has left.
+its restore, and a window of a `miner` or `validator` (`tests.support.node_kills`), run in one folder: each process
+takes up what the one before it has left. `tests.support.process_kills` kills the processes of a whole network.
 
 Names in `WRITERS` are no works: such a process enters window after window into a neuron's state file, which is then
 FOLDER, until it is killed at any moment, and prints each window that the file has acknowledged.
@@ -23,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FILE_EVENTS = ("open", "os.", "shutil.")
 BACKED_UP = "honest-3"
+NODES = ("miner", "validator")
 UIDS = (2, 3)
 """The miners of the book that a writer fills; both reveal in every window."""
 
@@ -30,11 +32,13 @@ UIDS = (2, 3)
 def run(folder, *names):
     """Run these works in a process of their own; by name, what each kill left: a folder, or for a backup a report.
 
-    The last report of a backup and of a restore is that of the work that was not killed.
+    The last report of a backup and of a restore is that of the work that was not killed. Of a node, see `killed_node`.
     """
     command = [sys.executable, "-m", "tests.support.kill_points", str(folder), *names]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     left = json.loads(done.stdout.splitlines()[-1])
+    if names[0] in NODES:
+        return left
     return {name: [Path(each) if isinstance(each, str) else each for each in kills] for name, kills in left.items()}
 
 
@@ -50,17 +54,32 @@ def run_and_kill(writer, path, *, after):
 
 
 def kill_before(number, folder):
-    """Let this process die just before its n-th operation on a file in the folder, counted from 0."""
+    """Let this process die just before its n-th operation, counted from 0: on a file in the folder, or on SQLite."""
+    from templar.chain.ledger import LedgerLog
+    from templar.statefile import StateFile
+
     left = number
 
-    def hook(event, args):
+    def count():
         nonlocal left
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= 1
+
+    def hook(event, args):
         if event.startswith(FILE_EVENTS) and any(str(folder) in str(arg) for arg in args):
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
+            count()
+
+    def counted(real):
+        def call(*arguments):
+            count()
+            return real(*arguments)
+
+        return call
 
     sys.addaudithook(hook)
+    for owner, name in ((StateFile, "execute"), (StateFile, "transaction"), (LedgerLog, "transaction")):
+        setattr(owner, name, counted(getattr(owner, name)))
 
 
 def killed_at_every_step(folders, work):
@@ -70,10 +89,15 @@ def killed_at_every_step(folders, work):
     """
     for step, folder in enumerate(folders):
         if (child := os.fork()) == 0:
-            kill_before(step, folder)
-            work(folder)
+            try:
+                kill_before(step, folder)
+                work(folder)
+            except BaseException:  # noqa: BLE001 - a child never returns from here
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL), f"a child ended with {status}"
         yield folder
         if status == 0:
             return
@@ -181,7 +205,11 @@ def main():
         for window in itertools.count(1):
             enter(window)
             print(window, flush=True)
-    if names == ["backup"]:
+    if names[0] in NODES:
+        from tests.support.node_kills import killed_node
+
+        left = killed_node(folder, names[0])
+    elif names == ["backup"]:
         left = killed_backup_and_restore(folder)
     else:
         left = {name: killed_in_copies(folder / name, *works()[name]) for name in names}
