@@ -218,17 +218,6 @@ def test_a_stop_request_ends_a_call(connection):
     assert cancelled.wait(60)
 
 
-def test_calls_of_many_threads_share_a_connection(connection, service):
-    barrier = threading.Barrier(6)
-
-    def call(_):
-        barrier.wait(60)
-        return connection.call("it", echo, seconds=60)
-
-    with ThreadPoolExecutor(6) as threads:
-        assert list(threads.map(call, range(6))) == [1] * 6
-
-
 def test_closing_ends_the_thread_and_the_next_call_starts_another(connection, service):
     before = set(threading.enumerate())
     assert connection.call("it", echo, seconds=60) == 1

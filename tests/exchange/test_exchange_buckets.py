@@ -290,17 +290,6 @@ def test_an_announcement_of_unknown_fate_is_read_back_and_made_again(buckets, ch
     assert buckets.keep_announced() is (lands is None), "what did not land may be sent again at once"
 
 
-def test_commitments_are_read_again_once_a_minute_at_most(buckets, chain):
-    buckets.announce()
-    reads = chain.reads
-    chain.clock.sleep_until(1000.0 + ACTIVE_CHECK_SECONDS - 0.001)
-    buckets.keep_announced()
-    assert chain.reads == reads
-    chain.clock.sleep_until(1000.0 + ACTIVE_CHECK_SECONDS)
-    buckets.keep_announced()
-    assert chain.reads == reads + 1
-
-
 # A key that is rotated.
 
 

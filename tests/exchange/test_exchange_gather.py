@@ -30,10 +30,9 @@ from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.reveal import RevealRules
 from templar.interrupt import StoppedError
 from templar.store.base import ObjectStore
-from templar.store.deadline import check_deadline, current
 from templar.store.s3_protocol import S3Settings
 from tests.store.conftest import KEY, s3_store
-from tests.support.errors import raising, reason_of
+from tests.support.errors import reason_of
 from tests.support.scripted_server import Reply, s3_error, scripted_server
 from tests.support.scripted_store import failing
 from tests.support.subnet import ASSIGNMENT, LAYOUT, NETWORK, Bucket, Member, Subnet, payload_bytes
@@ -271,13 +270,6 @@ def test_a_failing_store_does_not_hold_up_the_second_look_at_others(scene):
     assert max(looked) == scene.times.settles
 
 
-def test_a_late_gather_still_looks_once(scene):
-    scene.subnet.clock.sleep_until(scene.times.settles + 100)
-    scene.fail(3)
-    assert reasons(scene.gather([2, 3])) == {GATHER: {2: None, 3: Reason.STORE_BUSY}}
-    assert scene.subnet.clock.now() == scene.times.settles + 100
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -440,81 +432,17 @@ class TestRequests:
         assert sorted(orders[0]) == list(range(2, 10))
 
 
-class Work:
-    """Uids whose calls return when a test says so, or at their deadline if they look at it."""
-
-    def __init__(self):
-        self.going_on: dict[int, threading.Event] = {}
-        self.started: list[int] = []
-        self.lock = threading.Lock()
-
-    def __call__(self, uid):
-        with self.lock:
-            self.started.append(uid)
-        event = self.going_on.get(uid)
-        if event is not None:
-            deadline = current()
-            with deadline.closing(event.set):
-                event.wait()
-                check_deadline(f"uid {uid}")
-        return f"result {uid}"
-
-    def hold(self, *uids):
-        for uid in uids:
-            self.going_on[uid] = threading.Event()
-
-
-def test_results_are_returned_as_they_are_ready():
-    work = Work()
-    work.hold(1)
-    workers = Workers(work, 2)
-    workers.start(1, LONG)
-    workers.start(2, LONG)
-    assert not workers.has_room()
-    assert workers.results(LONG) == [(2, "result 2")]
-    assert workers.has_room()
-    assert workers.is_running(1)
-    work.going_on[1].set()
-    assert workers.results(LONG) == [(1, "result 1")]
-    assert not workers.is_busy
-    assert workers.results(LONG) == []
-    workers.close()
-
-
-def test_with_concurrency_1_calls_run_in_the_callers_thread():
-    threads: list[threading.Thread] = []
-    workers = Workers(lambda uid: threads.append(threading.current_thread()), 1)
-    workers.start(1, LONG)
-    assert not workers.has_room()  # until its result was taken
-    assert workers.results(0.0) == [(1, None)]
-    assert threads == [threading.current_thread()]
-    workers.close()
-
-
 def test_slow_calls_do_not_block_others_and_spare_ones_leave_the_last_places(monkeypatch):
     monkeypatch.setattr(gather_module, "SLOW_SECONDS", 0.0)
-    work = Work()
-    work.hold(*range(100))
-    workers = Workers(work, 2)
+    released = threading.Event()
+    workers = Workers(lambda uid: released.wait(), 2)
     last_places = range(2 * (THREADS_PER_PLACE - 1), 2 * THREADS_PER_PLACE)
     for uid in range(last_places.stop):
         assert workers.has_room(spare=True) is (uid not in last_places)
         assert workers.has_room()
         workers.start(uid, LONG)
     assert not workers.has_room()
-    workers.close()
-
-
-def test_a_cancelled_call_ends_with_its_error():
-    work = Work()
-    work.hold(1, 2)
-    workers = Workers(work, 2)
-    workers.start(1, LONG)
-    workers.start(2, LONG)
-    with raising(TransientError, Reason.TOO_SLOW, "uid 1"):
-        workers.cancel([1], LONG)
-    assert not workers.is_running(1)
-    assert workers.is_running(2)
+    released.set()
     workers.close()
 
 

@@ -19,7 +19,7 @@ from templar.exchange.objects import (
     StartWindow,
     Word,
 )
-from templar.exchange.signed import Body, seal, unseal
+from templar.exchange.signed import Body, unseal
 from templar.hparams import MAX_PEERS
 from tests.support import errors
 from tests.support.subnet import GENESIS, NETUID, fields_of, member, signed_anyhow
@@ -109,13 +109,6 @@ def other_values(value):
 
 
 @every_body
-def test_an_object_is_read_back(body):
-    data = seal(body, ALICE.hotkey).encode()
-    assert unseal(data, type(body)).body == body
-    assert unseal(data, type(body)).body.digest == body.digest
-
-
-@every_body
 def test_every_field_is_needed(body):
     for name in body.model_dump():
         value = fields_of(body)
@@ -130,17 +123,6 @@ def test_every_field_has_one_type_and_range(body):
     for name, value in fields_of(body).items():
         for wrong in other_values(value):
             assert reason_of(type(body), fields_of(body, **{name: wrong})) is Reason.MALFORMED, (name, wrong)
-
-
-@pytest.mark.parametrize("name", MOST_WORK)
-def test_the_figures_of_a_manifest_are_bounded_and_may_be_unknown(name):
-    honest = next(body for body in BODIES if isinstance(body, Manifest))
-    for legal in (0, 2**40):
-        data = signed_anyhow(Manifest.kind, fields_of(honest, **{name: legal}), ALICE.hotkey)
-        assert getattr(unseal(data, Manifest).body, name) == legal
-    assert reason_of(Manifest, fields_of(honest, **{name: 2**40 + 1})) is Reason.MALFORMED
-    with pytest.raises(ValueError, match=name):
-        entry(4, **{name: 2**40 + 1})
 
 
 def changed(body_type, **changes):
@@ -163,6 +145,8 @@ FOUR, SEVEN = entry(4).model_dump(), entry(7).model_dump()
         (Roster, roster(FOUR, total=163)),
         (Roster, roster(FOUR, total=165)),
         (Roster, roster(FOUR | {"extra": 1}, total=164)),
+        *((Roster, roster(FOUR | {name: 2**40 + 1}, total=164)) for name in MOST_WORK),
+        *((Manifest, changed(Manifest, **{name: 2**40 + 1})) for name in MOST_WORK),
         (Roster, roster(*({**FOUR, "uid": uid} for uid in range(MAX_PEERS + 1)), total=164 * (MAX_PEERS + 1))),
         (PeerList, changed(PeerList, peers=[4, 4], reserve=[])),
         (PeerList, changed(PeerList, peers=[4], reserve=[4])),
@@ -213,6 +197,6 @@ def test_the_longest_legal_object_is_not_too_long(body):
         names = [f"{index:04d}" + "x" * 76 for index in range(MAX_DEBUG_PARAMETERS)]
         value |= {"start": 10, "values": dict.fromkeys(names, [-2.2250738585072014e-308] * 2)}
     data = signed_anyhow(body.kind, value, ALICE.hotkey)
-    assert unseal(data, type(body)).body.uid == 2**16 - 1
+    assert unseal(data, type(body)).body == type(body).model_validate(value)
     # A hotkey may be two characters longer than ours, once per name.
     assert len(data) + 2 * (1 + len(value.get("entries", ()))) <= type(body).max_bytes

@@ -10,7 +10,6 @@ from templar.agreement.roster import draft_roster
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.commitments import Observed
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import NULL_WINDOW
 from templar.exchange.peers import publish_peers
 from templar.exchange.signed import seal
 from templar.neuron.aggregator import OBSERVED, RosterNode
@@ -157,16 +156,6 @@ def test_if_no_rank_publishes_a_roster_the_window_is_null_for_all(build):
     assert all(miner.private.feedback.num_calls == 0 for miner in network.miners)
     assert len(network.roots(1)) == 1
     assert network.clock.now() <= network.miners[0].exchange.times(2).close, "and no window was missed for it"
-
-
-def test_without_any_payload_the_roster_is_empty_and_the_window_null(build):
-    network = build(actors=["silent", "silent"], windows=[1, 2])
-    roster = network.roster(2)
-    assert (roster.entries, roster.previous) == ((), None)
-    assert len(network.roots(2)) == 1
-    for node in network.nodes.values():
-        assert (node.state.outer_steps, node.state.mark.null) == (0, True)
-    assert read_ballots(network.miners[0].exchange, 2).value == NULL_WINDOW
 
 
 def test_a_published_roster_stands_even_if_fewer_payloads_are_gathered_later(network):

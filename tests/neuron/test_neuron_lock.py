@@ -180,7 +180,3 @@ def test_a_flow_releases_a_neuron_that_another_process_took_over(network, monkey
         network.started(network.member(name))
     second.stop()
     network.restart(name)
-
-
-def test_an_observer_has_no_lease(network):
-    assert network.observer()._lease is None

@@ -15,11 +15,11 @@ from templar.hparams import TrainerSettings
 from templar.neuron.journal import Status
 from templar.neuron.validator import Validator
 from templar.scoring.evidence_chain import ScoreBook
-from templar.scoring.standing import ScoreCard, Standing
+from templar.scoring.standing import ScoreCard
 from templar.training import loss
 from templar.window import Action, ValidatorSteps, drive_window, open_window
 from tests.support.errors import raising
-from tests.support.facts import concluded_again, record_of
+from tests.support.facts import record_of
 from tests.support.marks import some_quick
 from tests.support.network import tiny
 from tests.support.repeated_steps import die_after, steps_of
@@ -158,15 +158,6 @@ def test_a_validator_that_lost_its_disk_goes_on_from_what_it_published(network):
     second, third = network.evidence(2), network.evidence(3)
     assert (third.previous, third.previous_window) == (second.digest, 2)
     assert {record.facts.hotkey: record.before for record in third.miners} == second.standing.cards
-
-
-@pytest.mark.parametrize("window", [1, 3])
-def test_scores_ratings_and_weights_follow_from_the_published_facts(undisturbed, window):
-    """From the evidence of two windows anybody recomputes scores, ratings and weights exactly."""
-    evidence = undisturbed.evidence(window)
-    standing = undisturbed.evidence(window - 1).standing if window > 1 else Standing()
-    assert concluded_again(evidence, evidence.facts, standing, undisturbed.hparams) == evidence
-    assert (evidence.previous, evidence.previous_window) == (standing.evidence, standing.window)
 
 
 def test_weights_that_no_score_explains_are_never_entered_or_sent(network, monkeypatch):

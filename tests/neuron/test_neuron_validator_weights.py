@@ -256,15 +256,6 @@ def test_a_lasting_refusal_is_left_to_the_next_window_in_time_for_the_last_steps
     assert scene.weigh(WINDOW + 5) is None
 
 
-def test_a_window_that_is_over_is_not_waited_for(local, clock):
-    scene = local
-    scene.sleep_into(WINDOW + 2)
-    chain = scripted(scene, passing(Reason.CHAIN_UNREACHABLE))
-    before = clock.now()
-    report = scene.weigh()
-    assert (report.reason, len(chain.sent), clock.now()) == (Reason.CHAIN_UNREACHABLE, 1, before)
-
-
 def test_a_chain_that_answers_nothing_ends_in_a_report(local, clock, monkeypatch):
     scene = local
     scripted(scene)
@@ -496,20 +487,6 @@ def test_a_process_that_dies_sets_the_weights_once(real, monkeypatch, death, hid
     assert (report.reason, report.weights) == (None, pytest.approx(WANTED, abs=1e-4))
     assert len(real.substrate.submissions) == 1
     assert real.weigh() == report
-
-
-def test_the_next_window_sets_weights_that_a_dead_process_did_not(local):
-    scene = local
-
-    def killed(chain, weights):
-        raise Killed
-
-    scripted(scene, killed)
-    with pytest.raises(Killed):
-        scene.weigh()
-    scene.restart()
-    assert scene.weigh_later().reason is None
-    assert scene.shows(OTHER)
 
 
 def weights_of(evidence):
