@@ -7,7 +7,6 @@ object with its own and does nothing if they are equal.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -24,13 +23,6 @@ COMPARE_BYTES = 1 << 20
 """Objects up to this size are read back and compared byte by byte; of larger ones the length is compared."""
 
 
-class PublishOutcome(Enum):
-    """Result of a publication."""
-
-    STORED = "stored"
-    ALREADY_THERE = "already_there"
-
-
 @dataclass(frozen=True)
 class PublishReceipt:
     """An object that is in the store now."""
@@ -38,7 +30,6 @@ class PublishReceipt:
     key: str
     size: int  # bytes
     last_modified: int  # the server's time of it, in whole seconds
-    outcome: PublishOutcome  # whether this call stored it
 
 
 @dataclass(frozen=True)
@@ -149,11 +140,10 @@ def _publish(
     times: Times,
 ) -> PublishReceipt:
     # 1. Look; write if nothing is there, and look again.
-    outcome, info = PublishOutcome.ALREADY_THERE, store.head(key)
+    info, is_new = store.head(key), False
     if info is None:
         _check_deadline(key, times)
-        if put():
-            outcome = PublishOutcome.STORED
+        is_new = put()
         info = _there(store, key)
     # 2. The stored object must be ours, also if another process of this hotkey wrote it.
     if not is_ours(info):
@@ -164,12 +154,12 @@ def _publish(
         )
     # 3. The same bytes get another stamp if theirs is too early.
     early = times.get("first", 0) - info.last_modified
-    if early > 0 and outcome is PublishOutcome.ALREADY_THERE:
+    if early > 0 and not is_new:
         _check_deadline(key, times)
         log.warning("%s: stored %d s too early to count, put again", key, early)
         again()
-        outcome, info = PublishOutcome.STORED, _there(store, key)
-    return PublishReceipt(key, info.size, info.last_modified, outcome)
+        info = _there(store, key)
+    return PublishReceipt(key, info.size, info.last_modified)
 
 
 def _check_deadline(key: str, times: Times) -> None:

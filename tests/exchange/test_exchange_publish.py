@@ -8,7 +8,6 @@ from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Commit
 from templar.exchange.publish import (
     COMPARE_BYTES,
-    PublishOutcome,
     PublishReceipt,
     publish_body,
     publish_bytes,
@@ -73,11 +72,10 @@ def differs(call):
 
 def test_it_is_stored_once(publish, store, clock):
     first = publish()
-    assert first == PublishReceipt(KEY, len(stored(store)), 1000, PublishOutcome.STORED)
+    assert first == PublishReceipt(KEY, len(stored(store)), 1000)
     data = stored(store)
     clock.sleep_until(2000)
-    again = publish()
-    assert again == PublishReceipt(KEY, len(data), 1000, PublishOutcome.ALREADY_THERE)
+    assert publish() == first
     assert stored(store) == data
     assert writes(store) == 1
 
@@ -95,7 +93,7 @@ def test_a_store_that_failed_before_it_wrote_is_written_to_again(publish, store,
     store.before = failing(BUSY, *operations, times=1)
     assert error_of(publish) is BUSY
     assert store.inner.head(KEY) is None
-    assert publish().outcome is PublishOutcome.STORED
+    assert publish().size == len(stored(store))
 
 
 def test_a_lost_answer_does_no_harm(publish, store, clock):
@@ -106,7 +104,7 @@ def test_a_lost_answer_does_no_harm(publish, store, clock):
     clock.sleep_until(1010)
     for deadline in (None, 999):  # a stored object is in time
         again = publish(deadline=deadline)
-        assert again == PublishReceipt(KEY, len(data), 1000, PublishOutcome.ALREADY_THERE)
+        assert again == PublishReceipt(KEY, len(data), 1000)
     assert stored(store) == data
     assert writes(store) == 1
 
@@ -127,8 +125,8 @@ def test_what_is_stored_too_early_is_put_again_byte_for_byte(publish, store, clo
     differs(lambda: publish(other=True, first=1005))
     with raising(PermanentError, Reason.NO_TIME_LEFT):
         publish(first=1005, deadline=1010)
-    assert publish(first=1000).outcome is PublishOutcome.ALREADY_THERE
-    assert publish(first=1005, deadline=1011) == PublishReceipt(KEY, len(data), 1010, PublishOutcome.STORED)
+    assert publish(first=1000).last_modified == 1000
+    assert publish(first=1005, deadline=1011) == PublishReceipt(KEY, len(data), 1010)
     assert stored(store) == data
     assert writes(store) == 2
 
@@ -149,7 +147,7 @@ def test_of_a_faster_process_only_the_same_body_is_accepted(clock, store, body):
     store.before = once("put_if_absent", KEY, lambda: store.inner.put(KEY, faster))
     if body is BODY:
         receipt = publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock)
-        assert receipt.outcome is PublishOutcome.ALREADY_THERE
+        assert receipt.size == len(faster)
     else:
         differs(lambda: publish_body(store, KEY, BODY, ALICE.hotkey, clock=clock))
     assert stored(store) == faster
@@ -157,10 +155,10 @@ def test_of_a_faster_process_only_the_same_body_is_accepted(clock, store, body):
 
 def test_a_store_that_ignores_conditions_is_read_back(publish, store):
     store.ignores_conditions = True
-    assert publish().outcome is PublishOutcome.STORED
+    first = publish()
     data = stored(store)
     differs(lambda: publish(other=True))
-    assert publish().outcome is PublishOutcome.ALREADY_THERE
+    assert publish() == first
     assert stored(store) == data
     assert writes(store) == 1
 
@@ -176,7 +174,7 @@ def test_small_files_are_compared_byte_by_byte_and_large_ones_by_length(tmp_path
     path.write_bytes(b"a" * (COMPARE_BYTES + 1))
     publish_file(store, KEY, path)
     path.write_bytes(b"b" * (COMPARE_BYTES + 1))
-    assert publish_file(store, KEY, path).outcome is PublishOutcome.ALREADY_THERE
+    assert publish_file(store, KEY, path).size == COMPARE_BYTES + 1
     assert store.count("get", KEY) == 2
     path.write_bytes(b"a" * (COMPARE_BYTES + 2))
     differs(lambda: publish_file(store, KEY, path))
