@@ -47,7 +47,7 @@ from templar.exchange.reveal import Submission
 from templar.hparams import HParams, load_hparams
 from templar.neuron import aggregator, validator
 from templar.neuron.aggregator import Aggregator
-from templar.neuron.evaluate import held_out_loss
+from templar.neuron.evaluate import mean_loss
 from templar.neuron.node import Node
 from templar.shared_results import sharing
 from templar.store.files import memory_folder
@@ -126,7 +126,7 @@ def play(scene: Scene) -> Outcome:
     nulls: set[int] = set()
 
     def look(node: Node, window: int) -> None:
-        losses[window] = held_out_loss(node, tokens(node))
+        losses[window] = mean_loss(node, node.state.params, tokens(node))
         applied = node.journal.applied(window)
         nulls.update([window] if applied is None or applied.roster is None else [])
 

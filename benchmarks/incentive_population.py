@@ -22,7 +22,7 @@ from templar.gradient.aggregate import compile_kernels, single_update, target_no
 from templar.gradient.kernels import forced
 from templar.gradient.layout import Layout
 from templar.hparams import HParams, load_hparams
-from templar.neuron.evaluate import held_out_loss, mean_loss
+from templar.neuron.evaluate import mean_loss
 from templar.neuron.node import Node
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
@@ -249,7 +249,7 @@ def run_population(
                 seen.append(evidence)
             valuation.after(validator, window, evidence, lambda: held_out(validator, HELD_OUT_SEQUENCES))
             if 3 * window > 2 * windows:
-                losses.append(held_out_loss(validator, held_out(validator, HELD_OUT_SEQUENCES)))
+                losses.append(mean_loss(validator, validator.state.params, held_out(validator, HELD_OUT_SEQUENCES)))
             on_window(window, None if evidence is None else evidence.loss)
 
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -317,7 +317,7 @@ def run_places(
         held_out = cache(world.held_out)
 
         def keep(validator: Node, window: int) -> None:
-            losses.append(held_out_loss(validator, held_out(validator, HELD_OUT_SEQUENCES)))
+            losses.append(mean_loss(validator, validator.state.params, held_out(validator, HELD_OUT_SEQUENCES)))
             evidence = own_evidence(validator, window)
             for record in () if evidence is None else evidence.miners:
                 applied[record.uid] += record.facts.applied

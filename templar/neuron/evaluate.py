@@ -315,8 +315,10 @@ def find_behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: in
     if proof is None:
         return MAX_BEHIND
     behind = windows_behind(proof.root, roots, window - 1)
-    if behind == 0 and proof.proof != _expected_proof(node, neuron, window - 1):
-        return MAX_BEHIND
+    if behind == 0:
+        block_hash = node.chain.block_hash(_seed_block(node, window - 1))
+        expected = state_proof(node.state.params, window=window - 1, block_hash=block_hash, hotkey=neuron.hotkey)
+        return 0 if proof.proof == expected else MAX_BEHIND
     return behind
 
 
@@ -328,11 +330,6 @@ def _read_proof(node: Node, neuron: NeuronInfo, window: int) -> Proof | None:
         except TransientError:
             node.chain.clock.sleep_until(node.chain.clock.now() + PROOF_PAUSE_SECONDS)
     return read_proof(node.exchange, neuron, window)
-
-
-def _expected_proof(node: Node, neuron: NeuronInfo, window: int) -> str:
-    block = node.exchange.settling_block(node.exchange.times(window))
-    return state_proof(node.state.params, window=window, block_hash=node.chain.block_hash(block), hotkey=neuron.hotkey)
 
 
 @dataclass(frozen=True)
@@ -351,14 +348,9 @@ def measure_held_out(node: Node, tokens: NDArray[np.int32]) -> HeldOutReport:
     genesis = load_genesis(node.birth, node.buckets, hparams.model, node.home / "genesis")
     return HeldOutReport(
         loss_genesis=mean_loss(node, genesis, tokens),
-        loss_last=held_out_loss(node, tokens),
+        loss_last=mean_loss(node, node.state.params, tokens),
         unigram=unigram_entropy(tokens, hparams.model.vocab_size),
     )
-
-
-def held_out_loss(node: Node, tokens: NDArray[np.int32]) -> float:
-    """Mean loss of the node's state on held-out sequences of shape (n, L), in nats per token."""
-    return mean_loss(node, node.state.params, tokens)
 
 
 def mean_loss(node: Node, params: Mapping[str, Tensor], tokens: NDArray[np.int32]) -> float:

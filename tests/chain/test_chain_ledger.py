@@ -1,13 +1,11 @@
 import hashlib
 import math
-import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
+from collections import ChainMap
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from pathlib import Path
+from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
@@ -19,9 +17,8 @@ from templar.chain.ledger import Ledger, create_ledger
 from templar.chain.ledger_state import LedgerParameters
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.errors import refusal
-from tests.support.ledger_writer import commitment
+from tests.support.kill_points import WRITER_SEED, run_and_kill
 
-ROOT = Path(__file__).parents[2]
 START = 1_800_000_000.0
 KEYS = [hotkey_from_seed(number.to_bytes(32)) for number in range(8)]
 
@@ -228,21 +225,11 @@ def test_a_ledger_works_again_after_it_was_closed(path, clock):
 
 
 @pytest.fixture
-def start_writer(tmp_path):
+def quick(tmp_path):
+    """A ledger on real time, with blocks of 10 ms."""
     path = tmp_path / "ledger.db"
     create_ledger(path, netuid=3, block_seconds=0.01, genesis_time=time.time(), seed=1)
-    processes = []
-
-    def start(first, count, rounds):
-        command = [sys.executable, "-m", "tests.support.ledger_writer", str(path), str(first), str(count), str(rounds)]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        processes.append(process)
-        return process
-
-    yield path, start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    return path
 
 
 def check_file(path):
@@ -256,42 +243,32 @@ def check_file(path):
     return len(rows)
 
 
-def test_processes_write_at_once(start_writer):
-    path, start = start_writer
-    processes = [start(first, 2, 8) for first in (10, 20, 30)]
-    outputs = [process.communicate(timeout=100) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], outputs
-    registered = dict(line.split()[1:] for out, _ in outputs for line in out.splitlines() if line.startswith("reg"))
-    assert sorted(registered.values()) == list("012345")
-    assert check_file(path) == 6 + 3 * 2 * 8
-    ledger = Ledger(path)
-    assert {neuron.hotkey: str(neuron.uid) for neuron in ledger.metagraph().neurons} == {
-        hotkey_from_seed(int(number).to_bytes(32)).address: uid for number, uid in registered.items()
-    }
-    assert ledger.commitments() == {
-        hotkey_from_seed(int(number).to_bytes(32)).address: commitment(int(number), 7) for number in registered
-    }
+def write(path, first):
+    """Register two hotkeys, and commit under each of them in turn; uid by address."""
+    keys = [hotkey_from_seed(number.to_bytes(32)) for number in (first, first + 1)]
+    ledgers = {key.address: Ledger(path, hotkey=key) for key in keys}
+    uids = {address: ledger.register(address) for address, ledger in ledgers.items()}
+    for number in range(8):
+        for ledger in ledgers.values():
+            ledger.set_commitment(f"{number}".ljust(128, "."))
+    return uids
 
 
-def test_a_killed_writer_leaves_the_ledger_sound(start_writer):
-    path, start = start_writer
-    acknowledged = {}
-    for victim in range(2):
-        process = start(100 + victim, 1, 10**6)
-        for _ in range(4 + victim):
-            word, number, value = process.stdout.readline().split()
-            acknowledged[int(number)] = int(value) if word == "committed" else -1
-        os.kill(process.pid, signal.SIGKILL)
-        for line in process.stdout.read().splitlines():
-            acknowledged[100 + victim] = int(line.split()[2])
-        assert process.wait() == -signal.SIGKILL
-        check_file(path)
-    ledger = Ledger(path)
-    found = {number: ledger.commitments()[hotkey_from_seed(number.to_bytes(32)).address] for number in acknowledged}
-    for number, round_ in acknowledged.items():
+def test_processes_write_at_once(quick):
+    with ProcessPoolExecutor(3) as pool:
+        registered = dict(ChainMap(*pool.map(partial(write, quick), (10, 20, 30))))
+    assert sorted(registered.values()) == list(range(6))
+    assert check_file(quick) == 6 + 3 * 2 * 8
+    ledger = Ledger(quick)
+    assert {neuron.hotkey: neuron.uid for neuron in ledger.metagraph().neurons} == registered
+    assert ledger.commitments() == dict.fromkeys(registered, "7".ljust(128, "."))
+
+
+def test_a_killed_writer_leaves_the_ledger_sound(quick):
+    writer = hotkey_from_seed(WRITER_SEED)
+    for after in (4, 5):
+        last = run_and_kill("ledger", quick, after=after)
+        check_file(quick)
         # What was acknowledged is there; the one that was cut off may be, whole, or may not.
-        assert found[number] in {commitment(number, round_), commitment(number, round_ + 1)}
-    survivor = start(200, 1, 2)
-    survivor.communicate(timeout=100)
-    assert survivor.returncode == 0
-    assert len(ledger.metagraph().neurons) == 3
+        assert int(Ledger(quick).commitments()[writer.address].rstrip(".")) in (last, last + 1)
+    Ledger(quick, hotkey=writer).set_commitment("a" * 128)

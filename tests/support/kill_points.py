@@ -27,6 +27,8 @@ BACKED_UP = "honest-3"
 NODES = ("miner", "validator")
 UIDS = (2, 3)
 """The miners of the book that a writer fills; both reveal in every window."""
+WRITER_SEED = bytes(31) + b"\x01"
+"""Of the hotkey that commits the number of each window on the ledger that a writer fills."""
 
 
 def run(folder, *names):
@@ -195,7 +197,18 @@ def fill_journal(path):
     return enter
 
 
-WRITERS = {"book": fill_book, "journal": fill_journal}
+def fill_ledger(path):
+    from lab.hotkeys import hotkey_from_seed
+    from templar.chain.ledger import Ledger
+
+    hotkey = hotkey_from_seed(WRITER_SEED)
+    ledger = Ledger(path, hotkey=hotkey)
+    if ledger.metagraph().by_hotkey(hotkey.address) is None:
+        ledger.register(hotkey.address)
+    return lambda window: ledger.set_commitment(str(window).ljust(128, "."))
+
+
+WRITERS = {"book": fill_book, "journal": fill_journal, "ledger": fill_ledger}
 
 
 def main():
