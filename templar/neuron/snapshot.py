@@ -76,7 +76,8 @@ class Snapshots:
 
         def write() -> None:
             try:
-                writing.set_result(self._write(params, mark, private))
+                self._write(params, mark, private)
+                writing.set_result(None)
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
                 writing.set_exception(error)
 

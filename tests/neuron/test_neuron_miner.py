@@ -1,13 +1,11 @@
 """A miner's window: each step does its work once, even if the process dies between two steps."""
 
 from dataclasses import replace
-from types import MappingProxyType
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from lab.adversary.chains import UnevenLedger, UnreachableChain
 from templar.agreement.voter import Settlement
 from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason
@@ -19,7 +17,6 @@ from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
 from templar.neuron.private_state import PAYLOAD_REPORT
 from templar.neuron.window_time import TrainingEnd
-from templar.store.directory import DirectoryStore
 from templar.training.cluster import GroupEndedError
 from templar.window import Action, MinerSteps, drive_window, open_window
 from tests.support.errors import raising
@@ -27,7 +24,6 @@ from tests.support.marks import some_quick
 from tests.support.network import tiny
 from tests.support.repeated_steps import Died, die_after, steps_of
 from tests.support.snapshots import save_private
-from tests.support.uneven_ledger import schedule_of
 
 
 def published(network, miner, window):
@@ -419,76 +415,6 @@ def test_nothing_is_published_after_its_deadline(network):
     report = early.upload(1)
     assert (report.in_time, report.reason) == (False, Reason.NO_TIME_LEFT)
     assert kinds(network, early) == {"commit"}
-
-
-SLOTS = {"blocks_per_window": 30, "block_seconds": 4.0, "commit_guard_seconds": 2, "time_window_delta_seconds": 12}
-FINALITY_LAG = 5
-
-
-def committed_on(network, gaps, replaced=MappingProxyType({})):
-    """A miner that has committed in window 1, on a chain with these gaps before its close."""
-    miner, blocks = network.miners[0], 2 * network.hparams.windows.blocks_per_window
-    gaps = [*[4.0] * (blocks - len(gaps)), *gaps]
-    schedule = schedule_of(network.world.stage.genesis_time, 4.0, gaps, lag=FINALITY_LAG, replaced=replaced)
-    path = network.world.chain._log.path
-    chain = UnevenLedger(path, clock=network.clock, durable=False, schedule=schedule)
-    to_train(miner, 1)
-    miner.compress(1)
-    assert miner.commit(1).in_time
-    see_through(miner, chain)
-    return miner, chain
-
-
-def see_through(miner, chain):
-    miner.chain, miner.exchange = chain, replace(miner.exchange, chain=chain)
-
-
-def revealed(network, miner):
-    """The seconds in which manifest and payload were stored."""
-    objects = published(network, miner, 1)
-    return {stamp for key, (stamp, _) in objects.items() if key.startswith(("manifest", "gradient"))}
-
-
-def test_a_reveal_is_in_time_though_blocks_come_slower_than_nominal(build):
-    network = build(tiny(windows=SLOTS))
-    miner, _ = committed_on(network, [8.0] * 5)
-    assert miner.upload(1).in_time
-    times = miner.exchange.times(1)
-    assert revealed(network, miner) == {times.reveals_from}
-    assert times.reveals_from in times.reveal_interval
-
-
-def test_a_reveal_waits_for_a_chain_that_is_away_for_seconds(build):
-    network = build(tiny(windows=SLOTS))
-    miner, chain = committed_on(network, [4.0] * 5)
-    close = chain.schedule.time(2 * network.hparams.windows.blocks_per_window)
-    see_through(miner, UnreachableChain(chain, since=close - 2, seconds=9.0, every=10_000.0))
-    assert miner.upload(1).in_time
-    times = miner.exchange.times(1)
-    assert all(stamp in times.reveal_interval for stamp in revealed(network, miner))
-
-
-def test_a_reveal_is_put_again_when_finality_moves_the_close(build, monkeypatch):
-    """It moves by one slot before the reveal, and by another one after it."""
-    puts = set()
-    put = DirectoryStore.put
-
-    def noting(store, key, data):
-        puts.add(network.clock.now())
-        put(store, key, data)
-
-    network = build(tiny(windows=SLOTS))
-    closing = 2 * network.hparams.windows.blocks_per_window
-    shown = {closing: [(8.0, -6.0), (4.0, -0.5)]}
-    miner, chain = committed_on(network, [4.0] * 4 + [12.0], shown)
-    close = chain.schedule.time(closing)
-    monkeypatch.setattr(DirectoryStore, "put", noting)
-    assert miner.upload(1).in_time
-    times = miner.exchange.times(1)
-    assert times.closed == close
-    assert revealed(network, miner) == {times.reveals_from}
-    assert puts == {times.reveals_from - 4, times.reveals_from}
-    assert times.reveals_from - 4 not in times.commit_interval, "nobody can commit any more to what is revealed"
 
 
 def test_a_miner_without_a_slot_waits_and_applies(build):
