@@ -22,7 +22,7 @@ from templar.window import Action, MinerSteps, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.marks import some_quick
 from tests.support.network import tiny
-from tests.support.repeated_steps import Died, die_after, steps_of
+from tests.support.repeated_steps import die_after, steps_of
 from tests.support.snapshots import save_private
 
 
@@ -159,49 +159,6 @@ def numbers(miner):
     path = miner.home / "looked-at.safetensors"
     save_private(miner.private, path)
     return miner.private.feedback.num_calls, miner.private.optimizer.num_steps, sha256_hex(path.read_bytes())
-
-
-@pytest.fixture(scope="module")
-def network_of_three(build_shared):
-    """A network with a snapshot in every third window after four windows in which nobody died."""
-    return build_shared(tiny(storage={"snapshot_frequency": 3}), windows=[1, 2, 3, 4])
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("dies_in", ["state.apply", "journal.enter_applied", "snapshots.begin", "cache.prune"])
-def test_a_kill_on_the_way_to_a_live_state_pairs_it_with_its_window(
-    network_of_three, build, dies_in, when, monkeypatch
-):
-    """Before and after the rename, the journal's entry, the snapshot and the clean-up."""
-    calm = network_of_three
-    network = build(calm.hparams, windows=[1, 2])
-    miner = network.miners[0]
-
-    def dies_and_comes_back():
-        network.to_window(3, miner.chain)
-        part, method = dies_in.split(".")
-        owner = getattr(miner, part)
-        real = getattr(owner, method)
-
-        def dying(*arguments):
-            if when == "after":
-                real(*arguments)
-            raise Died
-
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, method, dying)
-            with pytest.raises(Died):
-                drive_window(miner, 3)
-        again = network.restart(miner)
-        assert again.state.window in (2, 3)
-        assert again.private.feedback.num_calls == again.state.window
-        assert again.private.optimizer.num_steps == again.state.window * calm.hparams.training.inner_steps
-        drive_window(again, 3)
-
-    network.run([3], but=[miner], beside=[dies_and_comes_back])
-    network.run([4])
-    assert numbers(network.miners[0]) == numbers(calm.miners[0])
-    assert network.roots(4) == calm.roots(4)
 
 
 def test_a_node_that_leaves_a_history_takes_the_private_state_of_the_one_it_returns_to(build):

@@ -5,6 +5,7 @@ import json
 import logging
 from dataclasses import asdict
 from types import SimpleNamespace
+from typing import Any
 
 import bittensor as bt
 import bittensor_core
@@ -204,40 +205,36 @@ def test_weights_are_set_once_and_read_back(request, kind):
     assert scene.shows(OTHER)
 
 
-def test_differing_weights_on_chain_are_set_again_until_the_window_gives_up(local):
-    scene = local
-    chain = scripted(scene, *[lambda chain, weights: chain.set_weights(OTHER)] * 9)
-    report = scene.weigh()
-    assert (report.refused, report.reason) == (True, Reason.WEIGHTS_DIFFER)
-    assert "uids [1, 2, 3]" in report.detail
-    assert report.tries == len(chain.sent) == 3, "as often as the window has time for"
-
-    chain.answers.clear()
-    scene.sleep_into(WINDOW + 2)
-    assert scene.weigh(WINDOW + 1).reason is None
-    assert scene.shows(WANTED)
+def others(chain, weights):
+    """A chain that enters other weights than were sent."""
+    chain.set_weights(OTHER)
 
 
-@pytest.mark.parametrize("answers", [(), (lost,)], ids=["answered", "unknown fate"])
-def test_weights_shown_one_read_later_are_not_sent_twice(local, monkeypatch, answers):
-    """The endpoint that was asked is behind the one that took them; weights are read before they are sent again."""
-    scene = local
-    chain = scripted(scene, *answers)
-    real, stale = chain.weights, [{}]
+TRIES: dict[str, tuple[list[Any], Reason | None, list[int]]] = {
+    "refused twice": ([passing(Reason.CHAIN_RATE_LIMITED)] * 2, None, [1, 2]),
+    "unreachable twice": ([passing(Reason.CHAIN_UNREACHABLE)] * 2, None, [1, 2]),
+    "of unknown fate twice": ([passing(Reason.CHAIN_FATE_UNKNOWN)] * 2, None, [1, 2]),
+    "others once": ([others], None, [2]),
+    "others as often as the window has time for": ([others] * 9, Reason.WEIGHTS_DIFFER, [2, 3]),
+    "answered": ([], None, []),
+    "taken without an answer": ([lost], None, []),
+}
+"""The chain's answers, the reason of the report, and the blocks between two tries: one of them includes others."""
+
+
+@pytest.mark.parametrize(("answers", "reason", "pauses"), TRIES.values(), ids=TRIES)
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_weights_are_sent_until_the_chain_shows_them(local, monkeypatch, *, answers, reason, pauses, is_behind):
+    """With an endpoint for the reads that is one read behind: weights are read before they are sent again."""
+    chain = scripted(local, *answers)
+    real, stale = chain.weights, [{}] if is_behind else []
     monkeypatch.setattr(chain, "weights", lambda: stale.pop() if stale else real())
-    report = scene.weigh()
-    assert (report.reason, report.tries, len(chain.sent)) == (None, 1, 1)
-
-
-@pytest.mark.parametrize("reason", [Reason.CHAIN_UNREACHABLE, Reason.CHAIN_RATE_LIMITED, Reason.CHAIN_FATE_UNKNOWN])
-def test_a_transient_refusal_is_tried_again_within_the_window(local, reason):
-    scene = local
-    chain = scripted(scene, passing(reason), passing(reason))
-    report = scene.weigh()
-    assert (report.reason, report.tries) == (None, 3)
-    (_, first), (_, second), (_, third) = chain.sent
-    assert (second - first, third - second) == PAUSES[:2]
-    assert scene.shows(WANTED)
+    report = local.weigh()
+    assert (report.reason, report.tries, len(chain.sent)) == (reason, len(pauses) + 1, len(pauses) + 1)
+    blocks = [block for _, block in chain.sent]
+    assert [later - earlier for earlier, later in itertools.pairwise(blocks)] == pauses
+    assert local.shows(WANTED if reason is None else OTHER)
+    assert reason is None or "uids [1, 2, 3]" in report.detail
 
 
 def test_a_lasting_refusal_is_left_to_the_next_window_in_time_for_the_last_steps(local):

@@ -32,6 +32,7 @@ HPARAMS = tiny(
     windows={"blocks_per_window": 60},
     weights={"windows_per_weights": 1},
     peers={"gather_peer_count": 5, "peer_replacement_frequency": 1},
+    storage={"snapshot_frequency": WINDOW},  # each process replays the windows before from its disk
 )
 LEDGER = "ledger.sqlite"
 
