@@ -7,18 +7,18 @@ bucket for a window (docs/protocol.md 4). Only the key that opens it may have be
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from templar.canonical import sha256_hex
 from templar.chain.base import Chain, NeuronInfo
 from templar.errors import PermanentError, Reason, RejectedError, TransientError, as_own_failure
 from templar.store.address import BucketAddress, decode_address, encode_address
-from templar.store.base import DeleteReport, ObjectInfo, ObjectStore
+from templar.store.base import ObjectInfo, ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class Buckets:
             if known is not None and known[0] == text:
                 return known[1]
             bucket = self._open_reader(_decode(neuron, text))
-            store = _RotatingReader(bucket, partial(self._reopened, neuron, account, text))
+            store = cast(ObjectStore, _RotatingReader(bucket, partial(self._reopened, neuron, account, text)))
             replaced = [] if known is None else [known[1]]
             if known is None and len(accounts) >= ACCOUNTS_OPEN:
                 replaced.append(accounts.pop(next(iter(accounts)))[1])
@@ -262,18 +262,9 @@ class _RotatingReader:
         self._store = store
         self._reopened = reopened
 
-    @property
-    def name(self) -> str:
-        return self._store.name
-
-    def put(self, key: str, data: bytes) -> None:
-        self._store.put(key, data)
-
-    def put_if_absent(self, key: str, data: bytes) -> bool:
-        return self._store.put_if_absent(key, data)
-
-    def put_file(self, key: str, path: Path) -> None:
-        self._store.put_file(key, path)
+    def __getattr__(self, name: str) -> Any:
+        """All but the reads are the bucket's own: its name, `close` and the writes."""
+        return getattr(self._store, name)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         return self._read(lambda store: store.get(key, max_bytes=max_bytes))
@@ -298,12 +289,6 @@ class _RotatingReader:
             return chain([info for info in (next(listing, None),) if info is not None], listing)
 
         return self._read(begin)
-
-    def delete(self, keys: Iterable[str]) -> DeleteReport:
-        return self._store.delete(keys)
-
-    def close(self) -> None:
-        self._store.close()
 
     def _read(self, work: Callable[[ObjectStore], R]) -> R:
         try:

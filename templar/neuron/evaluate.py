@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -166,12 +166,6 @@ def _shown(report: GatherReport, settlement: Settlement) -> list[tuple[int, str]
     return sorted((gathered | {entry.uid: entry.payload_sha256 for entry in entries}).items())
 
 
-def _read_sequences(node: Node, uids: Sequence[int], window: int) -> dict[int, NDArray[np.int32]]:
-    """Uid -> its assigned sequences; with fewer than two miners, also unassigned ones."""
-    sequences = {uid: node.workload.sequences(node.workload.assignment(window, uid)) for uid in uids}
-    return sequences if len(uids) > 1 else {**sequences, SPARE: node.workload.spare_sequences(window)}
-
-
 def _draw(
     node: Node,
     standing: Standing,
@@ -214,7 +208,9 @@ def _measure(
 ) -> _Measured:
     """Measure each payload alone, clipped to the median norm of the roster, or of all payloads without a roster."""
     window, scoring = settlement.window, node.hparams.scoring
-    sequences = _read_sequences(node, list(payloads), window)
+    sequences = {uid: node.workload.sequences(node.workload.assignment(window, uid)) for uid in payloads}
+    if len(sequences) < 2:  # nobody else's data is there to measure a payload on
+        sequences[SPARE] = node.workload.spare_sequences(window)
     seed = node.chain.block_hash(_seed_block(node, window))
     hotkeys = {uid: miners[uid].hotkey for uid in payloads}
     plan = _draw(node, standing, sequences, hotkeys, window=window, block_hash=seed)

@@ -1,6 +1,4 @@
-import functools
 import heapq
-import random
 import signal
 import threading
 
@@ -70,44 +68,6 @@ def test_computations_of_one_instant_overlap_and_the_others_go_on():
 
     clock.run([computing(0), computing(1), third])
     assert trace == [("third", 0.0), ("computed", 0, 0.0), ("computed", 1, 0.0), ("third", 5.0)]
-
-
-def slowly(value):
-    """A computation whose duration differs from call to call."""
-    sum(range(random.randrange(2000)))
-    return value
-
-
-def run_with_computations(threads, seed):
-    """Participants that sleep and compute at random; computations of one instant end in a random order."""
-    clock, trace, results = SimulatedClock(0.0, threads=threads), [], {}
-    plan = random.Random(seed)
-    steps = {index: [(plan.choice("sc"), plan.choice([0.0, 0.5, 1.0])) for _ in range(8)] for index in range(5)}
-
-    def participant(index):
-        def live():
-            for step, (kind, value) in enumerate(steps[index]):
-                if kind == "s":
-                    clock.sleep_until(clock.now() + value)
-                else:
-                    work = functools.partial(slowly, index * step)
-                    results[index, step] = clock.compute(work)
-                trace.append((clock.now(), index, step))
-
-        return live
-
-    clock.run([participant(index) for index in range(5)])
-    return trace, results
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_number_of_threads_changes_nothing(seed):
-    trace, results = run_with_computations(1, seed)
-    assert len(trace) == 40
-    assert all(value == index * step for (index, step), value in results.items())
-    assert results
-    for threads in (1, 2, 2, 3):
-        assert run_with_computations(threads, seed) == (trace, results)
 
 
 class BrokenError(Exception):
@@ -205,26 +165,6 @@ def test_outside_of_a_run_the_caller_moves_the_time_and_misuse_is_refused():
             clock.sleep_until(never)
     with pytest.raises(ValueError, match="threads"):
         SimulatedClock(0.0, threads=0)
-
-
-def test_a_stop_request_ends_a_simulation():
-    clock, unwound = SimulatedClock(0.0), []
-
-    def participant(index):
-        def live():
-            try:
-                while True:
-                    clock.sleep_until(clock.now() + 1)
-                    if clock.now() == 5.0 and index == 1:
-                        interrupt.request_stop()
-            finally:
-                unwound.append(index)
-
-        return live
-
-    with pytest.raises(interrupt.StoppedError):
-        clock.run([participant(0), participant(1)])
-    assert sorted(unwound) == [0, 1]
 
 
 def test_an_interrupt_of_the_caller_unwinds_the_participants():

@@ -34,11 +34,10 @@ from templar.window import (
     MinerSteps,
     ValidatorSteps,
     drive_window,
-    open_window,
 )
 from tests.support.errors import raising
 from tests.support.network import tiny
-from tests.support.repeated_steps import Died, steps_of, take_each_step_twice
+from tests.support.repeated_steps import steps_of, take_each_step_twice
 
 
 def test_a_window_that_is_out_of_order_is_not_applied(network):
@@ -180,25 +179,6 @@ def test_a_restart_replays_the_windows_after_the_snapshot_and_asks_nobody(betwee
     assert len(network.roots(9)) == 1
 
 
-def test_a_window_that_is_due_for_a_snapshot_gets_it_after_a_kill_before_it(network, monkeypatch):
-    network.run([1])
-    miner = network.miners[0]
-
-    def dead(*arguments):
-        raise Died
-
-    def dies():
-        network.to_window(2, miner.chain)
-        monkeypatch.setattr(miner.snapshots, "begin", dead)
-        with pytest.raises(Died):
-            drive_window(miner, 2)
-
-    network.run([2], but=[miner], beside=[dies])
-    assert miner.snapshots.windows() == (1,)
-    again = network.restart(miner)
-    assert (again.state.window, again.snapshots.windows()) == (2, (2, 1))
-
-
 def without_payload(node):
     shutil.rmtree(node.home / "payloads" / "6")
     _decoded_and_size.cache.clear()  # another process knows nothing of what this one decoded
@@ -291,27 +271,6 @@ def test_an_observer_replays_and_measures_the_agreed_state(network):
     assert report.loss_genesis == pytest.approx(np.log(256), abs=0.05)
     assert report.loss_last < report.loss_genesis
     assert 0 < report.unigram < report.loss_genesis
-
-
-def test_nodes_agree_on_every_miners_data(network):
-    open_window(network.miners[0], 1)
-    left, right = network.validator.workload, network.miners[1].workload
-    uids = [miner.exchange.identity(1).uid for miner in network.miners]
-    for uid in uids:
-        one, other = left.assignment(1, uid), right.assignment(1, uid)
-        assert one == other
-        assert left.digest(1, uid) == one.digest
-        assert np.array_equal(left.sequences(one), right.sequences(other))
-    spare = left.spare_sequences(1)
-    assert np.array_equal(spare, right.spare_sequences(1))
-    assigned = {row.tobytes() for uid in uids for row in left.sequences(left.assignment(1, uid))}
-    unassigned = {row.tobytes() for row in spare}
-    assert len(assigned & unassigned) < len(unassigned) / 4  # documents of a machine repeat licences word by word
-    assert left.digest(1, 999) is None
-    slots = len(uids) + network.hparams.data.spare_slots
-    units = {unit for uid in uids for unit in left.assignment(1, uid).units}
-    assert len(units) == len(uids) * network.hparams.data.pages_per_window
-    assert left.dataset.num_pages(0) >= slots * network.hparams.data.pages_per_window
 
 
 class Stopwatch:

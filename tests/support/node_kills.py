@@ -108,6 +108,7 @@ def _left_by(network, node):
     """What a node has made of the window, without signatures; what a decision has depends on when it was made."""
     objects = {key: data for key, (_, data) in network.objects(node).items() if not key.startswith(Kind.DECISION)}
     left = {"root": node.state.root, "published": {key: _unsigned(data) for key, data in objects.items()}}
+    left["snapshots"] = node.snapshots.windows()
     if node.role == "miner":
         path = network.world.root.parent / "private.safetensors"
         save_private(node.private, path)
