@@ -1,5 +1,3 @@
-import threading
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -262,7 +260,7 @@ def test_a_start_that_failed_leaves_nothing_and_can_be_repeated(bucket, operatio
     lease.hold()
 
 
-# Interleavings: in every order of their steps, no two processes hold the lease at once.
+# Interleavings: in every order of their requests, no two processes hold the lease at once.
 
 
 def claimant(number):
@@ -273,172 +271,121 @@ class Crashed(BaseException):
     """The process is gone."""
 
 
-@dataclass
-class Actor:
-    """A process that wants the neuron, in a thread that stops before every request until it is let on."""
-
-    number: int
-    world: "World"
-    lease: NeuronLease | None = None
-    entered: bool = False
-    acquisitions: int = 0
-    started: int = 0
-    orders: Any = None  # what the thread is to raise instead of its next request; None lets it go on
-    answer_is_lost: bool = False  # whether its next request is done and it never learns of it
-    thread: threading.Thread | None = None
-    parked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    resume: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-
-    def now(self):
-        return self.world.time + 10_000.0 * self.number  # local clocks decide nothing
-
-    def sleep_until(self, timestamp):
-        del timestamp
-        self.stop_here("sleep", "")
-
-    def compute(self, work):
-        return work()
-
-    def stop_here(self, operation, key):
-        self.parked.release()
-        self.resume.acquire()
-        if self.orders is Crashed:
-            raise Crashed
-        if self.orders is not None:
-            order, self.orders = self.orders, None
-            raise order
-
-    def answer(self, operation, key):
-        del operation, key
-        if self.answer_is_lost:
-            self.answer_is_lost = False
-            raise TransientError(Reason.STORE_UNREACHABLE, "for a test")
-
-    def begin(self, action):
-        self.started = self.world.time
-        self.thread = threading.Thread(target=self.live, args=(action,), daemon=True)
-        self.thread.start()
-        self.parked.acquire()
-
-    def step(self):
-        self.resume.release()
-        self.parked.acquire()
-        if self.thread is not None and not self.thread.is_alive():
-            self.thread = None
-
-    def live(self, action):
-        try:
-            if self.lease is None:
-                store = ScriptedStore(self.world.memory)
-                store.before, store.after = self.stop_here, self.answer
-                store.ignores_conditions = self.world.ignores_conditions
-                self.lease = NeuronLease(store, self, ALICE.hotkey, claimant(self.number), TERMS)
-            if action == "release" and self.entered:
-                self.entered = False
-                self.world.gone(self)
-                self.lease.release()
-            elif self.entered:
-                self.lease.check()
-                self.lease.hold()
-                self.world.holds(self)
-            else:
-                self.lease.enter()
-                self.entered = True
-                self.acquisitions += 1
-                self.world.holds(self)
-        except TransientError:
-            pass
-        except PermanentError:
-            self.entered = False
-            self.world.gone(self)
-        except Crashed:
-            self.lease, self.entered, self.orders = None, False, None
-            self.world.gone(self)
-        finally:
-            self.thread = None
-            self.parked.release()
-
-
 class World:
-    """The store's time, and who held the lease when."""
+    """The store, its time, and who held the lease when."""
 
-    def __init__(self, ignores_conditions):
-        self.time = 1_000_000
+    def __init__(self, *, ignores_conditions):
+        self.clock = SimulatedClock(1_000_000.0)
+        self.memory = MemoryStore("alice", clock=self.clock.now)
         self.ignores_conditions = ignores_conditions
-        self.memory = MemoryStore("alice", clock=lambda: self.time)
-        self.actors = [Actor(number, self) for number in range(len(HOLDERS))]
         self.last: tuple[int, int] | None = None
-        self.last_time = 0
-        self.over: set[tuple[int, int]] = set()
+        self.last_time = 0.0
+        self.ended: set[tuple[int, int]] = set()  # what its actor knows to be over
+        self.replaced: set[tuple[int, int]] = set()  # what another one has taken over
         self.violations: list[str] = []
 
-    def holds(self, actor):
+    def holds(self, name):
         """An actor was told that it may act for the neuron."""
-        name = (actor.number, actor.acquisitions)
-        if name in self.over:
-            self.violations.append(f"{name} holds it although {self.last} did since")
-        if self.last not in (None, name):
-            if self.last not in self.over and self.time - self.last_time < TERMS.expires_after - TERMS.lapses_after:
-                self.violations.append(f"{name} holds it {self.time - self.last_time} s after {self.last}")
-            self.over.add(self.last)
-        self.last, self.last_time = name, self.time
-
-    def gone(self, actor):
-        """What an actor held is over, as it knows itself."""
-        self.over.add((actor.number, actor.acquisitions))
-
-    def act(self, number, action):
-        """Let an actor make one request (`step`), all of its requests (`run`), or fail."""
-        actor = self.actors[number]
-        if actor.thread is None:
-            if action == "crash":
-                self.gone(actor)
-                actor.lease, actor.entered = None, False
-                return
-            actor.begin(action)
-            if action != "run":
-                return
-        if action == "crash":
-            actor.orders = Crashed
-        elif action == "fail":
-            actor.orders = TransientError(Reason.STORE_BUSY, "for a test")
-        actor.answer_is_lost = action == "lost"
-        actor.step()
-        while action == "run" and actor.thread is not None:
-            actor.step()
-
-    def passes(self, seconds):
-        """Let time pass; nobody stands still for longer than is assumed in the middle of looking and writing."""
-        busy = [actor.started for actor in self.actors if actor.thread is not None]
-        allowed = TERMS.expires_after - TERMS.lapses_after - 1
-        self.time += min([seconds, *(started + allowed - self.time for started in busy)])
-
-    def finish(self):
-        for actor in self.actors:
-            while actor.thread is not None:
-                actor.orders = Crashed
-                actor.step()
+        now = self.clock.now()
+        if self.last not in (None, name) and self.last not in self.ended:
+            # One that was replaced may only come back when its successor no longer assumes that it holds the lease.
+            least = TERMS.lapses_after if name in self.replaced else TERMS.expires_after - TERMS.lapses_after
+            if now - self.last_time < least:
+                self.violations.append(f"{name} holds it {now - self.last_time} s after {self.last}")
+            self.replaced.add(self.last)
+        self.last, self.last_time = name, now
 
 
-RARE = ["lost", "crash", "release"]
-steps = st.one_of(
-    st.tuples(st.integers(0, len(HOLDERS) - 1), st.sampled_from(["run"] * 6 + ["step"] * 5 + ["fail"] * 2 + RARE)),
-    st.tuples(st.just("time"), st.sampled_from([1, 50, 101, 449, 451, 599, 601, 2000])),
+class Actor:
+    """A process that wants the neuron: it acts in turns, and each of its requests comes late, fails or is the last."""
+
+    def __init__(self, world, number, plan):
+        self.world, self.number, self.plan = world, number, plan
+        self.lease: NeuronLease | None = None
+        self.entered, self.acquisitions = False, 0
+        self.began, self.requests, self.is_lost = 0.0, iter(()), False
+
+    def now(self):
+        return self.world.clock.now() + 10_000.0 * self.number  # local clocks decide nothing
+
+    def sleep_until(self, timestamp):
+        self.world.clock.sleep_until(timestamp - 10_000.0 * self.number)
+
+    def before(self, operation, key):
+        pause, fate = next(self.requests, (0, "done"))
+        # Nobody stands still for longer than is assumed in the middle of looking and writing.
+        latest = self.began + TERMS.expires_after - TERMS.lapses_after - 1
+        self.world.clock.sleep_until(min(self.world.clock.now() + pause, latest))
+        self.is_lost = fate == "lost"
+        if fate == "crash":
+            raise Crashed
+        if fate == "fail":
+            raise TransientError(Reason.STORE_BUSY, "for a test")
+
+    def after(self, operation, key):
+        if self.is_lost:
+            raise TransientError(Reason.STORE_UNREACHABLE, "for a test")
+
+    def live(self):
+        for wait, action, requests in self.plan:
+            self.world.clock.sleep_until(self.world.clock.now() + wait)
+            self.began, self.requests = self.world.clock.now(), iter(requests)
+            try:
+                self.act(action)
+            except TransientError:
+                pass
+            except (PermanentError, Crashed) as error:
+                self.entered = False
+                self.world.ended.add((self.number, self.acquisitions))
+                self.lease = None if isinstance(error, Crashed) else self.lease
+
+    def act(self, action):
+        if self.lease is None:
+            store = ScriptedStore(self.world.memory)
+            store.before, store.after = self.before, self.after
+            store.ignores_conditions = self.world.ignores_conditions
+            self.lease = NeuronLease(store, self, ALICE.hotkey, claimant(self.number), TERMS)
+        if self.entered and action == "release":
+            self.entered = False
+            self.world.ended.add((self.number, self.acquisitions))
+            self.lease.release()
+            return
+        if self.entered:
+            self.lease.check()
+            self.lease.hold()
+        else:
+            self.lease.enter()
+            self.entered = True
+            self.acquisitions += 1
+        self.world.holds((self.number, self.acquisitions))
+
+
+requests = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0, 0.25, 1, 7, 148]), st.sampled_from(["done"] * 12 + ["fail"] * 2 + ["lost", "crash"])
+    ),
+    max_size=12,
+)
+turns = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0.5, 1, 50, 101, 449, 451, 599, 601, 2000]),
+        st.sampled_from(["act"] * 9 + ["release"]),
+        requests,
+    ),
+    max_size=8,
 )
 
 
-@given(st.lists(steps, max_size=80), st.booleans())
+@given(st.tuples(*[turns] * len(HOLDERS)), st.booleans())
 @settings(max_examples=100)
-@example([(0, "step")] * 9 + [("time", 601)] + [(1, "step")] * 12 + [(0, "step")] * 8, False)
-def test_no_two_hold_it_at_once(schedule, ignores_conditions):
-    world = World(ignores_conditions)
-    for who, what in schedule:
-        if who == "time":
-            world.passes(what)
-        else:
-            world.act(who, what)
-    world.finish()
+@example(
+    plans=([(0, "act", []), (601, "act", [(0, "done"), (148, "done")])], [(602, "act", [(0.25, "done")] * 8)], []),
+    ignores_conditions=False,
+)  # a holder that slept renews while another one takes over
+def test_no_two_hold_it_at_once(plans, ignores_conditions):
+    world = World(ignores_conditions=ignores_conditions)
+    world.clock.run([Actor(world, number, plan).live for number, plan in enumerate(plans)])
     assert not world.violations
-    world.time += TERMS.expires_after + 1
+    world.clock.sleep_until(world.clock.now() + TERMS.expires_after + 1)
     NeuronLease(world.memory, SimulatedClock(0.0), ALICE.hotkey, claimant(0), TERMS).enter()
     assert len(list(world.memory.list())) == 2, "and what the others left is gone"
