@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,13 @@ from blocks.environment import bucket_variables, neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.automations import alert_block, definitions, deploy_automations
 from deployments.options import NEURON, command_parser, environment_of
-from deployments.processes import PROJECT_ROOT, program
+from deployments.processes import PROJECT_ROOT, ProcessRecord, end_of, program, start_child
 from deployments.schedules import HOUR, HOUSEKEEPING_POOL, SLUG, deployments_of, scheduled_work
 from deployments.work_pool import require_server
 from deployments.worker import ResidentWorker
 from tasks.sinks.attached import SinkSettings
 from templar.chain.remote import public_address
-from templar.errors import PermanentError, Reason, TemplarError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.housekeeping.access import check_access
 from templar.neuron.configuration import announce_role
 from templar.neuron.lock import make_private
@@ -49,6 +50,7 @@ DEPLOY_COMMAND = [
     *("--prefect-file", str(Path("deployments") / "prefect.yaml")),
 ]
 """Deploys what deployments/prefect.yaml has, for the neuron that `deployment_variables` name."""
+DEPLOY_SECONDS = 300.0  # longest time of that command
 CLOCK_COMMAND = [sys.executable, "-m", "deployments", "clock"]
 POOL_KINDS: dict[str, type[BaseWorker[Any, Any, Any]]] = {"resident": ResidentWorker, "process": ProcessWorker}
 
@@ -174,13 +176,25 @@ def deployment_variables(name: str, role: str) -> dict[str, str]:
     }
 
 
-def deploy(environment: Mapping[str, str]) -> None:
-    """Deploy what deployments/prefect.yaml has; `process_died` with the end of what Prefect says."""
-    result = subprocess.run(  # noqa: S603 - our own command
-        DEPLOY_COMMAND, cwd=PROJECT_ROOT, env=dict(environment), capture_output=True, text=True, check=False
-    )
-    if result.returncode != 0:
-        raise PermanentError(Reason.PROCESS_DIED, f"the deployment failed: {(result.stdout + result.stderr)[-1000:]}")
+def deploy(environment: Mapping[str, str], record: ProcessRecord, log: Path) -> None:
+    """Deploy what deployments/prefect.yaml has, by a process of the record.
+
+    Raises:
+        PermanentError: `process_died`, with the end of what Prefect says.
+        TransientError: `process_not_ready`; the process has not ended in time, and is stopped.
+    """
+    begin = partial(start_child, "deployment", DEPLOY_COMMAND, log=log, env=environment, cwd=PROJECT_ROOT)
+    child = record.start(begin)
+    try:
+        code = child.handle.wait(DEPLOY_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.stop()
+        problem = (
+            f"the deployment has not ended after {DEPLOY_SECONDS:g} s: look at the Prefect server's log, or at {log}"
+        )
+        raise TransientError(Reason.PROCESS_NOT_READY, problem) from None
+    if code != 0:
+        raise PermanentError(Reason.PROCESS_DIED, f"the deployment failed: {end_of(log, 1000)}")
 
 
 def worker_command(pool: str, kind: str) -> list[str]:

@@ -209,7 +209,7 @@ class LocalNetwork:
             settings = {**plan.settings.get(neuron.name, {}), **self._environment()}
             self._start(f"worker of {neuron.name}", ranked_command(command, blocks[neuron]), settings)
         with ThreadPoolExecutor(max_workers=1) as pool:
-            deploying = pool.submit(deploy, self._environment())
+            deploying = pool.submit(deploy, self._environment(), self._record, log_file(plan.logs, "deployment"))
             # 2. Blocks and windows' deployments meanwhile.
             for neuron, block in blocks.items():
                 announce_bucket(block)

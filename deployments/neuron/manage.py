@@ -27,6 +27,7 @@ from deployments.prefect_server import SERVER_LOG
 from deployments.processes import PROJECT_ROOT, end_of, holder_of, stop_process
 from templar.arguments import whole_number
 from templar.errors import PermanentError, Reason
+from templar.store.files import local_file
 
 STOP_SECONDS = 120.0  # a worker's grace, what an interrupted window has to end, and the server's end
 BYTES_PER_LINE = 400
@@ -62,7 +63,8 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
         if arguments.local is not None:
             values |= join_local(arguments.local, role, hotkey)
         text = _filled((PROJECT_ROOT / ".env.example").read_text(encoding="utf-8"), values)
-        path.write_text(text, encoding="utf-8", newline="")
+        with local_file(path):
+            path.write_text(text, encoding="utf-8", newline="")
     except BaseException:
         path.unlink()
         raise

@@ -108,7 +108,7 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
             require_server()
             enrol(name, block, environment)
             page = open_page(neuron_key(name))
-        deploy(own)
+        deploy(own, folder.record, log_file(folder.logs, "deployment"))
 
         # 3. Everything else.
         grace = WORKER_GRACE_SECONDS

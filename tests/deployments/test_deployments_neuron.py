@@ -1,5 +1,6 @@
 """`templar neuron ...`: an operator's neuron as processes that come back, and end with one command."""
 
+import errno
 import json
 import os
 import shutil
@@ -98,7 +99,7 @@ class TestOneCommand:
         assert asked == [401, 401, 200]
         files = [*started.folder.logs.glob("*.log"), *started.folder.server_home.glob("*.log")]
         logs = [started.said(), *(log.read_text() for log in files)]
-        assert len(files) == len(SERVICES)
+        assert len(files) == len(SERVICES) + 1, "each process has a log, and `prefect deploy`"
         assert not [log for log in logs if PASSWORD in log or HOTKEY_PASSWORD in log]
         database = [*(started.folder.path / "prefect").glob("prefect.db*")]
         assert database
@@ -220,6 +221,17 @@ def test_what_init_writes_is_read_back_and_an_empty_variable_of_the_shell_hides_
     values = read_environment(path)
     assert (values["WALLET_NAME"], values["WALLET_PATH"], values["NETWORK"]) == (odd, f"/{odd}", "test")
     assert not values["CUDA_VISIBLE_DEVICES"]
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_env(tmp_path, run_main, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    status, _, err = run_main(manage.main, "init", "--env-file", tmp_path / ".env")
+    assert (status, err.count("\n")) == (1, 1)
+    assert err.startswith(f"[local_file] local file {tmp_path / '.env'}: No space left on device; free space")
+    assert not (tmp_path / ".env").exists()
 
 
 def test_a_unit_names_this_python_and_stops_as_the_command_does(tmp_path, run_main):

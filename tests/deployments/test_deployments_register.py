@@ -1,5 +1,7 @@
 """`templar neuron register`: a neuron becomes a block, a pool and a deployment, or nothing changes."""
 
+import os
+import sys
 from functools import partial
 
 import pytest
@@ -7,9 +9,12 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks import Neuron
 from deployments import register
+from deployments.processes import ProcessRecord
 from templar.chain.base import Role
+from templar.errors import PermanentError, Reason, TransientError
 from templar.hparams import TrainerSettings
 from tests.support.commands import write_env
+from tests.support.errors import raising
 from tests.support.neuron_block import neuron_block
 from tests.support.prepared import PreparedNetwork
 
@@ -133,3 +138,22 @@ def test_a_miner_of_several_ranks_has_torchs_launcher_around_it(role, ranks, is_
     launcher = ["templar.training.torchrun", settings.model_dump_json(), "/srv/neuron/ranks"] if is_ranked else []
     found = register.ranked_command(command, neuron_block(role=role, trainer=settings))
     assert found == [*command[:2], *launcher, *command[2:]]
+
+
+@pytest.mark.parametrize(
+    ("code", "family", "reason"),
+    [
+        ("raise SystemExit('no such flow')", PermanentError, Reason.PROCESS_DIED),
+        ("import signal; print('no such flow', flush=True); signal.pause()", TransientError, Reason.PROCESS_NOT_READY),
+    ],
+)
+def test_a_deployment_that_fails_or_does_not_end_is_an_error_and_leaves_no_process(
+    tmp_path, monkeypatch, code, family, reason
+):
+    monkeypatch.setattr(register, "DEPLOY_COMMAND", [sys.executable, "-c", code])
+    monkeypatch.setattr(register, "DEPLOY_SECONDS", 30.0 if family is PermanentError else 0.0)
+    record = ProcessRecord(tmp_path / "processes.json")
+    with raising(family, reason):
+        register.deploy(os.environ, record, tmp_path / "log")
+    assert [entry.name for entry in record.entries()] == ["deployment"]
+    assert record.running() == ()

@@ -99,7 +99,11 @@ class RunningPrefectServer:
     def start(self):
         server = self.server.service(self.environment)
         self._child = start_child(server.name, server.command, log=server.log, env=server.environment, cwd=PROJECT_ROOT)
-        wait_until_ready(self._child, self.server.healthy, timeout_seconds=180.0)
+        try:
+            wait_until_ready(self._child, self.server.healthy, timeout_seconds=180.0)
+        except BaseException:
+            self.kill()
+            raise
 
     def stop(self):
         if self._child is not None:

@@ -30,7 +30,11 @@ class Server:
         def announced():
             return "".join(self.output).partition(announcement)[2]
 
-        wait_until_ready(self._child, lambda: "\n" in announced(), timeout_seconds=START_SECONDS)
+        try:
+            wait_until_ready(self._child, lambda: "\n" in announced(), timeout_seconds=START_SECONDS)
+        except BaseException:
+            self.kill()
+            raise
         self.endpoint_url = announced().splitlines()[0].strip().strip("[]/")
 
     @property
