@@ -70,7 +70,7 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff check --fix --exit-zero --quiet .
 	$(BIN)/ruff format .
 
-BENCHMARKS = codec_size codec_speed quality loader dataset_build gather scoring checkpoint overhead training \
+BENCHMARKS = codec_size codec_speed quality loader gather scoring checkpoint overhead training \
 	faults incentive day capture
 
 bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.

@@ -66,13 +66,7 @@ BAR = 1.3
 
 @dataclass(frozen=True)
 class Sizes:
-    """The size of a measurement.
-
-    Attributes:
-        num_peers: Peers.
-        payload_bytes: Length of each one's payload.
-        rounds: Gathers, and as many bare loops.
-    """
+    """The size of a measurement."""
 
     num_peers: int = 20
     payload_bytes: int = 5_000_000
@@ -101,12 +95,7 @@ class Undecoded(PayloadCache):
 
 
 class Scene:
-    """A window that has closed, whose miners all revealed in time, and a node that gathers them.
-
-    Args:
-        folder: Takes the buckets and the ledger.
-        sizes: How many, how large.
-    """
+    """A window that has closed, whose miners all revealed in time, and a node that gathers them."""
 
     def __init__(self, folder: Path, sizes: Sizes) -> None:
         hparams = load_hparams(PRESET)

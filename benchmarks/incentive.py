@@ -95,30 +95,18 @@ class Check:
 
 @dataclass(frozen=True)
 class Trial:
-    """A population's run with a seed, and those that it is compared with.
-
-    Attributes:
-        seed: Their seed.
-        report: The population's run.
-        alone: The run of its honest miners alone; None where pay is not judged.
-        again: A second run of the population; None unless it is the first one.
-    """
+    """A population's run with a seed, and those that it is compared with."""
 
     seed: int
     report: IncentiveReport
-    alone: IncentiveReport | None = None
-    again: IncentiveReport | None = None
+    alone: IncentiveReport | None = None  # the run of its honest miners alone; None where pay is not judged
+    again: IncentiveReport | None = None  # a second run of the population; None unless it is the first one
 
 
 class Bench:
-    """Runs of one experiment, each in a process; equal runs are made once.
+    """Runs of one experiment, each in a process, with each of the seeds; equal runs are made once.
 
-    Args:
-        pool: Executes the runs.
-        hparams: The network's settings.
-        windows: Windows of every run.
-        seeds: Every run is made with each of them.
-        pay: Judge the pay of cheats and their effect on the model; otherwise honest miners are not run alone.
+    With `pay` the pay of cheats and their effect on the model are judged; otherwise honest miners are not run alone.
     """
 
     def __init__(self, pool: Executor, hparams: HParams, windows: int, seeds: Iterable[int], *, pay: bool) -> None:
@@ -148,12 +136,7 @@ class Bench:
 
 
 def judge(trial: Trial, *, pay: bool = True) -> tuple[Check, ...]:
-    """Return the checks of a population's run with one seed.
-
-    Args:
-        trial: The run, and what it is compared with.
-        pay: Judge the pay of cheats; after few windows it says little.
-    """
+    """Return the checks of a population's run with one seed; after few windows the pay of cheats says little."""
     report = trial.report
     kinds = [kind for kind in dict.fromkeys(report.roles.values()) if kind != HONEST]
     honest = set(report.uids(HONEST))
@@ -206,9 +189,7 @@ def _pay(report: IncentiveReport, kind: str) -> Check:
 def pay_over_value(report: IncentiveReport, *, applied_only: bool) -> float | None:
     """Return honest miners' share of pay over their share of value; None if nobody has a value, or they have none.
 
-    Args:
-        report: The run.
-        applied_only: Count the value of payloads that are in rosters; otherwise of all that count.
+    With `applied_only` the value of payloads that are in rosters counts; otherwise that of all that count.
     """
     honest = report.uids(HONEST)
     paid, value = (

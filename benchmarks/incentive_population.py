@@ -102,48 +102,37 @@ class Penalised:
 class PayloadValue:
     """The worth of one payload on text that no validator uses.
 
-    Attributes:
-        fall: Fall of the held-out loss in nats per token if the outer step applies this payload alone, clipped.
-            Payloads that are alike are one: each has its part of the fall.
-        applied: Whether the decided roster has it.
+    `fall` is that of the held-out loss in nats per token if the outer step applies this payload alone, clipped.
+    Payloads that are alike are one: each has its part of the fall.
     """
 
     window: int
     uid: int
     fall: float
-    applied: bool
+    applied: bool  # the decided roster has it
 
 
 @dataclass(frozen=True)
 class IncentiveReport:
     """The result of a run, by the first validator's evidence.
 
-    Attributes:
-        roles: Uid -> actor, of the miners.
-        finals: Uid -> final score after the last window that was measured.
-        weights: Window -> uid -> weight, of every window that was measured.
-        weights_without_cheats: The same from the same measurements, had the cheats published nothing.
-        loss: Held-out loss in nats per token, the mean of the states after the last third of the windows: at a constant
-            learning rate that of one state moves by a percent from window to window.
-        root: State root after it, of the validator.
-        roots_agree: Whether all nodes have it.
-        seconds: Wall seconds of the windows.
-        cpu_seconds: CPU seconds of the process in them.
-        values: What each payload that counts is worth, in every third window of the second half.
+    The loss is the held-out one in nats per token, the mean of the states after the last third of the windows: at a
+    constant learning rate that of one state moves by a percent from window to window.
     """
 
     windows: int
-    roles: dict[int, str]
-    finals: dict[int, float]
-    weights: dict[int, dict[int, float]]
+    roles: dict[int, str]  # uid -> actor, of the miners
+    finals: dict[int, float]  # uid -> final score after the last window that was measured
+    weights: dict[int, dict[int, float]]  # window -> uid -> weight, of every window that was measured
     penalties: tuple[Penalised, ...]
     loss: float
-    root: str
+    root: str  # of the validator
     roots_agree: bool
-    seconds: float
+    seconds: float  # wall seconds of the windows
     cpu_seconds: float = 0.0
-    values: tuple[PayloadValue, ...] = ()
+    values: tuple[PayloadValue, ...] = ()  # of payloads that count, in every third window of the second half
     weights_without_cheats: dict[int, dict[int, float]] = field(default_factory=dict)
+    """As `weights`, from the same measurements, had the cheats published nothing."""
 
     def uids(self, actor: str) -> list[int]:
         """The miners of a kind."""
@@ -226,13 +215,8 @@ def run_population(
 ) -> IncentiveReport:
     """Run a population on simulated time, with one validator.
 
-    Args:
-        hparams: The network's numbers.
-        population: Who is in it.
-        windows: How many windows, at least 1.
-        seed: Makes keys, blocks and assignments.
-        threads: Worker threads; their number changes nothing but the speed.
-        on_window: Called with each window that the validator has done, and the loss before its step.
+    The number of threads changes nothing but the speed. `on_window` is called with each window that the validator has
+    done, and the loss before its step.
     """
     # Kernels and shared results give the same bits as a node without them, in less time.
     kernels = forced("numba") if windows >= KERNEL_WINDOWS else nullcontext()

@@ -32,13 +32,7 @@ _LISTENING = "Starting s3 server on "
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An S3 endpoint that serves a folder.
-
-    Attributes:
-        url: Where it listens.
-        key_id: Id of the key that opens it.
-        secret: Its secret.
-    """
+    """An S3 endpoint that serves a folder, and the key that opens it."""
 
     url: str
     key_id: str

@@ -32,33 +32,19 @@ class RawCoding:
 
 @dataclass(frozen=True)
 class QuantisedValues:
-    """Values of one tensor in a few levels (2.1.3).
+    """Values of one tensor in a few levels (2.1.3)."""
 
-    Attributes:
-        indices: Shape (C, k), int64, before packing to 12 bits.
-        codes: Shape (C, k), uint8; the level of each value.
-        shift: Mean of the values.
-        scale: Width of a level.
-        offset: The level of the mean.
-        lookup: Shape (num_bins,), float32; mean distance from the shift of the values in each level.
-    """
-
-    indices: Tensor
-    codes: Tensor
-    shift: float
-    scale: float
-    offset: int
-    lookup: Tensor
+    indices: Tensor  # (C, k), int64, before packing to 12 bits
+    codes: Tensor  # (C, k), uint8; the level of each value
+    shift: float  # mean of the values
+    scale: float  # width of a level
+    offset: int  # the level of the mean
+    lookup: Tensor  # (num_bins,), float32; mean distance from the shift of the values in each level
 
 
 @dataclass(frozen=True)
 class StatisticalQuantiser:
-    """The value coding of 2.1.3: equal levels over `sigmas` standard deviations, read back as each level's mean.
-
-    Attributes:
-        num_bins: Number of levels.
-        sigmas: Range of the levels together, in standard deviations of the values.
-    """
+    """The value coding of 2.1.3: equal levels over `sigmas` standard deviations, read back as each level's mean."""
 
     num_bins: int
     sigmas: float

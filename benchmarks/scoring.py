@@ -55,21 +55,13 @@ COST_BAR, RANK_BAR = 0.1, 0.9
 
 @dataclass(frozen=True)
 class Sizes:
-    """The size of a measurement.
+    """The size of a measurement."""
 
-    Attributes:
-        per_grade: Miners of each step count.
-        windows: Windows that are trained; the last one is scored.
-        segment: Sequences of a miner's own segment.
-        timed: Miners that the reference's procedure is timed for.
-        rounds: How often both are timed.
-    """
-
-    per_grade: int = 4
-    windows: int = 6
-    segment: int = 16
-    timed: int = 4
-    rounds: int = 3
+    per_grade: int = 4  # miners of each step count
+    windows: int = 6  # windows that are trained; the last one is scored
+    segment: int = 16  # sequences of a miner's own segment
+    timed: int = 4  # miners that the reference's procedure is timed for
+    rounds: int = 3  # how often both are timed
 
     @property
     def num_miners(self) -> int:

@@ -65,9 +65,7 @@ def difficult_blocks(seed: int, slot_seconds: float) -> Iterator[Arrival]:
 class BlockSchedule:
     """When blocks come, what the head shows meanwhile, and when they are final.
 
-    Args:
-        genesis: Time of block 0, in seconds since the epoch.
-        arrivals: The blocks from number 1 on; without end.
+    Block 0 is of the time `genesis`, in seconds since the epoch; `arrivals` are the blocks after it, without end.
     """
 
     def __init__(self, genesis: float, arrivals: Iterator[Arrival]) -> None:
@@ -128,12 +126,7 @@ class BlockSchedule:
 
 
 class UnevenLedger(Ledger):
-    """A ledger whose blocks follow a schedule; the head may go back, and what is written is read once it is final.
-
-    Args:
-        schedule: When its blocks come; the same for everybody.
-        options: As for `Ledger`.
-    """
+    """A ledger whose blocks follow a schedule; the head may go back, and what is written is read once it is final."""
 
     def __init__(self, *arguments: Any, schedule: BlockSchedule, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -271,9 +264,7 @@ class ChainView:
 class IntermittentChain(ChainView):
     """A chain that is seen through other views for a while.
 
-    Args:
-        chain: The chain at all other times.
-        episodes: First instant, end and view, in the order in which they are looked at; at most one counts.
+    `episodes` are first instant, end and view, in the order in which they are looked at; at most one counts.
     """
 
     def __init__(self, chain: Chain, episodes: Sequence[tuple[float, float, Chain]]) -> None:

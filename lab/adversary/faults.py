@@ -98,10 +98,7 @@ class StoreView:
 class IntermittentStore(StoreView):
     """A bucket that is seen through other views for a while.
 
-    Args:
-        store: The bucket at all other times.
-        clock: Tells which view counts.
-        episodes: First instant, end and view, in the order in which they are looked at; at most one counts.
+    `episodes` are first instant, end and view, in the order in which they are looked at; at most one counts.
     """
 
     def __init__(self, store: ObjectStore, clock: Clock, episodes: Sequence[tuple[float, float, ObjectStore]]) -> None:

@@ -6,7 +6,6 @@ They are children of this process, which ends them.
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from deployments.processes import Child, ProcessIdentity, wait_until_ready
+from deployments.processes import start_child, wait_until_ready
 from deployments.s3_endpoint import LISTENING, AccessKey, BucketKeys, EndpointAdmin, create_bucket_with_keys
 from templar.errors import PermanentError, Reason
 
@@ -34,12 +33,7 @@ class Endpoint:
 
 @contextmanager
 def endpoint(name: EndpointName, folder: Path, *, num_buckets: int) -> Iterator[Endpoint]:
-    """Serve as long as the context lasts.
-
-    Args:
-        name: Which implementation.
-        folder: Where logs, keys and, if the implementation keeps any there, objects lie.
-        num_buckets: How many buckets will be asked for at most.
+    """Serve as long as the context lasts; logs, keys and perhaps objects lie in `folder`.
 
     Raises:
         PermanentError: `bad_environment` if the implementation is not installed; `process_died`.
@@ -98,15 +92,7 @@ def _child(
     name: str, command: Sequence[str], log: Path, announcement: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """Run a server as long as the context lasts; its address."""
-    with log.open("ab") as output:
-        handle = subprocess.Popen(  # noqa: S603 - programs of this project's own environment, never a shell
-            list(command),
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    child = Child(name, ProcessIdentity.of(handle.pid) or ProcessIdentity(handle.pid, "ended"), log, handle)
+    child = start_child(name, command, log=log, env={**os.environ, **(environment or {})})
     try:
         wait_until_ready(child, lambda: _address(log, announcement) is not None, timeout_seconds=READY_SECONDS)
         yield _address(log, announcement) or ""

@@ -177,11 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
 class Gates:
     """The gates of one network: each opens when it is first asked for, and all close together.
 
-    Args:
-        reading: The endpoint's address for keys that read.
-        writing: The endpoint's address for keys that write.
-        rule: What the gates of readers do; writers always pass.
-        log: Where requests are logged.
+    `reading` and `writing` are the endpoint's addresses for keys that read and for keys that write. `rule` is that of
+    readers' gates; writers always pass.
     """
 
     def __init__(self, reading: str, writing: str, rule: Rule, log: Log) -> None:

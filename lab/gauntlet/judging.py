@@ -47,9 +47,7 @@ class Judging:
     def verdicts(self, nodes: Mapping[str, Node], questions: Questions) -> tuple[Verdict, ...]:
         """One verdict on each scenario, in their order, while the nodes still run.
 
-        Args:
-            nodes: The nodes, by name.
-            questions: What `templar why` answered; a wrong answer about an honest miner is a problem of each scenario.
+        A wrong answer of `templar why` about an honest miner is a problem of each scenario.
 
         Raises:
             TransientError: The decision on a window is not known.
@@ -158,12 +156,8 @@ def measure_storm(
 ) -> Storm:
     """Count the requests of the healthy nodes from the close of each window to the end of its first roster slot.
 
-    Args:
-        asks: Every request.
-        edges: The windows' times.
-        num_calm: How many windows at the beginning have no failing bucket.
-        healthy: Accounts of the nodes that no scenario touches.
-        failing: Accounts of the buckets that fail.
+    The first `num_calm` windows have no failing bucket. `healthy` are the accounts of the nodes that no scenario
+    touches, `failing` those of the buckets that fail.
     """
     own = [ask for ask in asks if ask.who in healthy]
     seconds, buckets = [], []

@@ -143,12 +143,7 @@ class LiveNetwork:
 
 
 def run_network(order: Order, folder: Path, say: Say) -> tuple[Verdict, ...]:
-    """Bring an endpoint and a network up, run it, and always take everything down.
-
-    Args:
-        order: What to run.
-        folder: An empty folder; everything lies in it.
-        say: Reports the progress.
+    """Bring an endpoint and a network up in an empty folder, run it, and always take everything down.
 
     Raises:
         PermanentError: `bad_parameters`, `bad_environment`, `process_died`.

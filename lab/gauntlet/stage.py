@@ -24,11 +24,7 @@ SOMEBODY = "somebody"  # the gate of readers that are no member: the preparation
 class S3Stage:
     """A stage on an S3 endpoint, in real time; implements `lab.simulate.world.Stage`.
 
-    Args:
-        endpoint: The endpoint.
-        gates: The proxies in front of it.
-        settings: Timeouts and attempts of the stores.
-        genesis_seconds_ago: Age of block 0, so that the first window opens soon.
+    Block 0 is `genesis_seconds_ago` old, so that the first window opens soon.
     """
 
     def __init__(
@@ -60,12 +56,7 @@ class S3Stage:
         return self.open_reader_of(SOMEBODY, address)
 
     def open_reader_of(self, who: str, address: BucketAddress) -> ObjectStore:
-        """A bucket as a member sees it, through its own gate.
-
-        Args:
-            who: Account of the member.
-            address: What the bucket's owner committed on chain.
-        """
+        """A bucket at the address that its owner committed on chain, as the account `who` sees it: at its gate."""
         key = AccessKey(address.access_key_id, address.secret_access_key)
         return self._open(address.bucket, key, self._gates.url(who, writes=False))
 

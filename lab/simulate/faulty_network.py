@@ -63,11 +63,7 @@ class ViolationError(Exception):
 class FaultyNetwork:
     """A network under a plan: its nodes, and what is known of its windows so far.
 
-    Args:
-        plan: What happens.
-        folder: Where the network lies.
-        hparams: The network's numbers.
-        on_window: Called with each window for which the invariants hold.
+    `on_window` is called with each window for which the invariants hold.
     """
 
     plan: FaultPlan

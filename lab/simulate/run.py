@@ -32,34 +32,19 @@ KERNEL_WINDOWS = 20  # from this many windows on a run is worth loading the kern
 
 @dataclass(frozen=True)
 class SimulationReport:
-    """The result of a simulation; everything but `seconds` and what follows from it depends on the seed alone.
-
-    Attributes:
-        windows: Windows that were run.
-        root: State root after the last one, of every node (see `roots_agree`).
-        roots_agree: Whether all nodes have it.
-        loss_genesis: Held-out loss of the genesis parameters, in nats per token.
-        loss_last: Held-out loss after the last window.
-        unigram: Unigram entropy of the held-out tokens.
-        weights: Uid -> weight as the first validator set it last.
-        scores: Uid -> final score in the first validator's last evidence.
-        losses: Loss of each window's evaluation batch before its step, from the evidence.
-        roles: Uid -> role.
-        seconds: Wall seconds of the windows, without the set-up.
-        windows_per_second: The rate.
-    """
+    """The result of a simulation; everything but `seconds` and what follows from it depends on the seed alone."""
 
     windows: int
-    root: str
+    root: str  # state root after the last window, of every node if `roots_agree`
     roots_agree: bool
-    loss_genesis: float
+    loss_genesis: float  # held-out loss, in nats per token
     loss_last: float
-    unigram: float
-    weights: dict[int, float]
-    scores: dict[int, float]
-    losses: list[float | None]
-    roles: dict[int, str]
-    seconds: float
+    unigram: float  # unigram entropy of the held-out tokens
+    weights: dict[int, float]  # uid -> weight as the first validator set it last
+    scores: dict[int, float]  # uid -> final score in the first validator's last evidence
+    losses: list[float | None]  # of each window's evaluation batch before its step, from the evidence
+    roles: dict[int, str]  # by uid
+    seconds: float  # wall seconds of the windows, without the set-up
     windows_per_second: float
 
 
@@ -76,19 +61,11 @@ def simulate(
     folder: Path | None = None,
     on_window: Callable[[int, float | None], None] = lambda window, loss: None,
 ) -> SimulationReport:
-    """Run a network on simulated time.
+    """Run a network on simulated time; arguments as for `World`. The same seed gives the same bytes.
 
-    Args:
-        hparams: The network's numbers.
-        windows: How many windows.
-        seed: The same seed gives the same bytes.
-        actors: One name of `lab.adversary.actors.ACTORS` per miner.
-        num_validators: Validators besides the aggregator.
-        threads: Worker threads for training and measuring.
-        training: Whether miners train and validators measure, or only the protocol runs.
-        share: Whether nodes share the results of pure functions (`templar.shared_results`).
-        folder: Where the network lies; a temporary folder by default, in memory where the machine has one.
-        on_window: Called with each window that the first validator has done, and the loss before its step.
+    With `share` nodes share the results of pure functions (`templar.shared_results`). The folder is a temporary one by
+    default, in memory where the machine has one. `on_window` is called with each window that the first validator has
+    done, and the loss before its step.
 
     Raises:
         ValueError: `actors` names nobody, or `windows`, `num_validators` or `threads` is less than 1.
@@ -124,11 +101,8 @@ def run_nodes(
 ) -> dict[Member, Node]:
     """Start every member's node and drive it through the windows, on simulated time; the nodes, which still run.
 
-    Args:
-        world: The network.
-        windows: How many windows.
-        on_window: Called with the first validator after each of its windows.
-        start: The window in which a member's node starts; a later one than the first catches up.
+    `on_window` is called with the first validator after each of its windows. `start` gives the window in which a
+    member's node starts; a later one than the first catches up.
     """
     members = [member for member in world.members if member.role != "burn"]
     observed = next((member for member in members if member.role == "validator"), None)

@@ -48,17 +48,10 @@ GENESIS_TIME = 1_700_000_000.0  # chain time of block 0 on simulated time; any f
 
 @dataclass(frozen=True)
 class Member:
-    """Somebody on the subnet.
-
-    Attributes:
-        name: Unique in the network.
-        role: `burn`, `aggregator`, `validator`, or the name of an actor for miners.
-        hotkey: Its key.
-        uid: Its uid.
-    """
+    """Somebody on the subnet; the name is unique in the network."""
 
     name: str
-    role: str
+    role: str  # `burn`, `aggregator`, `validator`, or the name of an actor for miners
     hotkey: Hotkey
     uid: int
 
@@ -106,9 +99,7 @@ class Stage(Protocol):
 class SimulatedStage:
     """Buckets in directories below a folder, on simulated time.
 
-    Args:
-        folder: Where the buckets lie; made when needed.
-        threads: Worker threads for computations; their number changes nothing but the speed.
+    The number of worker threads for computations changes nothing but the speed.
     """
 
     genesis_time = GENESIS_TIME
@@ -146,11 +137,9 @@ class SimulatedStage:
 class Weather:
     """The weather between the nodes and their surroundings: nothing, unless a scenario says otherwise.
 
-    Attributes:
-        reader: Given observer, owner and the owner's bucket for reading, what the observer reads instead. The observer
-            is None for a node without a hotkey; the owner is None if the world does not know the account.
-        own: Given a member and its own bucket, what the member writes to instead.
-        chain: Given a member and its chain, what the member sees instead.
+    `reader` gets observer, owner and the owner's bucket, and gives what the observer reads instead; the observer is
+    None for a node without a hotkey, the owner if the world does not know the account. `own` gives what a member writes
+    to in place of its own bucket, and `chain` what it sees in place of its chain.
     """
 
     reader: Callable[[Member | None, Member | None, ObjectStore], ObjectStore] = lambda observer, owner, store: store
@@ -170,20 +159,13 @@ AGGREGATOR_STAKE, VALIDATOR_STAKE = 500.0, 400.0
 
 
 class World:
-    """A simulated network before its nodes start.
+    """A simulated network in an empty folder, before its nodes start.
 
-    Args:
-        root: An empty folder; everything of the network lies in it.
-        hparams: The network's numbers.
-        seed: Makes keys, blocks and therefore assignments, everything but the text.
-        actors: One name of `ACTORS` per miner.
-        num_validators: Validators besides the aggregator.
-        threads: Worker threads for training; their number changes nothing but the speed.
-        training: Without it miners publish noise and validators measure nothing: only the protocol runs.
-        stage: Storage and time; by default directories below `root`, on simulated time.
-        weather: What stands between the nodes and their surroundings.
-        kinds: Which nodes take a role, where it is not the one of that name: `aggregator`, `validator`, or an actor.
-        schedule: When blocks come, on a difficult chain; by default each is there and final in its slot.
+    The seed makes everything but the text; the number of threads changes nothing but the speed. There is a miner for
+    each name of `ACTORS` in `actors`, and `num_validators` besides the aggregator. Without `training` miners publish
+    noise and validators measure nothing. The stage gives storage and time, by default directories and simulated time.
+    `kinds` are the nodes of roles and actors where it is not the one of that name. `schedule` says when blocks come on
+    a difficult chain; by default each is there and final in its slot.
     """
 
     def __init__(
