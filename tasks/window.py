@@ -9,6 +9,8 @@ in `templar.window`.
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from prefect import Task, task
@@ -34,15 +36,12 @@ from tasks.sinks.attached import publish, tracing_window
 from tasks.sinks.trace import conclude, name_window, traced
 from templar import window as story
 from templar.agreement.conflicts import AuditReport
-from templar.agreement.state import StateMark
 from templar.agreement.voter import Settlement
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport
-from templar.exchange.publish import TimedReport
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.miner import Miner, PageReport, TrainReport
 from templar.neuron.node import Node
-from templar.neuron.private_state import PayloadReport
 from templar.neuron.validator import Validator, WeightsReport
 from templar.reports.metrics import Metrics, condition_of, metrics_of, publish_metrics
 from templar.scoring.evidence import Evidence, WindowFacts
@@ -52,6 +51,36 @@ log = logging.getLogger("templar.window")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+N = TypeVar("N", bound=Node)
+
+
+def _task(
+    kind: type[N], step: Callable[Concatenate[N, P], R], run_name: str, **policy: Any
+) -> Task[Concatenate[str, P], R]:
+    """A task that is one step of a neuron of this kind; its parameters are the neuron's name and those of the step."""
+
+    @wraps(step)
+    def call(neuron: str, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = getattr(hosted(neuron, kind), step.__name__)(*args, **kwargs)
+        return result
+
+    _, *others = signature(step).parameters.values()
+    name = Parameter("neuron", Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
+    vars(call)["__signature__"] = Signature([name, *others])
+    return task(task_run_name=run_name, **policy)(call)
+
+
+# Steps that show nothing beside their result.
+
+apply = _task(Node, Node.apply, "apply {settlement.window}", **LOCAL)
+publish_sync_proof = _task(Node, Node.publish_sync_proof, "publish sync proof {window}", **STORE)
+compress = _task(Miner, Miner.compress, "compress {window}", **LOCAL)
+commit = _task(Miner, Miner.commit, "commit {window}", **STORE)
+upload = _task(Miner, Miner.upload, "upload {window}", **STORE)
+settle_and_publish = _task(RosterNode, RosterNode.settle_and_publish, "roster {window}", **SETTLE)
+publish_decision = _task(RosterNode, RosterNode.publish_decision, "publish decision {settlement.window}", **STORE)
+evaluate = _task(Validator, Validator.evaluate, "evaluate {settlement.window}", **STORE)
+publish_evidence = _task(Validator, Validator.publish_evidence, "publish evidence", **STORE)
 
 # Every role.
 
@@ -77,18 +106,6 @@ def gather(neuron: str, window: int) -> GatherReport:
     report = hosted(neuron, Node).gather(window)
     table(f"gather-{neuron}", gather_rows(report), f"Window {window}: {report.summary}.")
     return report
-
-
-@task(task_run_name="apply {settlement.window}", **LOCAL)
-def apply(neuron: str, settlement: Settlement) -> StateMark:
-    """Apply the decided payloads. It reads and writes this disk only; what is in the journal is not applied again."""
-    return hosted(neuron, Node).apply(settlement)
-
-
-@task(task_run_name="publish sync proof {window}", **STORE)
-def publish_sync_proof(neuron: str, window: int) -> None:
-    """Publish the proof of the state after the window."""
-    hosted(neuron, Node).publish_sync_proof(window)
 
 
 @task(task_run_name="close window {settlement.window}", **STORE)
@@ -143,24 +160,6 @@ def train(neuron: str, window: int) -> TrainReport:
     return report
 
 
-@task(task_run_name="compress {window}", **LOCAL)
-def compress(neuron: str, window: int) -> PayloadReport:
-    """Turn the update into the payload; its bytes and the staged error feedback are on disk afterwards."""
-    return hosted(neuron, Miner).compress(window)
-
-
-@task(task_run_name="commit {window}", **STORE)
-def commit(neuron: str, window: int) -> TimedReport:
-    """Publish the commitment to the payload before the window closes."""
-    return hosted(neuron, Miner).commit(window)
-
-
-@task(task_run_name="upload {window}", **STORE)
-def upload(neuron: str, window: int) -> TimedReport:
-    """Wait for the close, then reveal manifest and payload."""
-    return hosted(neuron, Miner).upload(window)
-
-
 @task(task_run_name="roster {window}", **SETTLE)
 def settle(neuron: str, window: int) -> Settlement:
     """Wait for the roster that decides the window."""
@@ -177,24 +176,6 @@ def observe_commitments(neuron: str, window: int) -> int | None:
     return None if seen is None else len(seen)
 
 
-@task(task_run_name="roster {window}", **SETTLE)
-def settle_and_publish(neuron: str, window: int, report: GatherReport) -> Settlement:
-    """Wait for the roster that decides the window; publish the own one in the own slot if none counts by then."""
-    return hosted(neuron, RosterNode).settle_and_publish(window, report)
-
-
-@task(task_run_name="publish decision {settlement.window}", **STORE)
-def publish_decision(neuron: str, settlement: Settlement) -> TimedReport:
-    """Store the words that decided the window, and a copy of its roster."""
-    return hosted(neuron, RosterNode).publish_decision(settlement)
-
-
-@task(task_run_name="evaluate {settlement.window}", **STORE)
-def evaluate(neuron: str, report: GatherReport, settlement: Settlement) -> WindowFacts | None:
-    """Measure every payload on the state before the window."""
-    return hosted(neuron, Validator).evaluate(report, settlement)
-
-
 @task(task_run_name="rate {window}", **LOCAL)
 def rate(neuron: str, window: int, facts: WindowFacts | None) -> Evidence | None:
     """Rate and slash the miners, in one transaction of the score book; each miner's card is a table artifact."""
@@ -202,12 +183,6 @@ def rate(neuron: str, window: int, facts: WindowFacts | None) -> Evidence | None
     if evidence is not None:
         table(f"scores-{neuron}", score_rows(evidence), score_summary(evidence))
     return evidence
-
-
-@task(task_run_name="publish evidence", **STORE)
-def publish_evidence(neuron: str, evidence: Evidence | None) -> None:
-    """Publish what was measured and concluded, signed, for anybody to check."""
-    hosted(neuron, Validator).publish_evidence(evidence)
 
 
 @task(task_run_name="set weights", **WEIGHTS)

@@ -173,11 +173,7 @@ class NeuronSinks:
 
 
 def _require(module: str, variable: str, *, extra: str) -> None:
-    """Refuse a sink whose library is not installed.
-
-    Raises:
-        PermanentError: `bad_environment`; the message names the extra.
-    """
+    """Refuse (`bad_environment`) a sink whose library is not installed."""
     with suppress(ModuleNotFoundError):  # of a parent package
         if find_spec(module) is not None:
             return

@@ -15,15 +15,9 @@ WAITING = "templar_sink_waiting"
 
 
 class PrometheusEndpoint(Collector):
-    """Serves `/metrics` over HTTP.
+    """Serves `/metrics` over HTTP to everybody who reaches the interface `host`; a taken port is `port_taken`.
 
-    Args:
-        host: Interface to listen on; whoever reaches it can read the figures.
-        port: Its port.
-        queues: What tells how each other sink keeps up.
-
-    Raises:
-        PermanentError: `port_taken`.
+    `queues` tells how each other sink keeps up.
     """
 
     name = "prometheus"
