@@ -5,7 +5,6 @@ that has the same id. Nothing here matches processes by name.
 """
 
 import fcntl
-import http.client
 import json
 import os
 import pwd
@@ -20,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -293,20 +291,11 @@ class ProcessRecord:
 
 def http_serves(url: str) -> bool:
     """Whether a GET answers 200; through the environment's proxies, which the loopback interface is never behind."""
-    parts = urlsplit(url)
-    if parts.scheme == "https" or not is_loopback(parts.hostname):
-        try:
-            return httpx.get(url, timeout=2.0).status_code == HTTPStatus.OK
-        except httpx.HTTPError:
-            return False
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=2.0)
     try:
-        connection.request("GET", parts.path or "/")
-        return connection.getresponse().status == HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
+        answer = httpx.get(url, timeout=2.0, trust_env=not is_loopback(urlsplit(url).hostname))
+    except (httpx.HTTPError, httpx.InvalidURL):
         return False
-    finally:
-        connection.close()
+    return answer.status_code == httpx.codes.OK
 
 
 def require_free_port(host: str, port: int, *, remedy: str) -> None:
