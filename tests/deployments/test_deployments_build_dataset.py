@@ -4,12 +4,11 @@ import json
 from functools import partial
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments import build_dataset as command
 from templar.datasets.plan import DatasetLayout
 from tests.support.commands import contents, write_env
-from tests.support.datasets import numbered_documents
+from tests.support.datasets import write_books
 
 WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
 SMALL = ("--vocab-size", 300, "--sequence-length", 16, "--held-out-fraction", 0.2, "--row-chars", 100)
@@ -24,11 +23,7 @@ def call(monkeypatch, run_main):
 
 @pytest.fixture
 def books(tmp_path):
-    folder = tmp_path / "books"
-    folder.mkdir()
-    for document in numbered_documents("books", num_documents=10, num_lines=20):
-        (folder / document.name).write_text(document.text)
-    return folder
+    return write_books(tmp_path / "books")
 
 
 @pytest.mark.parametrize("layout", list(DatasetLayout))
@@ -73,14 +68,6 @@ def test_missing_keys_are_noticed_first(call, books, tmp_path):
     assert err.startswith("[bad_environment]")
     assert all(name in err for name in WRITE)
     assert [path.name for path in tmp_path.iterdir()] == ["books"]
-
-
-def test_dask_needs_a_prefect_server(call, books, tmp_path):
-    with temporary_settings({PREFECT_API_URL: None}):
-        arguments = ("--source", books, "--layout", "pages", "--out", tmp_path / "out", "--dask", "tcp://host:1")
-        status, _, err = call(*arguments)
-    assert status == 1
-    assert err.startswith("[bad_environment] PREFECT_API_URL is not set")
 
 
 def test_there_is_no_source(call, tmp_path):

@@ -11,19 +11,17 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterIdempotencyKey,
 )
-from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments import clock as clock_module
 from deployments.clock import WindowClock, WindowDeployment, find_deployments
 from deployments.register import deploy_window, ensure_pool, register
 from templar.chain.clock import SimulatedClock
 from templar.chain.ledger import Ledger, create_ledger
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import Reason, TransientError
 from templar.interrupt import clear_stop
 from tests.support.network import tiny
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
-from tests.support.scripted_server import Reply, scripted_server
 
 HPARAMS = tiny()
 BIRTHDAY = 1_700_000_000.0
@@ -266,18 +264,3 @@ class TestServing:
         assert status == 1
         assert err.startswith("[bad_environment] no window deployment of a known neuron on this server: run ")
         assert err.count("\n") == 1
-
-    @pytest.mark.parametrize(
-        ("status", "said"),
-        [(404, "no Prefect API .status 404.: correct it"), (401, "refuses this client .status 401.")],
-    )
-    def test_an_address_of_something_else_ends_it_with_one_line(self, status, said, monkeypatch):
-        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")  # loopback is behind none
-        monkeypatch.setenv("NO_PROXY", "")
-        monkeypatch.setenv("no_proxy", "")
-        with scripted_server(lambda _: Reply(status, b"<html></html>")) as server:
-            address = temporary_settings({PREFECT_API_URL: server.endpoint_url})
-            with address, pytest.raises(PermanentError, match=said) as caught:
-                asyncio.run(clock_module.serve())
-        assert caught.value.message.startswith(f"PREFECT_API_URL is {server.endpoint_url}, which ")
-        assert caught.value.message.isprintable()

@@ -103,7 +103,6 @@ def shifted(seconds):
         ({"WALLET_HOTKEY_PASSWORD_FILE": "/none"}, "wallet", "is not there: correct WALLET_HOTKEY_PASSWORD_FILE"),
         ({DATABASE: "postgresql+asyncpg://u:hush@127.0.0.1:{port}/p"}, "Prefect database", f"{DATABASE}: "),
         ({"PREFECT_API_URL": "http://127.0.0.1:{port}/api"}, "Prefect server", "does not answer"),
-        ({"PREFECT_API_URL": "127.0.0.1:1/api"}, "Prefect server", "PREFECT_API_URL is '127.0.0.1:1/api', which is no"),
     ],
 )
 def test_a_wrong_variable_is_found(examine, changes, topic, words):

@@ -8,7 +8,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks import Neuron
-from deployments import register
+from deployments import clock, leaderboard, register
 from deployments.processes import ProcessRecord
 from templar.chain.base import Role
 from templar.errors import PermanentError, Reason, TransientError
@@ -17,6 +17,7 @@ from tests.support.commands import write_env
 from tests.support.errors import raising
 from tests.support.neuron_block import neuron_block
 from tests.support.prepared import PreparedNetwork
+from tests.support.scripted_server import Reply, scripted_server
 
 NAME = "registered"
 
@@ -80,20 +81,6 @@ def test_a_neuron_is_registered_and_its_role_announced(call, env_file, network, 
     assert set(parts) == {"subnet", "wallet", "bucket", "dataset"}, "an inlined block is not shown in the UI"
 
 
-@pytest.mark.slow
-def test_registering_again_updates_what_is_there(call, env_file, prefect_server):
-    assert call("--name", NAME, "--env-file", env_file())[0] == 0
-    with prefect_server.client() as client:
-        before = client.read_deployment_by_name(f"miner-window/{NAME}")
-    changed = env_file(TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS="7")
-    assert call("--name", NAME, "--env-file", changed)[0] == 0
-    block = Neuron.load(NAME)
-    assert isinstance(block, Neuron)
-    assert block.bucket.endpoint.read_timeout_seconds == 7.0
-    with prefect_server.client() as client:
-        assert client.read_deployment_by_name(f"miner-window/{NAME}").id == before.id
-
-
 def test_bad_environments_are_refused_with_one_line(call, env_file, prefect_server):
     """What is refused is in tests/deployments/test_deployments_check_access.py."""
     before = on_the_server(prefect_server)
@@ -111,21 +98,27 @@ def test_bad_environments_are_refused_with_one_line(call, env_file, prefect_serv
 
 
 @pytest.mark.parametrize(
-    ("address", "message"),
+    ("address", "status", "message"),
     [
-        ("http://127.0.0.1:1/api", "PREFECT_API_URL is http://127.0.0.1:1/api, which does not answer"),
-        ("http://127.0.0.1:1/api ", "PREFECT_API_URL is 'http://127.0.0.1:1/api ', which is no address"),
-        ("127.0.0.1:1/api", "PREFECT_API_URL is '127.0.0.1:1/api', which is no address"),
-        (None, "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"),
+        ("http://127.0.0.1:1/api", None, "PREFECT_API_URL is http://127.0.0.1:1/api, which does not answer"),
+        ("http://127.0.0.1:1/api ", None, "PREFECT_API_URL is 'http://127.0.0.1:1/api ', which is no address"),
+        ("127.0.0.1:1/api", None, "PREFECT_API_URL is '127.0.0.1:1/api', which is no address"),
+        (None, None, "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"),
+        ("here", 404, "PREFECT_API_URL is here, which is no Prefect API (status 404): correct it"),
+        ("here", 401, "PREFECT_API_URL is here, which refuses this client (status 401)."),
     ],
-    ids=["wrong", "space", "bare", "none"],
 )
-def test_without_a_server_it_says_so(call, env_file, address, message):
-    with temporary_settings({PREFECT_API_URL: address}):
-        status, out, err = call("--name", NAME, "--env-file", env_file())
-    assert (status, out) == (1, "")
-    assert err.startswith(f"[bad_environment] {message}")
-    assert err.count("\n") == 1
+def test_a_server_that_is_none_is_one_line(run_main, monkeypatch, address, status, message):
+    """What is no server ends the clock as well, which waits for one that does not answer."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")  # loopback is behind none
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")
+    with scripted_server(lambda _: Reply(status or 200, b"<html></html>")) as server:
+        here = server.endpoint_url
+        with temporary_settings({PREFECT_API_URL: here if address == "here" else address}):
+            ended, out, err = run_main(leaderboard.main if status is None else clock.main)
+    assert (ended, out, err.count("\n")) == (1, "", 1)
+    assert err.startswith(f"[bad_environment] {message.replace('here', here).rstrip('.')}")
 
 
 @pytest.mark.parametrize(

@@ -63,13 +63,3 @@ def test_a_lie_fails_the_run_and_is_named(network, prefect_api):
     ]
     assert other.is_failed()
     assert "[not_registered]" in str(other.message)
-
-
-def test_what_nobody_published_cannot_be_audited(network, prefect_api):
-    state = run(window=network.first_window, validator=1)
-    assert (state.is_failed(), state.name) == (True, "Failed")
-    assert f"[evidence_missing] no evidence of window {network.first_window} is there: uid 1 shows none" in str(
-        state.message
-    )
-    assert f"audit-{NAME}" not in prefect_api.artifacts(state)
-    assert run(tolerance=1.0).is_failed()

@@ -41,20 +41,25 @@ def test_nothing_published_is_no_failure(network, prefect_api):
     assert prefect_api.artifacts(state) == {}
 
 
-def test_the_standings_are_a_table_and_a_plot(network, published, prefect_api):
+def test_the_standings_are_a_table_and_a_plot_beside_the_newest_evaluations(network, published, prefect_api):
     uid, evidences = published
     board, first = Leaderboard(evidences), network.first_window
+    score = evaluate_genesis(network).score
     state = run()
     read = f"evidence of uid {uid}: 3 of 4 windows, {first} to {first + 3}; nothing of {first + 2}"
     assert (state.name, state.message) == ("Completed", f"{read}: {board.summary}")
-    both = prefect_api.artifacts(state)
-    assert set(both) == {f"leaderboard-{NAME}", f"leaderboard-plot-{NAME}"}
-    table, plot = both[f"leaderboard-{NAME}"], both[f"leaderboard-plot-{NAME}"]
+    shown = prefect_api.artifacts(state)
+    names = ("leaderboard", "leaderboard-plot", "held-out")
+    assert set(shown) == {f"{name}-{NAME}" for name in names}
+    table, plot, held_out = (shown[f"{name}-{NAME}"] for name in names)
     assert json.loads(str(table.data)) == board.cells()
     assert {row["uid"] for row in board.cells()} == set(MINERS)
     assert table.description == f"{read}: {board.summary}"
     assert (plot.type, plot.description) == ("markdown", read)
     assert str(plot.data).startswith(f"![leaderboard-plot-{NAME}](data:image/svg+xml;base64,")
+    (row,) = json.loads(str(held_out.data))
+    assert (row["window"], row["by"], row["loss"]) == (str(first - 1), "uid 1", f"{score.loss:.4f}")
+    assert held_out.description == "The newest 1 of 1 measured checkpoints."
 
 
 def test_a_validator_and_fewer_windows_can_be_asked_for(network, published, prefect_api):
@@ -69,21 +74,3 @@ def test_a_validator_and_fewer_windows_can_be_asked_for(network, published, pref
     assert unknown.is_failed()
     assert "[not_registered] validator: uid 200 is no validator" in str(unknown.message)
     assert run(windows=0).is_failed()
-
-
-def test_the_newest_checkpoints_on_held_out_text_are_a_table(network, published, prefect_api):
-    del published
-    score = evaluate_genesis(network).score
-    shown = prefect_api.artifacts(run())[f"held-out-{NAME}"]
-    assert json.loads(str(shown.data)) == [
-        {
-            "window": str(network.first_window - 1),
-            "tokens trained": "0",
-            "time": "0 min",
-            "loss": f"{score.loss:.4f}",
-            "bits per byte": f"{score.bits_per_byte:.4f}",
-            "tasks": "none",
-            "by": "uid 1",
-        }
-    ]
-    assert shown.description == "The newest 1 of 1 measured checkpoints."

@@ -24,6 +24,14 @@ def numbered_documents(source, *, num_documents, num_lines, line_chars=40):
     ]
 
 
+def write_books(folder):
+    """A folder of text files, one per document."""
+    folder.mkdir()
+    for document in numbered_documents("books", num_documents=10, num_lines=20):
+        (folder / document.name).write_text(document.text)
+    return folder
+
+
 def small_dataset(root, store, *, rows_per_group=7, shard_rows=25):
     """Build two configs, one line per row, in groups and files that fit no page, and upload them under `PREFIX`."""
     documents = [
