@@ -23,11 +23,3 @@ def test_it_counts_what_held_and_names_what_did_not(monkeypatch, capsys):
         assert figures["holds"] == (not figures["violations"]) == (status == 0)
         assert figures["windows_per_second"] > 0
         assert ("--faults 28" in printed.err) == (status == 1)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_several_seeds_at_a_time_give_the_same_reports_in_the_same_order():
-    one, two = ([(each.plan, each.root) for each in faults.run_seeds(range(1, 4), 3, jobs)] for jobs in (1, 2))
-    assert one == two
-    assert None not in {root for _, root in one}

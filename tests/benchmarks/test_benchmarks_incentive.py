@@ -1,19 +1,15 @@
 """The experiment on the incentive runs, judges by its bars, and its last line holds the figures."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from benchmarks import incentive, incentive_population
 from benchmarks.incentive import (
-    BARS,
-    COMPUTE,
     COMPUTE_PAY,
     LOSS_TOLERANCE,
     PAY_OVER_VALUE,
-    SHADOWS,
     Check,
     Trial,
     judge,
@@ -22,19 +18,16 @@ from benchmarks.incentive import (
 )
 from benchmarks.incentive_population import (
     FEW,
-    KINDS,
     MAIN,
     IncentiveReport,
     PayloadValue,
     Penalised,
     Population,
-    Valuation,
     honest_alone,
     incentive_hparams,
     populations,
     run_population,
 )
-from lab.adversary.actors import ACTORS
 from tests.support.network import tiny
 
 
@@ -57,38 +50,6 @@ def test_it_runs_a_population_its_honest_miners_alone_and_itself_again(monkeypat
     assert figures["holds"] == all(checks.values()) == (code == 0)
     progress = [line.split(":")[0] for line in said.err.splitlines() if ": window 2 of 2: " in line]
     assert progress == ["zero", "zero", "zero, honest alone"]
-
-
-def test_a_quick_run_judges_no_pay(monkeypatch, capfd):
-    ran: list[tuple[str, int]] = []
-
-    def run_one(population, hparams, windows, seed):
-        ran.append((population.name, windows))
-        return replace(REPORT, finals={**REPORT.finals, 7: 100.0})
-
-    monkeypatch.setattr(incentive, "run_one", run_one)
-    monkeypatch.setattr(incentive, "populations", lambda honest: {MAIN: Population(MAIN, 3, REPORT_CHEATS)})
-    monkeypatch.setattr(incentive, "ProcessPoolExecutor", lambda jobs, mp_context: ThreadPoolExecutor(1))
-    monkeypatch.setattr("sys.argv", ["incentive", "--quick"])
-    assert incentive.main() == 0
-    assert ran == [(MAIN, incentive.QUICK_WINDOWS)] * 2
-    figures = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert (figures["pay_judged"], figures["holds"]) == (False, True)
-    monkeypatch.setattr("sys.argv", ["incentive"])
-    assert incentive.main() == 1
-    assert ran[2:] == [(MAIN, incentive.WINDOWS)] * 2 + [(f"{MAIN}, honest alone", incentive.WINDOWS)]
-
-
-def test_every_population_is_of_actors():
-    found = populations(20)
-    assert set(found) == {MAIN, *KINDS, *FEW}
-    for population in found.values():
-        assert set(population.actors) <= ACTORS.keys()
-        assert population.actors[:20] == ("honest",) * 20
-    assert {name: len(each.cheats) for name, each in found.items()} == {MAIN: 10, **dict.fromkeys(KINDS, 5), **FEW}
-    assert BARS.keys() | COMPUTE.keys() | SHADOWS <= {*KINDS, *FEW}
-    with pytest.raises(ValueError, match="4 at least"):
-        populations(3)
 
 
 def test_honest_miners_alone_have_the_same_slots_of_the_same_text():
@@ -115,9 +76,6 @@ REPORT = IncentiveReport(
         for uid, fall in {3: 0.2, 4: 0.2, 5: 0.3, 6: 0.1, 7: -0.5, 8: 0.1, 9: 0.1}.items()
     ),
 )
-
-
-REPORT_CHEATS = ("half", "lazy", "sybil", "sybil")
 
 
 OF_VALUE = "honest miners' share of pay is that of value, of payloads "
@@ -255,11 +213,6 @@ def test_honest_miners_are_paid_within_a_quarter_of_their_value(fall, fails):
     assert failing_of_value(replace(REPORT, weights=weights, values=values)) == fails
 
 
-def test_every_third_window_of_the_second_half_is_valued():
-    assert [window for window in range(70) if Valuation(60).is_valued(window)] == list(range(33, 61, 3))
-    assert [window for window in range(10) if Valuation(7).is_valued(window)] == [4, 7]
-
-
 @pytest.mark.slow
 def test_payloads_that_are_alike_share_their_value(monkeypatch):
     def falls():
@@ -280,21 +233,3 @@ def test_each_payload_is_valued_alone():
     assert [(each.window, each.uid) for each in found.values] == [(2, uid) for uid in miners]
     assert all(found.value(uid, applied_only=False) == 0 for uid in found.uids("zero"))
     assert max(found.value(uid, applied_only=False) for uid in found.uids("honest")) > 0
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-def test_the_number_of_processes_changes_no_result(monkeypatch, capsys):
-    monkeypatch.setattr(incentive, "incentive_hparams", lambda: tiny("simulation"))
-    results = []
-    for jobs in ("1", "2"):
-        arguments = ["--population", "zero", "split", "--windows", "3", "--seed", "8", "--miners", "4", "--jobs", jobs]
-        monkeypatch.setattr("sys.argv", ["incentive", *arguments])
-        incentive.main()
-        found = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert found.pop("jobs") == int(jobs)
-        assert list(found["populations"]) == ["zero", "split"]
-        for figures in found["populations"].values():
-            del figures["seconds"], figures["cpu_seconds"]
-        results.append(found)
-    assert results[0] == results[1]

@@ -27,13 +27,6 @@ def test_the_figures(monkeypatch, measure):
     assert "16 MiB (--quick; otherwise 1000)" in "\n".join(table)
 
 
-def test_whether_the_bars_hold():
-    figures = loader.BARS | {"first_batch_fraction": 0.04}
-    assert loader.holds(figures, loader.BARS)
-    assert not loader.holds(loader.BARS, loader.BARS)
-    assert not loader.holds(figures | {"packing_x": 19.9}, loader.BARS)
-
-
 def test_what_is_compared_does_the_same():
     tokens, offsets = loader_local.documents(50_000)
     assert 300 < np.diff(offsets).mean() < 1200
