@@ -98,14 +98,6 @@ def test_those_to_whom_something_happened_must_come_to_the_others_state():
     assert found.problems == ("a node to which something happened did not come to the others' state",)
 
 
-def test_a_scenario_that_does_not_take_place_proves_nothing():
-    cleaning = replace(FAULT, cleans=True)
-    assert verdict(cleaning, sightings=sightings(None)).problems == ("no clean-up deleted anything",)
-    assert verdict(cleaning, sightings=sightings(None), swept=1).passed
-    found = verdict(BOUND, sightings=sightings(None))
-    assert "window 1: the payload of attacker 7 is not applied, so there is nothing to bound" in found.problems
-
-
 @pytest.mark.parametrize(("sound", "problems"), [([5, 6, 8, 9], 0), ([5, 6], 1)])
 def test_what_a_miner_does_to_whom_something_happens_is_honest_work(sound, problems):
     """The median is theirs, and larger than what the others have; nobody raised it."""
@@ -178,12 +170,6 @@ def test_a_proof_against_an_honest_miner_is_found_out():
         each = accusation("validator-2", 2, Reason.MANIFEST_EQUIVOCATION, 5, is_proven=proven)
         history, cast = replace(REPORTED, accusations=(each,)), replace(AUDITED, attackers={})
         assert judge(SCENARIOS["two_faced"], cast, history, HPARAMS, LAYOUT).problems == problems
-
-
-def test_what_the_attacker_reports_and_holds_is_its_own_affair():
-    of_itself = accusation("aggregator-1", 1, Reason.ROSTER_INCLUDES, PUBLISHER, 5)
-    roots = {**REPORTED.roots, "aggregator-1": {1: "x"}}
-    assert verdict_on("silent_publisher", accusations=(*SILENT, of_itself), roots=roots).passed
 
 
 @pytest.mark.parametrize(

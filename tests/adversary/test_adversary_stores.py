@@ -1,8 +1,6 @@
 """Hostile stores and chains keep the contract, except where they say otherwise."""
 
-from contextlib import nullcontext
 from dataclasses import replace
-from itertools import groupby, islice
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +8,7 @@ from hypothesis import strategies as st
 
 from lab.adversary import faults
 from lab.adversary.chains import (
-    LAGS,
     BlockSchedule,
-    IntermittentChain,
     PrunedChain,
     ReorganisingChain,
     SkewedChain,
@@ -140,18 +136,6 @@ def test_an_endpoint_that_prunes_knows_old_blocks_but_not_who_was_registered(led
         view.metagraph(14)
 
 
-def test_views_come_and_go(ledger, store, clock):
-    chain = IntermittentChain(ledger, [(START + 2, START + 4, StaleChain(ledger, blocks=1))])
-    forbidden = faults.FailingStore(store, faults.FORBIDDEN, clock)
-    bucket = faults.IntermittentStore(store, clock, [(START + 2, START + 4, forbidden)])
-    for second in range(6):
-        clock.sleep_until(START + second)
-        is_faulty = 2 <= second < 4
-        assert chain.block() == second - is_faulty
-        with raising(PermanentError, Reason.ACCESS_DENIED, "403") if is_faulty else nullcontext():
-            assert bucket.get(KEY, max_bytes=100) == BODY
-
-
 @given(st.integers(), st.sampled_from([1.0, 12.0]))
 @settings(max_examples=25, deadline=None)
 def test_a_difficult_chain_is_final_once_and_its_head_goes_back_by_three_blocks_at_most(seed, slot_seconds):
@@ -170,16 +154,6 @@ def test_a_difficult_chain_is_final_once_and_its_head_goes_back_by_three_blocks_
         assert schedule.next_change(head + 2, now) > now
     assert newest > 1200 / 3 / 2
     assert [again.time(number) for number in range(newest)] == [schedule.time(number) for number in range(newest)]
-
-
-def test_a_difficult_chain_has_every_difficulty():
-    blocks = list(islice(difficult_blocks(1, 12.0), 4000))
-    assert {len(block.replaced) for block in blocks} == {0, 1}
-    assert {block.lag for block in blocks} == {*LAGS}
-    assert max(block.gap for block in blocks) > 3 * 12.0
-    assert min(block.gap for block in blocks) < 12.0, "blocks may come faster than one per slot, by their jitter"
-    forks = [len(list(group)) for is_fork, group in groupby(bool(block.replaced) for block in blocks) if is_fork]
-    assert {1, 2, 3} <= {*forks}
 
 
 def test_a_ledger_with_a_schedule_waits_for_heads_and_for_final_blocks(ledger, clock):

@@ -35,27 +35,3 @@ def test_what_an_answer_says_otherwise_is_a_difference(evidence):
     ):
         points = tuple(changed if point.what == what else point for point in answers[uid].points)
         assert list(asking.differences(replace(answers[uid], points=points), evidence, uid)) == [difference]
-
-
-def test_an_answer_without_a_reason_for_nothing_is_none(evidence):
-    whole = Answer(2, evidence.digest, explain(evidence, 4))
-    assert asking.is_answered(whole)
-    assert asking.is_answered(Answer(2, None, (Point("evidence", "none", Reason.EVIDENCE_MISSING),)))
-    unexplained = tuple(replace(point, reason=None) for point in whole.points if point.what != "penalty")
-    assert not asking.is_answered(replace(whole, points=unexplained))
-    assert not asking.is_answered(Answer(2, None, ()))
-
-
-def test_what_is_wrong_with_an_answer_is_told_of_its_miner_alone():
-    right = asking.Asked(3, 1, 0.2, True, ())
-    silent, wrong = (
-        replace(right, uid=4, answered=False),
-        replace(right, uid=5, differences=("the weight",), seconds=7.0),
-    )
-    questions = asking.Questions((right, silent, wrong))
-    assert questions.summary == "why: 1 of 3 answers agree with the evidence, the slowest took 7.0 s"
-    assert questions.problems([3]) == ()
-    assert questions.problems([3, 4, 5]) == (
-        "why uid 4 got what it got in window 1: no answer",
-        "why uid 5 got what it got in window 1: says otherwise than the evidence: the weight",
-    )

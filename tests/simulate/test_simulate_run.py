@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +21,6 @@ from templar.hparams import load_hparams
 from templar.store.files import MEMORY_FOLDER
 from tests.support.network import tiny
 
-ROOT = Path(__file__).parents[2]
 TIMES = ("seconds", "windows_per_second")
 
 
@@ -65,24 +63,6 @@ def test_sharing_results_changes_no_byte(tmp_path):
     assert any("gradient" in name for name in objects)
 
 
-@pytest.mark.long
-def test_another_process_with_more_threads_gives_the_same_report(once):
-    """Through the command line, with two threads for torch's own kernels as well."""
-    options = ["--miners", "3", "--windows", "4", "--seed", "7", "--actor", "lazy", "--threads", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "lab.simulate", *options],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONHASHSEED": "99"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout)
-    assert {name: value for name, value in found.items() if name not in TIMES} == without_times(once)
-    spoken = [line for line in done.stderr.splitlines() if line.startswith("window ")]
-    assert spoken == [f"window {number}: loss {loss:.4f}" for number, loss in enumerate(once.losses, start=1)]
-
-
 def test_another_seed_gives_another_history_in_memory(once, monkeypatch):
     """Without a folder, a network lies in memory and is removed afterwards."""
     seen: list[Path] = []
@@ -102,17 +82,6 @@ def test_another_seed_gives_another_history_in_memory(once, monkeypatch):
     assert seen[0].is_relative_to(MEMORY_FOLDER) == os.access(MEMORY_FOLDER, os.W_OK)
 
 
-def test_a_report_says_what_came_of_the_run(once):
-    assert once.windows == len(once.losses) == 4
-    assert once.roots_agree
-    assert once.roles == {0: "burn", 1: "aggregator", 2: "validator", 3: "honest", 4: "honest", 5: "lazy"}
-    assert set(once.scores) == {3, 4, 5}
-    assert sum(once.weights.values()) == pytest.approx(1, abs=1e-3)
-    assert once.weights[0] == pytest.approx(0.5, abs=1e-3)
-    assert once.seconds > 0
-    assert once.windows_per_second == pytest.approx(4 / once.seconds, rel=1e-2)
-
-
 @pytest.mark.parametrize(
     ("preset", "changes", "windows"),
     [
@@ -129,18 +98,6 @@ def test_both_recipes_learn(preset, changes, windows):
     losses = [loss for loss in report.losses if loss is not None]
     assert len(losses) == windows
     assert losses[-1] < losses[0] - 0.2
-
-
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"actors": ["honest", "evil"]}, "actors: evil; each is one of"),
-        ({"windows": 0}, "windows must be at least 1, not 0"),
-    ],
-)
-def test_what_makes_no_network_is_refused(changes, complaint):
-    with pytest.raises(ValueError, match=complaint):
-        run(**changes)
 
 
 def command(*options):

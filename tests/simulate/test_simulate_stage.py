@@ -3,41 +3,12 @@
 from lab.adversary.chains import ChainView
 from lab.adversary.faults import StoreView
 from lab.simulate.run import run_nodes
-from lab.simulate.world import DATASET_BUCKET, GENESIS_TIME, Weather, World
+from lab.simulate.world import Weather, World
 from templar.agreement.ballot_box import decided_roster
-from templar.chain.clock import SimulatedClock
 from templar.neuron.aggregator import Aggregator
-from templar.store.address import BucketAddress
-from tests.support.memory_store import MemoryStore
 from tests.support.network import tiny
 
 ACTORS = ("honest", "honest")
-
-
-class MemoryStage:
-    """Buckets in memory, each with a read key of its own, which is asked for."""
-
-    genesis_time = GENESIS_TIME + 1000
-    gather_concurrency = 1
-
-    def __init__(self):
-        self.clock = SimulatedClock(self.genesis_time)
-        self.buckets: dict[str, MemoryStore] = {}
-        self.readers: list[BucketAddress] = []
-
-    def open_store(self, bucket):
-        return self.buckets.setdefault(bucket, MemoryStore(bucket, clock=self.clock.now))
-
-    def open_reader(self, address):
-        assert address.secret_access_key == f"secret-of-{address.account_id}"
-        self.readers.append(address)
-        return self.open_store(address.bucket)
-
-    def address_of(self, member):
-        return BucketAddress(member.account_id, "reader", f"secret-of-{member.account_id}")
-
-    def run(self, participants):
-        self.clock.run(participants)
 
 
 def roots(world):
@@ -46,20 +17,6 @@ def roots(world):
     for node in nodes:
         node.stop()
     return found
-
-
-def test_a_world_runs_on_another_stage(folder):
-    stage = MemoryStage()
-    world = World(folder, tiny(), seed=1, actors=ACTORS, stage=stage)
-    assert len(roots(world)) == 1
-    assert world.clock is stage.clock
-    assert set(stage.buckets) == {
-        DATASET_BUCKET,
-        *(member.account_id for member in world.members if member.role != "burn"),
-    }
-    assert {address.access_key_id for address in stage.readers} == {"reader"}
-    assert not (folder / "buckets").exists()
-    assert world.chain.block_time(0) == stage.genesis_time
 
 
 def test_the_weather_is_asked_for_every_reader_bucket_and_chain(folder):
