@@ -309,10 +309,10 @@ def require_free_port(host: str, port: int, *, remedy: str) -> None:
             raise PermanentError(Reason.PORT_TAKEN, problem) from error
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on at this moment."""
+def free_port() -> int:
+    """A port of the loopback interface that nothing listens on at this moment."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
 

@@ -8,13 +8,11 @@ again updates what is there.
 """
 
 import importlib
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +30,24 @@ from blocks.environment import bucket_variables, neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.automations import alert_block, definitions, deploy_automations
 from deployments.options import NEURON, command_parser, environment_of
-from deployments.processes import PROJECT_ROOT, ProcessRecord, end_of, program, start_child
+from deployments.processes import program
 from deployments.schedules import HOUR, HOUSEKEEPING_POOL, SLUG, deployments_of, scheduled_work
 from deployments.work_pool import require_server
 from deployments.worker import ResidentWorker
 from tasks.sinks.attached import SinkSettings
 from templar.chain.remote import public_address
-from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.errors import PermanentError, Reason, TemplarError
 from templar.housekeeping.access import check_access
 from templar.neuron.configuration import announce_role
 from templar.neuron.lock import make_private
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
 
-DEPLOY_COMMAND = [
-    *(sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"),
-    *("--prefect-file", str(Path("deployments") / "prefect.yaml")),
-]
-"""Deploys what deployments/prefect.yaml has, for the neuron that `deployment_variables` name."""
-DEPLOY_SECONDS = 300.0  # longest time of that command
+BY_HAND = {
+    "bucket_purge": "Delete from a bucket by version, age, prefix or suffix. Only counts, unless dry_run is off.",
+    "audit_window": "Rebuild a window from public objects, and say whether roster and evidence follow from them.",
+}
+"""The flows of a neuron that an operator starts by hand -> what they do."""
 CLOCK_COMMAND = [sys.executable, "-m", "deployments", "clock"]
 POOL_KINDS: dict[str, type[BaseWorker[Any, Any, Any]]] = {"resident": ResidentWorker, "process": ProcessWorker}
 
@@ -143,17 +140,31 @@ def deploy_scheduled(neuron: str, block: Neuron, *, hour: timedelta = HOUR) -> N
                     client.delete_deployment_schedule(there.id, schedule.id)
 
 
+def deploy_by_hand(neuron: str, role: str) -> None:
+    """Deploy the flows of a neuron that an operator starts by hand, and the build of datasets, which needs no neuron.
+
+    None has a schedule or a concurrency limit: a limit's lease that cannot be renewed kills its run.
+    """
+    with get_client(sync_client=True) as client:
+        ensure_pool(client, HOUSEKEEPING_POOL, "process")
+    for flow, description in BY_HAND.items():
+        _deploy(flow, neuron, role, name=neuron, description=description, work_pool_name=HOUSEKEEPING_POOL)
+    text = "Build a training dataset from files of the worker's machine, and upload it. Needs no neuron."
+    _apply("build_dataset", name="by-hand", description=text, work_pool_name=HOUSEKEEPING_POOL)
+
+
 def _deploy(
     flow_name: str, neuron: str, role: str, *, parameters: Mapping[str, Any] | None = None, **options: Any
 ) -> None:
+    of_neuron = {**(parameters or {}), "neuron": neuron}
+    _apply(flow_name, parameters=of_neuron, tags=[f"neuron:{neuron}", f"role:{role}"], **options)
+
+
+def _apply(flow_name: str, **options: Any) -> None:
+    """Deploy a flow by its module path: a worker that has the package loads it from there, in any folder."""
     flow = getattr(importlib.import_module(f"flows.{flow_name}"), flow_name)
     assert isinstance(flow, Flow)  # noqa: S101 - getattr knows no types
-    deployment: Any = flow.to_deployment(
-        parameters={**(parameters or {}), "neuron": neuron},
-        tags=[f"neuron:{neuron}", f"role:{role}"],
-        entrypoint_type=EntrypointType.MODULE_PATH,
-        **options,
-    )
+    deployment: Any = flow.to_deployment(entrypoint_type=EntrypointType.MODULE_PATH, **options)
     deployment.apply()
 
 
@@ -164,37 +175,6 @@ def register(name: str, block: Neuron) -> None:
     with get_client(sync_client=True) as client:
         ensure_pool(client, pool, "resident")
     deploy_window(name, block.role, pool)
-
-
-def deployment_variables(name: str, role: str) -> dict[str, str]:
-    """Return what deployments/prefect.yaml reads from the environment."""
-    return {
-        "TEMPLAR_NEURON": name,
-        "TEMPLAR_ROLE": role,
-        "TEMPLAR_POOL": f"neuron-{name}",
-        "TEMPLAR_HOUSEKEEPING_POOL": HOUSEKEEPING_POOL,
-    }
-
-
-def deploy(environment: Mapping[str, str], record: ProcessRecord, log: Path) -> None:
-    """Deploy what deployments/prefect.yaml has, by a process of the record.
-
-    Raises:
-        PermanentError: `process_died`, with the end of what Prefect says.
-        TransientError: `process_not_ready`; the process has not ended in time, and is stopped.
-    """
-    begin = partial(start_child, "deployment", DEPLOY_COMMAND, log=log, env=environment, cwd=PROJECT_ROOT)
-    child = record.start(begin)
-    try:
-        code = child.handle.wait(DEPLOY_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.stop()
-        problem = (
-            f"the deployment has not ended after {DEPLOY_SECONDS:g} s: look at the Prefect server's log, or at {log}"
-        )
-        raise TransientError(Reason.PROCESS_NOT_READY, problem) from None
-    if code != 0:
-        raise PermanentError(Reason.PROCESS_DIED, f"the deployment failed: {end_of(log, 1000)}")
 
 
 def worker_command(pool: str, kind: str) -> list[str]:
@@ -223,7 +203,7 @@ def checked_neuron(environment: Mapping[str, str]) -> Neuron:
 
 
 def enrol(name: str, block: Neuron, environment: Mapping[str, str]) -> None:
-    """Announce a neuron's role on chain, register it, and deploy the schedules of its role and its automations.
+    """Announce a neuron's role on chain, register it, and deploy all flows of its role and its automations.
 
     `bad_environment` if TEMPLAR_ALERT_BLOCK names no block that notifies; the chain may refuse the role.
     """
@@ -231,6 +211,7 @@ def enrol(name: str, block: Neuron, environment: Mapping[str, str]) -> None:
     announce_role(block.subnet.open(block.wallet), block.wallet.open().address, block.role)
     register(name, block)
     deploy_scheduled(name, block)
+    deploy_by_hand(name, block.role)
     watch(name, block, notifying)
 
 

@@ -36,9 +36,8 @@ from deployments.prefect_server import SERVER_NAME
 from deployments.processes import ProcessRecord, require_free_port, stop_process
 from deployments.register import (
     CLOCK_COMMAND,
-    deploy,
+    deploy_by_hand,
     deploy_scheduled,
-    deployment_variables,
     ensure_pool,
     ranked_command,
     register,
@@ -206,26 +205,24 @@ class LocalNetwork:
             ensure_pool(client, HOUSEKEEPING_POOL, "process")
         for neuron in plan.running:
             command = acting_command(neuron.actor, worker_command(f"neuron-{neuron.name}", "resident"))
-            settings = {**plan.settings.get(neuron.name, {}), **self._environment()}
+            settings = {**plan.settings.get(neuron.name, {}), **self.plan.server.environment()}
             self._start(f"worker of {neuron.name}", ranked_command(command, blocks[neuron]), settings)
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            deploying = pool.submit(deploy, self._environment(), self._record, log_file(plan.logs, "deployment"))
-            # 2. Blocks and windows' deployments meanwhile.
-            for neuron, block in blocks.items():
-                announce_bucket(block)
-                register(neuron.name, block)
-            # 3. The network begins: genesis, then the clock that starts its windows.
-            self._say("publishing the genesis checkpoint")
-            publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
-            birth = publish_network(plan, publisher, opens_in_seconds=plan.pace * NEURONS_START_SECONDS)
-            self._start(CLOCK, CLOCK_COMMAND, self._environment())
-            # 4. Scheduled work until the first window opens, and its worker.
-            self._say("deploying the scheduled work")
-            for neuron, block in blocks.items():
-                deploy_scheduled(neuron.name, block, hour=plan.hour)
-                watch(neuron.name, block, None)
-            deploying.result()
-        self._start(HOUSEKEEPING, worker_command(HOUSEKEEPING_POOL, "process"), self._environment())
+        # 2. Blocks and windows' deployments meanwhile.
+        for neuron, block in blocks.items():
+            announce_bucket(block)
+            register(neuron.name, block)
+        # 3. The network begins: genesis, then the clock that starts its windows.
+        self._say("publishing the genesis checkpoint")
+        publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
+        birth = publish_network(plan, publisher, opens_in_seconds=plan.pace * NEURONS_START_SECONDS)
+        self._start(CLOCK, CLOCK_COMMAND, self.plan.server.environment())
+        # 4. Scheduled work until the first window opens, and its worker.
+        self._say("deploying the scheduled work")
+        for neuron, block in blocks.items():
+            deploy_scheduled(neuron.name, block, hour=plan.hour)
+            watch(neuron.name, block, None)
+        deploy_by_hand(DEFAULT_NEURON, "miner")
+        self._start(HOUSEKEEPING, worker_command(HOUSEKEEPING_POOL, "process"), self.plan.server.environment())
         return birth
 
     def pages(self, birth: Birth) -> dict[str, str]:
@@ -252,10 +249,6 @@ class LocalNetwork:
         """What its schedules have made of the runs that are due, as `scheduled_runs`."""
         with temporary_settings(self.address.settings), get_client(sync_client=True) as client:
             return scheduled_runs(client)
-
-    def _environment(self) -> dict[str, str]:
-        """The environment of the network's processes besides the servers."""
-        return self.plan.server.environment() | deployment_variables(DEFAULT_NEURON, "miner")
 
     def _start_server(self) -> None:
         server = self.plan.server

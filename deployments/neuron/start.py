@@ -25,8 +25,6 @@ from deployments.processes import require_free_port, sole_process
 from deployments.register import (
     CLOCK_COMMAND,
     checked_neuron,
-    deploy,
-    deployment_variables,
     enrol,
     ranked_command,
     worker_command,
@@ -90,7 +88,6 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
         own.pop("PREFECT_API_AUTH_STRING", None)  # an empty one is not the same to Prefect
     address = Address(own["PREFECT_API_URL"], None if server is None else str(server.home), password)
     folder.save(address)
-    own |= deployment_variables(name, block.role)
     if (hotkey_password := block.wallet.given_password) is not None:
         own[PASSWORD] = hotkey_password  # the processes have no terminal that they could ask
     supervisor = Supervisor(folder.record, say)
@@ -108,7 +105,6 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
             require_server()
             enrol(name, block, environment)
             page = open_page(neuron_key(name))
-        deploy(own, folder.record, log_file(folder.logs, "deployment"))
 
         # 3. Everything else.
         grace = WORKER_GRACE_SECONDS

@@ -56,13 +56,3 @@ def test_the_newest_checkpoints_on_held_out_text_and_what_is_left_out(network, c
     (row,) = (line for line in out.splitlines() if f"{score.loss:.4f}" in line and "uid 1" in line)
     assert f"{score.bits_per_byte:.4f}" in row
     assert "left out: [malformed] checkpoint: " in out
-
-
-def test_what_is_not_there_is_one_line(call):
-    status, out, err = call("--neuron", NAME, "--validator", "1")
-    assert (status, out) == (1, "")
-    assert err.startswith("[evidence_missing] uid 1 shows evidence of windows")
-    assert err.count("\n") == 1
-    status, out, err = call("--neuron", "nobody")
-    assert (status, out) == (1, "")
-    assert err.startswith("[bad_environment] neuron block 'nobody': there is none")

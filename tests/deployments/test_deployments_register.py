@@ -1,7 +1,5 @@
 """`templar neuron register`: a neuron becomes a block, a pool and a deployment, or nothing changes."""
 
-import os
-import sys
 from functools import partial
 
 import pytest
@@ -9,17 +7,17 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from blocks import Neuron
 from deployments import clock, leaderboard, register
-from deployments.processes import ProcessRecord
+from deployments.schedules import HOUSEKEEPING_POOL
 from templar.chain.base import Role
-from templar.errors import PermanentError, Reason, TransientError
 from templar.hparams import TrainerSettings
 from tests.support.commands import write_env
-from tests.support.errors import raising
 from tests.support.neuron_block import neuron_block
 from tests.support.prepared import PreparedNetwork
 from tests.support.scripted_server import Reply, scripted_server
 
 NAME = "registered"
+FLOWS = ("miner-window", "bucket-purge", "audit-window")
+"""What a miner has and no schedule starts."""
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +65,20 @@ def test_a_neuron_is_registered_and_its_role_announced(call, env_file, network, 
         pool = client.read_work_pool(f"neuron-{NAME}")
         assert pool.type == "resident"
         assert pool.base_job_template["variables"]["properties"]["grace_seconds"]["default"] == 30.0
-        deployment = client.read_deployment_by_name(f"miner-window/{NAME}")
-    assert deployment.work_pool_name == f"neuron-{NAME}"
-    assert deployment.entrypoint == "flows.miner_window.miner_window"
-    assert deployment.parameters == {"neuron": NAME}
-    assert deployment.pull_steps in (None, [])
-    assert deployment.tags == [f"neuron:{NAME}", "role:miner"]
+        builds = client.read_deployment_by_name("build-dataset/by-hand")
+        of_neuron = [client.read_deployment_by_name(f"{flow}/{NAME}") for flow in FLOWS]
+    assert [deployment.entrypoint for deployment in (*of_neuron, builds)] == [
+        f"flows.{name}.{name}" for name in ("miner_window", "bucket_purge", "audit_window", "build_dataset")
+    ]
+    pools = [f"neuron-{NAME}", *[HOUSEKEEPING_POOL] * 3]
+    assert [deployment.work_pool_name for deployment in (*of_neuron, builds)] == pools
+    for deployment in (*of_neuron, builds):
+        assert deployment.description
+        assert deployment.pull_steps in (None, []), "a pull step would change the folder of the warm process"
+        assert not deployment.schedules
+        assert not deployment.global_concurrency_limit, "a lease that is lost would stop all later runs"
+    for deployment in of_neuron:
+        assert (deployment.parameters, deployment.tags) == ({"neuron": NAME}, [f"neuron:{NAME}", "role:miner"])
     with prefect_server.client() as client:
         watching = {each.name for each in client.read_automations() if f"neuron:{NAME}" in each.tags}
     assert {f"{NAME}: window-missed", f"{NAME}: silent"} <= watching
@@ -131,22 +137,3 @@ def test_a_miner_of_several_ranks_has_torchs_launcher_around_it(role, ranks, is_
     launcher = ["templar.training.torchrun", settings.model_dump_json(), "/srv/neuron/ranks"] if is_ranked else []
     found = register.ranked_command(command, neuron_block(role=role, trainer=settings))
     assert found == [*command[:2], *launcher, *command[2:]]
-
-
-@pytest.mark.parametrize(
-    ("code", "family", "reason"),
-    [
-        ("raise SystemExit('no such flow')", PermanentError, Reason.PROCESS_DIED),
-        ("import signal; print('no such flow', flush=True); signal.pause()", TransientError, Reason.PROCESS_NOT_READY),
-    ],
-)
-def test_a_deployment_that_fails_or_does_not_end_is_an_error_and_leaves_no_process(
-    tmp_path, monkeypatch, code, family, reason
-):
-    monkeypatch.setattr(register, "DEPLOY_COMMAND", [sys.executable, "-c", code])
-    monkeypatch.setattr(register, "DEPLOY_SECONDS", 30.0 if family is PermanentError else 0.0)
-    record = ProcessRecord(tmp_path / "processes.json")
-    with raising(family, reason):
-        register.deploy(os.environ, record, tmp_path / "log")
-    assert [entry.name for entry in record.entries()] == ["deployment"]
-    assert record.running() == ()

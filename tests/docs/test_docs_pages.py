@@ -95,8 +95,7 @@ def test_every_file_test_and_module_that_is_named_is_there():
 
 
 def test_every_variable_and_setting_that_is_named_is_there():
-    known = (ROOT / ".env.example").read_text(encoding="utf-8") + (ROOT / "deployments/prefect.yaml").read_text()
-    known += (ROOT / "Makefile").read_text(encoding="utf-8")
+    known = "".join((ROOT / name).read_text(encoding="utf-8") for name in (".env.example", "Makefile"))
     known += "PREFECT_API_URL PREFECT_HOME GLOO_SOCKET_IFNAME NCCL_SOCKET_IFNAME "  # other programs' own
     known += "AWS_CA_BUNDLE HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY NUMBA_CACHE_DIR SSL_CERT_FILE"
     for path in PAGES:
