@@ -210,18 +210,16 @@ def run_population(
     *,
     windows: int,
     seed: int,
-    threads: int = 1,
     on_window: Callable[[int, float | None], None] = lambda window, loss: None,
 ) -> IncentiveReport:
     """Run a population on simulated time, with one validator.
 
-    The number of threads changes nothing but the speed. `on_window` is called with each window that the validator has
-    done, and the loss before its step.
+    `on_window` is called with each window that the validator has done, and the loss before its step.
     """
     # Kernels and shared results give the same bits as a node without them, in less time.
     kernels = forced("numba") if windows >= KERNEL_WINDOWS else nullcontext()
     with kernels, sharing(), tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as folder:
-        world = World(Path(folder), hparams, seed=seed, actors=population.actors, threads=threads)
+        world = World(Path(folder), hparams, seed=seed, actors=population.actors)
         compile_kernels(Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe))
         seen: list[Evidence] = []
         losses: list[float] = []

@@ -13,7 +13,7 @@ from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.judge import Cast, Scenario, Verdict, judge
 from lab.adversary.observe import Watch, history_of, sweep
 from lab.adversary.reports import read_accusations
-from lab.simulate.world import START_WINDOW, Member, SimulatedStage, Stage, Weather, World
+from lab.simulate.world import START_WINDOW, Member, SimulatedStage, Weather, World
 from templar.chain.base import Chain, Clock
 from templar.errors import TransientError
 from templar.hparams import HParams
@@ -101,27 +101,18 @@ def lineups(names: Sequence[str], *, miners: int, attackers: int) -> Iterator[Li
             yield Lineup(tuple(scenarios[first : first + room]), attackers, miners)
 
 
-def run_lineup(
-    lineup: Lineup,
-    hparams: HParams,
-    *,
-    seed: int,
-    windows: int | None = None,
-    folder: Path | None = None,
-    stage: Stage | None = None,
-) -> list[Verdict]:
-    """Run one network and judge each of its scenarios. The same seed gives the same bytes.
+def run_lineup(lineup: Lineup, hparams: HParams, *, seed: int, windows: int | None = None) -> list[Verdict]:
+    """Run one simulated network and judge each of its scenarios. The same seed gives the same bytes.
 
-    It runs for at least `windows` windows, and for as many as the scenarios need. By default its folder is a temporary
-    one, and its stage (storage and time) is simulated.
+    It runs for at least `windows` windows, and for as many as the scenarios need.
 
     Raises:
         PermanentError: `bad_hparams`; a scenario's changes do not fit the settings.
     """
     folders = tempfile.TemporaryDirectory(prefix="templar-gauntlet-", dir=memory_folder())
-    with sharing(stage is None), folders as temporary:
-        root, parts = folder or Path(temporary), _Parts(lineup.scenarios)
-        stage = stage or SimulatedStage(root / "buckets")
+    with sharing(), folders as temporary:
+        root, parts = Path(temporary), _Parts(lineup.scenarios)
+        stage = SimulatedStage(root / "buckets")
         world = World(
             root,
             hparams,

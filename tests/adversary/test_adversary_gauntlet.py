@@ -183,6 +183,12 @@ def test_a_log_that_a_peer_can_forge_is_found_out(monkeypatch):
     assert "a line of a log can forge others" in problems("manifest_raw_control_characters")
 
 
+@pytest.mark.slow
+def test_a_majority_of_colluders_raises_the_bound_and_is_found_out():
+    """The promise ends at half of the payloads; see the threat model."""
+    assert "median is" in problems("colluding", attackers=6, miners=11)
+
+
 def command(monkeypatch, *options):
     monkeypatch.setattr(sys, "argv", ["python -m lab.adversary", *options])
     return exit_status(main)
