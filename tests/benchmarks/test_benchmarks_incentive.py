@@ -9,7 +9,6 @@ from benchmarks import incentive, incentive_population
 from benchmarks.incentive import (
     COMPUTE_PAY,
     LOSS_TOLERANCE,
-    PAY_OVER_VALUE,
     Check,
     Trial,
     judge,
@@ -143,21 +142,6 @@ def test_a_trainer_is_paid_for_its_compute(kind, pay, holds):
     assert (failing(report) == []) is holds
 
 
-@pytest.mark.parametrize(("paid", "holds"), [(0.2, True), (0.19, True), (0.17, False)])
-def test_the_victim_of_a_shadow_is_paid_as_without_it(paid, holds):
-    roles = {3: "honest", 4: "honest", 5: "honest", 6: "shadow"}
-    alone = replace(REPORT, roles={3: "honest", 4: "honest", 5: "honest"}, weights={4: {3: 0.2, 4: 0.2, 5: 0.2}})
-    found = replace(
-        alone,
-        roles=roles,
-        weights={4: {3: paid, 4: 0.2, 5: 0.2}},
-        weights_without_cheats=alone.weights,
-        finals=dict.fromkeys(roles, 1.0) | {6: 0},
-    )
-    anew = replace(alone, weights={4: {3: 0.3, 4: 0.2, 5: 0.2}})
-    assert (failing(found, alone=anew) == []) is holds
-
-
 @pytest.mark.long
 def test_a_run_is_paid_again_without_its_cheats_from_the_same_measurements():
     hparams = tiny("simulation")
@@ -201,16 +185,6 @@ def test_pay_is_compared_with_the_value_on_held_out_text():
     assert pay_over_value(replace(REPORT, values=()), applied_only=False) is None
     assert failing_of_value(REPORT) == []
     assert failing_of_value(replace(REPORT, values=())) == ["that count", "in rosters"]
-
-
-@pytest.mark.parametrize(("fall", "fails"), [(0.1, []), (2.9, []), (3.1, ["that count"])])
-def test_honest_miners_are_paid_within_a_quarter_of_their_value(fall, fails):
-    """The more a payload without pay is worth, the more honest miners are paid too much."""
-    weights = {4: {3: 0.4, 4: 0.4, 5: 0.2}}
-    falls = {3: 5.0, 4: 5.0, 5: 2.0, 8: fall}
-    values = tuple(PayloadValue(4, uid, each, applied=uid != 8) for uid, each in falls.items())
-    assert PAY_OVER_VALUE == (0.75, 1.25)
-    assert failing_of_value(replace(REPORT, weights=weights, values=values)) == fails
 
 
 @pytest.mark.slow
