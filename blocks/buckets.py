@@ -93,10 +93,8 @@ def _found(
 def credentials_of(neuron: Neuron, environment: Mapping[str, str]) -> list[list[Credential]]:
     """The neuron's own two keys, those of its dataset's buckets, and `R2_DATASET_WRITE_*` if it is set; by bucket.
 
-    The dataset's write key opens the bucket of `R2_DATASET_ACCOUNT_ID`, or the first of the dataset's buckets.
-
-    Raises:
-        PermanentError: `bad_environment`; half of the dataset's write key is set.
+    The dataset's write key opens the bucket of `R2_DATASET_ACCOUNT_ID`, or the first of the dataset's buckets. Half of
+    that key alone is `bad_environment`.
     """
     own, dataset = neuron.bucket, neuron.dataset
     places = dataset.buckets.get_secret_value()

@@ -57,8 +57,7 @@ class Wallet(Block):
     def password(self) -> Password | None:
         """The password of an encrypted hotkey: of the file, the environment or the terminal; None without any of them.
 
-        Raises:
-            PermanentError: `bad_wallet`; the file cannot be read, or is empty.
+        `bad_wallet` if the file cannot be read, or is empty.
         """
         if self.password_file:
             return Password(PASSWORD_FILE, _read_password(Path(self.password_file)))

@@ -51,11 +51,7 @@ class Dataset(Block):
         return open_training(self.stores(), self.prefix, hparams.data, home / SHARDS_FOLDER, transfer)
 
     def shards(self, hparams: HParams, home: Path) -> "ShardedDataset":
-        """The shards of the training split, of a dataset that has them.
-
-        Raises:
-            TemplarError: As in `open`.
-        """
+        """The shards of the training split, of a dataset that has them; errors as in `open`."""
         from templar.data.dataset import transfer_of
         from templar.data.shards.shard_dataset import ShardedDataset
 

@@ -85,20 +85,12 @@ def _expanded(value: str, known: Mapping[str, str], where: str) -> str:
 
 
 def env_lines(values: Mapping[str, str]) -> Iterable[str]:
-    """The lines of an `.env` from which `read_env_file` reads these values.
-
-    Raises:
-        PermanentError: As in `env_value`.
-    """
+    """The lines of an `.env` from which `read_env_file` reads these values; errors as in `env_value`."""
     return (f"{name}={env_value(name, value)}\n" for name, value in values.items())
 
 
 def env_value(name: str, value: str) -> str:
-    """A value as it stands in an `.env`.
-
-    Raises:
-        PermanentError: `bad_environment`; it is no text that a file or the environment can hold.
-    """
+    """A value as it stands in an `.env`; `bad_environment` if no file or environment can hold it."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

@@ -126,11 +126,7 @@ class EnvironmentReader:
             return block_type.model_construct(**fields)
 
     def raise_problems(self) -> None:
-        """Raise all problems as one error.
-
-        Raises:
-            PermanentError: `bad_environment`.
-        """
+        """Raise all problems as one error, `bad_environment`."""
         if self.problems:
             listed = "; ".join(f"{name} {text}" for name, text in self.problems.items())
             raise PermanentError(
@@ -148,9 +144,7 @@ def refusals(error: ValidationError) -> Iterable[tuple[str, str]]:
 def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
     """Make the neuron's block from environment variables (`.env.example` lists them all).
 
-    Raises:
-        PermanentError: `bad_environment`; the message names every variable that is missing or malformed, and the
-            remedy. No secret is part of it.
+    `bad_environment` names every variable that is missing or malformed, and the remedy, but no secret.
     """
     reader = EnvironmentReader(environment)
     role = reader.text("TEMPLAR_ROLE", "miner")
@@ -189,11 +183,7 @@ def network_fields(reader: EnvironmentReader, endpoint: StorageEndpoint) -> dict
 
 
 def dataset_from_environment(environment: Mapping[str, str]) -> Dataset:
-    """The dataset of `R2_DATASET_BUCKET_LIST` or `R2_DATASET_*`, for a process that is no neuron.
-
-    Raises:
-        PermanentError: `bad_environment`; the message names every variable that is missing or malformed.
-    """
+    """The dataset of `R2_DATASET_BUCKET_LIST` or `R2_DATASET_*`, for a process that is no neuron; `bad_environment`."""
     reader = EnvironmentReader(environment)
     dataset = dataset_block(reader, endpoint_block(reader))
     reader.raise_problems()
@@ -201,11 +191,7 @@ def dataset_from_environment(environment: Mapping[str, str]) -> Dataset:
 
 
 def upload_from_environment(environment: Mapping[str, str]) -> tuple[StorageEndpoint, str, BucketCredentials]:
-    """The storage that a dataset is uploaded to, its folder there, and the key of `R2_DATASET_WRITE_*`.
-
-    Raises:
-        PermanentError: As in `dataset_from_environment`.
-    """
+    """The storage that takes a dataset, its folder there, and the key of `R2_DATASET_WRITE_*`; `bad_environment`."""
     reader = EnvironmentReader(environment)
     found = endpoint_block(reader), _dataset_prefix(reader), key_block(reader, WRITE_VARIABLES)
     reader.raise_problems()

@@ -56,11 +56,7 @@ class Neuron(Block):
         _save(self, name)
 
     def hparams(self) -> HParams:
-        """The network's numbers.
-
-        Raises:
-            PermanentError: `bad_hparams`.
-        """
+        """The network's numbers, or `bad_hparams`."""
         return load_hparams(self.preset, path=Path(self.hparams_path))
 
     def config(self, name: str) -> "NeuronConfig":
@@ -116,11 +112,7 @@ def _save(block: Block, name: str) -> None:
 
 
 def load_saved(kind: type[B], name: str, *, remedy: str) -> B:
-    """Load a block by its name.
-
-    Raises:
-        PermanentError: `bad_environment`; there is none, or another release saved it.
-    """
+    """Load a block by its name; `bad_environment` if there is none, or another release saved it."""
     try:
         block = kind.load(name)
     except ValueError:

@@ -15,10 +15,8 @@ _LOOPBACK = ("127.0.0.1", "localhost")
 def exempting_loopback(environment: Mapping[str, str], host: str | None = None) -> dict[str, str]:
     """`NO_PROXY`, in both its forms, that has the loopback interface besides what it had.
 
-    `host` is another name or address of the loopback interface; any other host is not added.
-
-    Raises:
-        PermanentError: `bad_environment`; the message names a variable that the HTTP clients cannot use.
+    `host` is another name or address of the loopback interface; any other host is not added. `bad_environment` names a
+    variable that the HTTP clients cannot use.
     """
     require_proxies(environment)
     entries = [(name, entry.strip()) for name in NO_PROXY for entry in environment.get(name, "").split(",")]

@@ -45,12 +45,7 @@ def download_model(repository: str, revision: str | None = None, *, token: str |
 
 
 def open_pusher(token: str | None) -> HfApi:
-    """The Hub's client with the operator's token, which the Hub has accepted.
-
-    Raises:
-        PermanentError: `bad_environment`; there is no token. `access_denied`; it is not valid.
-        TransientError: `store_unreachable`, `store_busy`.
-    """
+    """The Hub's client with the operator's token; `bad_environment` without one, `access_denied` for a wrong one."""
     if not token:
         problem = f"{TOKEN} is not set: make a token that may write, and put it into the environment"
         raise PermanentError(Reason.BAD_ENVIRONMENT, problem)

@@ -128,10 +128,9 @@ def require_guarded(api_url: str) -> None:
 
 
 def require_database(environment: Mapping[str, str]) -> str:
-    """The database of a server that has this environment, in words without a password, once it answers.
+    """The database of a server with this environment, in words without a password, once it answers.
 
-    Raises:
-        PermanentError: `bad_environment`; it does not answer, refuses the user, or is of a kind that Prefect has not.
+    `bad_environment` if it does not answer, refuses the user, or is of a kind that Prefect has not.
     """
     url = environment.get(DATABASE_URL, "").strip()
     if not url or url.startswith(f"{_SQLITE}:"):

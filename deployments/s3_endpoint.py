@@ -86,8 +86,7 @@ class BucketKeys:
 def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
     """Make a bucket and the two keys to it, which open no other bucket; its keys are made once.
 
-    Raises:
-        ValueError: The name cannot be an account id, so the bucket could not be committed on chain.
+    A name that cannot be an account id is a ValueError: the bucket could not be committed on chain.
     """
     if not is_account_id(bucket):
         raise ValueError(f"bucket {bucket!r} is not 3 to 32 lower-case letters, digits and inner hyphens")

@@ -108,12 +108,7 @@ class Supervisor:
     def start(
         self, service: Service, is_ready: Callable[[], bool] | None = None, *, timeout_seconds: float = READY_SECONDS
     ) -> Child:
-        """Start a process, and wait until it is ready if others need it.
-
-        Raises:
-            PermanentError: `process_died`; it cannot be started, or ended before it was ready.
-            TransientError: `process_not_ready`.
-        """
+        """Start a process, and wait until it is ready if others need it; `process_died`, `process_not_ready`."""
         child = self._started(service)
         self._watched.append(_Watched(service, child.identity, time.monotonic(), child, is_ready is not None))
         if is_ready is not None:

@@ -113,11 +113,7 @@ def _number(value: float | None) -> str:
 
 
 def answers(config: NeuronConfig, uid: int, window: int, validator: int | None) -> list[Answer]:
-    """Return what each validator that announced itself says, or one of them; nothing is written.
-
-    Raises:
-        PermanentError: `window_not_open`; `not_registered`: there is no such validator.
-    """
+    """What each validator that announced itself says, or one of them; `window_not_open`, `not_registered`."""
     birth = config.birth()
     exchange = config.reading(birth)
     current = window_of(config.chain.block(), config.hparams.windows)

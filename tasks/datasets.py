@@ -144,12 +144,9 @@ def upload_dataset(root: Path, account: str, bucket: str | None, prefix: str | N
 def upload_target(
     environment: Mapping[str, str], account: str, bucket: str | None, prefix: str | None
 ) -> tuple[ObjectStore, str]:
-    """The store that takes a dataset, opened for writing, and the folder in it.
+    """The store that takes a dataset, opened for writing, and the folder in it; `bad_environment` names what is wrong.
 
     The bucket has the name of its account by default, and the folder is DATASET_BINS_PATH.
-
-    Raises:
-        PermanentError: `bad_environment`; the message names every variable that is missing or malformed.
     """
     endpoint, usual, key = upload_from_environment(environment)
     return endpoint.open(bucket or account, account, key, writable=True), usual if prefix is None else prefix

@@ -54,11 +54,7 @@ def current(name: str) -> Node | None:
 
 
 def load_block(name: str) -> Neuron:
-    """The saved settings of a neuron.
-
-    Raises:
-        PermanentError: `bad_environment`; there is no such block, or another release saved it.
-    """
+    """The saved settings of a neuron; `bad_environment` if there are none, or another release saved them."""
     return load_saved(Neuron, name, remedy=f"check .env, then run `templar neuron register --name {name}`")
 
 

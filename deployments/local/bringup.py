@@ -76,12 +76,7 @@ class LocalNetwork:
         self._supervisor = Supervisor(self._record, say)
 
     def up(self) -> Birth:
-        """Bring everything up. If that is refused nothing is changed; if it fails, what was started is stopped again.
-
-        Raises:
-            PermanentError: `already_running`, `bad_environment`, `bad_hparams`, `port_taken`, `process_died`, ...
-            TransientError: `process_not_ready`.
-        """
+        """Bring everything up; if that is refused nothing is changed, if it fails what was started is stopped again."""
         hparams = self._check()
         try:
             self._prepare(hparams)

@@ -50,11 +50,7 @@ class SinkSettings:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "SinkSettings":
-        """The settings of an environment.
-
-        Raises:
-            PermanentError: `bad_environment`; the message names every variable that is unknown or malformed.
-        """
+        """The settings of an environment; `bad_environment` names every variable that is unknown or malformed."""
         known = {f"{PREFIX}{each.name.upper()}": each.name for each in fields(cls)}
         given = {name: value.strip() for name, value in environment.items() if name.startswith(PREFIX)}
         problems = [f"{name} is no sink's: there are {', '.join(known)}" for name in given if name not in known]

@@ -43,11 +43,7 @@ class WandbRun:
         self._process: subprocess.Popen[bytes] | None = None
 
     def send(self, items: Sequence[Point]) -> None:
-        """Log the figures of some windows; a later call starts the process again.
-
-        Raises:
-            WandbError: They are not taken now.
-        """
+        """Log the figures of some windows; after a WandbError a later call starts the process again."""
         rows = [{"step": item.metrics.window, "figures": figures_of(item)} for item in items]
         process = self._process or self._start()
         try:
