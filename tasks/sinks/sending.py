@@ -187,7 +187,7 @@ class HttpTarget:
     def post(
         self, path: str, body: bytes, *, query: Mapping[str, str] | None = None, kind: str = "text/plain"
     ) -> bytes:
-        """The answer to a posted body; UnacceptableError if the server will never take it, httpx.HTTPError if not now."""
+        """The answer to a body; UnacceptableError if the server will never take it, httpx.HTTPError if not now."""
         answer = self._client.post(path, content=body, params=dict(query or {}), headers={"Content-Type": kind})
         if answer.status_code in _ITEMS_ARE_WRONG:
             raise UnacceptableError(f"{answer.status_code}: {answer.text[:200]!r}")

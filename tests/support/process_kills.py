@@ -17,7 +17,6 @@ A miner draws a secret order of its data, so two runs of one seed have different
 kills are tested where training repeats itself, on simulated time, in `tests/neuron/test_neuron_kills.py`.
 
 The S3 endpoint is rclone over a folder: the embedded one has all objects in memory, and a kill would lose every bucket.
-Ranks of a trainer are killed by `tests.support.rank_faults`.
 One JSON line per kill and one for all are printed; the exit status is 1 if something of this does not hold.
 """
 
