@@ -6,24 +6,16 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import httpx
 import kubernetes_validate
 import pytest
 import yaml
 
 from deployments.command import main
-from deployments.neuron.folder import NeuronFolder
-from deployments.prefect_server import DATABASE_URL
-from deployments.processes import PROJECT_ROOT, free_port, http_serves, start_child, wait_until_ready
+from deployments.processes import PROJECT_ROOT
 from tests.support.commands import installed, write_env
-from tests.support.postgresql import PostgreSQL
-from tests.support.prepared import PreparedNetwork
 
 DOCKER = PROJECT_ROOT / "deployments" / "docker"
 KUBERNETES = PROJECT_ROOT / "deployments" / "kubernetes"
@@ -226,70 +218,3 @@ class TestKubernetes:
         paths = {f"/secrets/{item['path']}" for item in secrets["items"]}
         assert f"{variables['WALLET_PATH']}/{variables['WALLET_NAME']}/hotkeys/{variables['WALLET_HOTKEY']}" in paths
         assert container["args"][-1] in paths
-
-
-@pytest.mark.slow
-@pytest.mark.prefect
-@pytest.mark.timeout(900)
-def test_server_and_neuron_of_the_compose_file_run_as_processes(compose, tmp_path):
-    """With the image's files alone, and the commands, variables and checks of both; ports and paths are changed."""
-    image, name, log = tmp_path / "app", f"test-{uuid4().hex[:8]}", tmp_path / "neuron.log"
-    image.mkdir()
-    for part in kept_in_the_image():
-        copy: Callable[..., Any] = shutil.copytree if (PROJECT_ROOT / part).is_dir() else shutil.copy
-        copy(PROJECT_ROOT / part, image / part)
-    variables = PreparedNetwork(tmp_path / "prepared").environment("lazy")
-    services = json.loads(compose("compose.yaml", **variables, **SECRETS).stdout)["services"]
-    base = {variable: value for variable, value in os.environ.items() if not variable.startswith("PREFECT_")}
-    server_port, metrics_port = free_port(), free_port()
-
-    def here(words):
-        """A command of the image as one of this host."""
-        program = {"templar": ["-m", "deployments"], "prefect": ["-m", "prefect"], "python": []}[words[0]]
-        changes = (("4200", str(server_port)), ("0.0.0.0", "127.0.0.1"), ("default", name))
-        rest = words[1:]
-        for old, new in changes:
-            rest = [word.replace(old, new) for word in rest]
-        return [sys.executable, *program, *rest]
-
-    def is_healthy(check):
-        return subprocess.run(here(check), cwd=image, env=base, capture_output=True, check=False).returncode == 0
-
-    with PostgreSQL() as postgresql, ExitStack() as processes:
-        # 1. The server, on PostgreSQL; it asks for the password.
-        changed = {DATABASE_URL: postgresql.url, "PREFECT_HOME": str(tmp_path / "prefect")}
-        service = services["prefect"]
-        command, environment = here(service["entrypoint"]), base | service["environment"] | changed
-        server = start_child("prefect", command, log=tmp_path / "prefect.log", env=environment, cwd=image)
-        processes.callback(server.stop)
-        wait_until_ready(server, lambda: is_healthy(service["healthcheck"]["test"][1:]), timeout_seconds=180)
-        assert not http_serves(f"http://127.0.0.1:{server_port}/api/admin/version")
-        # 2. The neuron, until the image's check finds it healthy, and Prometheus an endpoint.
-        changed = {
-            "PREFECT_API_URL": f"http://127.0.0.1:{server_port}/api",
-            "TEMPLAR_HOME": str(tmp_path / "neuron"),
-            "TEMPLAR_SINK_PROMETHEUS": f"127.0.0.1:{metrics_port}",
-            "WALLET_PATH": variables["WALLET_PATH"],
-        }
-        service = services["neuron"]
-        command, environment = here(["templar", *service["command"]]), base | service["environment"] | changed
-        neuron = start_child("neuron", command, log=log, env=environment, cwd=image)
-        processes.callback(shutil.rmtree, NeuronFolder(name).path, ignore_errors=True)
-        processes.callback(neuron.stop, grace_seconds=120.0)
-        check = [*json.loads(dict(instructions())["HEALTHCHECK"].partition(" CMD ")[2]), "--name", "default"]
-        wait_until_ready(neuron, lambda: is_healthy(check), timeout_seconds=300)
-        url = f"http://127.0.0.1:{metrics_port}/metrics"
-        wait_until_ready(neuron, lambda: "templar_sink_dropped" in scraped(url), timeout_seconds=180)
-        # 3. `docker stop` sends SIGTERM.
-        left = NeuronFolder(name).record.running()
-        assert neuron.stop(grace_seconds=120.0) == 0
-        assert left
-        assert not [entry for entry in left if entry.identity.alive]
-
-
-def scraped(url):
-    """What a scrape of an endpoint gives; nothing where nobody listens yet."""
-    try:
-        return httpx.get(url).text
-    except httpx.TransportError:
-        return ""

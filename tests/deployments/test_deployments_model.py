@@ -140,14 +140,6 @@ def test_what_cannot_be_done_is_one_clear_line(call, options, problem):
     assert problem in err.splitlines()[-1]
 
 
-def test_another_preset_is_refused(call, tmp_path):
-    variables = read_env(tmp_path / "reader.env") | {"TEMPLAR_PRESET": "local"}
-    write_env(tmp_path / "reader.env", variables)
-    status, _, err = call("fetch")
-    assert status == 2
-    assert err.startswith("[bad_hparams] hparams: digest ")
-
-
 def test_without_an_option_it_is_the_local_network(call, run_main, tmp_path, monkeypatch):
     (tmp_path / LOCAL_FOLDER).mkdir(parents=True)
     shutil.copy(tmp_path / "reader.env", tmp_path / LOCAL_FOLDER / NETWORK_ENV_FILE)

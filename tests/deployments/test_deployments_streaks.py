@@ -137,17 +137,6 @@ def test_a_streak_is_told_once_and_again_when_it_has_doubled(windows):
     ]
 
 
-def test_a_streak_that_was_there_before_is_told_whole(windows):
-    windows.end(DONE, *[UNTRAINED] * 14)
-    told: list[str] = []
-    teller = Teller([windows.neuron], told.append)
-    for _ in range(2):
-        teller.look()
-    assert [line.partition(" in a row")[0] for line in told] == [
-        f"neuron {windows.neuron!r} published nothing in 14 windows"
-    ]
-
-
 def test_an_outage_of_the_server_and_its_refusals_are_outlived(prefect_api, windows, monkeypatch):
     monkeypatch.setattr(status, "LOOK_SECONDS", 0.0)
     windows.end(*[UNTRAINED] * 3)

@@ -1,36 +1,28 @@
 """A whole network of processes: every promise is read back from the chain, the buckets and the servers.
 
 One bring-up trains on shards from a real S3 endpoint, beside the servers of an operator: Prefect's database is in
-PostgreSQL, Debian's Prometheus scrapes all neurons, and the other sinks get what they are to get. It lives through a
-day's troubles: a worker that is killed in mid-window, a Prefect server that is killed, a store that falls silent. The
-tests go through its windows in their order, and what takes no window of its own is done while another one passes.
+PostgreSQL, and Debian's Prometheus scrapes all neurons. It lives through a day's troubles: a worker that is killed in
+mid-window, a Prefect server that is killed, a store that falls silent. The tests go through its windows in their order,
+and what takes no window of its own is done while another one passes.
 """
 
 import asyncio
-import json
 import os
-import re
 import signal
 import time
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from deployments.local.plan import DEFAULT_NEURON
 from deployments.prefect_server import DATABASE_URL, SERVER_NAME
 from deployments.processes import free_port, require_free_port
 from flows.miner_window import miner_window
 from templar.data.shards.manifest import tokens_file
-from templar.window import MinerSteps, Missed
+from templar.window import Missed
 from tests.support.live_network import LiveNetwork, is_free, logs_on_failure
 from tests.support.postgresql import PostgreSQL
 from tests.support.prefect_server import talking_to
 from tests.support.prometheus import panel_queries, scraping
-from tests.support.repeated_steps import steps_of
-from tests.support.scripted_server import serving
-from tests.support.sinks import Receiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -55,12 +47,6 @@ NOT_HERE = {
 
 
 @pytest.fixture(scope="module")
-def receiver():
-    with serving(Receiver()) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def ports():
     return {name: free_port() for name in NEURONS}
 
@@ -76,17 +62,8 @@ def postgresql():
 
 
 @pytest.fixture(scope="module")
-def network(postgresql, tmp_path_factory, receiver, ports):
-    settings = {
-        name: {
-            "TEMPLAR_SINK_PROMETHEUS": f"127.0.0.1:{port}",
-            "TEMPLAR_SINK_INFLUX_URL": receiver.endpoint_url,
-            "TEMPLAR_SINK_LOKI_URL": receiver.endpoint_url,
-            "TEMPLAR_SINK_OTEL_URL": receiver.endpoint_url,
-        }
-        for name, port in ports.items()
-    }
-    settings[DEFAULT_NEURON] |= {"TEMPLAR_SINK_WANDB_PROJECT": "project", "WANDB_MODE": "offline"}
+def network(postgresql, tmp_path_factory, ports):
+    settings = {name: {"TEMPLAR_SINK_PROMETHEUS": f"127.0.0.1:{port}"} for name, port in ports.items()}
     folder = tmp_path_factory.mktemp("live")
     with pytest.MonkeyPatch.context() as patch:
         if postgresql is not None:
@@ -147,44 +124,6 @@ class TestADayOfANetwork:
         assert prometheus.neurons('{__name__=~"templar_.*_lease_held"} == 1') == {*NEURONS}
         for metric in ("disk_free_share", "chain_lag_seconds", "state_windows_behind", "bytes_up_total"):
             assert prometheus.neurons(f'{{__name__=~"templar_.*_{metric}"}} >= 0') == {*NEURONS}, metric
-
-    def test_a_window_of_a_miner_is_a_trace_of_all_its_steps(self, network, receiver):
-        def miner_traces():
-            found: dict[bytes, list[Span]] = {}
-            for path, _, body in [*receiver.posted]:
-                for each in ExportTraceServiceRequest.FromString(body).resource_spans if path == "/v1/traces" else ():
-                    about = {pair.key: pair.value.string_value for pair in each.resource.attributes}
-                    if about["templar.role"] == "miner":
-                        for span in each.scope_spans[0].spans:
-                            found.setdefault(span.trace_id, []).append(span)
-            return found
-
-        steps = {"window", "open_window", *steps_of(MinerSteps)}
-        network.wait(
-            lambda: any(steps == {span.name for span in spans} for spans in miner_traces().values()), "a trace"
-        )
-
-    def test_the_other_sinks_get_figures_and_lines(self, network, receiver):
-        metrics = [
-            metric.name
-            for path, _, body in [*receiver.posted]
-            if path == "/v1/metrics"
-            for resource in ExportMetricsServiceRequest.FromString(body).resource_metrics
-            for metric in resource.scope_metrics[0].metrics
-        ]
-        assert {"templar.miner.loss", "templar.validator.final_scores", "templar.aggregator.lease.held"} <= {*metrics}
-        points = [body.decode() for path, _, body in [*receiver.posted] if path.startswith("/write?")]
-        assert re.search(r"^templar_miner,neuron=default .*\bloss=\d", "\n".join(points), re.MULTILINE)
-        lines = [json.loads(body) for path, _, body in [*receiver.posted] if path == "/loki/api/v1/push"]
-        labels = [stream["stream"] for each in lines for stream in each["streams"]]
-        assert {each["neuron"] for each in labels} == {*NEURONS}
-        assert any("window" in each for each in labels)
-        home = next(network.plan.home(neuron) for neuron in network.neurons if neuron.name == DEFAULT_NEURON)
-
-        def written():
-            return b"".join(file.read_bytes() for file in (home / "wandb").glob("offline-run-*/run-*.wandb"))
-
-        network.wait(lambda: b"miner/loss" in written(), "W&B's file has the figures")
 
     def test_a_killed_worker_takes_its_window_up_again(self, network):
         window = network.in_mid_window(VICTIM, "compress")
