@@ -4,7 +4,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from tasks.evaluation import evaluate_published
+from tasks.housekeeping import evaluate_published
 from templar.errors import Reason
 
 

@@ -1,4 +1,4 @@
-"""Housekeeping as Prefect tasks: clean-ups, checkpoints, shard rotation and the check of the storage keys.
+"""Housekeeping as Prefect tasks: clean-ups, checkpoints and their evaluation, shard rotation, the check of the keys.
 
 They work beside the live neuron, from its block and never from its memory. What still fails after the retries is
 tried again by the next scheduled run.
@@ -7,6 +7,7 @@ tried again by the next scheduled run.
 import os
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from prefect import task
@@ -15,7 +16,7 @@ from prefect.runtime import task_run
 from prefect.states import Completed, Failed
 
 from blocks.buckets import BucketRequest, credentials_of, open_target
-from tasks.artifacts import cleanup_rows, progress, table, with_failures
+from tasks.artifacts import Rows, cleanup_rows, progress, table, with_failures
 from tasks.host import load_block
 from tasks.policy import HOUSEKEEPING
 from templar.agreement.state import StateMark
@@ -26,8 +27,10 @@ from templar.housekeeping import access, disk_cleanup, maintenance
 from templar.housekeeping.access import AccessReport
 from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion
 from templar.housekeeping.disk_cleanup import LocalReport, LocalRules
+from templar.housekeeping.lm_tasks import run_tasks
 from templar.housekeeping.maintenance import TemporaryReport
 from templar.neuron.backup import BackupReport, store_backup
+from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
 
 
 @task(task_run_name="publish checkpoint", **HOUSEKEEPING)
@@ -114,6 +117,45 @@ def rotate_shards(neuron: str) -> RotationReport:
         return RotationReport(skipped=Reason.NO_SHARDS)
     shards, bar = block.dataset.shards(config.hparams, Path(block.home)), f"shards-{neuron}"
     return maintenance.rotate_shards(config, shards, progress(bar, "Shards on the local disk."))
+
+
+@task(task_run_name="evaluate published", **HOUSEKEEPING)
+def evaluate_published(neuron: str, tasks: tuple[str, ...] = ()) -> tuple[EvaluatedCheckpoint, ...]:
+    """Measure the neuron's checkpoints on held-out text and in tasks, each once; their figures are a table artifact.
+
+    It is empty for a neuron that has published no checkpoint, such as a miner.
+    """
+    block = load_block(neuron)
+    config = block.config(neuron)
+    read_texts = partial(block.dataset.held_out_texts, config.hparams, Path(block.home))
+    harness = partial(run_tasks, tasks=tasks) if tasks else None
+    try:
+        results = evaluate_checkpoints(config, read_texts, harness)
+    except PermanentError as error:
+        if error.reason is not Reason.OBJECT_MISSING:
+            raise
+        return ()
+    finally:
+        config.buckets.close()
+    table(f"evaluation-{neuron}", _evaluation_rows(results), "Checkpoints on held-out text, the newest last.")
+    return results
+
+
+def _evaluation_rows(results: tuple[EvaluatedCheckpoint, ...]) -> Rows:
+    """One row per checkpoint."""
+    return [
+        {
+            "window": each.window,
+            "loss": round(each.score.loss, 4),
+            "perplexity": round(each.score.perplexity, 2),
+            "bits per byte": round(each.score.bits_per_byte, 4),
+            "texts": each.score.texts,
+            "tokens": each.score.tokens,
+            "tasks": shown_results(each.results),
+            "root": each.root[:12],
+        }
+        for each in results
+    ]
 
 
 @task(task_run_name="check access", **HOUSEKEEPING)

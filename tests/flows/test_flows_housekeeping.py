@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-import tasks.evaluation
 from blocks import BucketCredentials, StorageEndpoint
 from flows.bucket_cleanup import bucket_cleanup
 from flows.bucket_purge import bucket_purge
@@ -165,7 +164,7 @@ class TestMiner:
             assert (folder / "model.safetensors").is_file()
             return [(task, "acc", 0.25) for task in tasks]
 
-        monkeypatch.setattr(tasks.evaluation, "run_tasks", run_tasks)
+        monkeypatch.setattr(task_module, "run_tasks", run_tasks)
         assert run(evaluate_checkpoint, CLEANER, tasks=["arc_easy", "piqa"]).is_completed()
         rows = rows_of_table(prefect_server, f"evaluation-{CLEANER}")
         assert [row["tasks"] for row in rows] == ["arc_easy acc 0.2500, piqa acc 0.2500"]
