@@ -12,9 +12,6 @@ from deployments.local.wallets import create_wallet
 from templar.chain.hotkey import Password
 from templar.chain.ledger import create_ledger
 from templar.errors import PermanentError, Reason
-from templar.neuron.aggregator import Aggregator
-from templar.neuron.miner import Miner
-from templar.neuron.validator import Validator
 from tests.support.errors import raising
 from tests.support.neuron_block import neuron_block
 
@@ -139,10 +136,6 @@ class TestNeuron:
     def neuron(self, ledger, wallet, tmp_path):
         subnet, home = Subnet(network=f"ledger:{ledger}", netuid=NETUID), str(tmp_path / "home")
         return neuron_block(tmp_path.as_uri(), preset="local", subnet=subnet, wallet=wallet, home=home)
-
-    def test_its_role_names_the_class_of_its_node(self, neuron):
-        for role, kind in (("miner", Miner), ("validator", Validator), ("aggregator", Aggregator)):
-            assert neuron.model_copy(update={"role": role}).node_class() is kind
 
     def test_its_context_is_its_own(self, neuron, hotkey, tmp_path):
         (tmp_path / "own-account").mkdir()

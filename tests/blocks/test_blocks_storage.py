@@ -131,8 +131,7 @@ class TestDataset:
         with pytest.raises(PermanentError, match="is not in data-one, data-two"):
             self.pages(root).read_page(0)
 
-    @pytest.mark.parametrize("split", ["train", "held_out"])
-    def test_shards_are_read_like_pages(self, root, split):
+    def test_shards_are_read_like_pages(self, root):
         documents = numbered_documents("alpha", num_documents=10, num_lines=13)
         build_shards(documents, root / "shards", vocab_size=300, sequence_length=16, samples_per_shard=20)
         upload_dataset(root / "shards", DirectoryStore(root / "data-two"), "shards")
@@ -142,15 +141,12 @@ class TestDataset:
         training = dataset.open(hparams, root / "home")
         tokenizer = load_tokenizer("embedded", embedded=training.tokenizer_json())
         training.check(tokenizer)
-        if split == "train":
-            assignment = Assignment(1, 3, (1, 0), "ab" * 32)
-            sequences = training.read(0, assignment, tokenizer).sequences
-            assert sequences.shape == (8, 16)
-        else:
-            sequences = dataset.held_out(hparams, root / "home", tokenizer, 4)
-            assert sequences.shape == (4, 16)
-            texts = dataset.held_out_texts(hparams, root / "home", tokenizer, 4)
-            assert len(texts) == 4
-            assert tokenizer.decode(sequences[0]).startswith(texts[0])
-        assert "alpha document" in tokenizer.decode(sequences.reshape(-1))
+        sequences = training.read(0, Assignment(1, 3, (1, 0), "ab" * 32), tokenizer).sequences
+        held_out = dataset.held_out(hparams, root / "home", tokenizer, 4)
+        assert (sequences.shape, held_out.shape) == ((8, 16), (4, 16))
+        for each in (sequences, held_out):
+            assert "alpha document" in tokenizer.decode(each.reshape(-1))
+        texts = dataset.held_out_texts(hparams, root / "home", tokenizer, 4)
+        assert len(texts) == 4
+        assert tokenizer.decode(held_out[0]).startswith(texts[0])
         assert dataset.shards(hparams, root / "home").num_shards > 1

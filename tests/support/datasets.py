@@ -9,19 +9,13 @@ from tests.support.commands import contents as contents  # noqa: PLC0414 - tests
 PREFIX = "dataset"
 
 
-def numbered_documents(source, *, num_documents, num_lines, line_chars=40):
-    """Documents whose lines are all different and all `line_chars` long, newline included."""
-    return [
-        Document(
-            source,
-            f"{number:03d}.txt",
-            "".join(
-                f"{source} document {number} line {line} ".ljust(line_chars - 1, "-") + "\n"
-                for line in range(num_lines)
-            ),
-        )
-        for number in range(num_documents)
-    ]
+def numbered_documents(source, *, num_documents, num_lines):
+    """Documents whose lines are all different and all 40 characters long, newline included."""
+
+    def text(number):
+        return "".join(f"{source} document {number} line {line} ".ljust(39, "-") + "\n" for line in range(num_lines))
+
+    return [Document(source, f"{number:03d}.txt", text(number)) for number in range(num_documents)]
 
 
 def write_books(folder):
@@ -32,21 +26,14 @@ def write_books(folder):
     return folder
 
 
-def small_dataset(root, store, *, rows_per_group=7, shard_rows=25):
+def small_dataset(root, store):
     """Build two configs, one line per row, in groups and files that fit no page, and upload them under `PREFIX`."""
     documents = [
         *numbered_documents("alpha", num_documents=10, num_lines=13),
         *numbered_documents("beta", num_documents=6, num_lines=11),
     ]
-    build_dataset(
-        documents,
-        root,
-        vocab_size=300,
-        row_chars=40,
-        rows_per_group=rows_per_group,
-        shard_rows=shard_rows,
-        held_out_fraction=0.2,
-    )
+    sizes = {"vocab_size": 300, "row_chars": 40, "rows_per_group": 7, "shard_rows": 25}
+    build_dataset(documents, root, held_out_fraction=0.2, **sizes)
     upload_dataset(root, store, PREFIX)
     return root
 

@@ -65,15 +65,11 @@ def run_windows(network, windows):
     return states
 
 
-def run_beside_publishers(network, node, *windows, before=lambda: None):
-    """Windows of one node as flow runs, one after the other, while aggregators and validators take theirs without.
-
-    The node does `before` first.
-    """
+def run_beside_publishers(network, node, *windows):
+    """Windows of one node as flow runs, one after the other, while aggregators and validators take theirs without."""
     states: list[State[Any]] = []
 
     def live():
-        before()
         states.extend(run_window(node, window) for window in windows)
 
     def publish(publisher):
