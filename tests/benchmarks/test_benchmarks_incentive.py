@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import incentive, incentive_population
+from benchmarks import incentive
 from benchmarks.incentive import (
     COMPUTE_PAY,
     LOSS_TOLERANCE,
@@ -21,7 +21,6 @@ from benchmarks.incentive_population import (
     IncentiveReport,
     PayloadValue,
     Penalised,
-    Population,
     honest_alone,
     incentive_hparams,
     populations,
@@ -142,18 +141,6 @@ def test_a_trainer_is_paid_for_its_compute(kind, pay, holds):
     assert (failing(report) == []) is holds
 
 
-@pytest.mark.long
-def test_a_run_is_paid_again_without_its_cheats_from_the_same_measurements():
-    hparams = tiny("simulation")
-    honest = run_population(hparams, Population("honest", 4, ()), windows=3, seed=1)
-    assert honest.weights_without_cheats == honest.weights
-    found = run_population(hparams, Population("shadow", 4, ("shadow",)), windows=3, seed=1)
-    (shadow,) = found.uids("shadow")
-    assert found.weights_without_cheats.keys() == found.weights.keys()
-    assert shadow not in {uid for weights in found.weights_without_cheats.values() for uid in weights}
-    assert found.pay_without_cheats(min(found.uids("honest"))) > 0
-
-
 def test_honest_miners_are_not_penalised():
     penalised = replace(REPORT, penalties=(*REPORT.penalties, Penalised(3, 4, "inactive")))
     assert failing(penalised) == ["no honest miner is penalised"]
@@ -185,20 +172,6 @@ def test_pay_is_compared_with_the_value_on_held_out_text():
     assert pay_over_value(replace(REPORT, values=()), applied_only=False) is None
     assert failing_of_value(REPORT) == []
     assert failing_of_value(replace(REPORT, values=())) == ["that count", "in rosters"]
-
-
-@pytest.mark.slow
-def test_payloads_that_are_alike_share_their_value(monkeypatch):
-    def falls():
-        hparams = tiny("simulation", scoring={"overlap_level": 0.9, "overlap_copy_level": 0.95})
-        found = run_population(hparams, Population("pair", 4, ("shadow",)), windows=2, seed=1)
-        return {each.uid: each.fall for each in found.values}
-
-    shared = falls()
-    monkeypatch.setattr(incentive_population, "alike_groups", lambda facts, scoring: {uid: {uid} for uid in facts})
-    alone = falls()
-    assert [uid for uid in alone if shared[uid] == alone[uid] / 2] == [min(alone), max(alone)], "victim and shadow"
-    assert all(shared[uid] == alone[uid] for uid in alone if uid not in (min(alone), max(alone)))
 
 
 def test_each_payload_is_valued_alone():
