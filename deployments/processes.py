@@ -5,7 +5,6 @@ that has the same id. Nothing here matches processes by name.
 """
 
 import fcntl
-import json
 import os
 import pwd
 import shlex
@@ -18,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -27,7 +26,7 @@ import psutil
 from pydantic import TypeAdapter, ValidationError
 
 from templar.errors import PermanentError, Reason, TransientError
-from templar.store.files import private_folder
+from templar.store.files import private_folder, replacing
 from templar.store.s3_protocol import is_loopback
 
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
@@ -54,6 +53,14 @@ def state_folder() -> Path:
     if os.access(home, os.W_OK):
         return home / ".local" / "state" / "templar"
     return private_folder(Path(f"/tmp/templar-{os.getuid()}"))  # noqa: S108 - its name is known to every shell
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only this user can read, whole or not at all; a new folder of it is private too."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with replacing(path) as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(data)
 
 
 @contextmanager
@@ -283,10 +290,7 @@ class ProcessRecord:
         return tuple(stopped)
 
     def _write(self, entries: tuple[ProcessEntry, ...]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(json.dumps([asdict(entry) for entry in entries], default=str, indent=1))
-        temporary.replace(self._path)
+        write_private(self._path, _ENTRIES.dump_json(entries, indent=1))
 
 
 def http_serves(url: str) -> bool:

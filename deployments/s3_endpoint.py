@@ -10,7 +10,6 @@ control interface (`/moto-api`), which could switch the enforcement off again, i
 import argparse
 import json
 import logging
-import os
 import re
 import signal
 import sys
@@ -19,9 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deployments.processes import write_private
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.store.address import is_account_id
-from templar.store.files import replacing
 from templar.store.s3_client import make_client, our_errors
 from templar.store.s3_protocol import S3Settings
 
@@ -68,10 +67,7 @@ class EndpointAdmin:
 
     def save(self, path: Path) -> None:
         """Write it so that only this user can read it, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(json.dumps(asdict(self)).encode())
+        write_private(path, json.dumps(asdict(self)).encode())
 
 
 @dataclass(frozen=True)

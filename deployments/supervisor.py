@@ -28,9 +28,9 @@ from deployments.processes import (
     end_of,
     start_child,
     wait_until_ready,
+    write_private,
 )
 from templar.errors import PermanentError
-from templar.store.files import replacing
 
 POLL_SECONDS = 0.2
 READY_SECONDS = 120.0
@@ -119,9 +119,7 @@ class Supervisor:
         """Let a process of its own watch these processes from now on, but for those of some names."""
         services = [each.service for each in self._watched if each.service.name not in without]
         left = tuple((replace(each, environment=None), _changes(each.environment)) for each in services)
-        with replacing(folder / SERVICES_FILE) as file:
-            os.fchmod(file.fileno(), 0o600)  # a server's password may be a change
-            file.write(_SERVICES.dump_json(left))
+        write_private(folder / SERVICES_FILE, _SERVICES.dump_json(left))  # a server's password may be a change
         self._started(successor)
 
     def adopt(self, services: Sequence[Service]) -> None:

@@ -190,17 +190,16 @@ class LocalNetwork:
 
     def _populate(self) -> Birth:
         """Blocks, pools, workers, genesis, clock, scheduled work."""
-        plan = self.plan
+        plan, environment = self.plan, self.plan.server.environment()
         # 1. Work pools, and a worker for each neuron: they take seconds to start.
         self._say(f"registering {len(plan.running)} neurons and starting their workers")
         blocks = {neuron: self.neuron_block(neuron) for neuron in plan.running}
         with get_client(sync_client=True) as client:
             for neuron in plan.running:
                 ensure_pool(client, f"neuron-{neuron.name}", "resident", grace_seconds=WORKER_GRACE_SECONDS)
-            ensure_pool(client, HOUSEKEEPING_POOL, "process")
         for neuron in plan.running:
             command = acting_command(neuron.actor, worker_command(f"neuron-{neuron.name}", "resident"))
-            settings = {**plan.settings.get(neuron.name, {}), **self.plan.server.environment()}
+            settings = {**plan.settings.get(neuron.name, {}), **environment}
             self._start(f"worker of {neuron.name}", ranked_command(command, blocks[neuron]), settings)
         # 2. Blocks and windows' deployments meanwhile.
         for neuron, block in blocks.items():
@@ -210,14 +209,14 @@ class LocalNetwork:
         self._say("publishing the genesis checkpoint")
         publisher = next(block for neuron, block in blocks.items() if neuron.role == "aggregator")
         birth = publish_network(plan, publisher, opens_in_seconds=plan.pace * NEURONS_START_SECONDS)
-        self._start(CLOCK, CLOCK_COMMAND, self.plan.server.environment())
+        self._start(CLOCK, CLOCK_COMMAND, environment)
         # 4. Scheduled work until the first window opens, and its worker.
         self._say("deploying the scheduled work")
         for neuron, block in blocks.items():
             deploy_scheduled(neuron.name, block, hour=plan.hour)
             watch(neuron.name, block, None)
         deploy_by_hand(DEFAULT_NEURON, "miner")
-        self._start(HOUSEKEEPING, worker_command(HOUSEKEEPING_POOL, "process"), self.plan.server.environment())
+        self._start(HOUSEKEEPING, worker_command(HOUSEKEEPING_POOL, "process"), environment)
         return birth
 
     def pages(self, birth: Birth) -> dict[str, str]:

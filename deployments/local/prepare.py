@@ -1,6 +1,5 @@
 """Preparation of a local network: keys, ledger, buckets, text, environments, genesis."""
 
-import os
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from blocks.neuron import Neuron
 from deployments.local.plan import DATASET_PREFIX, NETUID, WALLET_NAME, LocalNeuron, LocalPlan
 from deployments.local.wallets import create_wallet
 from deployments.network import start_network
-from deployments.processes import ProcessRecord
+from deployments.processes import ProcessRecord, write_private
 from deployments.s3_endpoint import AccessKey, BucketKeys, EndpointAdmin, create_bucket_with_keys
 from templar.agreement.genesis import Birth
 from templar.chain.clock import SystemClock
@@ -125,8 +124,8 @@ def write_environments(plan: LocalPlan, keys: Mapping[str, BucketKeys]) -> None:
             "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",  # retries are the task's: they are seen in the UI
             **plan.settings.get(neuron.name, {}),
         }
-        _write_env(plan.env_file(neuron), values)
-    _write_env(plan.network_env, public)
+        write_private(plan.env_file(neuron), "".join(env_lines(values)).encode())
+    write_private(plan.network_env, "".join(env_lines(public)).encode())
 
 
 def keep_buckets(plan: LocalPlan, blocks: Sequence[Neuron]) -> None:
@@ -143,14 +142,8 @@ def keep_buckets(plan: LocalPlan, blocks: Sequence[Neuron]) -> None:
         source.close()
     (plan.buckets / DATASET_ACCOUNT).mkdir(exist_ok=True)
     upload_dataset(plan.dataset, DirectoryStore(plan.buckets / DATASET_ACCOUNT), DATASET_PREFIX)
-    _write_env(plan.network_env, {**read_env_file(plan.network_env), "TEMPLAR_STORAGE": plan.buckets.as_uri()})
-
-
-def _write_env(path: Path, values: Mapping[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-        file.writelines(env_lines(values))
+    values = {**read_env_file(plan.network_env), "TEMPLAR_STORAGE": plan.buckets.as_uri()}
+    write_private(plan.network_env, "".join(env_lines(values)).encode())
 
 
 def announce_bucket(block: Neuron) -> None:

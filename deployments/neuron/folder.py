@@ -8,9 +8,8 @@ from typing import Any
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME
 from prefect.settings.legacy import Setting
 
-from deployments.processes import ProcessRecord, holder_of, state_folder
+from deployments.processes import ProcessRecord, holder_of, state_folder, write_private
 from deployments.supervisor import RECORD_FILE
-from templar.store.files import replacing
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,7 @@ class Address:
 
     def save(self, path: Path) -> None:
         """Keep it for other commands, readable for this user alone."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(asdict(self)).encode())
+        write_private(path, json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, path: Path) -> "Address | None":
