@@ -6,7 +6,6 @@ mid-window, a Prefect server that is killed, a store that falls silent. The test
 and what takes no window of its own is done while another one passes.
 """
 
-import asyncio
 import os
 import signal
 import time
@@ -15,13 +14,11 @@ import pytest
 
 from deployments.local.plan import DEFAULT_NEURON
 from deployments.prefect_server import DATABASE_URL, SERVER_NAME
-from deployments.processes import free_port, require_free_port
-from flows.miner_window import miner_window
+from deployments.processes import free_port
 from templar.data.shards.manifest import tokens_file
 from templar.window import Missed
 from tests.support.live_network import LiveNetwork, is_free, logs_on_failure
 from tests.support.postgresql import PostgreSQL
-from tests.support.prefect_server import talking_to
 from tests.support.prometheus import panel_queries, scraping
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -102,15 +99,6 @@ class TestADayOfANetwork:
             assert root[:12] in str(state.message)
             tables = sorted(str(artifact.key) for artifact in network.artifacts(network.run(neuron.name, window)))
             assert tables == [f"{kind}-{neuron.name}" for kind in TABLES[neuron.role]]
-
-    def test_a_neuron_runs_once(self, network):
-        with talking_to(network.plan.server):
-            state = asyncio.run(miner_window(neuron=DEFAULT_NEURON, return_state=True))
-        assert state.is_failed()
-        assert "[already_running]" in str(state.message)
-        assert f"process {network.process(f'worker of {DEFAULT_NEURON}').pid} already runs this neuron" in str(
-            state.message
-        )
 
     def test_prometheus_answers_every_panel_of_a_real_run(self, network, prometheus):
         left = {query for query in panel_queries() if not any(name in query for name in NOT_HERE)}
@@ -218,19 +206,3 @@ class TestADayOfANetwork:
         observer.stop()
         assert observer.state.root == root
         assert set(network.view.roots(window).values()) <= {silent.root}
-
-    def test_down_leaves_nothing(self, network):
-        entries = network.record.running()
-        names = {entry.name for entry in entries}
-        assert names == {
-            "the Prefect server",
-            "S3 endpoint",
-            "window clock",
-            "housekeeping worker",
-            *(f"worker of {name}" for name in network.names),
-        }
-        assert set(network.down()) == names
-        assert not [entry for entry in entries if entry.identity.alive]
-        for port in (network.plan.prefect_port, network.plan.storage_port):
-            require_free_port("127.0.0.1", port, remedy="none")
-        assert network.down() == ()
