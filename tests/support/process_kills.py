@@ -9,9 +9,8 @@ judged:
 * every neuron does that window, or the one after it;
 * every window's run has ended, and what a neuron missed has a reason code; the runs that were hit have ended;
 * all nodes that proved a window have one root, and all of them prove the last window of a round;
-* an audit gets the validator's evidence of every window from public objects: same facts, scores and weights;
 * in the end every deployment whose run was hit completes a run, `templar model verify` replays all windows from the
-  genesis to the last root, and no process is left.
+  genesis to the last root, `templar audit` finds no difference in any evidence, and no process is left.
 
 A miner draws a secret order of its data, so two runs of one seed have different roots. Equal roots with and without
 kills are tested where training repeats itself, on simulated time, in `tests/neuron/test_neuron_kills.py`.
@@ -37,17 +36,14 @@ from pathlib import Path
 from unittest import mock
 from uuid import UUID
 
-from dotenv import dotenv_values
-
 from deployments import supervisor
+from deployments.audit_window import DIFFERS
 from deployments.local import prepare
 from deployments.local.bringup import CLOCK, HOUSEKEEPING, STORAGE, LocalNetwork
 from deployments.prefect_server import SERVER_NAME
 from deployments.processes import PROJECT_ROOT, Child, ProcessIdentity, start_child
 from deployments.s3_endpoint import BucketKeys, EndpointAdmin
-from tasks.observing import auditing, network_from_environment
-from templar.audit.evidence_audit import Auditor
-from templar.errors import PermanentError, Reason
+from templar.errors import Reason
 from templar.timeline import first_block, window_of
 from tests.support.commands import installed
 from tests.support.live_network import LiveNetwork, is_free
@@ -86,8 +82,6 @@ class Findings:
     windows: int = 0
     runs: Counter[str] = field(default_factory=Counter)  # by final state
     misses: Counter[str] = field(default_factory=Counter)  # by reason
-    audited: int = 0
-    unscored: list[int] = field(default_factory=list)  # windows without evidence
     problems: list[str] = field(default_factory=list)  # what is against the rules
 
 
@@ -106,8 +100,6 @@ class ProcessKills:
         self._deck: list[str] = []
         self._starts: dict[str, Callable[[], Child]] = {}
         self._judged = 0  # the last window that was
-        self._audited = 0
-        self._auditor: Auditor
 
     @contextmanager
     def up(self):
@@ -121,9 +113,7 @@ class ProcessKills:
             stack.enter_context(mock.patch.object(supervisor, "start_child", remembering))
             stack.enter_context(_lasting_storage(self.network.plan.buckets))
             stack.enter_context(self.network)
-            environment = {name: str(value) for name, value in dotenv_values(self.network.plan.network_env).items()}
-            self._auditor = stack.enter_context(auditing(network_from_environment(environment).config, None))
-            self._judged = self._audited = self.network.first_window - 1
+            self._judged = self.network.first_window - 1
             yield
 
     def inject(self, number):
@@ -139,13 +129,10 @@ class ProcessKills:
         for name in sorted({kill.deployment for kill in self.kills} - {""}):
             done = self._waited(lambda name=name: self.network.end_of_a_run(name).name in ("Completed", "Skipped"))
             self._expect(done, f"{name} does not complete after its kills")
-        self._wait(lambda: self._newest_final() >= self._judged, f"window {self._judged} is final")
-        self._audit(self._judged)
+        chain, rules = self.network.view.chain, self.network.view.hparams.windows
+        self._wait(lambda: window_of(chain.block(), rules) - 2 >= self._judged, f"window {self._judged} is final")
         self.network.stop_clock()
         return self._judged
-
-    def _newest_final(self):
-        return window_of(self.network.view.chain.block(), self.network.view.hparams.windows) - 2
 
     # Kills.
 
@@ -239,7 +226,6 @@ class ProcessKills:
         for window in range(self._judged + 1, last + 1):
             self._judge_window(window)
         self._judged = last
-        self._audit(min(last, self._newest_final()))
         self._expect(self._waited(lambda: not network.orphans()), f"left over: {network.orphans()}")
 
     def _done_in(self, window):
@@ -268,24 +254,6 @@ class ProcessKills:
             self._expect(reasons, f"{name} window {window} is {state.name} without a reason: {state.message}")
         roots = network.view.roots(window)
         self._expect(len(set(roots.values())) <= 1, f"window {window} has several roots: {roots}")
-
-    def _audit(self, last):
-        """Audit the windows up to this one that were not audited yet, and compare the replayed roots."""
-        for window in range(self._audited + 1, last + 1):
-            try:
-                audit = self._auditor.audit(window)
-            except PermanentError as error:
-                if error.reason is not Reason.EVIDENCE_MISSING:
-                    raise
-                self.found.unscored.append(window)
-                self._auditor.bring_to(window - 1)
-            else:
-                self.found.audited += 1
-                self._expect(audit.verified, audit.summary)
-            before = self._auditor.node.state
-            proved = set(self.network.view.roots(before.window).values())
-            self._expect(proved <= {before.root}, f"window {before.window}: replay has {before.root}, nodes {proved}")
-        self._audited = max(self._audited, last)
 
     def _expect(self, holds, problem):
         self.found.problems += [] if holds else [problem]
@@ -326,25 +294,30 @@ def _lasting_storage(buckets):
         yield
 
 
-def replayed(network, window):
-    command = [sys.executable, "-m", "deployments", "model", "verify", "--window", str(window)]
-    command += ["--env-file", str(network.plan.network_env)]
+def asked(network, *words):
+    """Exit status and last line of a command that reads the network's public objects."""
+    command = [sys.executable, "-m", "deployments", *map(str, words), "--env-file", str(network.plan.network_env)]
     done = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=False)
-    return (done.stdout + done.stderr).strip().splitlines()[-1]
+    return done.returncode, (done.stdout + done.stderr).strip().splitlines()[-1]
 
 
 def run(folder, number, *, seed=1, blocks=BLOCKS):
     began, kills, verified = time.monotonic(), ProcessKills(folder, seed=seed, blocks=blocks), "not replayed"
+    network = kills.network
     with kills.up():
         try:
             kills.inject(number)
-            verified = replayed(kills.network, kills.settle())
+            last = kills.settle()
+            _, verified = asked(network, "model", "verify", "--window", last)
+            # 1: something differs; 2: a window has no evidence.
+            status, said = asked(network, "audit", "--first", network.first_window, "--last", last)
+            kills.found.problems += [said] if status == DIFFERS else []
         except TimeoutError as error:
             kills.found.problems.append(str(error))
     try:
-        wait_until(lambda: not kills.network.orphans(), "no process is left")
+        wait_until(lambda: not network.orphans(), "no process is left")
     except TimeoutError:
-        kills.found.problems.append(f"left over: {kills.network.orphans()}")
+        kills.found.problems.append(f"left over: {network.orphans()}")
     is_whole = len(kills.kills) == number and verified.startswith("verified: from the genesis ")
     return {
         "kills": len(kills.kills),
