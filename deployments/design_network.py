@@ -91,6 +91,7 @@ def show(made: Design, busy: Mapping[str, float], hours: int, console: Console) 
     }
     for name, text in rows.items():
         table.add_row(name, text)
-    if expects.why_fewer:
-        table.add_row("why so few windows", expects.why_fewer)
+    for name, why in (("why so few windows", expects.why_fewer), ("why not 0.95 busy", expects.why_less_busy)):
+        if why:
+            table.add_row(name, why)
     console.print(table)

@@ -23,16 +23,18 @@ MAX_FUNCTION_LINES = 60
 MAX_CELL_WORDS = 60
 LIMITS = {
     "files of templar/": 146,
-    "lines of templar/": 34_630,
-    "lines of blocks/, tasks/, flows/ and deployments/": 11_345,
+    "lines of templar/": 33_748,
+    "lines of blocks/, tasks/, flows/ and deployments/": 11_281,
     "lines of lab/, benchmarks/ and docs/": 10_914,
-    "lines of tests/": 50_806,
+    "lines of tests/": 45_400,
     "files on the reading path": 10,
-    "lines on the reading path": 3_296,
-    "words of pages": 61_913,
-    "lines with vague pronouns": 4,
+    "lines on the reading path": 3_213,
+    "words of pages": 61_897,
+    "lines with vague pronouns": 3,
 }
-BUDGETS: tuple[tuple[str, str, int], ...] = ()
+BUDGETS: tuple[tuple[str, str, int], ...] = (
+    ("lines of lab/, benchmarks/ and docs/", "the table of codes, optimizers and rules, of 1,500 lines", 52),
+)
 """What may be added to a limit: (limit, feature, number)."""
 VAGUE = re.compile(r"\b(?:whoever|whatever|whichever)\b", re.IGNORECASE)
 SHARED_MODULE_NAMES = {

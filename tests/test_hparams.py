@@ -63,8 +63,8 @@ def test_a_window_leaves_time_for_all_inner_steps_at_40_percent_of_the_peak(pres
     windows, training, length = hparams.windows, hparams.training, hparams.data.sequence_length
     tokens = training.batch_size * training.inner_steps * length
     needed = tokens * flops_per_token(hparams.model, length) / (0.4 * HOSTS[preset])
-    # A window's training begins once the window before is decided, in the first roster slot or soon after it.
-    begins = windows.settle_delay_seconds + windows.roster_slot_seconds
+    # A window's training begins once the window before is decided, early in the first roster slot.
+    begins = windows.settle_delay_seconds + min(windows.roster_slot_seconds, 8)
     latest = windows.seconds - windows.commit_guard_seconds - windows.train_margin_seconds
     end = TrainingEnd(finish_seconds(hparams))
     end.begin(begins, latest)

@@ -218,6 +218,9 @@ class ScalingMiner(Miner):
 
     factor: ClassVar[float]
 
+    def beginning(self) -> None:
+        """The agreed parameters: what was not published of its own update would lead its training astray."""
+
     def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
         """An honest update, scaled."""
         honest = super().learn(window, sequences, keep_going)

@@ -170,7 +170,7 @@ class Miner(PrivateStateNode):
             optimizer=self.private.optimizer,
             keep_going=keep_going,
             progress=self._progress(window, sequences) if self.config.trainer.inner_snapshot_seconds else None,
-            begin=self._beginning(),
+            begin=self.beginning(),
         )
 
     def _progress(self, window: int, sequences: Tensor) -> ProgressFile:

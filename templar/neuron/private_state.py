@@ -431,7 +431,7 @@ class PrivateStateNode(Node):
         log.warning("%s: private state after window %d is lost, it starts afresh: %s", self.name, window, why)
         self.private = PrivateState.fresh(self.layout)
 
-    def _beginning(self) -> Mapping[str, Tensor] | None:
+    def beginning(self) -> Mapping[str, Tensor] | None:
         """The parameters that a training begins from; None for the agreed ones."""
         feedback, share = self.private.feedback, self.hparams.feedback_carry
         if not share or not feedback.num_calls:

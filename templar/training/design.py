@@ -5,7 +5,8 @@ Every rule stands here, with its source:
 * **Architecture.** Heads are 128 wide (nanochat, MuLoCo). Width over depth grows from 64 at 100 M parameters without
   embeddings (nanochat) to 128 at 8 B (Llama 3). The feed-forward layer is 8/3 of the width (LLaMA, arXiv 2302.13971).
 * **Time.** A device is busy when it trains. What a window needs besides is fixed: settling, transfer, the outer step,
-  compression, and the commitment's guard. A window is so long that these are less than 5 % of it.
+  compression, and the commitment's guard. A window is so long that these are less than 5 % of it, but no longer than
+  125 blocks: a node needs the chain's state of the window before, and endpoints keep that of about 256 blocks.
 * **Batch.** All miners together take 2^19 tokens at 235 M parameters, more with the power 0.38 of the parameters
   (nanochat); but a miner takes at most 500 inner steps in a window (DiLoCo, arXiv 2311.08105), so fast devices take
   larger batches.
@@ -39,7 +40,13 @@ ENOUGH = 20  # tokens per parameter (Hoffmann et al.)
 WARMUP_SHARE = 0.02
 FEEDBACK_DECAY, FEEDBACK_CARRY = 0.8, 0.4
 WANTED_OUTER_STEPS = 1000  # to learn as well as in one place (hypertrain's assumption: 1,000 to 3,000)
-POLL_SECONDS = 6.0  # to see that a window is decided, and to write a small object
+MOST_BLOCKS = 125  # of a window
+GRACE_BLOCKS = 2.5  # with 1.5, three of 140 networks with difficult chains lost a window; with this, none did
+WHY_LESS_BUSY = (
+    f"a window has at most {MOST_BLOCKS} blocks: endpoints keep the chain's state of 256, two windows' worth"
+)
+DECIDING_SECONDS = 6.0  # to see who published, to vote and to see the decision
+TRAIN_MARGIN_SECONDS = 6.0
 BACKUP_BYTES = 16  # per parameter of a private backup (docs/storage.md)
 FINISH_BYTES, DISK_BYTES_PER_SECOND = 24, 2e9  # per parameter, from the last step to the payload on the disk
 PAGE_TOKENS = 98_304  # of a page of 100 rows, about
@@ -78,6 +85,7 @@ class Expectation:
     down_bytes_per_day: float
     disk_bytes: float
     why_fewer: str  # than a thousand outer steps; empty if there are as many
+    why_less_busy: str  # than 95 % of a window; empty if the device is
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,7 @@ def design(wishes: Wishes, base: HParams) -> Design:
         down_bytes_per_day=payload * (wishes.miners + _reserve(wishes.miners)) * per_day,
         disk_bytes=count * _disk_bytes(base),
         why_fewer=_why_fewer(outer, seconds, count),
+        why_less_busy="" if tokens / speed >= BUSY * seconds else WHY_LESS_BUSY,
     )
     return Design(preset, expects)
 
@@ -199,15 +208,17 @@ def _windows(wishes: Wishes, base: HParams, count: int, payload: float) -> tuple
     # A miner may wait up to half of the grace before it reveals (docs/protocol.md 3).
     windows = {
         "commit_guard_seconds": old.commit_guard_seconds,
-        "time_window_delta_seconds": math.ceil(2 * old.block_seconds + SPARE_TRANSFER * up),
-        "roster_slot_seconds": math.ceil(4 * POLL_SECONDS + SPARE_TRANSFER * down),
-        "train_margin_seconds": math.ceil(POLL_SECONDS + 2 * finish),
+        "time_window_delta_seconds": math.ceil(GRACE_BLOCKS * old.block_seconds + SPARE_TRANSFER * up),
+        "roster_slot_seconds": math.ceil(4 * DECIDING_SECONDS + SPARE_TRANSFER * down),
+        "train_margin_seconds": TRAIN_MARGIN_SECONDS,
     }
     changed = old.model_copy(update=windows)
-    before = changed.settle_delay_seconds + changed.roster_slot_seconds  # training begins in the first slot
-    idle = before + finish + changed.train_margin_seconds + changed.commit_guard_seconds
-    least = max(idle / (1 - BUSY), 2.0 * changed.reserved_seconds)
-    return windows | {"blocks_per_window": math.ceil(least / old.block_seconds)}, idle
+    step = 4 * count / DISK_BYTES_PER_SECOND  # the outer step, at the speed of a copy
+    begins = changed.settle_delay_seconds + down + DECIDING_SECONDS + step
+    idle = begins + finish + changed.train_margin_seconds + changed.commit_guard_seconds
+    least = min(MOST_BLOCKS, math.ceil(idle / (1 - BUSY) / old.block_seconds))
+    shortest = math.ceil(2 * changed.reserved_seconds / old.block_seconds)
+    return windows | {"blocks_per_window": max(least, shortest)}, idle
 
 
 @dataclass(frozen=True)
@@ -233,8 +244,10 @@ def _work(wishes: Wishes, base: HParams, count: int, speed: float, *, idle: floa
     batch = SHARED * math.ceil(shares) if shares > 1 else int(2 ** math.ceil(math.log2(sequences)))
     step_seconds, blocks = batch * length / speed, least_blocks
     while (steps := int((blocks * block - idle) / step_seconds)) * step_seconds < BUSY * blocks * block:
+        if blocks >= MOST_BLOCKS:
+            break
         blocks += 1
-    return _Work(blocks, batch, steps)
+    return _Work(blocks, batch, max(1, steps))
 
 
 def _bits_per_parameter(gradient: Gradient) -> float:

@@ -45,7 +45,7 @@ def test_a_row_has_figures_of_both_sides():
 def test_the_busy_fraction_is_what_the_margins_and_the_phases_leave():
     phases = {"forward": 1.0, "backward": 2.0, "step": 0.5, "other": 0.5}
     figures = TrainFigures("CPU", "float32", "", 1, 10, 4.0, phases, 1)
-    assert busy_fraction(figures) == pytest.approx((1824 - 6 - 12 - 38 - 30) / 1824 * 3.5 / 4)
+    assert busy_fraction(figures) == pytest.approx((1356 - 6 - 6 - 44 - 30) / 1356 * 3.5 / 4)
 
 
 def test_quick_leaves_the_large_rows_out():

@@ -44,7 +44,9 @@ def test_a_design_is_a_valid_preset_that_keeps_its_device_busy(miners, device, p
     tokens = training.inner_steps * training.batch_size * hparams.data.sequence_length
     needed = tokens * flops_per_token(hparams.model, 2048) / (devices * 0.4 * PEAK_FLOPS[_full_name(device)])
     assert expects.parameters == num_parameters(hparams.model)
-    assert 0.95 <= expects.busy_fraction == pytest.approx(needed / windows.seconds)
+    assert expects.busy_fraction == pytest.approx(needed / windows.seconds)
+    assert (expects.busy_fraction >= 0.95) != bool(expects.why_less_busy)
+    assert not expects.why_less_busy or windows.blocks_per_window == 125 or expects.idle_seconds > 70
     assert needed <= windows.seconds - expects.idle_seconds
     warmup = training.schedule.warmup_steps * tokens / training.inner_steps * miners / (20 * expects.parameters)
     assert warmup == pytest.approx(expects.warmup_share)
@@ -68,7 +70,7 @@ def test_an_architecture_has_about_the_wished_parameters_and_heads_of_128(parame
 def test_a_slower_device_is_as_busy_and_a_faster_one_waits():
     wishes = Wishes(20, "A100", 1e9)
     busy = busy_fractions(wishes, BASE, design(wishes, BASE))
-    assert busy["RTX 4090"] == busy["A100"] >= 0.95
+    assert busy["RTX 4090"] == busy["A100"] > 0.9
     assert busy["H100"] == pytest.approx(busy["A100"] * 312 / 989)
 
 
