@@ -352,10 +352,10 @@ def run_plan(plan: FaultPlan, on_window: Callable[[int], None] = lambda window: 
 
 
 def fault_hparams() -> HParams:
-    """The times of the preset 150M with the model of `simulation`, measured on more sequences than there.
+    """The times of 150M in windows of 50 blocks, with the model of `simulation`, measured on more sequences than there.
 
     On four sequences an honest indicator is +1 in 88 windows of 100, and about one honest miner in a hundred falls
     below `own_data_min_average` within 30 windows; on sixteen it is +1 in 92.
     """
-    windows = load_hparams("150M").windows.model_dump()
+    windows = load_hparams("150M").windows.model_dump() | {"blocks_per_window": 50}
     return load_hparams("simulation", overrides={"windows": windows, "scoring": {"eval_sequences": EVAL_SEQUENCES}})
