@@ -31,7 +31,7 @@ def test_todays_row_learns_as_the_product_does_and_counts_its_bytes(text):
     assert found.losses[-1] == pytest.approx(setup.held_out_loss(last.net), abs=0.01)
     assert found.losses[-1] < found.losses[0]
     exact = 8 * sum(last.exchange.num_bytes) / len(last.exchange.num_bytes) / setup.layout.num_elements
-    assert found.bits == pytest.approx(exact, rel=0.05)
+    assert found.bits == pytest.approx(exact, rel=0.1)
     assert learn(Row(learning_rate=0.002), setup) == found
 
 

@@ -293,7 +293,9 @@ def test_memory_is_the_model_one_update_and_the_activations(recipe, use_dct, len
     A transform makes one tensor dense, in float64: it hides behind the activations of more than a few tokens.
     """
     large = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 1024}
-    hparams = load_hparams("local", overrides={"model": large, "gradient": {"target_chunk": 64, "use_dct": use_dct}})
+    hparams = load_hparams(
+        "local", overrides={"model": large, "gradient": {"target_chunk": 64, "use_dct": use_dct, "feedback_carry": 0.0}}
+    )
     net = build_model(hparams.model)
     params = parameters_of(net)
     layout = Layout.of(parameter_shapes(hparams.model), hparams.gradient, recipe)
