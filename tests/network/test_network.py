@@ -1,9 +1,9 @@
 """A whole network of processes: every promise is read back from the chain, the buckets and the servers.
 
 One bring-up trains on shards from a real S3 endpoint, beside the servers of an operator: Prefect's database is in
-PostgreSQL, and Debian's Prometheus scrapes all neurons. It lives through a day's troubles: a worker that is killed in
-mid-window, a Prefect server that is killed, a store that falls silent. The tests go through its windows in their order,
-and what takes no window of its own is done while another one passes.
+PostgreSQL, Debian's Prometheus scrapes all neurons, and a sink takes their log. It lives through a day's troubles: a
+worker that is killed in mid-window, a Prefect server that is killed, a store that falls silent. The tests go through
+its windows in their order, and what takes no window of its own is done while another one passes.
 """
 
 import os
@@ -20,6 +20,8 @@ from templar.window import Missed
 from tests.support.live_network import LiveNetwork, is_free, logs_on_failure
 from tests.support.postgresql import PostgreSQL
 from tests.support.prometheus import panel_queries, scraping
+from tests.support.scripted_server import serving
+from tests.support.sinks import Receiver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -59,8 +61,15 @@ def postgresql():
 
 
 @pytest.fixture(scope="module")
-def network(postgresql, tmp_path_factory, ports):
-    settings = {name: {"TEMPLAR_SINK_PROMETHEUS": f"127.0.0.1:{port}"} for name, port in ports.items()}
+def receiver():
+    with serving(Receiver()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def network(postgresql, tmp_path_factory, receiver, ports):
+    loki = {"TEMPLAR_SINK_LOKI_URL": receiver.endpoint_url}
+    settings = {name: {"TEMPLAR_SINK_PROMETHEUS": f"127.0.0.1:{port}"} | loki for name, port in ports.items()}
     folder = tmp_path_factory.mktemp("live")
     with pytest.MonkeyPatch.context() as patch:
         if postgresql is not None:
