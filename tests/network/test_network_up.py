@@ -35,11 +35,11 @@ def local(network, what, *more):
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
 
-def previewed(network, window, uid):
-    """What anybody is shown of a miner's text."""
+def previewed(network, uid):
+    """What anybody is shown of a miner's text in the open window: of an earlier one the shard may be forgotten."""
     server = network.plan.server
     return subprocess.run(
-        [sys.executable, "-m", "deployments", "preview", f"--window={window}", f"--uid={uid}", "--sequences=1"],
+        [sys.executable, "-m", "deployments", "preview", f"--uid={uid}", "--sequences=1"],
         env=os.environ | {"PREFECT_API_URL": server.api_url, "PREFECT_HOME": str(server.home)},
         capture_output=True,
         text=True,
@@ -119,12 +119,11 @@ class TestUp:
         assert root != network.view.birth.start.root
 
     def test_anybody_may_see_what_a_miner_trains_on(self, network):
-        window = network.next_window() - 1  # the open one: of an earlier one the shard may be forgotten
         with ThreadPoolExecutor() as pool:
-            answers = [*pool.map(lambda uid: previewed(network, window, uid), network.miners)]
+            answers = [*pool.map(lambda uid: previewed(network, uid), network.miners)]
         for uid, answer in zip(network.miners, answers, strict=True):
             assert answer.returncode == 0, answer.stderr
-            assert f"window {window} (from block" in answer.stdout
+            assert re.search(r"window \d+ \(from block", answer.stdout)
             assert f"uid {uid}, assignment" in answer.stdout
             assert "sequences; the first 1 in training order:" in answer.stdout
 
