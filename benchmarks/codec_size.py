@@ -26,7 +26,7 @@ from torch import Tensor
 
 from benchmarks.command import measured
 from benchmarks.large_model import RULE, layout, payload, random_tensors
-from benchmarks.pseudo_gradients import REFERENCE, Chosen, Setup, chosen_coefficients, embedded_text, ours, train
+from benchmarks.pseudo_gradients import REFERENCE, Chosen, Setup, chosen_coefficients, embedded_text, train
 from benchmarks.reference_codes import QuantisedValues, RawCoding, pack_12_bits
 from templar.gradient.codec import wire
 from templar.gradient.codec.values import SignAndScale, ValueCoding
@@ -115,7 +115,7 @@ def train_small(windows: int, last: int) -> Trained:
     energy, overlaps = 0.0, []
     with embedded_text() as text:
         setup = Setup.of(text, seed=1, workers=4, windows=windows)
-        for window in train(setup, ours):
+        for window in train(setup):
             if window.learnt.window < windows - last:
                 continue
             for one in (one for tensors in chosen_coefficients(window.learnt) for one in tensors.values()):

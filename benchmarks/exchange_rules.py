@@ -3,11 +3,10 @@
 Each of a few workers takes inner steps on text of its own from the common parameters, or from a place that its error
 feedback names; what it learnt goes through a code with error feedback, and all take the same outer step (SparseLoCo,
 arXiv 2508.15706). The arithmetic is float32 throughout, on any device, so that rules can be tried that have no exact
-integers yet; a test holds the row of today's code to the project's own trainer, payloads and aggregate.
+integers yet; a test holds the plain row to the project's own trainer, payloads and aggregate.
 """
 
 import copy
-import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,13 +19,12 @@ from benchmarks.pseudo_gradients import REFERENCE, Setup
 from templar.gradient.compress import top_k
 from templar.gradient.dct import from_chunks, to_chunks
 from templar.gradient.layout import TensorLayout
-from templar.training.loss import sequence_losses, token_losses
+from templar.training.design import place_bits
+from templar.training.loss import token_losses
 from templar.training.model import build_model, named_parameters
 from templar.training.schedule import schedule_factor
 
-INDEX_OVERHEAD = 1.015  # what the wire format's places take over the logarithm of their number
-SCALE_BITS, LEVEL_BITS, FACTOR_BITS = 8, 8, 8
-HELD_OUT_BATCH = 64
+SCALE_BITS, LEVEL_BITS, FACTOR_BITS, REFERENCE_PLACE_BITS = 8, 8, 8, 12
 Code = Literal["dense", "sign", "values", "levels", "reference", "low rank"]
 
 
@@ -63,8 +61,8 @@ class Outcome:
 
 def learn(row: Row, setup: Setup, device: str = "cpu") -> Outcome:
     """Train one network from its genesis parameters over all windows of a setup."""
-    net: nn.Module = build_model(setup.hparams.model)
-    net = net.to(device)
+    net = build_model(setup.hparams.model)
+    nn.Module.to(net, device)
     agreed = {name: param.detach().clone() for name, param in named_parameters(net)}
     workers = [_Worker(row, setup, agreed) for _ in range(setup.num_workers)]
     momentum = {name: torch.zeros_like(param) for name, param in agreed.items()}
@@ -81,8 +79,7 @@ def learn(row: Row, setup: Setup, device: str = "cpu") -> Outcome:
         # 3. Look at text that nobody trains on.
         if (window + 1) * 4 // num_windows > window * 4 // num_windows:
             _load(net, agreed)
-            held_out = sequence_losses(net, setup.held_out.to(device), micro_batch_size=HELD_OUT_BATCH)
-            losses.append(statistics.fmean(held_out.tolist()))
+            losses.append(setup.held_out_loss(net))
     return Outcome(tuple(losses), statistics.fmean(bits) / setup.layout.num_elements)
 
 
@@ -98,7 +95,8 @@ class _Worker:
     """A worker's private state: optimizers and error feedback."""
 
     def __init__(self, row: Row, setup: Setup, agreed: Mapping[str, Tensor]) -> None:
-        self._row, self._setup = row, setup
+        self._row, self._training = row, setup.hparams.training
+        self._layouts = {tensor.name: tensor for tensor in setup.layout.tensors}
         self._feedback = {name: torch.zeros_like(param) for name, param in agreed.items()}
         self._optimizers: list[dict[str, object]] | None = None
 
@@ -107,17 +105,16 @@ class _Worker:
         row, received, bits = self._row, dict[str, Tensor](), 0.0
         _load(net, {name: param - row.carry * self._feedback[name] for name, param in agreed.items()})
         self._train(net, sequences, window)
-        layouts = {tensor.name: tensor for tensor in self._setup.layout.tensors}
         for name, param in named_parameters(net):
             kept = 0.0 if row.code == "dense" else row.decay - row.carry
             wanted = kept * self._feedback[name] + (agreed[name] - param.detach())
-            received[name], size = code(row, wanted, layouts[name])
+            received[name], size = code(row, wanted, self._layouts[name])
             self._feedback[name] = (received[name] - wanted) if row.turned else (wanted - received[name])
             bits += size
         return Published(received, bits)
 
     def _train(self, net: nn.Module, sequences: Tensor, window: int) -> None:
-        training, optimizers = self._setup.hparams.training, optimizers_of(self._row, net)
+        training, optimizers = self._training, optimizers_of(self._row, net)
         for optimizer, state in zip(optimizers, self._optimizers or (), strict=False):
             optimizer.load_state_dict(copy.deepcopy(state))
         peaks = [self._row.learning_rate, self._row.matrix_rate]
@@ -135,10 +132,9 @@ class _Worker:
 
 def optimizers_of(row: Row, net: nn.Module) -> list[torch.optim.Optimizer]:
     """AdamW for all parameters, or for embedding, head and norms with torch's Muon for the matrices."""
-    params = dict(named_parameters(net))
-    matrices = [] if row.optimizer == "adamw" else [params[name] for name in params if is_matrix(name, params[name])]
-    known = {id(param) for param in matrices}
-    rest = [param for param in params.values() if id(param) not in known]
+    matrices, rest = list[Tensor](), list[Tensor]()
+    for name, param in named_parameters(net):
+        (matrices if row.optimizer == "muon" and is_matrix(name, param) else rest).append(param)
     adamw = torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.1, foreach=True)
     return [adamw, torch.optim.Muon(matrices, weight_decay=0.1)] if matrices else [adamw]
 
@@ -159,15 +155,10 @@ def code(row: Row, wanted: Tensor, tensor: TensorLayout) -> tuple[Tensor, float]
     k = 64 if row.code == "low rank" else row.k
     k = min(length, k if row.other_k is None or is_matrix(tensor.name, wanted) else row.other_k)
     indices = top_k(chunks, k)
-    values, value_bits = _CODES["sign" if row.code == "low rank" else row.code](chunks.gather(1, indices), indices)
+    values, value_bits = _CODES["sign" if row.code == "low rank" else row.code](chunks.gather(1, indices))
     received = from_chunks(torch.zeros_like(chunks).scatter(1, indices, values), tensor)
-    return received, index_bits(length, k) * count + value_bits
-
-
-def index_bits(length: int, k: int) -> float:
-    """Bits that the places of k coefficients out of a chunk take: the logarithm of their number, and a little more."""
-    number = math.lgamma(length + 1) - math.lgamma(k + 1) - math.lgamma(length - k + 1)
-    return INDEX_OVERHEAD * number / math.log(2)
+    places = REFERENCE_PLACE_BITS * k if row.code == "reference" else place_bits(length, k)
+    return received, places * count + value_bits
 
 
 def combine(received: list[Tensor], rule: str) -> Tensor:
@@ -183,19 +174,16 @@ def combine(received: list[Tensor], rule: str) -> Tensor:
     return total / (divisors.sqrt() if rule == "root" else divisors)
 
 
-def _sign(values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
-    del indices
+def _sign(values: Tensor) -> tuple[Tensor, float]:
     return values.sign() * values.abs().mean(1, keepdim=True), float(values.numel() + SCALE_BITS * len(values))
 
 
-def _values(values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
-    del indices
+def _values(values: Tensor) -> tuple[Tensor, float]:
     return values, float(8 * values.numel())
 
 
-def _two_levels(values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
+def _two_levels(values: Tensor) -> tuple[Tensor, float]:
     """A sign and one of two scales of the chunk: the means of the magnitudes above and below their mean."""
-    del indices
     sizes = values.abs()
     large = sizes > sizes.mean(1, keepdim=True)
     above, below = (
@@ -204,14 +192,13 @@ def _two_levels(values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
     return values.sign() * torch.where(large, above, below), float(2 * values.numel() + 2 * SCALE_BITS * len(values))
 
 
-def _reference(values: Tensor, indices: Tensor) -> tuple[Tensor, float]:
-    """The value code of templar 2.1.3, with its indices of 12 bits in place of ours."""
-    read = REFERENCE.decode(REFERENCE.encode(indices, values))
-    length = 4096
-    return read, values.numel() * (LEVEL_BITS + 12) - index_bits(length, values.shape[1]) * len(values)
+def _reference(values: Tensor) -> tuple[Tensor, float]:
+    """The value code of templar 2.1.3."""
+    anywhere = torch.zeros_like(values, dtype=torch.int64)
+    return REFERENCE.decode(REFERENCE.encode(anywhere, values)), float(LEVEL_BITS * values.numel())
 
 
-_CODES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, float]]] = {
+_CODES: dict[str, Callable[[Tensor], tuple[Tensor, float]]] = {
     "sign": _sign,
     "values": _values,
     "levels": _two_levels,

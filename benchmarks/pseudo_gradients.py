@@ -1,17 +1,17 @@
-"""Real pseudo-gradients for the other benchmarks: a small network that trains on real text, with any codec between.
+"""Real pseudo-gradients for the other benchmarks: a small network that trains on real text through its codec.
 
 Nothing is measured here. `train` runs windows of SparseLoCo (arXiv 2508.15706): each of a few workers takes inner AdamW
-steps on text of its own from the common parameters, their pseudo-gradients are exchanged through a codec with error
+steps on text of its own from the common parameters, their pseudo-gradients are exchanged as payloads, with error
 feedback, and all workers take the same outer step. Training, compression, wire format, aggregate and outer step are the
-project's own; only chain and stores are missing. The public reference's code can take the place of ours.
+project's own; only chain and stores are missing.
 
-A seed decides parameters and data, and nothing else is random: runs of one seed differ by the codec alone, and a run
+A seed decides parameters and data, and nothing else is random: a run
 gives the same bits with any number of threads.
 """
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.reference_codes import QuantisedValues, RawCoding, StatisticalQuantiser, aggregate_values, pack_12_bits
+from benchmarks.reference_codes import RawCoding, StatisticalQuantiser
 from templar.data.assignment import Epoch, SlotPlan, assign
 from templar.data.corpus import collect_documents
 from templar.data.dataset import HELD_OUT_ROWS_PER_PAGE
@@ -35,13 +35,12 @@ from templar.gradient.codec import wire
 from templar.gradient.codec.values import Coded, ValueCoding
 from templar.gradient.codec.wire import Header, Payload
 from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_with
-from templar.gradient.dct import from_chunks
 from templar.gradient.layout import Layout
 from templar.hparams import HParams, load_hparams
+from templar.neuron.private_state import feedback_rule
 from templar.store.directory import DirectoryStore
-from templar.training.loss import sequence_losses, single_threaded
+from templar.training.loss import sequence_losses
 from templar.training.model import build_model, parameter_shapes, parameters_of
-from templar.training.schedule import outer_learning_rate
 from templar.training.train import OptimizerState, Trainer
 
 NUM_HELD_OUT = 256
@@ -59,7 +58,7 @@ def small_network(seed: int) -> HParams:
         "model": {"initializer_seed": seed},
         "data": {"pages_per_window": 1},
         "training": {"inner_steps": 10, "adamw": {"learning_rate": 0.002}},
-        "gradient": {"target_chunk": 64, "topk_compression": 64, "momentum_decay": 0.95},
+        "gradient": {"target_chunk": 64, "topk_compression": 64, "momentum_decay": 0.95, "feedback_carry": 0.0},
     }
     return load_hparams("local", overrides=overrides)
 
@@ -88,7 +87,7 @@ def embedded_text() -> Iterator[Text]:
 
 @dataclass(frozen=True)
 class Setup:
-    """All inputs of a run but the codec."""
+    """All inputs of a run."""
 
     hparams: HParams
     sequences: tuple[tuple[Tensor, ...], ...]  # training data by window and worker, each of shape (n, L)
@@ -157,13 +156,10 @@ class NetworkView:
     compressed: tuple[Compressed[Any], ...]  # each worker's coefficients and new error feedback
     num_bytes: tuple[int, ...]  # length of each worker's payload
     update: Mapping[str, Tensor]  # agreed, by parameter name
-    payloads: tuple[Payload, ...] = ()  # as read, if the code is this network's
+    payloads: tuple[Payload, ...]  # as read
 
 
-Codec = Callable[[Learnt], NetworkView]  # from each worker's pseudo-gradient to the update that all of them apply
-
-
-def ours(learnt: Learnt) -> NetworkView:
+def exchange(learnt: Learnt) -> NetworkView:
     """Exchange this network's payloads, as bytes."""
     layout, rule = learnt.layout, learnt.rule
     compressed = tuple(
@@ -179,20 +175,6 @@ def ours(learnt: Learnt) -> NetworkView:
     return NetworkView(compressed, tuple(map(len, published)), aggregate(read, layout), read)
 
 
-def reference(learnt: Learnt) -> NetworkView:
-    """Exchange the payloads of templar 2.1.3: four levels per tensor, and float means of norms clipped at their median.
-
-    A payload is counted as its indices of 12 bits and its values of 8; its tables, names and container are not.
-    """
-    compressed = learnt.compress_with(REFERENCE)
-    update = {}
-    for tensor in learnt.layout.tensors:
-        coded = [one.tensors[tensor.name] for one in compressed]
-        peers = [(one.indices, REFERENCE.decode(one)) for one in coded]
-        update[tensor.name] = from_chunks(aggregate_values(peers, tensor.chunk_length), tensor)
-    return NetworkView(compressed, tuple(sum(map(_stored_bytes, one.tensors.values())) for one in compressed), update)
-
-
 @dataclass(frozen=True)
 class Window:
     """One window of a run, after its outer step."""
@@ -202,7 +184,7 @@ class Window:
     exchange: NetworkView
 
 
-def train(setup: Setup, codec: Codec) -> Iterator[Window]:
+def train(setup: Setup) -> Iterator[Window]:
     """Train a network from its genesis parameters, window by window."""
     training, layout = setup.hparams.training, setup.layout
     net = build_model(setup.hparams.model)
@@ -217,14 +199,12 @@ def train(setup: Setup, codec: Codec) -> Iterator[Window]:
             for tokens, optimizer in zip(shares, optimizers, strict=True)
         ]
         optimizers = [result.optimizer for result in results if result.optimizer is not None]
-        rate = outer_learning_rate(training, window)
-        rule = FeedbackRule(training.recipe, setup.hparams.gradient.momentum_decay, rate)
+        rule = feedback_rule(setup.hparams, window)
         learnt = Learnt(window, layout, rule, states, tuple(result.update for result in results))
-        with single_threaded():  # the reference adds floats, and threads change the order
-            exchange = codec(learnt)
-        outer_step(params, exchange.update, learning_rate=rate, weight_decay=0.0)
-        yield Window(net, learnt, exchange)
-        states = tuple(one.state for one in exchange.compressed)
+        exchanged = exchange(learnt)
+        outer_step(params, exchanged.update, learning_rate=rule.learning_rate, weight_decay=0.0)
+        yield Window(net, learnt, exchanged)
+        states = tuple(one.state for one in exchanged.compressed)
 
 
 @dataclass(frozen=True)
@@ -239,7 +219,3 @@ def chosen_coefficients(learnt: Learnt) -> Iterator[dict[str, Chosen]]:
     """Each worker's chosen coefficients by parameter name: the input of a value code."""
     for raw in learnt.compress_with(RawCoding()):
         yield {name: Chosen(one.indices.to(torch.int64), one.values) for name, one in raw.tensors.items()}
-
-
-def _stored_bytes(coded: QuantisedValues) -> int:
-    return pack_12_bits(coded.indices).numel() + coded.codes.numel()

@@ -3,7 +3,6 @@
 They are here to compare with; this network publishes none of them. Each function gives bit for bit what they do.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,24 +77,3 @@ def pack_12_bits(indices: Tensor) -> Tensor:
     first, second = flat[0::2], flat[1::2]
     triples = torch.stack([first & 255, (first >> 8) | ((second & 15) << 4), second >> 4], dim=1)
     return triples.flatten().to(torch.uint8)
-
-
-def aggregate_values(peers: Sequence[tuple[Tensor, Tensor]], chunk_length: int) -> Tensor:
-    """One tensor of all peers together (2.1.3): each coefficient is the mean over those who published it, not over all.
-
-    The values of a peer with the Euclidean norm n count min(1, median / (n + 1e-8)) times, where of an even number of
-    norms the lower middle one is the median.
-
-    Args:
-        peers: Indices (C, k) int64 and values (C, k) float32 of each; k may differ.
-        chunk_length: Coefficients of a chunk.
-
-    Returns:
-        Shape (C, chunk_length), float32, before any transform back; 0 where nobody published.
-    """
-    norms = torch.stack([values.norm() for _, values in peers])
-    factors = (norms.median() / (norms + 1e-8)).clamp(max=1)
-    clipped = torch.cat([values * factor for (_, values), factor in zip(peers, factors, strict=True)], dim=1)
-    indices = torch.cat([indices for indices, _ in peers], dim=1)
-    empty = torch.zeros(len(indices), chunk_length)
-    return empty.scatter_reduce(1, indices, clipped, reduce="mean", include_self=False)

@@ -25,17 +25,14 @@ LIMITS = {
     "files of templar/": 146,
     "lines of templar/": 33_748,
     "lines of blocks/, tasks/, flows/ and deployments/": 11_281,
-    "lines of lab/, benchmarks/ and docs/": 10_914,
+    "lines of lab/, benchmarks/ and docs/": 10_907,
     "lines of tests/": 45_400,
     "files on the reading path": 10,
     "lines on the reading path": 3_213,
     "words of pages": 61_897,
     "lines with vague pronouns": 3,
 }
-BUDGETS: tuple[tuple[str, str, int], ...] = (
-    ("lines of lab/, benchmarks/ and docs/", "the table of codes, optimizers and rules, of 1,500 lines", 52),
-    ("lines of tests/", "the tests of design and table, of 1,500 lines", 11),
-)
+BUDGETS: tuple[tuple[str, str, int], ...] = (("lines of tests/", "the tests of design and table, of 1,500 lines", 15),)
 """What may be added to a limit: (limit, feature, number)."""
 VAGUE = re.compile(r"\b(?:whoever|whatever|whichever)\b", re.IGNORECASE)
 SHARED_MODULE_NAMES = {

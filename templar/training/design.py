@@ -42,9 +42,7 @@ FEEDBACK_DECAY, FEEDBACK_CARRY = 0.8, 0.4
 WANTED_OUTER_STEPS = 1000  # to learn as well as in one place (hypertrain's assumption: 1,000 to 3,000)
 MOST_BLOCKS = 125  # of a window
 GRACE_BLOCKS = 2.5  # with 1.5, three of 140 networks with difficult chains lost a window; with this, none did
-WHY_LESS_BUSY = (
-    f"a window has at most {MOST_BLOCKS} blocks: endpoints keep the chain's state of 256, two windows' worth"
-)
+WHY_LESS_BUSY = f"a window has at most {MOST_BLOCKS} blocks: endpoints keep the chain's state of 256, of two windows"
 DECIDING_SECONDS = 6.0  # to see who published, to vote and to see the decision
 TRAIN_MARGIN_SECONDS = 6.0
 BACKUP_BYTES = 16  # per parameter of a private backup (docs/storage.md)
@@ -110,7 +108,7 @@ def design(wishes: Wishes, base: HParams) -> Design:
 
     windows, idle = _windows(wishes, base, count, payload)
     work = _work(wishes, base, count, speed, idle=idle, least_blocks=windows["blocks_per_window"])
-    tokens, seconds = work.sequences * length, work.blocks * base.windows.block_seconds
+    tokens, seconds = work.steps * work.batch * length, work.blocks * base.windows.block_seconds
     enough, per_step = float(ENOUGH * count), work.batch * length * wishes.miners
     warmup = max(1, int(WARMUP_SHARE * enough / per_step))
 
@@ -205,7 +203,6 @@ def _windows(wishes: Wishes, base: HParams, count: int, payload: float) -> tuple
     old, peers = base.windows, wishes.miners + _reserve(wishes.miners)
     up, down = payload * 8e-6 / wishes.uplink, payload * peers * 8e-6 / wishes.downlink
     finish = FINISH_BYTES * count / DISK_BYTES_PER_SECOND
-    # A miner may wait up to half of the grace before it reveals (docs/protocol.md 3).
     windows = {
         "commit_guard_seconds": old.commit_guard_seconds,
         "time_window_delta_seconds": math.ceil(GRACE_BLOCKS * old.block_seconds + SPARE_TRANSFER * up),
@@ -229,10 +226,6 @@ class _Work:
     batch: int  # sequences
     steps: int
 
-    @property
-    def sequences(self) -> int:
-        return self.batch * self.steps
-
 
 def _work(wishes: Wishes, base: HParams, count: int, speed: float, *, idle: float, least_blocks: int) -> _Work:
     """Batch and whole inner steps that fill the shortest window in which the device is busy enough."""
@@ -247,14 +240,21 @@ def _work(wishes: Wishes, base: HParams, count: int, speed: float, *, idle: floa
         if blocks >= MOST_BLOCKS:
             break
         blocks += 1
-    return _Work(blocks, batch, max(1, steps))
+    if not steps:
+        raise _refused(f"one inner step takes {step_seconds:.0f} s, a window has less: take more or faster devices")
+    return _Work(blocks, batch, steps)
 
 
 def _bits_per_parameter(gradient: Gradient) -> float:
-    """Bits of a matrix's chunk: places at the logarithm of their number and 1.5 %, a sign each, and one scale."""
+    """Of a matrix: a chunk has its places, a sign for each, and one scale."""
     length, k = gradient.target_chunk**2, gradient.topk_compression
-    places = math.lgamma(length + 1) - math.lgamma(k + 1) - math.lgamma(length - k + 1)
-    return (1.015 * places / math.log(2) + k + 8) / length
+    return (place_bits(length, k) + k + 8) / length
+
+
+def place_bits(length: int, k: int) -> float:
+    """Bits that the places of k coefficients of a chunk take on the wire: the logarithm of their number, and 1.5 %."""
+    number = math.lgamma(length + 1) - math.lgamma(k + 1) - math.lgamma(length - k + 1)
+    return 1.015 * number / math.log(2)
 
 
 def _aspect(count: float) -> float:

@@ -1,11 +1,11 @@
-"""The benchmark of quality: today's row is what the product does, rows differ by what they say, outcomes are kept."""
+"""The benchmark of quality: the plain row is what the product does, rows differ by what they say, outcomes are kept."""
 
 import pytest
 import torch
 
 from benchmarks import pseudo_gradients, quality
 from benchmarks.exchange_rules import Row, code, combine, learn
-from benchmarks.pseudo_gradients import Setup, chosen_coefficients, embedded_text, ours, train
+from benchmarks.pseudo_gradients import Setup, chosen_coefficients, embedded_text, train
 from benchmarks.quality import GRID, QUICK
 from templar.gradient.codec.values import SignAndScale
 
@@ -24,9 +24,9 @@ def text(_small):
 
 
 @pytest.mark.slow
-def test_todays_row_learns_as_the_product_does_and_counts_its_bytes(text):
+def test_the_plain_row_learns_as_the_product_does_and_counts_its_bytes(text):
     setup = Setup.of(text, seed=0, workers=2, windows=4)
-    *_, last = train(setup, ours)
+    *_, last = train(setup)
     found = learn(Row(learning_rate=0.002), setup)
     assert found.losses[-1] == pytest.approx(setup.held_out_loss(last.net), abs=0.01)
     assert found.losses[-1] < found.losses[0]
@@ -41,7 +41,7 @@ def test_workers_share_no_data_and_publish_what_was_chosen(text):
     shares = [share for window in setup.sequences for share in window]
     rows = [{tuple(row) for row in share.tolist()} for share in (*shares, setup.held_out)]
     assert not any(rows[first] & rows[second] for first in range(5) for second in range(first))
-    *_, last = train(setup, ours)
+    *_, last = train(setup)
     chosen = list(chosen_coefficients(last.learnt))
     assert len(chosen) == 2
     for worker, compressed in zip(chosen, last.exchange.compressed, strict=True):
@@ -59,7 +59,7 @@ def test_it_compares_the_rows_and_goes_on_from_its_file(monkeypatch, measure, tm
     arguments = ("--quick", "--results", str(tmp_path / "found.jsonl"))
     status, _, figures = measure(quality.main, *arguments)
     assert (status, figures["dense"], figures["seeds"]) == (0, QUICK[0], 1)
-    assert figures["best"] in {"today's", QUICK[-1]}
+    assert figures["best"] in {"decay 0.95", QUICK[-1]}
     assert figures["gap_best"] <= figures["gap_today"]
     monkeypatch.setattr(quality, "learn", None)
     assert measure(quality.main, *arguments) == (status, _, figures), "every outcome is read"

@@ -38,7 +38,11 @@ def test_a_preset_is_what_the_rules_give(preset):
     uplink=st.floats(20, 1000),
 )
 def test_a_design_is_a_valid_preset_that_keeps_its_device_busy(miners, device, parameters, devices, uplink):
-    made = design(Wishes(miners, device, parameters, devices=devices, uplink=uplink), BASE)
+    try:
+        made = design(Wishes(miners, device, parameters, devices=devices, uplink=uplink), BASE)
+    except PermanentError as error:
+        assert "one inner step takes" in str(error)  # noqa: PT017 - few wishes are too large for their devices
+        return
     hparams, expects = load_hparams("150M", overrides=made.preset), made.expects
     training, windows = hparams.training, hparams.windows
     tokens = training.inner_steps * training.batch_size * hparams.data.sequence_length
@@ -80,6 +84,7 @@ def test_a_slower_device_is_as_busy_and_a_faster_one_waits():
         (Wishes(20, "h100"), "give exactly one of parameters, depth, and a model to keep"),
         (Wishes(20, "h100", 1e9, depth=3), "give exactly one of"),
         (Wishes(20, "abacus", 1e9), "the device 'abacus' is not in the table: choose one of A100"),
+        (Wishes(2, "A100", 13_791_821_824.0, uplink=20), "one inner step takes 952 s, a window has less"),
         (Wishes(0, "h100", 1e9), "miners is 0: it must be above 0"),
         (Wishes(20, "h100", 1e9, uplink=0), "uplink is 0: it must be above 0"),
     ],
