@@ -83,8 +83,14 @@ class TrainingData(ABC):
         """Pages at a position: the units of assignment."""
 
     @abstractmethod
-    def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
-        """Fetch the pages of an assignment."""
+    def num_sequences(self, assignment: Assignment) -> int | None:
+        """Sequences of an assignment; None where only its pages tell."""
+
+    @abstractmethod
+    def read(
+        self, position: int, assignment: Assignment, tokenizer: Tokenizer, places: Sequence[int] | None = None
+    ) -> Reading:
+        """Fetch the pages of an assignment, and its sequences: all, or those of some training positions."""
 
 
 def open_training(
@@ -168,14 +174,21 @@ class PagedTraining(TrainingData):
         """Pages of the split."""
         return self.pages.num_pages
 
-    def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
+    def num_sequences(self, assignment: Assignment) -> int | None:
+        """None: it depends on the text."""
+        return None
+
+    def read(
+        self, position: int, assignment: Assignment, tokenizer: Tokenizer, places: Sequence[int] | None = None
+    ) -> Reading:
         """The pages of an assignment, tokenised and packed (see `templar.data.sampling`)."""
         pages = self.pages.read_pages(assignment.units)
         origins = tuple(
             PageOrigin(page.index, page.config, page.first_row, len(page.texts), sum(map(len, page.texts)))
             for page in pages
         )
-        return Reading(origins, page_sequences(pages, tokenizer, assignment, self._sequence_length))
+        sequences = page_sequences(pages, tokenizer, assignment, self._sequence_length)
+        return Reading(origins, sequences if places is None else sequences[list(places)])
 
 
 class ShardedTraining(TrainingData):
@@ -221,12 +234,19 @@ class ShardedTraining(TrainingData):
         """Pages of the shard at a position."""
         return self.shards.num_samples(self._number(position)) // self._samples_per_page
 
-    def read(self, position: int, assignment: Assignment, tokenizer: Tokenizer) -> Reading:
-        """The samples of an assignment, in training order (see `sample_order`)."""
+    def num_sequences(self, assignment: Assignment) -> int | None:
+        """As many as its pages have samples."""
+        return len(assignment.units) * self._samples_per_page
+
+    def read(
+        self, position: int, assignment: Assignment, tokenizer: Tokenizer, places: Sequence[int] | None = None
+    ) -> Reading:
+        """The samples of an assignment, in training order (see `sample_order`); no others are read."""
         shard, size = self.shards.shard(self._number(position)), self._samples_per_page
         name = shard.manifest.tokens.name
         origins = tuple(PageOrigin(unit, name, unit * size, size, None) for unit in assignment.units)
-        return Reading(origins, shard.read(sample_order(assignment, size)).astype(np.int32))
+        order = sample_order(assignment, size)
+        return Reading(origins, shard.read(order if places is None else order[list(places)]).astype(np.int32))
 
     def _number(self, position: int) -> int:
         return position % self.shards.num_shards

@@ -138,8 +138,10 @@ def check_effect(node: Node, model: nn.Module, roster: Roster, *, meter: Meter) 
     if not uids:
         return
     uid = uids[keyed_seed(_GUARD_DOMAIN, seed, author) % len(uids)]
-    sequences = node.workload.sequences(node.workload.assignment(window, uid))
-    places = draw(range(len(sequences)), hparams.scoring.eval_sequences, _GUARD_DOMAIN, seed, author)
+    assignment = node.workload.assignment(window, uid)
+    population = range(node.workload.num_sequences(assignment))
+    places = draw(population, hparams.scoring.eval_sequences, _GUARD_DOMAIN, seed, author)
+    sequences = node.workload.some_sequences(assignment, places)
 
     # 2. The step that everybody would take, and the loss before and after it.
     payloads = [node.cache.payload(window, entry.payload_sha256) for entry in roster.entries]
@@ -147,7 +149,7 @@ def check_effect(node: Node, model: nn.Module, roster: Roster, *, meter: Meter) 
         lambda: step_losses(
             model,
             node.state.params,
-            sequences[places],
+            sequences,
             partial(aggregate, payloads, node.layout, node.state.limit),
             factor=outer_learning_rate(hparams.training, node.state.outer_steps),
             micro_batch_size=hparams.scoring.eval_micro_batch_size,
@@ -169,7 +171,7 @@ def _shown(report: GatherReport, settlement: Settlement) -> list[tuple[int, str]
 def _draw(
     node: Node,
     standing: Standing,
-    sequences: Mapping[int, NDArray[np.int32]],
+    num_sequences: Mapping[int, int],
     hotkeys: Mapping[int, str],
     *,
     window: int,
@@ -180,10 +182,10 @@ def _draw(
     for uid, hotkey in hotkeys.items():
         last = standing.card(hotkey).last_exact
         unmeasured = min(MAX_UNMEASURED, window if last is None else max(1, window - last))
-        candidates[uid] = Candidate(hotkey, len(sequences[uid]), unmeasured)
+        candidates[uid] = Candidate(hotkey, num_sequences[uid], unmeasured)
     return draw_plan(
         candidates,
-        num_spare=len(sequences.get(SPARE, ())),
+        num_spare=num_sequences.get(SPARE, 0),
         num_sequences=scoring.eval_sequences,
         trained_first=training.inner_steps * training.batch_size,
         exact_miners=scoring.exact_miners,
@@ -208,13 +210,15 @@ def _measure(
 ) -> _Measured:
     """Measure each payload alone, clipped to the median norm of the roster, or of all payloads without a roster."""
     window, scoring = settlement.window, node.hparams.scoring
-    sequences = {uid: node.workload.sequences(node.workload.assignment(window, uid)) for uid in payloads}
-    if len(sequences) < 2:  # nobody else's data is there to measure a payload on
-        sequences[SPARE] = node.workload.spare_sequences(window)
+    workload = node.workload
+    assigned = {uid: workload.assignment(window, uid) for uid in payloads}
+    if len(assigned) < 2:  # nobody else's data is there to measure a payload on
+        assigned[SPARE] = workload.spare_assignment(window)
+    num_sequences = {uid: workload.num_sequences(each) for uid, each in assigned.items()}
     seed = node.chain.block_hash(_seed_block(node, window))
     hotkeys = {uid: miners[uid].hotkey for uid in payloads}
-    plan = _draw(node, standing, sequences, hotkeys, window=window, block_hash=seed)
-    segments = {uid: sequences[uid][list(places)] for uid, places in plan.segments.items()}
+    plan = _draw(node, standing, num_sequences, hotkeys, window=window, block_hash=seed)
+    segments = {uid: workload.some_sequences(assigned[uid], places) for uid, places in plan.segments.items()}
     rostered = [payloads[uid] for uid in settlement.uids if uid in payloads]
     evaluator = Evaluator(
         model,

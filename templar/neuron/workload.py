@@ -3,6 +3,7 @@
 Everything here follows from public objects and finalized blocks, so a validator rebuilds what a miner trained on.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,12 +88,28 @@ class Workload:
         self._sequences = {**kept, key: (assignment.window, sequences)}
         return sequences
 
-    def spare_sequences(self, window: int) -> NDArray[np.int32]:
-        """Sequences of units that no miner was assigned in a window."""
+    def num_sequences(self, assignment: Assignment) -> int:
+        """The sequences of an assignment; errors as in `read`, if its pages must be read to know."""
+        known = self.dataset.num_sequences(assignment)
+        return len(self.sequences(assignment)) if known is None else known
+
+    def some_sequences(self, assignment: Assignment, places: Sequence[int]) -> NDArray[np.int32]:
+        """The sequences of some training positions, shape (k, L): of a shard no others are read.
+
+        Raises:
+            TemplarError: As in `read`.
+        """
+        position = self.shard_epoch(assignment.window).position
+        if self.dataset.num_sequences(assignment) is None or (position, assignment.digest) in self._sequences:
+            return self.sequences(assignment)[list(places)]
+        return self.dataset.read(position, assignment, self.tokenizer, places).sequences
+
+    def spare_assignment(self, window: int) -> Assignment:
+        """Units that no miner was assigned in a window, as many as one miner has."""
         epoch, plan = self._permuted(self.shard_epoch(window))
         uids, block_hash = self._opening(window)
         units = spare_units(window, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash)
-        return self.sequences(Assignment(window, -1, units[: plan.units_per_slot], f"spare-{window}"))
+        return Assignment(window, -1, units[: plan.units_per_slot], f"spare-{window}")
 
     def shard_epoch(self, window: int) -> ShardEpoch:
         """The shard epoch that a window trains on; a dataset of pages is one epoch.

@@ -12,7 +12,7 @@ from templar.agreement.state import check_mark
 from templar.chain.base import Role
 from templar.data.assignment import ShardEpoch, first_epochs
 from templar.data.dataset import ShardedTraining
-from templar.data.shards.shard_dataset import ShardedDataset
+from templar.data.shards.shard_dataset import Shard, ShardedDataset
 from templar.data.shards.shard_writer import build_shards
 from templar.datasets.page_writer import upload_dataset
 from templar.errors import PermanentError, Reason, TransientError
@@ -188,13 +188,25 @@ def test_shards_that_are_not_enough_for_one_miner_are_refused_at_the_start(shard
 
 
 def test_spare_sequences_come_from_the_shard_of_the_window(ran):
-    node = ran.validator
-    first = node.workload.spare_sequences(8)
-    node.workload.follow((ShardEpoch(8, 0),), 8)
-    other = node.workload.spare_sequences(8)
+    workload, state = ran.validator.workload, ran.validator.state
+    first = workload.sequences(workload.spare_assignment(8))
+    workload.follow((ShardEpoch(8, 0),), 8)
+    other = workload.sequences(workload.spare_assignment(8))
     assert not np.array_equal(first, other)
-    node.workload.follow(node.state.epochs, node.state.window)
-    assert np.array_equal(node.workload.spare_sequences(8), first)
+    workload.follow(state.epochs, state.window)
+    assert np.array_equal(workload.sequences(workload.spare_assignment(8)), first)
+
+
+def test_a_validator_reads_only_the_samples_that_it_evaluates(ran, monkeypatch):
+    workload = replace(ran.validator.workload, _sequences={})
+    assignment = workload.spare_assignment(8)
+    places = [5, 0, 3]
+    read, asked = Shard.read, []
+    monkeypatch.setattr(Shard, "read", lambda self, indices: asked.append(len(indices)) or read(self, indices))
+    some = workload.some_sequences(assignment, places)
+    assert workload.num_sequences(assignment) == len(workload.sequences(assignment)) > len(places)
+    assert asked == [len(places), workload.num_sequences(assignment)]
+    assert np.array_equal(some, workload.sequences(assignment)[places])
 
 
 def test_a_miner_fetches_no_data_after_the_close(sharded):
