@@ -136,6 +136,11 @@ class OwnRulesMiner(Miner, ABC):
         """Its own settings, from the network's."""
 
 
+def steps_of(training: Training, steps: int) -> Training:
+    """The settings of somebody who takes so many inner steps, with all the time in the world."""
+    return training.model_copy(update={"inner_steps": steps, "max_inner_steps": 0})
+
+
 class HalfMiner(OwnRulesMiner):
     """Trains half of the inner steps."""
 
@@ -143,7 +148,7 @@ class HalfMiner(OwnRulesMiner):
 
     def bend(self, training: Training) -> Training:
         """Its part of the steps, one at least."""
-        return training.model_copy(update={"inner_steps": max(1, training.inner_steps // self.divisor)})
+        return steps_of(training, max(1, training.most_steps // self.divisor))
 
 
 class OverfittingMiner(OwnRulesMiner):
@@ -152,7 +157,7 @@ class OverfittingMiner(OwnRulesMiner):
     def bend(self, training: Training) -> Training:
         """More and larger steps."""
         adamw = training.adamw.model_copy(update={"learning_rate": training.adamw.learning_rate * OVERFIT_RATE})
-        return training.model_copy(update={"inner_steps": training.inner_steps * OVERFIT_STEPS, "adamw": adamw})
+        return steps_of(training.model_copy(update={"adamw": adamw}), training.most_steps * OVERFIT_STEPS)
 
     def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
         """Again and again the sequences that an honest miner sees."""
@@ -264,7 +269,7 @@ class GamingMiner(Miner):
             optimizer=self.private.optimizer,
             keep_going=keep_going,
         )
-        size = training.adamw.learning_rate * training.inner_steps
+        size = training.adamw.learning_rate * training.most_steps
         update = {
             name: gradient * (size / max(float(gradient.square().mean().sqrt()), TINY))
             for name, gradient in found.update.items()
@@ -281,12 +286,18 @@ class FifthMiner(HalfMiner):
     divisor = 5
 
 
+class QuarterMiner(HalfMiner):
+    """Trains a quarter of the most inner steps: an honest miner with a slow device."""
+
+    divisor = 4
+
+
 class PoolMiner(OwnRulesMiner):
     """Puts the compute of three miners on one uid: three times the steps, on its own data and that of two others."""
 
     def bend(self, training: Training) -> Training:
         """Three times the steps."""
-        return training.model_copy(update={"inner_steps": training.inner_steps * POOL_COMPUTE})
+        return steps_of(training, training.most_steps * POOL_COMPUTE)
 
     def _training_sequences(self, window: int) -> Tensor:
         own = super()._training_sequences(window)

@@ -203,7 +203,9 @@ class Training(SettingsGroup):
     micro_batch_size: int = Field(ge=1)
     """Sequences per forward pass; divides batch_size."""
     inner_steps: int = Field(ge=1)
-    """Inner steps per window (sparseloco) or most batches averaged (demo)."""
+    """Inner steps per window that every miner should have time for (sparseloco), or most batches averaged (demo)."""
+    max_inner_steps: int = Field(default=0, ge=0)
+    """Most inner steps of a miner that has time left at its `inner_steps` (sparseloco); 0 if all stop there."""
     max_grad_norm: float = Field(gt=0)
     """Clip of the inner gradient's norm (sparseloco)."""
     adamw: AdamW
@@ -220,6 +222,20 @@ class Training(SettingsGroup):
         if self.batch_size % self.micro_batch_size:
             raise ValueError(f"batch_size is not a multiple of micro_batch_size {self.micro_batch_size}")
         return self
+
+    @model_validator(mode="after")
+    def _max_inner_steps_are_at_least_the_inner_steps(self) -> Self:
+        if self.max_inner_steps and (self.recipe == "demo" or self.max_inner_steps < self.inner_steps):
+            raise ValueError(
+                f"max_inner_steps {self.max_inner_steps} must be 0, or with sparseloco at least the inner_steps "
+                f"{self.inner_steps}"
+            )
+        return self
+
+    @property
+    def most_steps(self) -> int:
+        """Inner steps of a miner that runs out of nothing."""
+        return max(self.inner_steps, self.max_inner_steps)
 
 
 class Gradient(SettingsGroup):

@@ -370,7 +370,7 @@ class _Run:
 def train_sparseloco(
     run: _Run, before: Mapping[str, Tensor], *, outer_steps: int, optimizer: OptimizerState
 ) -> TrainResult:
-    """Take up to `inner_steps` AdamW steps from the agreed parameters (DiLoCo, arXiv 2311.08105).
+    """Take up to `most_steps` AdamW steps from the agreed parameters (DiLoCo, arXiv 2311.08105).
 
     Sequences are used in order, from the start again when they run out.
     """
@@ -380,7 +380,7 @@ def train_sparseloco(
         losses, state = list(known.losses), known.optimizer
     adamw = run.adamw(training.adamw, state)
     run.clock.mark("other")
-    for inner_step in range(len(losses), training.inner_steps):
+    for inner_step in range(len(losses), training.most_steps):
         # 1. The mean gradient of one batch.
         loss = run.mean_gradient(inner_step)
         if loss is None:
@@ -403,7 +403,7 @@ def train_sparseloco(
     moved = ((name, torch.sub(before[name], each, out=each) if is_first else each) for name, each in after)
     update = run.group.keep(run.checked(moved))
     moments = run.final_state(adamw, optimizer.num_steps + len(losses))
-    return run.result(update, moments, losses, num_wanted=training.inner_steps)
+    return run.result(update, moments, losses, num_wanted=training.most_steps)
 
 
 def train_demo(run: _Run) -> TrainResult:

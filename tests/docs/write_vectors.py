@@ -297,10 +297,11 @@ def schedules(found):
 
 
 def _schedule(each):
-    inner, outer, loudest = each["training"]["inner_steps"], each["training"]["outer_learning_rate"], {}
+    training, loudest = each["training"], {}
+    inner, outer = training["inner_steps"], training["outer_learning_rate"]
     for text in each["loudest"]:
-        reach = 0.0
-        for step in range(int(text) * inner, (int(text) + 1) * inner):
+        reach, first = 0.0, int(text) * inner
+        for step in range(first, first + max(inner, training["max_inner_steps"])):
             reach += each["learning_rate"] * Spec.factor(each, step)
         loudest[text] = outer * reach / (1 - each["momentum_decay"])
     return {"factors": {text: Spec.factor(each, int(text)) for text in each["factors"]}, "loudest": loudest}

@@ -121,6 +121,19 @@ def test_an_early_stop_takes_whole_steps_only(net):
     assert parameters_digest(result.update) == parameters_digest(two.update)  # 3 * 2 is 2 * 3 in the schedule
 
 
+def test_a_miner_with_time_left_takes_up_to_the_most_steps(net):
+    longer = TRAINING.model_copy(update={"max_inner_steps": 5})
+    found = [
+        sparseloco(net, tokens(12), training=longer, outer_steps=0),
+        sparseloco(net, tokens(12), training=longer, outer_steps=0, keep_going=times(8)),  # until after the fourth step
+    ]
+    assert [(each.num_steps, each.stopped_early) for each in found] == [(5, False), (4, True)]
+    for each in found:
+        fixed = TRAINING.model_copy(update={"inner_steps": each.num_steps})
+        same = sparseloco(net, tokens(12), training=fixed, outer_steps=0)
+        assert parameters_digest(each.update) == parameters_digest(same.update)
+
+
 def test_demo_averages_the_gradient(net):
     sequences = tokens(12)
     result = demo(net, sequences)
