@@ -9,7 +9,9 @@ Every rule stands here, with its source:
   125 blocks: a node needs the chain's state of the window before, and endpoints keep that of about 256 blocks.
 * **Batch.** All miners together take 2^19 tokens at 235 M parameters, more with the power 0.38 of the parameters
   (nanochat); but a miner takes at most 500 inner steps in a window (DiLoCo, arXiv 2311.08105), so fast devices take
-  larger batches.
+  larger batches. A miner with a faster device than the design's goes on, up to four times the steps (docs/miner.md).
+* **Data.** Tokens in shards: a node would need minutes to tokenise the text of a window. A shard serves as many windows
+  as hold about 2^34 tokens, which are 34 GB at 16 bits, and no fewer than a snapshot.
 * **Rates.** AdamW's peak is 1.5e-3 at 124 M parameters (modded-nanogpt, track 3) and falls with the power 0.4, as the
   rates of GPT-3 do (arXiv 2005.14165, table 2.1). The warm-up is at most 2 % of 20 tokens per parameter. Then the rate
   is constant: an open network does not know its end.
@@ -33,6 +35,9 @@ MFU = 0.40  # assumed: nanochat 41 % at 0.11 B on an H100; this trainer 43 % and
 BUSY = 0.95  # least share of a window that the reference device's inner steps take
 BATCH_TOKENS, BATCH_PARAMETERS, BATCH_POWER = 2**19, 235e6, 0.38
 MAX_INNER_STEPS = 500
+FASTER = 4  # times the inner steps of the reference device, for faster ones
+SHARD_TOKENS = 2**34
+SAMPLES_PER_PAGE = 64
 SHARED = 64  # a large batch is a multiple of it, so that so many devices or fewer can share it
 WEIGHTS_BLOCKS = 100  # between two settings of weights, on most subnets
 RATE, RATE_PARAMETERS, RATE_POWER = 1.5e-3, 124e6, -0.4
@@ -47,7 +52,6 @@ DECIDING_SECONDS = 6.0  # to see who published, to vote and to see the decision
 TRAIN_MARGIN_SECONDS = 6.0
 BACKUP_BYTES = 16  # per parameter of a private backup (docs/storage.md)
 FINISH_BYTES, DISK_BYTES_PER_SECOND = 24, 2e9  # per parameter, from the last step to the payload on the disk
-PAGE_TOKENS = 98_304  # of a page of 100 rows, about
 SPARE_TRANSFER = 3.0  # times that a transfer may take what the link allows
 
 
@@ -82,6 +86,7 @@ class Expectation:
     up_bytes_per_day: float  # of a miner
     down_bytes_per_day: float
     disk_bytes: float
+    shard_samples: int  # that a shard should have, so that its windows read none twice
     why_fewer: str  # than a thousand outer steps; empty if there are as many
     why_less_busy: str  # than 95 % of a window; empty if the device is
 
@@ -109,17 +114,19 @@ def design(wishes: Wishes, base: HParams) -> Design:
     windows, idle = _windows(wishes, base, count, payload)
     work = _work(wishes, base, count, speed, idle=idle, least_blocks=windows["blocks_per_window"])
     tokens, seconds = work.steps * work.batch * length, work.blocks * base.windows.block_seconds
+    slots = wishes.miners + base.data.spare_slots
     enough, per_step = float(ENOUGH * count), work.batch * length * wishes.miners
     warmup = max(1, int(WARMUP_SHARE * enough / per_step))
 
     preset: dict[str, dict[str, Any]] = {
         "windows": windows | {"blocks_per_window": work.blocks},
         "model": model.model_dump(mode="json", exclude={"initializer_seed", "max_position_embeddings"}),
-        "data": {"pages_per_window": math.ceil(tokens / _page_tokens(base))},
+        "data": _data(base, work, slots),
         "training": {
             "batch_size": work.batch,
             "micro_batch_size": min(base.training.micro_batch_size, work.batch),
             "inner_steps": work.steps,
+            "max_inner_steps": FASTER * work.steps,
             "adamw": {"learning_rate": float(f"{RATE * (count / RATE_PARAMETERS) ** RATE_POWER:.2g}")},
             "schedule": {"warmup_steps": warmup, "warmup_start_factor": 0.01, "eta_min_factor": 1.0},
         },
@@ -143,6 +150,7 @@ def design(wishes: Wishes, base: HParams) -> Design:
         up_bytes_per_day=payload * per_day,
         down_bytes_per_day=payload * (wishes.miners + _reserve(wishes.miners)) * per_day,
         disk_bytes=count * _disk_bytes(base),
+        shard_samples=_shard_samples(preset["data"], work, slots),
         why_fewer=_why_fewer(outer, seconds, count),
         why_less_busy="" if tokens / speed >= BUSY * seconds else WHY_LESS_BUSY,
     )
@@ -176,7 +184,7 @@ def busy_fractions(wishes: Wishes, base: HParams, made: Design) -> dict[str, flo
     """The share of a window in which each known device would train in this network, with as many to a miner."""
     seconds = made.preset["windows"]["blocks_per_window"] * base.windows.block_seconds
     peak, training = device_peak(wishes.device), seconds - made.expects.idle_seconds
-    return {name: min(1.0, peak / other) * training / seconds for name, other in PEAK_FLOPS.items()}
+    return {name: min(1.0, FASTER * peak / other) * training / seconds for name, other in PEAK_FLOPS.items()}
 
 
 def device_peak(name: str) -> float:
@@ -272,10 +280,21 @@ def _reserve(miners: int) -> int:
     return math.ceil(miners / 2)
 
 
-def _page_tokens(base: HParams) -> float:
-    if base.data.layout == "shards":
-        return base.data.samples_per_page * base.data.sequence_length
-    return PAGE_TOKENS * base.data.rows_per_page / 100
+def _data(base: HParams, work: _Work, slots: int) -> dict[str, Any]:
+    """The section of data: as many pages as the most inner steps take, and shards that last for some windows."""
+    window = work.steps * work.batch * base.data.sequence_length * slots
+    return {
+        "layout": "shards",
+        "samples_per_page": SAMPLES_PER_PAGE,
+        "pages_per_window": math.ceil(FASTER * work.steps * work.batch / SAMPLES_PER_PAGE),
+        "outer_steps_per_shard": max(SHARD_TOKENS // window, base.storage.snapshot_frequency),
+    }
+
+
+def _shard_samples(data: dict[str, Any], work: _Work, slots: int) -> int:
+    """What the reference devices train on until the next shard, but at least what one window assigns."""
+    trained = data["outer_steps_per_shard"] * work.steps * work.batch
+    return slots * max(trained, data["pages_per_window"] * data["samples_per_page"])
 
 
 def _disk_bytes(base: HParams) -> float:
