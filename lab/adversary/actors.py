@@ -157,6 +157,7 @@ ACTORS: Mapping[str, type[Miner]] = {
     "within_norm": copiers.WithinNormMiner,
     "sybil": copiers.SybilMiner,
     "fifth": cheats.FifthMiner,
+    "quarter": cheats.QuarterMiner,
     "pool": cheats.PoolMiner,
     "pooled": cheats.PooledMiner,
     "split": cheats.SplitMiner,

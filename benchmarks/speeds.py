@@ -1,0 +1,90 @@
+"""Measure what a miner with four times the speed gives to a network, and what it earns.
+
+    python -m benchmarks.speeds [--quick] [--windows N] [--seed N ...] [--jobs N]
+
+Three miners train on real text, on simulated time (`benchmarks.incentive_population`): two slow ones, which take
+`inner_steps` in a window, beside one that takes `max_inner_steps`, four times as many; and three slow ones, for 1.5
+times the windows. The table has the held-out loss of each network and the pay of its miners by seed.
+
+The last line is JSON; `holds` says that with the fast miner the loss is at most that of the slow network after 1.5
+times the windows (means over the seeds), and that the fast miner earns more than 1.5 times what a slow one does.
+"""
+
+import os
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.command import command_line, finish
+from benchmarks.incentive import run_one
+from benchmarks.incentive_population import HONEST, IncentiveReport, Population, incentive_hparams
+from templar.arguments import whole_number
+from templar.hparams import HParams
+
+SLOW, SPEED, LONGER, PAY = "quarter", 4, 1.5, 1.5
+WINDOWS, QUICK_WINDOWS, SEEDS = 60, 4, (11, 12, 13)
+MIXED = Population("two slow, one fast", 1, (SLOW, SLOW))
+EQUAL = Population("three slow", 0, (SLOW,) * 3)
+
+
+def unequal_hparams() -> HParams:
+    """The settings of the incentive experiment, with time and data for four times the inner steps."""
+    hparams = incentive_hparams()
+    training = hparams.training.model_copy(update={"max_inner_steps": SPEED * hparams.training.inner_steps})
+    data = hparams.data.model_copy(update={"pages_per_window": SPEED * hparams.data.pages_per_window})
+    return hparams.model_copy(update={"training": training, "data": data})
+
+
+def figures_of(mixed: list[IncentiveReport], equal: list[IncentiveReport]) -> dict[str, Any]:
+    """The figures of the last line, from the reports of each seed."""
+    fast = [fmean(map(report.pay, report.uids(HONEST))) for report in mixed]
+    slow = [fmean(map(report.pay, report.uids(SLOW))) for report in mixed]
+    figures = {
+        "loss_with_fast": fmean(report.loss for report in mixed),
+        "loss_of_slow": fmean(report.loss for report in equal),
+        "pay_ratio": sum(fast) / sum(slow) if sum(slow) else None,
+    }
+    gains = figures["loss_with_fast"] <= figures["loss_of_slow"]
+    pays = figures["pay_ratio"] is None or figures["pay_ratio"] > PAY
+    penalised = sum(len(report.penalties) for report in (*mixed, *equal))
+    return figures | {"penalties": penalised, "holds": gains and pays and not penalised}
+
+
+def _print(mixed: Iterable[IncentiveReport], equal: Iterable[IncentiveReport], seeds: Iterable[int]) -> None:
+    table = Table(title="held-out loss and pay")
+    for column in ("seed", "loss with the fast one", "loss of slow ones", "pay of the fast one", "of the slow ones"):
+        table.add_column(column, justify="right")
+    for seed, one, other in zip(seeds, mixed, equal, strict=True):
+        pays = [" ".join(f"{one.pay(uid):.3f}" for uid in one.uids(name)) for name in (HONEST, SLOW)]
+        table.add_row(str(seed), f"{one.loss:.4f}", f"{other.loss:.4f}", *pays)
+    Console(width=120).print(table)
+
+
+def main() -> int:
+    """Parse the command line, measure, print."""
+    parser = command_line("speeds", __doc__, quick="one seed, few windows, within a minute; nothing is judged")
+    parser.add_argument("--windows", type=whole_number(1), default=WINDOWS, help="of the network with the fast miner")
+    parser.add_argument("--seed", type=int, default=list(SEEDS), nargs="+", metavar="N", help="a network for each")
+    parser.add_argument("--jobs", type=whole_number(1), default=os.cpu_count() or 1, help="runs at the same time")
+    chosen = parser.parse_args()
+    seeds, windows = (chosen.seed[:1], QUICK_WINDOWS) if chosen.quick else (chosen.seed, chosen.windows)
+    hparams = unequal_hparams()
+    with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
+        runs = [
+            [pool.submit(run_one, population, hparams, length, seed) for seed in seeds]
+            for population, length in ((MIXED, windows), (EQUAL, int(LONGER * windows)))
+        ]
+        mixed, equal = ([run.result() for run in each] for each in runs)
+    _print(mixed, equal, seeds)
+    found = figures_of(mixed, equal)
+    return finish(found | {"seeds": seeds, "windows": windows, "holds": chosen.quick or found["holds"]})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
