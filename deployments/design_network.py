@@ -86,7 +86,7 @@ def show(made: Design, busy: Mapping[str, float], hours: int, console: Console) 
         "a miner's traffic per day": f"{expects.up_bytes_per_day / 1e9:.3g} GB up, "
         f"{expects.down_bytes_per_day / 1e9:.3g} GB down, without the dataset",
         "its disk": f"{expects.disk_bytes / 1e9:.3g} GB, without the dataset",
-        "a shard of the dataset": f"{expects.shard_samples:,} samples; with fewer, texts are read again before the next",
+        "a shard of the dataset": f"{expects.shard_samples:,} samples; with fewer, texts come again before the next",
         "its device hours per day": f"{hours}",
         "busy share of other devices": ", ".join(f"{name} {share:.2f}" for name, share in busy.items()),
     }
