@@ -10,6 +10,7 @@ The last line is JSON; `holds` says that with the fast miner the loss is at most
 times the windows (means over the seeds), and that the fast miner earns more than 1.5 times what a slow one does.
 """
 
+import math
 import os
 import sys
 from collections.abc import Iterable
@@ -45,15 +46,16 @@ def figures_of(mixed: list[IncentiveReport], equal: list[IncentiveReport]) -> di
     """The figures of the last line, from the reports of each seed."""
     fast = [fmean(map(report.pay, report.uids(HONEST))) for report in mixed]
     slow = [fmean(map(report.pay, report.uids(SLOW))) for report in mixed]
-    figures = {
-        "loss_with_fast": fmean(report.loss for report in mixed),
-        "loss_of_slow": fmean(report.loss for report in equal),
-        "pay_ratio": sum(fast) / sum(slow) if sum(slow) else None,
-    }
-    gains = figures["loss_with_fast"] <= figures["loss_of_slow"]
-    pays = figures["pay_ratio"] is None or figures["pay_ratio"] > PAY
+    ratio = sum(fast) / sum(slow) if sum(slow) else math.inf
+    losses = [fmean(report.loss for report in reports) for reports in (mixed, equal)]
     penalised = sum(len(report.penalties) for report in (*mixed, *equal))
-    return figures | {"penalties": penalised, "holds": gains and pays and not penalised}
+    return {
+        "loss_with_fast": round(losses[0], 4),
+        "loss_of_slow": round(losses[1], 4),
+        "pay_ratio": round(ratio, 3),
+        "penalties": penalised,
+        "holds": losses[0] <= losses[1] and ratio > PAY and not penalised,
+    }
 
 
 def _print(mixed: Iterable[IncentiveReport], equal: Iterable[IncentiveReport], seeds: Iterable[int]) -> None:
