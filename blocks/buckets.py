@@ -56,7 +56,7 @@ def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str
     )
     kept = (folder_prefix(dataset.prefix),) if holds_dataset and request.choice != "dataset" else ()
     store = endpoint.open(bucket, account, key, writable=True)
-    return Target(store, endpoint.open_uploads(bucket, account, key), kept, is_own=request.choice == "neuron")
+    return Target(store, kept, is_own=request.choice == "neuron")
 
 
 def _found(
@@ -134,7 +134,6 @@ def _credential(
     return Credential(
         name,
         endpoint.open(bucket, account, key, writable=writes),
-        endpoint.open_uploads(bucket, account, key),
         writes,
         enforced=endpoint.enforces_keys,
         folder=folder,

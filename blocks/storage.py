@@ -11,8 +11,8 @@ from pydantic import AfterValidator, ConfigDict, Field, HttpUrl, SecretStr, fiel
 
 from templar.exchange.buckets import OwnBucket
 from templar.store.address import BucketAddress, is_account_id
-from templar.store.base import ObjectStore, Uploads
-from templar.store.directory import DirectoryStore, DirectoryUploads
+from templar.store.base import ObjectStore, UploadStore
+from templar.store.directory import DirectoryStore
 from templar.store.s3_protocol import S3Settings, r2_endpoint
 
 DOCUMENTATION_URL = HttpUrl("https://developers.cloudflare.com/r2/api/s3/api/")
@@ -63,38 +63,24 @@ class StorageEndpoint(Block):
         *,
         writable: bool,
         clock: Callable[[], float] | None = None,
-    ) -> ObjectStore:
+    ) -> UploadStore:
         """A bucket of an account on this endpoint, opened with a key.
 
         A directory store asks `writable` in place of the key, and stamps objects by `clock` in seconds, the machine's
         by default.
         """
-        if (folder := self._folder(bucket)) is not None:
-            return DirectoryStore(folder, clock=clock, writable=writable)
+        parts = urlsplit(self.url)
+        if parts.scheme == "file":
+            return DirectoryStore(Path(unquote(parts.path)) / bucket, clock=clock, writable=writable)
         from templar.store.s3 import S3Store
 
-        return S3Store(bucket, **self._s3_arguments(account_id, key))
-
-    def open_uploads(self, bucket: str, account_id: str, key: "BucketCredentials") -> Uploads:
-        """The unfinished uploads of a bucket on this endpoint; arguments as in `open`."""
-        if (folder := self._folder(bucket)) is not None:
-            return DirectoryUploads(folder)
-        from templar.store.s3 import S3Uploads
-
-        return S3Uploads(bucket, **self._s3_arguments(account_id, key))
-
-    def _folder(self, bucket: str) -> Path | None:
-        """The folder of a bucket, if buckets are folders."""
-        parts = urlsplit(self.url)
-        return Path(unquote(parts.path)) / bucket if parts.scheme == "file" else None
-
-    def _s3_arguments(self, account_id: str, key: "BucketCredentials") -> dict[str, Any]:
-        return {
-            "endpoint_url": r2_endpoint(account_id) if self.url == R2 else self.url,
-            "access_key_id": key.access_key_id,
-            "secret_access_key": key.secret_access_key.get_secret_value(),
-            "settings": S3Settings(read_timeout_seconds=self.read_timeout_seconds, max_attempts=self.max_attempts),
-        }
+        return S3Store(
+            bucket,
+            endpoint_url=r2_endpoint(account_id) if self.url == R2 else self.url,
+            access_key_id=key.access_key_id,
+            secret_access_key=key.secret_access_key.get_secret_value(),
+            settings=S3Settings(read_timeout_seconds=self.read_timeout_seconds, max_attempts=self.max_attempts),
+        )
 
     @property
     def enforces_keys(self) -> bool:

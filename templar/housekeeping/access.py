@@ -13,7 +13,7 @@ from functools import partial
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
-from templar.store.base import ObjectStore, Uploads
+from templar.store.base import UploadStore
 
 PROBE = b"This object was written to check access rights. It may be deleted.\n"
 WORDS = {True: "yes", False: "no", None: "cannot be told"}
@@ -40,8 +40,7 @@ class Credential:
     """One key to one bucket."""
 
     name: str  # such as `own read key`
-    store: ObjectStore  # the bucket, seen with this key
-    uploads: Uploads  # the bucket's uploads, seen with this key
+    store: UploadStore  # the bucket, seen with this key
     writes: bool  # whether the key should be able to write
     enforced: bool = True  # whether the store checks keys at all; a directory does not
     folder: str = ""  # prefix of an object to read if no probe can be written
@@ -175,7 +174,7 @@ class _Check:
                 self._write(self.key if writes else f"{self.key}-denied", partial(self._publish, credential))
             case Right.PARTS:
                 key = f"{self.key}-{'parts' if writes else 'deniedparts'}"
-                self._write(key, lambda key: credential.uploads.store_in_parts(key, PROBE))
+                self._write(key, lambda key: store.put_in_parts(key, PROBE))
             case Right.LIST:
                 next(iter(store.list()), None)
             case Right.HEAD:

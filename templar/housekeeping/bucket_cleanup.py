@@ -20,7 +20,7 @@ from templar.agreement.retention import Retention
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.object_keys import Kind, parse_current_key, parse_key, parse_legacy_key
 from templar.interrupt import check_stop
-from templar.store.base import ObjectInfo, ObjectStore, Uploads
+from templar.store.base import ObjectInfo, ObjectStore, UploadStore
 
 CLOCK_MARGIN_SECONDS = 900
 """An age in hours must be exceeded by this much, so that a clock that is wrong by minutes makes no object old."""
@@ -223,7 +223,7 @@ def _is_unfinished(info: ObjectInfo, guard: Guard, complete: frozenset[int]) -> 
 
 
 def abort_uploads(
-    uploads: Uploads, *, hours: float, dry_run: bool, kept_prefixes: tuple[str, ...]
+    store: UploadStore, *, hours: float, dry_run: bool, kept_prefixes: tuple[str, ...]
 ) -> tuple[CleanupRow, list[tuple[str, str]], Reason | None]:
     """End the uploads that have been idle for `hours`, by the store's own clock; a later call continues.
 
@@ -234,7 +234,7 @@ def abort_uploads(
     failures: list[tuple[str, str]] = []
     unseen: Reason | None = None
     try:
-        for upload in uploads.list():
+        for upload in store.uploads():
             # The margin is longer than the slowest part of an upload.
             is_abandoned = upload.idle_seconds > 3600 * hours + CLOCK_MARGIN_SECONDS
             if not is_abandoned or upload.key.startswith(kept_prefixes):
@@ -243,7 +243,7 @@ def abort_uploads(
             if dry_run:
                 continue
             try:
-                uploads.abort(upload)
+                store.abort(upload)
             except TemplarError as error:
                 failures.append((upload.key, str(error.reason)))
             else:

@@ -40,7 +40,7 @@ from templar.neuron.configuration import NeuronConfig
 from templar.neuron.snapshot import Snapshots
 from templar.reports.model_card import PICTURE_FILE, model_card, read_history
 from templar.reports.training_curve import draw_held_out
-from templar.store.base import ObjectStore, Uploads
+from templar.store.base import ObjectStore, UploadStore
 from templar.timeline import window_of
 
 log = logging.getLogger(__name__)
@@ -52,8 +52,7 @@ FAR_OFF_WINDOWS = 5  # no object of a live network is this many windows further 
 class Target:
     """A bucket to clean."""
 
-    store: ObjectStore  # with write rights
-    uploads: Uploads
+    store: UploadStore  # with write rights
     kept_prefixes: tuple[str, ...] = ()  # other content that stays, such as a dataset
     is_own: bool = False  # whether it is the bucket of the neuron that cleans it
 
@@ -102,7 +101,7 @@ def clean_temporary(
     found, guard, window = _state_of(store, chain, hparams, kept_prefixes=prefixes)
     candidates = plan_temporary(store.list(), guard, complete=found.complete, hours=hours)
     objects = execute(store, candidates, window=window, dry_run=dry_run)
-    row, failed, unseen = abort_uploads(target.uploads, hours=hours, dry_run=dry_run, kept_prefixes=prefixes)
+    row, failed, unseen = abort_uploads(store, hours=hours, dry_run=dry_run, kept_prefixes=prefixes)
     rows = (*objects.rows, row) if row.found else objects.rows
     return TemporaryReport(replace(objects, rows=rows, failed=(*objects.failed, *failed)), unseen)
 

@@ -108,24 +108,20 @@ class ObjectStore(Protocol):
         """Close connections. The store can be used again afterwards."""
 
 
-class Uploads(Protocol):
-    """The unfinished uploads of one bucket. Errors are those of `ObjectStore`."""
+class UploadStore(ObjectStore, Protocol):
+    """A bucket whose unfinished uploads can be seen and ended, too."""
 
-    def list(self) -> Iterator[Upload]:
+    def uploads(self) -> Iterable[Upload]:
         """Every upload that is not completed.
 
-        Raises:
-            PermanentError: `access_denied`, `store_refused`; the key may not, or the server cannot, list them.
+        `access_denied` or `store_refused` if the key may not, or the server cannot, list them.
         """
 
     def abort(self, upload: Upload) -> None:
         """End an upload and free its space; does nothing if it was completed or ended meanwhile."""
 
-    def store_in_parts(self, key: str, data: bytes) -> None:
+    def put_in_parts(self, key: str, data: bytes) -> None:
         """Store an object as a multipart upload of one part; a failure leaves nothing behind."""
-
-    def close(self) -> None:
-        """Close connections. It can be used again afterwards."""
 
 
 def is_key(key: str) -> bool:
@@ -136,11 +132,7 @@ def is_key(key: str) -> bool:
 
 
 def check_key(key: str) -> None:
-    """Refuse an illegal key.
-
-    Raises:
-        PermanentError: `bad_key`.
-    """
+    """Refuse an illegal key: PermanentError `bad_key`."""
     if not is_key(key):
         raise PermanentError(
             Reason.BAD_KEY,

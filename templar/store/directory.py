@@ -2,7 +2,7 @@
 
 An object is written under a temporary name in a reserved folder of the bucket and then renamed or linked to its place,
 so a reader in any process sees it whole or not at all. Its modification time is the store's stamp. A writer that dies
-leaves a temporary file behind, which `DirectoryUploads` lists.
+leaves a temporary file behind: these are the unfinished uploads, for a directory has none in parts.
 
 One limit that S3 does not have: a key cannot be both an object and the folder of other objects (`a` and `a/b`).
 """
@@ -135,6 +135,28 @@ class DirectoryStore:
             else:
                 deleted.append(key)
         return DeleteReport(tuple(deleted), tuple(failed))
+
+    def uploads(self) -> Iterator[Upload]:
+        """Every file in the folder of objects that are being written."""
+        try:
+            entries = sorted(os.scandir(self._incoming), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in entries:
+            with suppress(FileNotFoundError):  # in its place since
+                status = entry.stat(follow_symlinks=False)
+                # Not its modification time, which the store sets to the object's stamp.
+                yield Upload(entry.name, entry.name, max(0.0, time.time() - status.st_ctime), status.st_size)
+
+    def abort(self, upload: Upload) -> None:
+        """Delete the file."""
+        path = Path(self._incoming, upload.upload_id)
+        with files.local_file(path):
+            path.unlink(missing_ok=True)
+
+    def put_in_parts(self, key: str, data: bytes) -> None:
+        """Store an object; a directory has no parts."""
+        self.put(key, data)
 
     def close(self) -> None:
         """Do nothing: no file stays open between calls."""
@@ -286,38 +308,3 @@ def _is_reserved(key: str) -> bool:
 
 def _info(key: str, status: os.stat_result) -> ObjectInfo:
     return ObjectInfo(key=key, size=status.st_size, last_modified=status.st_mtime_ns // _NANOSECONDS)
-
-
-class DirectoryUploads:
-    """The temporary files of a directory store's writers; it has no uploads in parts."""
-
-    def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
-        self._root = root
-        self._clock = clock
-
-    def list(self) -> Iterator[Upload]:
-        """Every file in the folder of objects that are being written."""
-        try:
-            entries = sorted(os.scandir(self._root / INCOMING), key=lambda entry: entry.name)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in entries:
-            try:
-                status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:  # in its place since
-                continue
-            # Not its modification time, which the store sets to the object's stamp.
-            yield Upload(entry.name, entry.name, max(0.0, self._clock() - status.st_ctime), status.st_size)
-
-    def abort(self, upload: Upload) -> None:
-        """Delete the file."""
-        path = self._root / INCOMING / upload.upload_id
-        with files.local_file(path):
-            path.unlink(missing_ok=True)
-
-    def store_in_parts(self, key: str, data: bytes) -> None:
-        """Store an object; a directory has no parts."""
-        DirectoryStore(self._root).put(key, data)
-
-    def close(self) -> None:
-        """Do nothing: no file stays open between calls."""

@@ -1,4 +1,4 @@
-"""A bucket behind the S3 interface, and its unfinished multipart uploads: Cloudflare R2 in production, or any other S3.
+"""A bucket behind the S3 interface: Cloudflare R2 in production, or any other S3.
 
 Only this module and `s3_client` import boto3. A server that answers 500 to a forbidden write
 (`rclone serve s3 --read-only`) shows up as `store_busy`: a real store answers 500 when it is in trouble, and then a
@@ -8,7 +8,7 @@ retry is right.
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -34,8 +34,8 @@ EARLIEST_BEGIN = datetime(2011, 1, 1, tzinfo=UTC)
 T = TypeVar("T")
 
 
-class _S3Bucket:
-    """One bucket and one key to it. It is thread-safe; the first call makes the client."""
+class S3Store:
+    """One bucket seen with one key; implements `templar.store.base.UploadStore`. The first call makes the client."""
 
     def __init__(
         self,
@@ -59,39 +59,13 @@ class _S3Bucket:
             endpoint_url=endpoint_url,
             access_key_id=access_key_id,
             secret_access_key=secret_access_key,
-            settings=self._client_settings(),
+            settings=replace(settings, max_attempts=1),  # `_call` repeats requests, because it knows the deadline
         )
         self._client = Renewable(make)
 
     def close(self) -> None:
-        """Close connections. The bucket can be used again afterwards."""
+        """Close connections. The store can be used again afterwards."""
         self._client.renew()
-
-    def _client_settings(self) -> S3Settings:
-        return self._settings
-
-    def _place(self, key: str) -> dict[str, str]:
-        return {"Bucket": self._bucket, "Key": key}
-
-    def _where(self, what: str) -> str:
-        return one_line(f"bucket {self._bucket}: {what}")
-
-    @contextmanager
-    def _calling(self, what: str) -> Iterator[Any]:
-        """The client, with its errors translated; a lost connection renews it."""
-        client = None
-        try:
-            with our_errors(self._where(what), access_key_id=self._access_key_id):
-                client = self._client.get()
-                yield client
-        except TransientError as error:
-            if error.reason is Reason.STORE_UNREACHABLE:
-                self._client.renew(client)
-            raise
-
-
-class S3Store(_S3Bucket):
-    """One bucket seen with one key; implements `templar.store.base.ObjectStore`. Arguments as for `_S3Bucket`."""
 
     def __repr__(self) -> str:
         return f"S3Store({self._bucket!r}, endpoint_url={self._endpoint_url!r})"
@@ -159,7 +133,7 @@ class S3Store(_S3Bucket):
                     raise TransientError(Reason.LOCAL_FILE, problem)
                 return data
 
-            s3_transfer.put_parts(partial(self._call, key), self._place(key), size, read, self._settings)
+            self._put_parts(key, size, read, self._settings)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """The whole object; `object_too_large` by the length header, before the body is read."""
@@ -240,17 +214,59 @@ class S3Store(_S3Bucket):
             failed |= self._delete_batch(legal[start : start + DELETE_BATCH])
         return DeleteReport(tuple(key for key in wanted if key not in failed), tuple(failed.items()))
 
-    def _client_settings(self) -> S3Settings:
-        return replace(self._settings, max_attempts=1)  # `_call` repeats requests, because it knows the deadline
+    def uploads(self) -> Sequence[Upload]:
+        """Every upload that is not completed, across pages."""
+
+        def find(client: Any) -> list[Upload]:
+            limit, uploads = s3_protocol.ListingLimit(self._where("uploads")), list[Upload]()
+            with suppress(client.exceptions.NoSuchUpload):  # rclone's, if there are none
+                for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket):
+                    limit.add(len(page.get("Uploads", ())))
+                    now = _server_time(page)
+                    found = (self._read_upload(client, entry, now) for entry in page.get("Uploads", ()))
+                    uploads += [upload for upload in found if upload is not None]
+            return uploads
+
+        return self._call("uploads", find)
+
+    def abort(self, upload: Upload) -> None:
+        """End an upload; nothing happens if it is gone."""
+
+        def end(client: Any) -> None:
+            with suppress(client.exceptions.NoSuchUpload):
+                client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
+
+        self._call(upload.key, end)
+
+    def put_in_parts(self, key: str, data: bytes) -> None:
+        """Store an object as a multipart upload of one part; on failure the upload is ended."""
+        self._put_parts(key, len(data), lambda start, length: data, replace(self._settings, part_bytes=len(data)))
+
+    def _where(self, what: str) -> str:
+        return one_line(f"bucket {self._bucket}: {what}")
 
     def _call(self, what: str, work: Callable[[Any], T]) -> T:
-        """Run `work` with the client; repeat it after transient failures (see `retrying`)."""
+        """Run `work` with the client; repeat it after transient failures (see `retrying`).
+
+        boto3's errors are translated, and a lost connection renews the client.
+        """
 
         def attempt() -> T:
-            with self._calling(what) as client:
-                return work(client)
+            client = None
+            try:
+                with our_errors(self._where(what), access_key_id=self._access_key_id):
+                    client = self._client.get()
+                    return work(client)
+            except TransientError as error:
+                if error.reason is Reason.STORE_UNREACHABLE:
+                    self._client.renew(client)
+                raise
 
         return retrying(attempt, store=self._bucket, what=self._where(what), max_attempts=self._settings.max_attempts)
+
+    def _put_parts(self, key: str, size: int, read: Callable[[int, int], bytes], settings: S3Settings) -> None:
+        place = {"Bucket": self._bucket, "Key": key}
+        s3_transfer.put_parts(partial(self._call, key), place, size, read, settings)
 
     def _head(self, key: str) -> Any:
         check_key(key)
@@ -320,40 +336,6 @@ class S3Store(_S3Bucket):
             return s3_protocol.undeleted(answer, keys, where=self._where(what), access_key_id=self._access_key_id)
 
         return self._call(what, delete)
-
-
-class S3Uploads(_S3Bucket):
-    """The unfinished uploads of one bucket; implements `templar.store.base.Uploads`. Arguments as for `_S3Bucket`."""
-
-    def list(self) -> Iterator[Upload]:
-        """Every upload that is not completed, across pages."""
-        limit = s3_protocol.ListingLimit(self._where("uploads"))
-        with (
-            self._calling("uploads") as client,
-            suppress(client.exceptions.NoSuchUpload),
-        ):  # rclone's, if there are none
-            for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket):
-                limit.add(len(page.get("Uploads", ())))
-                now = _server_time(page)
-                for entry in page.get("Uploads", ()):
-                    upload = self._read_upload(client, entry, now)
-                    if upload is not None:
-                        yield upload
-
-    def abort(self, upload: Upload) -> None:
-        """End an upload; nothing happens if it is gone."""
-        with self._calling(upload.key) as client, suppress(client.exceptions.NoSuchUpload):
-            client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
-
-    def store_in_parts(self, key: str, data: bytes) -> None:
-        """Store an object as a multipart upload of one part; on failure the upload is ended."""
-
-        def call(request: Callable[[Any], Any]) -> Any:
-            with self._calling(key) as client:
-                return request(client)
-
-        settings = replace(self._settings, part_bytes=len(data))
-        s3_transfer.put_parts(call, self._place(key), len(data), lambda start, length: data, settings)
 
     def _read_upload(self, client: Any, entry: Mapping[str, Any], now: datetime) -> Upload | None:
         """An upload with the time and the bytes of its parts; None if it was completed or ended meanwhile."""

@@ -11,8 +11,8 @@ from templar.exchange.object_keys import parse_key
 from templar.housekeeping.access import Credential, Right, check_access
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
 from templar.store.base import DeleteReport
-from templar.store.directory import DirectoryStore, DirectoryUploads
-from templar.store.s3 import S3Store, S3Uploads
+from templar.store.directory import DirectoryStore
+from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
 from tests.store.conftest import s3_store
 
@@ -22,8 +22,7 @@ SETTINGS = S3Settings(read_timeout_seconds=10.0, max_attempts=1)
 
 
 def credential(name, url, bucket, key, *, writes):
-    store, uploads = (s3_store(bucket, url, key, SETTINGS, kind) for kind in (S3Store, S3Uploads))
-    return Credential(name, store, uploads, writes)
+    return Credential(name, s3_store(bucket, url, key, SETTINGS), writes)
 
 
 class Policies:
@@ -149,8 +148,8 @@ def test_only_a_refusal_proves_that_a_right_is_not_there(policies, monkeypatch):
     def answers_something_else(*_):
         raise PermanentError(Reason.STORE_REFUSED, "501 NotImplemented")
 
-    for store, right in ((read.store, "put"), (read.uploads, "store_in_parts"), (read.store, "delete")):
-        monkeypatch.setattr(store, right, answers_something_else)
+    for right in ("put", "put_in_parts", "delete"):
+        monkeypatch.setattr(read.store, right, answers_something_else)
     report = check_access([[read, write]])
     assert report.problems == ()
     names = ("put", "multipart", "delete")
@@ -226,6 +225,6 @@ def test_a_listing_that_breaks_off_removes_what_was_written(tmp_path, monkeypatc
         raise PermanentError(Reason.STOPPED, "stopped")
 
     monkeypatch.setattr(store, "head", fails)
-    report = check_access([[Credential("write key", store, DirectoryUploads(tmp_path), writes=True)]])
+    report = check_access([[Credential("write key", store, writes=True)]])
     assert reasons(report) == {"write_key_refused", "objects_left"}, "nobody can see that they are gone"
     assert list(store.list()) == []

@@ -16,8 +16,8 @@ from templar.housekeeping.maintenance import (
     publish_newest_checkpoint,
     purge_bucket,
 )
-from templar.store.directory import INCOMING, DirectoryUploads
-from templar.store.s3 import S3Uploads
+from templar.store import directory
+from templar.store.directory import INCOMING
 from tests.store.conftest import s3_store
 from tests.support.errors import raising
 from tests.support.network import tiny
@@ -26,8 +26,7 @@ AGGREGATOR = "aggregator-1"
 
 
 def target(network, **changes):
-    store = network.bucket(AGGREGATOR)
-    return Target(store, DirectoryUploads(Path(store._root)), is_own=True, **changes)
+    return Target(network.bucket(AGGREGATOR), is_own=True, **changes)
 
 
 def purge(network, criterion, at=None, *, dry_run=False, confirm=None):
@@ -100,7 +99,7 @@ def test_a_bucket_that_does_not_answer_is_not_an_empty_one(old):
 # Temporary things.
 
 
-def test_abandoned_objects_go_and_running_uploads_stay(old):
+def test_abandoned_objects_go_and_running_uploads_stay(old, monkeypatch):
     at = target(old)
     store, root = old.bucket(AGGREGATOR), Path(old.bucket(AGGREGATOR)._root)
     half = checkpoint_key(1, 9, "config.json")
@@ -114,25 +113,25 @@ def test_abandoned_objects_go_and_running_uploads_stay(old):
     assert fresh.report.rows == ()
     old.clock.sleep_until(old.clock.now() + 3000)
     store.put("newest", b"1")
-    later = Target(store, DirectoryUploads(root, clock=lambda: time.time() + 3000), is_own=True)
-    dry = clean_temporary(later, chain, hparams, hours=0.5, dry_run=True)
+    later = time.time() + 3000
+    monkeypatch.setattr(directory.time, "time", lambda: later)
+    dry = clean_temporary(at, chain, hparams, hours=0.5, dry_run=True)
     assert {row.kind: (row.found, row.num_bytes, row.deleted) for row in dry.report.rows} == {
         "probe": (1, 5, 0),
         "unfinished checkpoint": (1, 5, 0),
         "unfinished upload": (1, 100, 0),
     }
-    done = clean_temporary(later, chain, hparams, hours=0.5, dry_run=False)
+    done = clean_temporary(at, chain, hparams, hours=0.5, dry_run=False)
     assert (done.report.total("deleted"), done.report.failed, done.unseen) == (3, (), None)
     assert before - set(old.objects(AGGREGATOR)) == {"access-check-0123456789abcdef", half}
     store.delete([measured])
     assert not (root / INCOMING / "dead").exists()
-    assert clean_temporary(later, chain, hparams, hours=0.5, dry_run=False).report.rows == ()
+    assert clean_temporary(at, chain, hparams, hours=0.5, dry_run=False).report.rows == ()
 
 
 def test_a_write_key_that_may_not_list_uploads_is_no_failure(old, moto):
     keys = create_bucket_with_keys(moto.admin, uuid4().hex)
-    url = moto.admin.endpoint_url
-    at = Target(s3_store(keys.bucket, url, keys.write), s3_store(keys.bucket, url, keys.read, kind=S3Uploads))
+    at = Target(s3_store(keys.bucket, moto.admin.endpoint_url, keys.read))
     chain = old.config(AGGREGATOR).chain
     found = clean_temporary(at, chain, old.hparams, hours=1, dry_run=False, confirm_bucket=keys.bucket)
     assert (found.unseen, found.report.rows) == (Reason.ACCESS_DENIED, ())

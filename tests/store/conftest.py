@@ -2,7 +2,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -12,11 +12,10 @@ from templar.errors import Reason
 from templar.store import deadline
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
-from templar.store.s3 import S3Store, S3Uploads
+from templar.store.s3 import S3Store
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
 
-S = TypeVar("S", S3Store, S3Uploads)
 KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret-that-must-never-be-seen")
 HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
 PART_BYTES = 5 << 20  # the smallest part that S3 takes
@@ -74,8 +73,8 @@ def place_on(kind, request):
     return Place(kind, bucket, url, key, readers.endpoint_url, endpoint.read_key, key, folder)
 
 
-def s3_store(bucket, endpoint_url, key, settings=SETTINGS, kind=S3Store):
-    return kind(
+def s3_store(bucket, endpoint_url, key, settings=SETTINGS):
+    return S3Store(
         bucket,
         endpoint_url=endpoint_url,
         access_key_id=key.access_key_id,

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import Upload
-from templar.store.s3 import S3Store, S3Uploads
 from templar.store.s3_protocol import S3Settings
 from tests.store.conftest import KEY, calls_of, s3_store
 from tests.support.errors import error_of
@@ -36,15 +35,15 @@ def server():
 
 
 def calls_at(url, folder, limits=QUICK):
-    """Every operation of a store and of its uploads."""
-    store, uploads = (s3_store("bucket", url, KEY, limits, kind) for kind in (S3Store, S3Uploads))
+    """Every operation of a store, those on unfinished uploads too."""
+    store = s3_store("bucket", url, KEY, limits)
     large = folder / "large"
     large.write_bytes(b"1" * 20)
     return calls_of(store, folder) | {
         "put_file in parts": lambda: store.put_file("key", large),
-        "list uploads": lambda: list(uploads.list()),
-        "abort": lambda: uploads.abort(Upload("key", "upload", 0.0, 0)),
-        "store_in_parts": lambda: uploads.store_in_parts("key", b"1"),
+        "uploads": store.uploads,
+        "abort": lambda: store.abort(Upload("key", "upload", 0.0, 0)),
+        "put_in_parts": lambda: store.put_in_parts("key", b"1"),
     }
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from deployments.s3_endpoint import AccessKey
 from templar.errors import TransientError
-from templar.store.base import ObjectStore, Uploads
-from templar.store.directory import INCOMING, DirectoryStore, DirectoryUploads
-from templar.store.s3 import S3Uploads
+from templar.store import directory
+from templar.store.base import UploadStore
+from templar.store.directory import INCOMING, DirectoryStore
 from tests.store.conftest import place_on, s3_client, s3_store
 
 PART = b"x" * 1000
@@ -20,10 +20,9 @@ PART = b"x" * 1000
 
 @dataclass(frozen=True)
 class Bucket:
-    """A bucket, its uploads, and what begins one of 1000 bytes and then dies."""
+    """A bucket, and what begins an upload of 1000 bytes and then dies."""
 
-    store: ObjectStore
-    uploads: Uploads
+    store: UploadStore
     begin: Callable[[str], None]
 
 
@@ -34,8 +33,7 @@ def s3_bucket(place):
         upload = client.create_multipart_upload(Bucket=place.bucket, Key=name)["UploadId"]
         client.upload_part(Bucket=place.bucket, Key=name, UploadId=upload, PartNumber=1, Body=PART)
 
-    uploads = s3_store(place.bucket, place.url, place.key, kind=S3Uploads)
-    return Bucket(place.store(), uploads, begin)
+    return Bucket(place.store(), begin)
 
 
 @pytest.fixture(params=["directory", "moto", "rclone"])
@@ -44,35 +42,36 @@ def bucket(request, tmp_path):
         return s3_bucket(place_on(request.param, request))
     store = DirectoryStore(tmp_path)
     store.put("other", b"1")
-    return Bucket(
-        store, DirectoryUploads(tmp_path), lambda name: (tmp_path / INCOMING / name).write_bytes(PART) and None
-    )
+    return Bucket(store, lambda name: (tmp_path / INCOMING / name).write_bytes(PART) and None)
 
 
 def test_unfinished_uploads_are_listed_and_aborted(bucket):
-    bucket.uploads.store_in_parts("in-parts", PART)
-    assert bucket.store.get("in-parts", max_bytes=1000) == PART
-    assert list(bucket.uploads.list()) == []
+    store = bucket.store
+    store.put_in_parts("in-parts", PART)
+    assert store.get("in-parts", max_bytes=1000) == PART
+    assert list(store.uploads()) == []
     for name in ("a", "b"):
         bucket.begin(name)
-    first, second = bucket.uploads.list()
+    first, second = store.uploads()
     for upload, key in ((first, "a"), (second, "b")):
         assert (upload.key, upload.num_bytes) == (key, 1000)
         assert 0 <= upload.idle_seconds < 600
-    bucket.uploads.abort(first)
-    bucket.uploads.abort(first)
-    assert [upload.key for upload in bucket.uploads.list()] == ["b"]
-    assert bucket.store.get("in-parts", max_bytes=1000) == PART
+    store.abort(first)
+    store.abort(first)
+    assert [upload.key for upload in store.uploads()] == ["b"]
+    assert store.get("in-parts", max_bytes=1000) == PART
 
 
-def test_a_directory_counts_from_the_change_of_a_file_not_from_its_stamp(tmp_path):
+def test_a_directory_counts_from_the_change_of_a_file_not_from_its_stamp(tmp_path, monkeypatch):
     (tmp_path / INCOMING).mkdir()
     path = tmp_path / INCOMING / "old-looking"
     path.write_bytes(PART)
     os.utime(path, (1000, 1000))
-    (upload,) = DirectoryUploads(tmp_path).list()
+    (upload,) = DirectoryStore(tmp_path).uploads()
     assert upload.idle_seconds < 600
-    (upload,) = DirectoryUploads(tmp_path, clock=lambda: time.time() + 5000).list()
+    later = time.time() + 5000
+    monkeypatch.setattr(directory.time, "time", lambda: later)
+    (upload,) = DirectoryStore(tmp_path).uploads()
     assert 5000 <= upload.idle_seconds < 5600
 
 
@@ -104,9 +103,9 @@ def listed(begun, part, *, date="Sun, 22 Nov 2026 12:00:00 GMT"):
     headers = {} if date is None else {"date": date}
     uploads = {"Uploads": [entry], "ResponseMetadata": {"HTTPHeaders": headers}}
     parts = {"Parts": [{"LastModified": datetime.fromisoformat(part), "Size": 5}] if part else []}
-    found = s3_store("bucket", "http://127.0.0.1:1", AccessKey("id", "secret"), kind=S3Uploads)
-    found._client._current = Recorded(uploads, None if part == "" else parts)
-    return list(found.list())
+    store = s3_store("bucket", "http://127.0.0.1:1", AccessKey("id", "secret"))
+    store._client._current = Recorded(uploads, None if part == "" else parts)
+    return store.uploads()
 
 
 @pytest.mark.parametrize(
