@@ -12,6 +12,7 @@ success makes it healthy. Resting endpoints are asked last, in the order in whic
 """
 
 import logging
+import math
 import random
 import threading
 import time
@@ -67,14 +68,33 @@ class EndpointReport:
     resting: bool  # other endpoints are preferred to it for the time being
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One request of a read to the endpoint that was chosen for it."""
+@dataclass
+class _Endpoint:
+    """An endpoint's counters and state."""
 
-    number: int  # of the endpoint
     store: ObjectStore
-    began: float
-    streak: int  # the endpoint's failures in a row at that time
+    reads: int = 0
+    num_bytes: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+    last_failure: Reason | None = None
+    streak: int = 0  # failures in a row; 0 is healthy
+    rests_until: float = 0.0
+
+    def count(self, seconds: float, num_bytes: int = 0) -> None:
+        """Count a request."""
+        self.reads += 1
+        self.seconds += seconds
+        self.num_bytes += num_bytes
+
+    def rests(self, now: float) -> bool:
+        """Whether other endpoints are preferred to it."""
+        return self.streak > 0 and now < self.rests_until
+
+    def report(self, now: float) -> EndpointReport:
+        """The counters so far."""
+        counters = self.reads, self.num_bytes, self.seconds, self.failures, self.last_failure
+        return EndpointReport(self.store.name, *counters, self.rests(now))
 
 
 class Replicas:
@@ -93,15 +113,16 @@ class Replicas:
     ) -> None:
         if not stores:
             raise ValueError("a dataset needs at least one store")
-        self._names = tuple(store.name for store in stores)
-        self._endpoints = Endpoints(stores, clock, chance)
-        self._clock = clock
-        self._sleep = sleep
-        self._chance = chance
+        self._endpoints = tuple(_Endpoint(store) for store in stores)
+        self._clock, self._sleep, self._chance = clock, sleep, chance
+        self._next = 0  # the endpoint that has its turn
+        self._lock = threading.Lock()
 
     def report(self) -> tuple[EndpointReport, ...]:
         """The counters of each endpoint, in the order of the stores."""
-        return self._endpoints.report()
+        with self._lock:
+            now = self._clock()
+            return tuple(each.report(now) for each in self._endpoints)
 
     def head(self, key: str) -> ObjectInfo | None:
         """As `ObjectStore.head`; None only if every endpoint says that there is no such object."""
@@ -143,9 +164,8 @@ class Replicas:
             yield
         except PermanentError as error:
             if error.reason is Reason.OBJECT_MISSING:
-                problem = (
-                    f"{key} is not in {', '.join(self._names)}; upload the dataset, or correct the bucket or prefix"
-                )
+                where = f"{key} is not in {', '.join(self._names())}"
+                problem = f"{where}; upload the dataset, or correct the bucket or prefix"
                 raise PermanentError(Reason.DATASET_MISSING, problem) from error
             if error.reason is Reason.OBJECT_TOO_LARGE:
                 problem = f"{key}: {error.message}; upload the dataset again"
@@ -164,15 +184,15 @@ class Replicas:
         for number in range(ROUNDS):
             # 1. Ask each endpoint once, except those that failed permanently.
             done = {endpoint for endpoint, error in errors.items() if isinstance(error, PermanentError)}
-            while (attempt := self._endpoints.next_attempt(done)) is not None:
-                answer = self._ask(attempt, key, operation, weigh)
+            while (chosen := self._choose(done)) is not None:
+                answer = self._ask(self._endpoints[chosen], key, operation, weigh)
                 if not isinstance(answer, TemplarError):
                     return answer
-                errors[attempt.number] = answer
-                done.add(attempt.number)
+                errors[chosen] = answer
+                done.add(chosen)
                 check_stop()
             # 2. Pause, unless another round cannot help or would begin too late.
-            pause = jittered(PAUSE_SECONDS * 2.0**number, self._chance)
+            pause = self._jittered(PAUSE_SECONDS * 2.0**number)
             hopeless = not any(isinstance(error, TransientError) for error in errors.values())
             if hopeless or number + 1 == ROUNDS or self._clock() - began + pause > RETRY_SECONDS:
                 break
@@ -180,25 +200,62 @@ class Replicas:
             self._sleep(pause)
         raise self._verdict([errors[number] for number in sorted(errors)])
 
+    def _choose(self, done: Collection[int]) -> int | None:
+        """An endpoint that is not in `done`, the endpoints that this read has asked; None if all are."""
+        with self._lock:
+            now, count = self._clock(), len(self._endpoints)
+            in_turn = [number for step in range(count) if (number := (self._next + step) % count) not in done]
+            if not in_turn:
+                return None
+            # The first healthy one in turn, or else the one whose rest ends first.
+            rests = {number: each.rests_until for number, each in enumerate(self._endpoints) if each.rests(now)}
+            chosen = min(in_turn, key=lambda number: rests.get(number, -math.inf))
+            if not done:
+                self._next = (chosen + 1) % count
+            return chosen
+
     def _ask(
-        self, attempt: Attempt, key: str, operation: Callable[[ObjectStore], T | None], weigh: Callable[[T], int]
+        self, endpoint: _Endpoint, key: str, operation: Callable[[ObjectStore], T | None], weigh: Callable[[T], int]
     ) -> T | TemplarError:
         """One endpoint's answer, or its error if another endpoint may do better."""
+        began, streak = self._clock(), endpoint.streak
         try:
-            answer = operation(attempt.store)
-            self._endpoints.answered(attempt, 0 if answer is None else weigh(answer))
+            answer = operation(endpoint.store)
+            with self._lock:
+                endpoint.count(self._clock() - began, 0 if answer is None else weigh(answer))
+                endpoint.streak = 0
         except TemplarError as error:
             differs = error.reason in _COPY_DIFFERS
             at_fault = not differs and (isinstance(error, TransientError) or error.reason in _AT_FAULT)
             if not at_fault and not differs:
                 raise
-            rest = self._endpoints.failed(attempt, error.reason, rest=at_fault)
-            if rest is not None:
-                logger.warning("dataset endpoint %s rests for %.1f s: %s", attempt.store.name, rest, error)
+            with self._lock:
+                endpoint.count(self._clock() - began)
+                endpoint.failures += 1
+                endpoint.last_failure = error.reason
+                if differs:
+                    endpoint.streak = 0
+                elif endpoint.streak == streak:  # of the requests that fail in one outage the first begins a rest
+                    self._rest(endpoint, error)
             return error
         if answer is None:
-            return PermanentError(Reason.OBJECT_MISSING, f"bucket {attempt.store.name}: there is no object {key}")
+            return PermanentError(Reason.OBJECT_MISSING, f"bucket {endpoint.store.name}: there is no object {key}")
         return answer
+
+    def _rest(self, endpoint: _Endpoint, error: TemplarError) -> None:
+        """Begin the rest of an endpoint that failed."""
+        seconds = min(LONGEST_REST_SECONDS, REST_SECONDS * 2.0 ** min(endpoint.streak, _MOST_DOUBLINGS))
+        seconds = self._jittered(seconds)
+        endpoint.streak += 1
+        endpoint.rests_until = self._clock() + seconds
+        logger.warning("dataset endpoint %s rests for %.1f s: %s", endpoint.store.name, seconds, error)
+
+    def _jittered(self, seconds: float) -> float:
+        """A time between half of `seconds` and all of it, so that nodes that failed together do not retry together."""
+        return seconds * (0.5 + 0.5 * self._chance())
+
+    def _names(self) -> list[str]:
+        return [each.store.name for each in self._endpoints]
 
     def _verdict(self, errors: Sequence[TemplarError]) -> TemplarError:
         """The error of a read that every endpoint failed, in the order of the stores."""
@@ -207,7 +264,7 @@ class Replicas:
         passing = [error for error in errors if isinstance(error, TransientError)]
         present = [error for error in errors if error.reason is not Reason.OBJECT_MISSING]
         first = (passing or present or errors)[0]
-        each = "; ".join(f"{name}: {error}" for name, error in zip(self._names, errors, strict=True))
+        each = "; ".join(f"{name}: {error}" for name, error in zip(self._names(), errors, strict=True))
         verdict = type(first)(first.reason, f"all {len(errors)} endpoints failed: {each}")
         verdict.__cause__ = first
         return verdict
@@ -218,99 +275,3 @@ def _require_sound(key: str, store: ObjectStore, problem: str | None) -> None:
     if problem is not None:
         where = f"bucket {store.name}: {key}"
         raise TransientError(Reason.DATASET_MALFORMED, f"{where}: {problem}; upload the dataset there again")
-
-
-@dataclass
-class _Endpoint:
-    """An endpoint's counters and state."""
-
-    store: ObjectStore
-    reads: int = 0
-    num_bytes: int = 0
-    seconds: float = 0.0
-    failures: int = 0
-    last_failure: Reason | None = None
-    streak: int = 0  # failures in a row; 0 is healthy
-    rests_until: float = 0.0
-
-    def rests(self, now: float) -> bool:
-        """Whether other endpoints are preferred to it."""
-        return self.streak > 0 and now < self.rests_until
-
-    def report(self, now: float) -> EndpointReport:
-        """The counters so far."""
-        counters = self.reads, self.num_bytes, self.seconds, self.failures, self.last_failure
-        return EndpointReport(self.store.name, *counters, self.rests(now))
-
-
-class Endpoints:
-    """Chooses endpoints in turn and counts their answers and failures; safe to use from several threads."""
-
-    def __init__(self, stores: Sequence[ObjectStore], clock: Callable[[], float], chance: Callable[[], float]) -> None:
-        self._endpoints = tuple(_Endpoint(store) for store in stores)
-        self._clock = clock
-        self._chance = chance
-        self._next = 0
-        self._lock = threading.Lock()
-
-    def next_attempt(self, done: Collection[int]) -> Attempt | None:
-        """Choose an endpoint that is not in `done`, the endpoints that this read has asked; None if all are."""
-        with self._lock:
-            now, count = self._clock(), len(self._endpoints)
-            in_turn = [number for step in range(count) if (number := (self._next + step) % count) not in done]
-            if not in_turn:
-                return None
-            number = min(in_turn, key=lambda number: self._preference(number, now))  # in turn among equals
-            if not done:
-                self._next = (number + 1) % count
-            endpoint = self._endpoints[number]
-            return Attempt(number, endpoint.store, now, endpoint.streak)
-
-    def answered(self, attempt: Attempt, num_bytes: int) -> None:
-        """Count an answer; the endpoint is healthy."""
-        with self._lock:
-            endpoint = self._count(attempt)
-            endpoint.num_bytes += num_bytes
-            endpoint.streak = 0
-
-    def failed(self, attempt: Attempt, reason: Reason, *, rest: bool) -> float | None:
-        """Count a failure; `rest` says whether the endpoint is at fault, and not only the one object in it.
-
-        The result is the seconds of the rest that begins now; None if none begins. When the requests of several threads
-        fail in one outage, only the first begins a rest.
-        """
-        with self._lock:
-            endpoint = self._count(attempt)
-            endpoint.failures += 1
-            endpoint.last_failure = reason
-            if not rest:
-                endpoint.streak = 0
-            if not rest or endpoint.streak != attempt.streak:
-                return None
-            seconds = min(LONGEST_REST_SECONDS, REST_SECONDS * 2.0 ** min(endpoint.streak, _MOST_DOUBLINGS))
-            seconds = jittered(seconds, self._chance)
-            endpoint.streak += 1
-            endpoint.rests_until = self._clock() + seconds
-            return seconds
-
-    def report(self) -> tuple[EndpointReport, ...]:
-        """The counters of each, in the order of the stores."""
-        with self._lock:
-            now = self._clock()
-            return tuple(each.report(now) for each in self._endpoints)
-
-    def _preference(self, number: int, now: float) -> tuple[bool, float]:
-        endpoint = self._endpoints[number]
-        resting = endpoint.rests(now)
-        return resting, endpoint.rests_until if resting else 0.0
-
-    def _count(self, attempt: Attempt) -> _Endpoint:
-        endpoint = self._endpoints[attempt.number]
-        endpoint.reads += 1
-        endpoint.seconds += self._clock() - attempt.began
-        return endpoint
-
-
-def jittered(seconds: float, chance: Callable[[], float]) -> float:
-    """A time between half of `seconds` and all of it, so that nodes that failed together do not retry together."""
-    return seconds * (0.5 + 0.5 * chance())
