@@ -199,8 +199,7 @@ def read_ballots(exchange: NetworkView, window: int, *, until_decided: bool = Tr
 def decided_value(ballots: BallotBox) -> str:
     """Return the decision: the digest of a roster, or `NULL_WINDOW`.
 
-    Raises:
-        TransientError: `decision_missing`; it is not decided, or the buckets do not show it now.
+    TransientError: `decision_missing`; it is not decided, or the buckets do not show it now.
     """
     if ballots.value is None:
         stakes, silent = ballots.stakes, ballots.validators.keys() - {word.uid for word in ballots.words}
@@ -215,8 +214,7 @@ def decided_value(ballots: BallotBox) -> str:
 def decided_roster(exchange: NetworkView, window: int) -> tuple[Roster, NeuronInfo] | None:
     """The roster that was decided, and its publisher; None for a null window.
 
-    Raises:
-        TransientError: `decision_missing`, or `roster_missing` (no bucket shows the decided roster now).
+    TransientError: `decision_missing`, or `roster_missing` (no bucket shows the decided roster now).
     """
     ballots = read_ballots(exchange, window)
     value = decided_value(ballots)
@@ -232,8 +230,7 @@ def find_roster(ballots: BallotBox, digest: str, *, concurrency: int = 1) -> tup
     It is read from its publisher's bucket, or else from a validator that locked it: each keeps a copy, so a publisher
     that deletes or replaces its roster stops no late node. Each bucket has its own deadline.
 
-    Raises:
-        TransientError: `roster_missing`; no bucket shows it now.
+    TransientError: `roster_missing`; no bucket shows it now.
     """
     exchange, window = ballots.exchange, ballots.window
     publishers = exchange.publishers(window)

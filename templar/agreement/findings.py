@@ -71,8 +71,7 @@ def publish_report(
 ) -> PublishReceipt:
     """Publish the findings of a window. On failure a later call with the same findings goes on.
 
-    Raises:
-        PermanentError: `object_differs`; this node reported otherwise before, and that stands.
+    PermanentError: `object_differs`; this node reported otherwise before, and that stands.
     """
     report = Report(**exchange.author(window), window=window, findings=findings, exhibits=exhibits)
     key = window_key(Kind.REPORT, window, report.uid)

@@ -92,8 +92,7 @@ def publish_genesis(
 
     On failure a later call with the same arguments continues; if another network was started, nothing is written.
 
-    Raises:
-        PermanentError: `object_differs`; this hotkey started another network here before.
+    PermanentError: `object_differs`; this hotkey started another network here before.
     """
     # Compare with an earlier start window before anything is written; write it after the checkpoint it refers to.
     if store.head(START_WINDOW_KEY) is not None:

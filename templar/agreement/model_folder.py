@@ -65,9 +65,8 @@ def read_weights(folder: Path, model: Model) -> dict[str, Tensor]:
 
     The index is not read: the files have every name once.
 
-    Raises:
-        PermanentError: `checkpoint_broken`; there are none, a file is not safetensors, two files have one name, or
-            names and shapes are not the model's.
+    PermanentError: `checkpoint_broken`; there are none, a file is not safetensors, two files have one name, or names
+    and shapes are not the model's.
     """
     params = read_tensor_files(folder, header_bytes(parameter_shapes(model)))
     check_parameters(params, model, str(folder))

@@ -61,8 +61,7 @@ def draft_roster(
     decided for the window before, None for a null window; `peer_list` that of the selection that was gathered, None
     without a peer list.
 
-    Raises:
-        PermanentError: `bad_state_file`; the file on the disk is no roster.
+    PermanentError: `bad_state_file`; the file on the disk is no roster.
     """
     # 1. Publish what an earlier call drafted: a second roster for one window would be an equivocation.
     author = exchange.author(window)
@@ -208,9 +207,8 @@ def check_entries(roster: Roster, rules: RevealRules, miners: Sequence[NeuronInf
 
     Every node gets the same answer, at any later time.
 
-    Raises:
-        RejectedError: `malformed` (too many entries), `wrong_identity`, `commit_early`, `commit_late`, `reveal_early`,
-            `reveal_late`, `wrong_assignment`, `bad_signature`: the roster does not count.
+    RejectedError: `malformed` (too many entries), `wrong_identity`, `commit_early`, `commit_late`, `reveal_early`,
+    `reveal_late`, `wrong_assignment`, `bad_signature`: the roster does not count.
     """
     if len(roster.entries) > places:
         raise RejectedError(Reason.MALFORMED, f"roster: {len(roster.entries)} entries, there are {places} places")

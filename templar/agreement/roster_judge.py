@@ -66,8 +66,7 @@ class Judge:
 
         A roster that its bucket refuses to show does not count either.
 
-        Raises:
-            TransientError: The store failed. `minority`, from `check`.
+        TransientError: The store failed. `minority`, from `check`.
         """
         shown: Sealed[Roster] | None = None
 

@@ -107,8 +107,7 @@ class AgreedState:
     def apply(self, window: int, payloads: Sequence[Payload]) -> None:
         """Apply the next window; without payloads it is a null window, which changes no parameter (docs/protocol.md 9).
 
-        Raises:
-            ValueError: `window` is not the next one: a window is never skipped and never applied twice.
+        ValueError: `window` is not the next one: a window is never skipped and never applied twice.
         """
         if window != self.window + 1:
             raise ValueError(f"the state is that of window {self.window}: window {window} cannot be applied to it")

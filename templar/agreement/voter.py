@@ -165,8 +165,7 @@ class Voter:
         If the store fails, a later call tries again. Nothing is stored before the own bucket could be read: what it has
         may be words of this node that its disk has lost.
 
-        Raises:
-            TransientError: The store failed, if it had to be at once.
+        TransientError: The store failed, if it had to be at once.
         """
         if at_once and self._uid not in self.ballots.answered:
             self.ballots.look()
@@ -335,8 +334,7 @@ class Voter:
 def await_decision(ballots: BallotBox, times: WindowTimes, voter: Voter | None, *, deadline: float) -> str:
     """Take part in a window's ballots, or only read, until it is decided; what is decided, as in `decided_value`.
 
-    Raises:
-        TransientError: `decision_missing`; it was not decided by the deadline. `minority`, as `Voter.act`.
+    TransientError: `decision_missing`; it was not decided by the deadline. `minority`, as `Voter.act`.
     """
     clock, pause = ballots.exchange.chain.clock, times.rules.poll_seconds
     clock.sleep_until(times.settles + 1)
@@ -359,8 +357,7 @@ def settled(judge: Judge, ballots: BallotBox, *, judged: bool = True) -> Settlem
 
     If it is `judged`, it says why publishers were passed over, which only those who saw the window can.
 
-    Raises:
-        TransientError: `decision_missing`, `roster_missing`, `aggregate_missing`; or a store failed.
+    TransientError: `decision_missing`, `roster_missing`, `aggregate_missing`; or a store failed.
     """
     exchange, window, value = judge.exchange, ballots.window, decided_value(ballots)
     publishers = exchange.publishers(window)

@@ -227,8 +227,7 @@ class Auditor:
     def bring_to(self, window: int) -> None:
         """Bring the node's state to that of a window, through the `MAX_BEHIND` windows before it, for their roots.
 
-        Raises:
-            TransientError: Chain or stores failed, or the window cannot be rebuilt from the public objects now.
+        TransientError: Chain or stores failed, or the window cannot be rebuilt from the public objects now.
         """
         node = self.node
         first = max(node.birth.mark.window, window - MAX_BEHIND) + 1

@@ -40,8 +40,7 @@ class Hindsight:
 def look_back(node: Node, window: int) -> Hindsight:
     """Gather a closed window once more, with a node whose agreed state is that of the window before.
 
-    Raises:
-        TransientError: Chain or stores failed, or the decision is not known yet: `decision_missing`.
+    TransientError: Chain or stores failed, or the decision is not known yet: `decision_missing`.
     """
     exchange, rules = node.exchange, node.reveal_rules(node.exchange.times(window))
     miners = exchange.miners(window)

@@ -170,8 +170,7 @@ def split_rows(document: Document, max_chars: int) -> list[str]:
 
     The rows put together are the document; a line longer than `max_chars` is cut.
 
-    Raises:
-        ValueError: `max_chars` is less than 1.
+    ValueError: `max_chars` is less than 1.
     """
     if max_chars < 1:
         raise ValueError(f"max_chars must be at least 1, not {max_chars}")
@@ -237,8 +236,7 @@ def held_out_masks(sources: Sequence[DocumentLengths], fraction: float) -> list[
     Of each source, documents are taken in the order of their keys as long as they fit into `fraction`, in (0, 1), of
     its characters, and at least the shortest one. A name that is held out in one source is held out in all.
 
-    Raises:
-        PermanentError: `dataset_too_small`; there are no documents, or one split of a source would have none.
+    PermanentError: `dataset_too_small`; there are no documents, or one split of a source would have none.
     """
     if not sources:
         raise PermanentError(Reason.DATASET_TOO_SMALL, "there are no documents to build a dataset of")

@@ -196,9 +196,8 @@ class ShardedTraining(TrainingData):
 
     Samples at the end of a shard that fill no page belong to none. One miner takes `pages_per_window` in a window.
 
-    Raises:
-        PermanentError: `bad_hparams`, if the samples have another length; `dataset_too_small`, if a shard is not enough
-            for one miner and one window.
+    PermanentError: `bad_hparams`, if the samples have another length; `dataset_too_small`, if a shard is not enough for
+    one miner and one window.
     """
 
     def __init__(

@@ -44,11 +44,7 @@ class Permutation:
         return self._size
 
     def at(self, position: int) -> int:
-        """The element at a position.
-
-        Raises:
-            ValueError: The position is not in 0..size-1.
-        """
+        """The element at a position. ValueError: The position is not in 0..size-1."""
         if not 0 <= position < self._size:
             raise ValueError(f"position {position} is not in 0..{self._size - 1}")
         element = self._encrypt(position, self._hash)

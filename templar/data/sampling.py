@@ -101,8 +101,7 @@ def unigram_entropy(tokens: NDArray[np.integer], vocab_size: int) -> float:
     It is the least loss of a model that knows only the frequencies of tokens: a model with a lower loss on the same
     tokens has learnt from context.
 
-    Raises:
-        ValueError: There are no tokens, or an id is out of range.
+    ValueError: There are no tokens, or an id is out of range.
     """
     if not tokens.size or tokens.min() < 0 or tokens.max() >= vocab_size:
         raise ValueError(f"tokens must be one id or more, all in 0..{vocab_size - 1}")

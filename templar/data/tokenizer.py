@@ -95,8 +95,7 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """The ids of each text, in order, without any special token.
 
-        Raises:
-            PermanentError: `tokenizer_missing`; the tokenizer fails on a text.
+        PermanentError: `tokenizer_missing`; the tokenizer fails on a text.
         """
         found = [np.array(encoding.ids, dtype=np.int32) for encoding in self._encode(texts)]
         # A model may know the end token's name as a word, and a token that is not marked as special is looked for in
@@ -264,8 +263,7 @@ def train_embedded_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer
 
     It has `vocab_size` ids at most, and fewer if the texts hold too few pairs.
 
-    Raises:
-        ValueError: `vocab_size` has no room for the bytes of UTF-8 and the end token (244 ids).
+    ValueError: `vocab_size` has no room for the bytes of UTF-8 and the end token (244 ids).
     """
     alphabet = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - _NEVER_IN_UTF8)
     if vocab_size < len(alphabet) + 1:
@@ -310,8 +308,7 @@ def _train(backend: Backend, texts: Iterator[str], trainer: trainers.BpeTrainer)
 def check_fits(tokenizer: Tokenizer, model_vocab_size: int) -> None:
     """Refuse a tokenizer with ids beyond the model's embedding.
 
-    Raises:
-        PermanentError: `bad_hparams`, if it has more ids than `model.vocab_size`.
+    PermanentError: `bad_hparams`, if it has more ids than `model.vocab_size`.
     """
     if tokenizer.vocab_size > model_vocab_size:
         raise PermanentError(

@@ -147,8 +147,7 @@ def write_card(card: Card, root: Path) -> None:
 def read_card(root: Path) -> Card:
     """The card of a dataset in a folder.
 
-    Raises:
-        PermanentError: `dataset_malformed`, if `card.json` is not a card; `local_file`.
+    PermanentError: `dataset_malformed`, if `card.json` is not a card; `local_file`.
     """
     path = root / CARD_FILE
     with local_file(path):

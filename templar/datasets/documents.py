@@ -95,8 +95,7 @@ def source_from_text(text: str, *, column: str = "text", suffixes: Sequence[str]
 
     A path that exists is taken as one, even with an equals sign in it. A path that begins with `hf:` is streamed.
 
-    Raises:
-        ValueError: A source cannot have this name, or a stream is not written as in `parse_hub_split`.
+    ValueError: A source cannot have this name, or a stream is not written as in `parse_hub_split`.
     """
     is_path = text.startswith(SCHEME) or Path(text).expanduser().exists()
     name, equals, path = ("", "", "") if is_path else text.partition("=")
@@ -249,9 +248,8 @@ def read_rows(path: Path, column: str) -> Iterator[str]:
 
     `column` is the column, or the key in every line.
 
-    Raises:
-        PermanentError: `dataset_malformed`; the file cannot be decoded, has no such column of strings, or a row has no
-            text. `local_file`, if the file cannot be read.
+    PermanentError: `dataset_malformed`; the file cannot be decoded, has no such column of strings, or a row has no
+    text. `local_file`, if the file cannot be read.
     """
     compression = next((kind for end, kind in JSON_LINES.items() if path.name.endswith(end)), "")
     if compression != "":

@@ -73,8 +73,7 @@ class HubShard:
 def parse_hub_split(text: str) -> HubSplit:
     """A split from `hf:PATH`, with `?config=`, `&split=` (train) and `&revision=` where they are needed.
 
-    Raises:
-        ValueError: There is no path, or another option.
+    ValueError: There is no path, or another option.
     """
     path, _, query = text.removeprefix(SCHEME).partition("?")
     options = parse_qsl(query, keep_blank_values=True)

@@ -52,11 +52,7 @@ def _only(layout: DatasetLayout, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class BuildSettings:
-    """The request to build a dataset.
-
-    Raises:
-        ValueError: A number is out of range.
-    """
+    """The request to build a dataset. ValueError: A number is out of range."""
 
     layout: DatasetLayout
     held_out_fraction: float = 0.05  # part of each source's characters, in (0, 1)
@@ -96,8 +92,7 @@ class BuildSettings:
 class BuildRequest:
     """A dataset to build; every source needs two documents at least.
 
-    Raises:
-        ValueError: There is no source, two have one name, or one contains the folder to build or lies in it.
+    ValueError: There is no source, two have one name, or one contains the folder to build or lies in it.
     """
 
     sources: tuple[TextSource, ...]

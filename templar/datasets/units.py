@@ -274,8 +274,7 @@ def in_threads(
     thread calls `on_progress` with the part that is done, 0 to 100, by the sizes of the things; all are alike unless
     `size` tells them apart.
 
-    Raises:
-        StoppedError: The host asked the process to stop.
+    StoppedError: The host asked the process to stop.
     """
     number = most_threads(workers)
     results: dict[int, R] = {}

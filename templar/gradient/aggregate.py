@@ -160,8 +160,7 @@ def outer_step(
     Parameters and update are float32, in the same shapes, on any device. The decay is decoupled, and 0 in `sparseloco`,
     whose inner AdamW decays.
 
-    Raises:
-        ValueError: Names, shapes or types do not match; then nothing was changed.
+    ValueError: Names, shapes or types do not match; then nothing was changed.
     """
     if set(params) != set(update):
         raise ValueError(f"parameters and update differ in names: {sorted(set(params) ^ set(update))[:3]}")

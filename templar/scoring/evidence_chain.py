@@ -32,8 +32,7 @@ class ScoreBook:
 
     The file is made when needed. Unless `durable`, nobody waits for the disk at every window, as in a simulation.
 
-    Raises:
-        PermanentError: `bad_state_file`; the file is not a score book, or of another release.
+    PermanentError: `bad_state_file`; the file is not a score book, or of another release.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -54,9 +53,8 @@ class ScoreBook:
     def record(self, evidence: Evidence, *, first: bool = False) -> None:
         """Enter a window; with `first`, as the beginning of an empty book, without the evidence that it follows.
 
-        Raises:
-            ValueError: The window is in the book already, or its evidence does not follow the newest of the book.
-                Nothing changed.
+        ValueError: The window is in the book already, or its evidence does not follow the newest of the book. Nothing
+        changed.
         """
         window, standing = evidence.window, self.standing
         with self._file.transaction() as transaction:

@@ -36,8 +36,7 @@ class Meter:
     def __init__(self, settings: TrainerSettings | None = None) -> None:
         """Choose the devices.
 
-        Raises:
-            PermanentError: `bad_environment`; the machine has no such device or precision, or not so many devices.
+        PermanentError: `bad_environment`; the machine has no such device or precision, or not so many devices.
         """
         chosen = settings or TrainerSettings()
         count = rank_count(chosen)
@@ -60,8 +59,7 @@ class Meter:
     def check(self, hparams: HParams) -> None:
         """Whether the settings suit the preset's sequences of a forward pass, and its model fits each device.
 
-        Raises:
-            PermanentError: `bad_environment`; `out_of_memory`, with the estimate beside the free memory.
+        PermanentError: `bad_environment`; `out_of_memory`, with the estimate beside the free memory.
         """
         passes, length = hparams.scoring.eval_micro_batch_size, hparams.data.sequence_length
         size = self._sizes.smallest(_Sizes(passes, passes), length)

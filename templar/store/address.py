@@ -31,8 +31,7 @@ def is_account_id(text: str) -> bool:
 class BucketAddress:
     """Read access to one bucket.
 
-    Raises:
-        PermanentError: `commitment_malformed`; a value is empty, too long or has an illegal character.
+    PermanentError: `commitment_malformed`; a value is empty, too long or has an illegal character.
     """
 
     account_id: str  # of the store's provider, and name of the bucket
@@ -63,8 +62,7 @@ def encode_address(address: BucketAddress) -> str:
 def decode_address(text: str) -> BucketAddress:
     """Read back what `encode_address` wrote; `encode_address(decode_address(text)) == text` for all it accepts.
 
-    Raises:
-        PermanentError: `commitment_malformed`; any other text.
+    PermanentError: `commitment_malformed`; any other text.
     """
     if len(text) != ADDRESS_CHARACTERS:
         raise PermanentError(

@@ -78,8 +78,7 @@ class ObjectStore(Protocol):
     def get(self, key: str, *, max_bytes: int) -> bytes:
         """The whole object.
 
-        Raises:
-            PermanentError: `object_too_large` before the body is read, if it is longer than `max_bytes`.
+        PermanentError: `object_too_large` before the body is read, if it is longer than `max_bytes`.
         """
 
     def get_range(self, key: str, start: int, length: int) -> bytes:

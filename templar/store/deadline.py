@@ -93,8 +93,7 @@ def interruptible(close: Callable[[], object]) -> AbstractContextManager[None]:
 def check_deadline(what: str) -> None:
     """Refuse to continue after the deadline; `what` names bucket and key for the message.
 
-    Raises:
-        TransientError: `too_slow`.
+    TransientError: `too_slow`.
     """
     deadline = current()
     if deadline is not None and not deadline.seconds_left:

@@ -140,8 +140,7 @@ def copy_blocks(source: BinaryIO, path: Path, file: int) -> None:
 def link_or_copy(source: Path, target: Path) -> None:
     """Give a file that nobody changes a second name, or copy it where the file system has no hard links.
 
-    Raises:
-        OSError: There is no such file, or the target is there already, or the disk is full.
+    OSError: There is no such file, or the target is there already, or the disk is full.
     """
     try:
         target.hardlink_to(source)

@@ -161,8 +161,7 @@ class S3Store:
     def get_file(self, key: str, path: Path, *, max_bytes: int, resume: bool = False) -> None:
         """Download, in parallel parts if it is large, to a file that appears whole; limits as in `get`.
 
-        Raises:
-            TransientError: `object_differs`; the object was replaced during the download.
+        TransientError: `object_differs`; the object was replaced during the download.
         """
         answer = self._existing(key)
         size, etag = s3_protocol.allowed_size(answer, self._where(key), max_bytes), answer.get("ETag")
@@ -204,8 +203,7 @@ class S3Store:
     def delete(self, keys: Iterable[str]) -> DeleteReport:
         """Delete any number of keys, `DELETE_BATCH` at a time.
 
-        Raises:
-            PermanentError: `access_denied`; as soon as every key of a batch is denied.
+        PermanentError: `access_denied`; as soon as every key of a batch is denied.
         """
         wanted = list(dict.fromkeys(keys))
         failed = {key: str(Reason.BAD_KEY) for key in wanted if not is_key(key)}

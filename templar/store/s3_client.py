@@ -135,8 +135,7 @@ class _BoundedConnection:
 def _read_answer(raw: Any, seconds: float | None, *_: Any, **__: Any) -> Iterator[bytes]:
     """Read an answer that is not an object: nothing if it is an error's and too long, or no such text as S3 sends.
 
-    Raises:
-        TransientError: `store_busy` (so is another answer), `store_unreachable` (it came too slowly), `too_slow`.
+    TransientError: `store_busy` (so is another answer), `store_unreachable` (it came too slowly), `too_slow`.
     """
     is_error = raw.status >= 300
     most, data, begin = MAX_ERROR_BYTES if is_error else MAX_ANSWER_BYTES, bytearray(), time.monotonic()
@@ -194,8 +193,7 @@ def make_client(
 ) -> Any:
     """A boto3 client with the given timeouts and retries. It opens no connection; it is safe under threads.
 
-    Raises:
-        PermanentError: `store_refused`; boto3 rejects the endpoint's address. `bad_environment`; a proxy is of no use.
+    PermanentError: `store_refused`; boto3 rejects the endpoint's address. `bad_environment`; a proxy is of no use.
     """
     global _session  # noqa: PLW0603 - one session keeps the parsed service models for every client of the process
     config = Config(

@@ -34,11 +34,7 @@ _PROXIES = [form(f"{each}_PROXY") for each in ("HTTP", "HTTPS", "ALL") for form 
 
 @dataclass(frozen=True)
 class S3Settings:
-    """Timeouts, retries and sizes of one S3 store.
-
-    Raises:
-        ValueError: A value is not positive.
-    """
+    """Timeouts, retries and sizes of one S3 store. ValueError: A value is not positive."""
 
     region: str = "auto"  # in the signature; R2 has only `auto`
     connect_timeout_seconds: float = 5.0
@@ -57,11 +53,7 @@ class S3Settings:
 
 
 def r2_endpoint(account_id: str) -> str:
-    """The endpoint of a Cloudflare R2 account.
-
-    Raises:
-        ValueError: The id has characters with a meaning in a URL.
-    """
+    """The endpoint of a Cloudflare R2 account. ValueError: The id has characters with a meaning in a URL."""
     if not is_account_id(account_id):
         raise ValueError(f"account id {account_id[:40]!r} is not made of lower-case letters, digits and inner hyphens")
     return f"https://{account_id}{R2_HOST}"
@@ -155,11 +147,7 @@ def page(answer: Mapping[str, Any], where: str, request: Mapping[str, str]) -> P
 
 
 def allowed_size(answer: Mapping[str, Any], where: str, max_bytes: int) -> int:
-    """Length of the object by its header, if it is allowed.
-
-    Raises:
-        PermanentError: `object_too_large`.
-    """
+    """Length of the object by its header, if it is allowed. PermanentError: `object_too_large`."""
     size = object_size(answer, where)
     if size > max_bytes:
         raise PermanentError(Reason.OBJECT_TOO_LARGE, f"{where} has {size} bytes, {max_bytes} are allowed")
@@ -200,8 +188,7 @@ def check_part(answer: Mapping[str, Any], where: str, *, start: int, length: int
 def undeleted(answer: Mapping[str, Any], keys: Sequence[str], *, where: str, access_key_id: str) -> dict[str, str]:
     """Key and the server's reason for each key that a DeleteObjects left; a key that was not there is deleted.
 
-    Raises:
-        PermanentError: `access_denied`; every key was denied.
+    PermanentError: `access_denied`; every key was denied.
     """
     errors = {error["Key"]: one_line(error.get("Code", "unknown"), MAX_CODE) for error in answer.get("Errors", ())}
     remaining = {key: code for key, code in errors.items() if code != "NoSuchKey"}
@@ -221,8 +208,7 @@ def is_loopback(host: str | None) -> bool:
 def require_proxies(environment: Mapping[str, str]) -> None:
     """Refuse proxies that the HTTP clients cannot use.
 
-    Raises:
-        PermanentError: `bad_environment`; it names the variable, and not its value, which may hold a password.
+    PermanentError: `bad_environment`; it names the variable, and not its value, which may hold a password.
     """
     for name in _PROXIES:
         if value := environment.get(name, "").strip():

@@ -47,8 +47,7 @@ def read_body(raw: Any, length: int, *, what: str, settings: S3Settings) -> Iter
     The whole body must arrive within `read_timeout_seconds + length / slowest_bytes_per_second`, and before the
     thread's deadline if it has one (see `templar.store.deadline`).
 
-    Raises:
-        TransientError: `store_unreachable`; fewer bytes came, or too slowly. `too_slow`; the deadline has passed.
+    TransientError: `store_unreachable`; fewer bytes came, or too slowly. `too_slow`; the deadline has passed.
     """
     done = 0
     deadline = time.monotonic() + settings.read_timeout_seconds + length / settings.slowest_bytes_per_second
@@ -171,11 +170,7 @@ def _fill(partial: Path, size: int, *, settings: S3Settings, read: Callable[[int
 
 
 def put_object(client: Any, bucket: str, key: str, data: bytes, **conditions: str) -> None:
-    """Store an object with one request.
-
-    Raises:
-        DamagedUploadError: `store_busy`; the object is stored, but damaged.
-    """
+    """Store an object with one request. DamagedUploadError: `store_busy`; the object is stored, but damaged."""
     _send(client.put_object, data, f"bucket {bucket}: {key}", Bucket=bucket, Key=key, **conditions)
 
 

@@ -129,8 +129,7 @@ def sizes_key(config: str, split: str) -> str:
 def parse_metadata(data: bytes, origin: str) -> Metadata:
     """Parse and validate `_metadata.yaml`; messages name its `origin`.
 
-    Raises:
-        PermanentError: `dataset_malformed`, naming file and field.
+    PermanentError: `dataset_malformed`, naming file and field.
     """
     try:
         content = yaml.load(data, Loader=_PlainLoader)  # noqa: S506 - a SafeLoader
@@ -145,8 +144,7 @@ def parse_metadata(data: bytes, origin: str) -> Metadata:
 def parse_shard_sizes(data: bytes, origin: str, configs: tuple[str, ...], split: str) -> dict[str, SplitSizes]:
     """Parse `_shard_sizes.json`; the files of one split by config, in the order of `configs`.
 
-    Raises:
-        PermanentError: `dataset_malformed`, naming file and field.
+    PermanentError: `dataset_malformed`, naming file and field.
     """
     try:
         sizes = ShardSizes.model_validate_json(data).root

@@ -134,8 +134,7 @@ class TextColumnError(Exception):
 def require_texts(schema: Any, name: str) -> None:
     """Check that a schema has one column of a name, and that it holds strings: plain, large, views, encoded or tagged.
 
-    Raises:
-        TextColumnError: It does not.
+    TextColumnError: It does not.
     """
     fields = [field for field in schema if field.name == name]
     if not fields:

@@ -69,8 +69,7 @@ class SparseFile:
 
     `path` is its final name; the folder is made if it is not there.
 
-    Raises:
-        TemplarError: `local_file`, `disk_full`.
+    TemplarError: `local_file`, `disk_full`.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -133,8 +132,7 @@ class SparseFile:
     def finish(self) -> None:
         """Make the file durable and give it its final name; a second call changes nothing.
 
-        Raises:
-            TransientError: `local_file`; the file was deleted meanwhile.
+        TransientError: `local_file`; the file was deleted meanwhile.
         """
         with disk_file(self.path):
             if self._is_at(self.path):
@@ -333,11 +331,7 @@ def partial_of(path: Path) -> Path:
 
 @contextmanager
 def disk_file(path: Path) -> Iterator[None]:
-    """As `local_file`, but a full disk has a reason code of its own.
-
-    Raises:
-        TemplarError: `local_file`, `disk_full`.
-    """
+    """As `local_file`, but a full disk has a reason code of its own. TemplarError: `local_file`, `disk_full`."""
     with local_file(path):
         try:
             yield

@@ -136,19 +136,14 @@ _D = TypeVar("_D", bound=_Described)
 
 
 def parse_index(data: bytes, origin: str) -> ShardIndex:
-    """Parse and validate `_shards.json`.
-
-    Raises:
-        PermanentError: `dataset_malformed`, naming file and field.
-    """
+    """Parse and validate `_shards.json`. PermanentError: `dataset_malformed`, naming file and field."""
     return _parse(ShardIndex, data, origin)
 
 
 def parse_manifest(data: bytes, origin: str, index: ShardIndex, split: str, number: int) -> ShardManifest:
     """Parse the manifest of shard `number` of a split and compare it with the index; messages name its `origin`.
 
-    Raises:
-        PermanentError: `dataset_malformed`, naming file and field.
+    PermanentError: `dataset_malformed`, naming file and field.
     """
     manifest = _parse(ShardManifest, data, origin)
     entry = index.splits[split][number]

@@ -114,8 +114,7 @@ def rotate(
 def is_whole(dataset: ShardedDataset, number: int) -> bool:
     """Whether a shard's files have their final names, which they get when every block was right.
 
-    Raises:
-        TemplarError: As in `ShardedDataset.manifest`, which is needed if the files are there.
+    TemplarError: As in `ShardedDataset.manifest`, which is needed if the files are there.
     """
     paths = (dataset.folder / tokens_file("train", number), dataset.folder / sample_ids_file(number))
     if not all(path.exists() for path in paths):

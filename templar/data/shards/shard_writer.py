@@ -57,8 +57,7 @@ _READ_BYTES = 2**22
 class ShardLayout:
     """The layout of a dataset's samples in its shards; the last shard of a split may have fewer samples.
 
-    Raises:
-        ValueError: A number is out of range, or the blocks are so small that no reader would accept the manifest.
+    ValueError: A number is out of range, or the blocks are so small that no reader would accept the manifest.
     """
 
     dtype: TokenType
@@ -96,8 +95,7 @@ class ShardLayout:
 class ShardWriter:
     """Writes one shard, from its first sample to its last; as a context manager it removes an unfinished one.
 
-    Raises:
-        TransientError, PermanentError: `local_file`, here and in every method.
+    TransientError, PermanentError: `local_file`, here and in every method.
     """
 
     def __init__(self, root: Path, split: str, index: int, layout: ShardLayout) -> None:
@@ -112,8 +110,7 @@ class ShardWriter:
     def write(self, samples: NDArray[np.integer]) -> None:
         """Append samples of shape (n, sequence_length).
 
-        Raises:
-            ValueError: The samples have another shape, do not fit the type of a token, or are more than a shard takes.
+        ValueError: The samples have another shape, do not fit the type of a token, or are more than a shard takes.
         """
         layout = self._layout
         if samples.ndim != 2 or samples.shape[1] != layout.sequence_length:
@@ -310,9 +307,8 @@ def describe_shards(
 ) -> ShardIndex:
     """Write the tokenizer and then `_shards.json` beside the shards in `root`.
 
-    Raises:
-        PermanentError: `dataset_too_small`, if a split has no shard; `object_too_large`, if there are so many shards
-            that no reader would accept the index; `local_file`.
+    PermanentError: `dataset_too_small`, if a split has no shard; `object_too_large`, if there are so many shards that
+    no reader would accept the index; `local_file`.
     """
     empty = [split for split in SPLITS if not entries[split]]
     if empty:
@@ -340,8 +336,7 @@ def describe_shards(
 def require_index_fits(num_shards: int, layout: ShardLayout) -> None:
     """Refuse so many shards that no reader would accept their index, before the first one is written.
 
-    Raises:
-        PermanentError: `object_too_large`, with the remedy.
+    PermanentError: `object_too_large`, with the remedy.
     """
     samples = layout.samples_per_shard
     entry = ShardEntry(num_samples=samples, num_bytes=layout.full_tokens_bytes + 8 * samples, manifest_sha256="0" * 64)
@@ -360,11 +355,7 @@ def require_readable(num_bytes: int, num_shards: int) -> None:
 
 
 def require_absent(root: Path) -> None:
-    """Refuse to build over a folder.
-
-    Raises:
-        PermanentError: `object_exists`.
-    """
+    """Refuse to build over a folder. PermanentError: `object_exists`."""
     if root.exists():
         raise PermanentError(Reason.OBJECT_EXISTS, f"{root} is there already: use it, remove it or name another folder")
 

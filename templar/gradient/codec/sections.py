@@ -62,9 +62,8 @@ def read_section(data: NDArray[np.uint8], tensor: TensorLayout, *, fast: bool = 
 
     `data` is the rest of a payload, without its checksum, as its author wrote it; with `fast` a kernel checks indices.
 
-    Raises:
-        RejectedError: `malformed` (the bytes end too early), `bad_payload` (a step or an index out of range),
-            `not_canonical` (not the one way to write it).
+    RejectedError: `malformed` (the bytes end too early), `bad_payload` (a step or an index out of range),
+    `not_canonical` (not the one way to write it).
     """
     # Scales, which say how many chunks are not silent.
     too_short = RejectedError(Reason.MALFORMED, f"{tensor.name}: the payload ends within its section")

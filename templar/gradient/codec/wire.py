@@ -81,10 +81,9 @@ def encode(payload: Payload, layout: Layout) -> bytes:
 def decode(data: bytes, layout: Layout) -> Payload:
     """Read a payload. Its sections are read-only views of `data`.
 
-    Raises:
-        RejectedError: `malformed` (no payload, or damaged), `wrong_version`, `wrong_size`, `wrong_shapes` (made for
-            another layout), `bad_payload` (a scale or an index out of range), `not_canonical` (not the one way to
-            write it). No bytes raise any other error.
+    RejectedError: `malformed` (no payload, or damaged), `wrong_version`, `wrong_size`, `wrong_shapes` (made for another
+    layout), `bad_payload` (a scale or an index out of range), `not_canonical` (not the one way to write it). No bytes
+    raise any other error.
     """
     header = _decode_header(data, layout)
     rest = np.frombuffer(data, np.uint8, len(data) - HEADER_BYTES - CHECKSUM_BYTES, HEADER_BYTES)
