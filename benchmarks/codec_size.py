@@ -26,11 +26,11 @@ from torch import Tensor
 
 from benchmarks.command import measured
 from benchmarks.large_model import RULE, layout, payload, random_tensors
-from benchmarks.pseudo_gradients import REFERENCE, Chosen, Setup, chosen_coefficients, embedded_text, train
-from benchmarks.reference_codes import QuantisedValues, RawCoding, pack_12_bits
+from benchmarks.pseudo_gradients import REFERENCE, Chosen, Setup, chosen, chosen_coefficients, embedded_text, train
+from benchmarks.reference_codes import QuantisedValues, RawCoding, StatisticalQuantiser, pack_12_bits
 from templar.gradient.codec import wire
-from templar.gradient.codec.values import SignAndScale, ValueCoding
-from templar.gradient.compress import FeedbackState, compress_with
+from templar.gradient.codec.values import decode_values, encode_values
+from templar.gradient.compress import FeedbackState
 from templar.gradient.layout import Layout
 from templar.gradient.similarity import similarity
 
@@ -67,13 +67,13 @@ def payload_size(k: int) -> Size:
     return Size(8 * num_bytes / num_coefficients(chunks), 4 * chunks.num_elements / num_bytes)
 
 
-def recorded_size(k: int, coding: ValueCoding[Any]) -> Size:
+def recorded_size(k: int, coding: RawCoding | StatisticalQuantiser) -> Size:
     """The size of the public reference's file: a dictionary of tensors, as `torch.save` writes it."""
     chunks = layout(k)
     update = random_tensors(chunks, seed=k)
-    compressed = compress_with(coding, FeedbackState.zeros(chunks), update, layout=chunks, rule=RULE)
     stored: dict[str, Any] = {}
-    for name, coded in compressed.tensors.items():
+    for name, one in chosen(FeedbackState.zeros(chunks), update, chunks, RULE).items():
+        coded = coding.encode(one.indices, one.values)
         if isinstance(coded, QuantisedValues):
             stored |= {f"{name}idxs": pack_12_bits(coded.indices), f"{name}vals": coded.codes}
             table = torch.tensor(coded.shift), coded.scale, coded.offset, coded.lookup, torch.float32
@@ -97,7 +97,7 @@ def value_codes(one: Chosen) -> Iterator[tuple[str, Tensor]]:
     yield OTHERS, REFERENCE.decode(REFERENCE.encode(one.indices, one.values))
     yield "sign and one scale per tensor", sign * magnitude.mean()
     yield "sign and exact mean per chunk", sign * magnitude.mean(dim=1, keepdim=True)
-    yield OURS, SignAndScale().decode(SignAndScale().encode(one.indices, one.values))
+    yield OURS, decode_values(encode_values(one.indices, one.values))
 
 
 @dataclass(frozen=True)

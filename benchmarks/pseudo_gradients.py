@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.reference_codes import RawCoding, StatisticalQuantiser
+from benchmarks.reference_codes import StatisticalQuantiser
 from templar.data.assignment import Epoch, SlotPlan, assign
 from templar.data.corpus import collect_documents
 from templar.data.dataset import HELD_OUT_ROWS_PER_PAGE
@@ -32,9 +32,8 @@ from templar.data.tokenizer import Tokenizer, load_tokenizer
 from templar.datasets.page_writer import build_dataset
 from templar.gradient.aggregate import aggregate, outer_step
 from templar.gradient.codec import wire
-from templar.gradient.codec.values import Coded, ValueCoding
 from templar.gradient.codec.wire import Header, Payload
-from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, compress, compress_with
+from templar.gradient.compress import Compressed, FeedbackRule, FeedbackState, accumulated, compress, top_k
 from templar.gradient.layout import Layout
 from templar.hparams import HParams, load_hparams
 from templar.neuron.private_state import feedback_rule
@@ -141,19 +140,12 @@ class Learnt:
     states: tuple[FeedbackState, ...]  # of each worker
     pseudo_gradients: tuple[Mapping[str, Tensor], ...]  # of each worker, by parameter name
 
-    def compress_with(self, coding: ValueCoding[Coded]) -> tuple[Compressed[Coded], ...]:
-        """Each worker's compression with any value code."""
-        return tuple(
-            compress_with(coding, state, update, layout=self.layout, rule=self.rule)
-            for state, update in zip(self.states, self.pseudo_gradients, strict=True)
-        )
-
 
 @dataclass(frozen=True)
 class NetworkView:
     """The payloads and the agreed update of a window."""
 
-    compressed: tuple[Compressed[Any], ...]  # each worker's coefficients and new error feedback
+    compressed: tuple[Compressed, ...]  # each worker's coefficients and new error feedback
     num_bytes: tuple[int, ...]  # length of each worker's payload
     update: Mapping[str, Tensor]  # agreed, by parameter name
     payloads: tuple[Payload, ...]  # as read
@@ -217,5 +209,16 @@ class Chosen:
 
 def chosen_coefficients(learnt: Learnt) -> Iterator[dict[str, Chosen]]:
     """Each worker's chosen coefficients by parameter name: the input of a value code."""
-    for raw in learnt.compress_with(RawCoding()):
-        yield {name: Chosen(one.indices.to(torch.int64), one.values) for name, one in raw.tensors.items()}
+    for state, update in zip(learnt.states, learnt.pseudo_gradients, strict=True):
+        yield chosen(state, update, learnt.layout, learnt.rule)
+
+
+def chosen(state: FeedbackState, update: Mapping[str, Tensor], layout: Layout, rule: FeedbackRule) -> dict[str, Chosen]:
+    """The coefficients that a compression chooses, by parameter name."""
+    found, call = dict[str, Chosen](), rule.call(state.num_calls)
+    for tensor in layout.tensors:
+        buffer, new = state.buffers[tensor.name], update[tensor.name]
+        chunks = accumulated(buffer, new, tensor, call, use_dct=layout.use_dct)
+        indices = top_k(chunks, tensor.k)
+        found[tensor.name] = Chosen(indices, chunks.gather(1, indices))
+    return found

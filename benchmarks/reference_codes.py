@@ -24,10 +24,6 @@ class RawCoding:
         """Keep the values."""
         return RawValues(indices.to(torch.int16), values)
 
-    def decode(self, coded: RawValues) -> Tensor:
-        """Give them back."""
-        return coded.values
-
 
 @dataclass(frozen=True)
 class QuantisedValues:

@@ -19,17 +19,16 @@ it tensor by tensor, so that neither of the two has to be in memory as a whole.
 that a restarted miner does not publish a spike. The number of calls is therefore state.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from templar.errors import PermanentError, Reason
 from templar.gradient import Recipe, dct, kernels
-from templar.gradient.codec.values import Coded, Coefficients, SignAndScale, ValueCoding
+from templar.gradient.codec.values import Coefficients, decode_values, encode_values
 from templar.gradient.dct import from_chunks, to_chunks
 from templar.gradient.layout import MAX_CHUNK_LENGTH, Layout, TensorLayout
 
@@ -44,6 +43,12 @@ class FeedbackRule:
     recipe: Recipe
     decay: float  # factor of the buffer
     learning_rate: float  # of this window's outer step
+
+    def call(self, num_calls: int) -> "Call":
+        """The treatment of a buffer in the compression after so many others."""
+        is_demo = self.recipe == "demo"
+        decay = None if is_demo and num_calls == 0 else self.decay
+        return Call(decay, self.learning_rate, subtracts=not is_demo or num_calls >= DEMO_WARMUP_CALLS)
 
 
 @dataclass(frozen=True)
@@ -69,31 +74,19 @@ class FeedbackState:
 
 
 @dataclass(frozen=True)
-class Compressed(Generic[Coded]):
+class Compressed:
     """The result of one compression; the state before it is untouched."""
 
-    tensors: dict[str, Coded]  # coefficients by parameter name
+    tensors: dict[str, Coefficients]  # by parameter name
     state: FeedbackState  # goes live when the coefficients are accepted
 
 
-CompressTensor = Callable[[Tensor, Tensor, TensorLayout, Call], tuple[Coded, Tensor] | None]
-"""The five steps for one tensor: (buffer, update) to (coefficients, new buffer), or None if one is not finite."""
-
-
-def compress(
-    state: FeedbackState, update: Mapping[str, Tensor], *, layout: Layout, rule: FeedbackRule
-) -> Compressed[Coefficients]:
-    """Compress an update with this network's value code and error feedback.
-
-    The update is the averaged gradient (demo) or the pseudo-gradient (sparseloco) by parameter name.
-
-    Raises:
-        ValueError: State or update do not have the tensors of the layout.
-        PermanentError: `non_finite_update`; nothing non-finite is ever published or kept.
-    """
-    if not _uses_kernels(update, layout):
-        return compress_with(SignAndScale(), state, update, layout=layout, rule=rule)
-    return _collected(state, _compress(state, update, layout, rule, _by_kernel(layout, torch.empty)))
+def compress(state: FeedbackState, update: Mapping[str, Tensor], *, layout: Layout, rule: FeedbackRule) -> Compressed:
+    """As `compress_each`, of all tensors at once."""
+    tensors, buffers = dict[str, Coefficients](), dict[str, Tensor]()
+    for name, coefficients, buffer in compress_each(state, update, layout=layout, rule=rule):
+        tensors[name], buffers[name] = coefficients, buffer.clone()
+    return Compressed(tensors, FeedbackState(buffers, state.num_calls + 1))
 
 
 def compress_each(
@@ -104,69 +97,64 @@ def compress_each(
     rule: FeedbackRule,
     memory: Tensor | None = None,
 ) -> Iterator[tuple[str, Coefficients, Tensor]]:
-    """As `compress`, tensor by tensor in the layout's order: name, coefficients and new buffer.
+    """Compress an update, tensor by tensor in the layout's order: name, coefficients and new buffer.
 
-    A buffer of the state is read when its turn comes and not before; a new one is valid until the next is asked for.
-    `memory`, float32, flat, as long as the largest tensor, takes the new buffers.
+    The update is the averaged gradient (demo) or the pseudo-gradient (sparseloco) by parameter name. A buffer of the
+    state is read when its turn comes and not before; a new one is valid until the next is asked for. `memory`, float32,
+    flat, as long as the largest tensor, takes the new buffers.
+
+    Raises:
+        ValueError: State or update do not have the tensors of the layout.
+        PermanentError: `non_finite_update`; nothing non-finite is ever published or kept.
     """
-    if not _uses_kernels(update, layout):
-        return _compress(state, update, layout, rule, _five_steps(SignAndScale(), layout))
-    room = torch.empty(max(math.prod(tensor.shape) for tensor in layout.tensors)) if memory is None else memory
-    return _compress(
-        state, update, layout, rule, _by_kernel(layout, lambda shape: room[: math.prod(shape)].view(shape))
-    )
+    layout.check(update, "update")
+    layout.check(state.buffers, "error feedback")
+    call = rule.call(state.num_calls)
+    fast = kernels.uses_kernels(layout.num_elements, next(iter(update.values())).device)
+    if fast:
+        from templar.gradient.kernels.error_feedback import compress_tensor  # noqa: PLC0415 - numba takes a second
+
+        room = torch.empty(max(tensor.num_elements for tensor in layout.tensors)) if memory is None else memory
+    for tensor in layout.tensors:
+        buffer, new = state.buffers[tensor.name], update[tensor.name]
+        if fast:
+            residual = room[: tensor.num_elements].view(tensor.shape)
+            result = compress_tensor(buffer, new, residual, tensor, use_dct=layout.use_dct, **vars(call))
+        else:
+            result = _compress_tensor(buffer, new, tensor, call, use_dct=layout.use_dct)
+        if result is None:
+            raise PermanentError(
+                Reason.NON_FINITE_UPDATE,
+                f"parameter {tensor.name!r}: update or error feedback is not finite; nothing is published in this "
+                "window; lower the learning rate, or return to the last snapshot",
+            )
+        yield tensor.name, *result
 
 
-def compress_with(
-    coding: ValueCoding[Coded],
-    state: FeedbackState,
-    update: Mapping[str, Tensor],
-    *,
-    layout: Layout,
-    rule: FeedbackRule,
-) -> Compressed[Coded]:
-    """Compress with any value code: the definition of `compress`, with its errors, and a way to compare value codes."""
-    return _collected(state, _compress(state, update, layout, rule, _five_steps(coding, layout)))
+def _compress_tensor(
+    buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call, *, use_dct: bool
+) -> tuple[Coefficients, Tensor] | None:
+    """The five steps for one tensor, as they are defined; None if a coefficient is not finite."""
+    # 1 and 2. Transform and accumulate.
+    chunks = accumulated(buffer, update, tensor, call, use_dct=use_dct)
+    if not torch.isfinite(chunks).all():
+        return None
+    # 3. Select.
+    indices = top_k(chunks, tensor.k)
+    values = chunks.gather(1, indices)
+    # 4. Code.
+    coded = encode_values(indices, values)
+    received = decode_values(coded).to(chunks.device) if call.subtracts else torch.zeros_like(values)
+    # 5. Subtract.
+    return coded, from_chunks(chunks.scatter(1, indices, values - received), tensor)
 
 
-def _uses_kernels(update: Mapping[str, Tensor], layout: Layout) -> bool:
-    return bool(update) and kernels.uses_kernels(layout.num_elements, next(iter(update.values())).device)
-
-
-def _by_kernel(layout: Layout, memory: Callable[[tuple[int, ...]], Tensor]) -> CompressTensor[Coefficients]:
-    """The five steps, compiled; `memory` gives a new buffer's, of this shape."""
-    from templar.gradient.kernels.error_feedback import compress_tensor  # noqa: PLC0415 - numba takes a second
-
-    def by_kernel(
-        buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call
-    ) -> tuple[Coefficients, Tensor] | None:
-        return compress_tensor(buffer, update, memory(tensor.shape), tensor, use_dct=layout.use_dct, **vars(call))
-
-    return by_kernel
-
-
-def _five_steps(coding: ValueCoding[Coded], layout: Layout) -> CompressTensor[Coded]:
-    """The five steps, as they are defined."""
-
-    def five_steps(buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call) -> tuple[Coded, Tensor] | None:
-        # 1. Transform.
-        chunks = to_chunks(update.detach().to(buffer.dtype) * call.rate, tensor)
-        chunks = dct.forward(chunks, tensor.edges) if layout.use_dct else chunks
-        # 2. Accumulate. Two roundings: product and sum are not fused.
-        if call.decay is not None:
-            chunks = to_chunks(buffer, tensor) * call.decay + chunks
-        if not torch.isfinite(chunks).all():
-            return None
-        # 3. Select.
-        indices = top_k(chunks, tensor.k)
-        values = chunks.gather(1, indices)
-        # 4. Code.
-        coded = coding.encode(indices, values)
-        received = coding.decode(coded).to(chunks.device) if call.subtracts else torch.zeros_like(values)
-        # 5. Subtract.
-        return coded, from_chunks(chunks.scatter(1, indices, values - received), tensor)
-
-    return five_steps
+def accumulated(buffer: Tensor, update: Tensor, tensor: TensorLayout, call: Call, *, use_dct: bool) -> Tensor:
+    """The chunks of buffer and update together, transformed or not, float32 of shape (C, n): steps 1 and 2."""
+    chunks = to_chunks(update.detach().to(buffer.dtype) * call.rate, tensor)
+    chunks = dct.forward(chunks, tensor.edges) if use_dct else chunks
+    # Two roundings: product and sum are not fused.
+    return chunks if call.decay is None else to_chunks(buffer, tensor) * call.decay + chunks
 
 
 def top_k(chunks: Tensor, k: int) -> Tensor:
@@ -186,35 +174,3 @@ def top_k(chunks: Tensor, k: int) -> Tensor:
     largest = torch.topk(keys, k, dim=1, sorted=False).values
     indices = length - 1 - (largest & (2**_INDEX_BITS - 1))
     return torch.sort(indices, dim=1).values
-
-
-def _compress(
-    state: FeedbackState,
-    update: Mapping[str, Tensor],
-    layout: Layout,
-    rule: FeedbackRule,
-    compress_tensor: CompressTensor[Coded],
-) -> Iterator[tuple[str, Coded, Tensor]]:
-    layout.check(update, "update")
-    layout.check(state.buffers, "error feedback")
-    is_demo, number = rule.recipe == "demo", state.num_calls + 1
-    decay = None if is_demo and number == 1 else rule.decay
-    call = Call(decay, rule.learning_rate, subtracts=not is_demo or number > DEMO_WARMUP_CALLS)
-    for tensor in layout.tensors:
-        name = tensor.name
-        result = compress_tensor(state.buffers[name], update[name], tensor, call)
-        if result is None:
-            raise PermanentError(
-                Reason.NON_FINITE_UPDATE,
-                f"parameter {name!r}: update or error feedback is not finite; nothing is published in this window; "
-                "lower the learning rate, or return to the last snapshot",
-            )
-        yield name, *result
-
-
-def _collected(state: FeedbackState, results: Iterator[tuple[str, Coded, Tensor]]) -> Compressed[Coded]:
-    tensors: dict[str, Coded] = {}
-    buffers: dict[str, Tensor] = {}
-    for name, coded, buffer in results:
-        tensors[name], buffers[name] = coded, buffer
-    return Compressed(tensors, FeedbackState(buffers, state.num_calls + 1))

@@ -7,7 +7,7 @@ from benchmarks import pseudo_gradients, quality
 from benchmarks.exchange_rules import Row, code, combine, learn
 from benchmarks.pseudo_gradients import Setup, chosen_coefficients, embedded_text, train
 from benchmarks.quality import GRID, QUICK
-from templar.gradient.codec.values import SignAndScale
+from templar.gradient.codec.values import encode_values
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_workers_share_no_data_and_publish_what_was_chosen(text):
         assert worker.keys() == set(last.learnt.layout.names)
         for tensor in last.learnt.layout.tensors:
             coefficients = worker[tensor.name]
-            coded = SignAndScale().encode(coefficients.indices, coefficients.values)
+            coded = encode_values(coefficients.indices, coefficients.values)
             assert coded == compressed.tensors[tensor.name]
 
 

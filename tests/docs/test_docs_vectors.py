@@ -38,7 +38,15 @@ from templar.gradient.aggregate import aggregate, outer_step, peer_norms, single
 from templar.gradient.codec import wire
 from templar.gradient.codec.planes import encode_indices
 from templar.gradient.codec.sections import unpack
-from templar.gradient.codec.values import MAX_STEP, SIGNIFICANDS, STEP_QUANTA, STEP_VALUES, SignAndScale, nearest_steps
+from templar.gradient.codec.values import (
+    MAX_STEP,
+    SIGNIFICANDS,
+    STEP_QUANTA,
+    STEP_VALUES,
+    decode_values,
+    encode_values,
+    nearest_steps,
+)
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.layout import Layout, TensorLayout
 from templar.gradient.product import UpdateProducts
@@ -248,7 +256,7 @@ def test_product_reads_and_writes_payloads():
         assert {"window": header.window, "uid": header.uid, "hotkey": header.hotkey} == each["header"]
         coefficients = {name: unpack(section) for name, section in payload.sections.items()}
         for name, one in coefficients.items():
-            values = SignAndScale().decode(one).tolist()
+            values = decode_values(one).tolist()
             meaning = {"steps": one.steps.tolist(), "indices": one.indices.tolist(), "values": values}
             assert meaning == each["tensors"][name]
         assert wire.encode(wire.Payload.of(header, coefficients, LAYOUT), LAYOUT) == data
@@ -298,8 +306,8 @@ def test_product_codes_values_and_indices():
         assert (step, int(STEP_QUANTA[step]), float(STEP_VALUES[step])) == (each["step"], each["quanta"], each["scale"])
     for each in found["coding"]:
         values = torch.tensor(each["values"])
-        coded = SignAndScale().encode(torch.arange(values.shape[1]).expand(values.shape), values)
-        assert (coded.steps.tolist(), SignAndScale().decode(coded).tolist()) == (each["steps"], each["received"])
+        coded = encode_values(torch.arange(values.shape[1]).expand(values.shape), values)
+        assert (coded.steps.tolist(), decode_values(coded).tolist()) == (each["steps"], each["received"])
     for each in found["rice"]:
         length, indices = each["chunk_length"], each["indices"]
         tensor = TensorLayout("tensor", (len(indices) * length,), (length,), each["k"])

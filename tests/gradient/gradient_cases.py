@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from templar.gradient import Recipe
 from templar.gradient.codec.planes import pack_bits
 from templar.gradient.codec.sections import pack
-from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients, SignAndScale
+from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients, decode_values, encode_values
 from templar.gradient.codec.wire import Header, Payload
 from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.gradient.dct import from_chunks
@@ -104,12 +104,12 @@ def any_payload(layout, seed):
 
 def payload_of(layout, tensors):
     """A payload from (index, value) pairs, chunk by chunk; the values are ones that can be written exactly."""
-    coded, coding = {}, SignAndScale()
+    coded = {}
     for name, chunks in tensors.items():
         pairs = np.array(chunks, np.float32)  # (C, k, 2)
         indices, values = torch.from_numpy(pairs[:, :, 0].astype(np.int64)), torch.from_numpy(pairs[:, :, 1].copy())
-        coded[name] = coding.encode(indices, values)
-        assert torch.equal(coding.decode(coded[name]), values)
+        coded[name] = encode_values(indices, values)
+        assert torch.equal(decode_values(coded[name]), values)
     return Payload.of(replace(header_of(layout), window=1, uid=2), coded, layout)
 
 

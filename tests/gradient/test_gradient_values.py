@@ -9,10 +9,16 @@ from gradient_cases import more
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from templar.gradient.codec.values import BOUNDARIES, MAX_STEP, STEP_QUANTA, STEP_VALUES, SignAndScale, nearest_steps
+from templar.gradient.codec.values import (
+    BOUNDARIES,
+    MAX_STEP,
+    STEP_QUANTA,
+    STEP_VALUES,
+    decode_values,
+    encode_values,
+    nearest_steps,
+)
 from tests.docs.second_implementation import Spec
-
-CODING = SignAndScale()
 
 
 def nearest(*means):
@@ -63,8 +69,8 @@ NUMBERS = st.builds(
 def test_coefficients_are_those_of_the_second_implementation(chunks):
     values = torch.tensor(chunks, dtype=torch.float32)
     expected = Spec.code(values.double().tolist())
-    coded = CODING.encode(torch.tensor([[1, 3, 4]] * len(chunks)), values)
-    received = CODING.decode(coded)
+    coded = encode_values(torch.tensor([[1, 3, 4]] * len(chunks)), values)
+    received = decode_values(coded)
     assert coded.steps.tolist() == expected
     for row, step in enumerate(expected):
         negative = [step > 0 and x < 0 for x in chunks[row]]

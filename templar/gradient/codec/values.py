@@ -14,7 +14,6 @@ them is silent, and its values wait in the error feedback.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -32,8 +31,6 @@ STEP_QUANTA: NDArray[np.int64] = np.array(
 STEP_VALUES: NDArray[np.float32] = (STEP_QUANTA * QUANTUM).astype(np.float32)  # magnitudes by step, exactly
 BOUNDARIES: NDArray[np.float64] = (STEP_QUANTA[:-1] + STEP_QUANTA[1:]).astype(np.float64) * (QUANTUM / 2)
 """Shape (552,): a mean above `BOUNDARIES[t]` is written as a later step than t."""
-
-Coded = TypeVar("Coded")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,35 +55,26 @@ class Coefficients:
         return self.indices, self.negative, self.steps
 
 
-class ValueCoding(Protocol[Coded]):
-    """A way to write the chosen coefficients of one tensor."""
+def encode_values(indices: Tensor, values: Tensor) -> Coefficients:
+    """Write finite float32 values of shape (C, k) as signs and scales; -0.0 is positive, a silent chunk made canonical.
 
-    def encode(self, indices: Tensor, values: Tensor) -> Coded:
-        """Write finite float32 values of shape (C, k) at int64 indices of shape (C, k), ascending in each row."""
+    The indices are int64 of shape (C, k), ascending in each row.
+    """
+    k = values.shape[1]
+    steps = nearest_steps(_row_sums(values.abs().to(torch.float64)) / k)
+    steps = torch.where(steps > last_silent_step(int(steps.max())), steps, 0)
+    silent, first = (steps == 0)[:, None], torch.arange(k, device=values.device)
+    return Coefficients(
+        torch.where(silent, first, indices).cpu().numpy().astype(np.uint16),
+        ((values < 0) & ~silent).cpu().numpy(),
+        steps.cpu().numpy().astype(np.uint16),
+    )
 
-    def decode(self, coded: Coded) -> Tensor:
-        """The values that every receiver reads, float32, shape (C, k), at the indices given to `encode`."""
 
-
-class SignAndScale:
-    """The value coding of this protocol."""
-
-    def encode(self, indices: Tensor, values: Tensor) -> Coefficients:
-        """Write signs and scales; -0.0 is positive, a silent chunk is made canonical."""
-        k = values.shape[1]
-        steps = nearest_steps(_row_sums(values.abs().to(torch.float64)) / k)
-        steps = torch.where(steps > last_silent_step(int(steps.max())), steps, 0)
-        silent, first = (steps == 0)[:, None], torch.arange(k, device=values.device)
-        return Coefficients(
-            torch.where(silent, first, indices).cpu().numpy().astype(np.uint16),
-            ((values < 0) & ~silent).cpu().numpy(),
-            steps.cpu().numpy().astype(np.uint16),
-        )
-
-    def decode(self, coded: Coefficients) -> Tensor:
-        """Plus or minus the scale; 0.0 throughout a silent chunk."""
-        scales = STEP_VALUES[coded.steps][:, None]
-        return torch.from_numpy(np.where(coded.negative, -scales, scales))
+def decode_values(coded: Coefficients) -> Tensor:
+    """The values that every receiver reads, float32, shape (C, k): plus or minus the scale, 0.0 in a silent chunk."""
+    scales = STEP_VALUES[coded.steps][:, None]
+    return torch.from_numpy(np.where(coded.negative, -scales, scales))
 
 
 def nearest_steps(means: Tensor) -> Tensor:
