@@ -15,7 +15,7 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,12 @@ from templar.data.pages.parquet import TEXT_COLUMN, TextColumnError, require_tex
 from templar.data.shards.manifest import ShardEntry, manifest_file, sample_ids_file, tokens_file
 from templar.data.shards.shard_writer import (
     ShardLayout,
-    ShardWriter,
     describe_shard,
     describe_shards,
     read_samples,
     require_absent,
     require_index_fits,
+    write_shard,
 )
 from templar.data.tokenizer import Tokenizer, TokenType, save_tokenizer
 from templar.datasets.build_dataset import alone, remove_work
@@ -216,18 +216,22 @@ class _Shards:
 
     def _cut(self, index: int, held_out: int) -> dict[str, ShardEntry]:
         """Copy the last shard without its last samples, and those into a shard of their own."""
-        rest = self._counts[index] - held_out
-        with (
-            ShardWriter(self._partial, TRAIN_SPLIT, index, self._layout) as train,
-            ShardWriter(self._partial, HELD_OUT_SPLIT, 0, self._layout) as other,
-        ):
-            for samples in read_samples(self._paths[index], self._offsets[index], self._layout):
+        path, offset, count, layout = self._paths[index], self._offsets[index], self._counts[index], self._layout
+
+        def samples(first: int, stop: int) -> Iterator[NDArray[Any]]:
+            for piece in read_samples(path, offset + first * layout.sample_bytes, layout):
                 check_ended()
-                self._require_known(self._paths[index], samples)
-                left = rest - train.num_samples
-                train.write(samples[:left])
-                other.write(samples[left:])
-            entries = {TRAIN_SPLIT: train.finish(), HELD_OUT_SPLIT: other.finish()}
+                self._require_known(path, piece)
+                yield piece[: stop - first]
+                first += len(piece)
+                if first >= stop:
+                    return
+
+        rest = count - held_out
+        entries = {
+            TRAIN_SPLIT: write_shard(self._partial, TRAIN_SPLIT, index, samples(0, rest), layout),
+            HELD_OUT_SPLIT: write_shard(self._partial, HELD_OUT_SPLIT, 0, samples(rest, count), layout),
+        }
         self._compare_ids(index, rest)
         return entries
 

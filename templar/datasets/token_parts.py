@@ -209,8 +209,6 @@ def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress:
     entries = {
         split: tuple(entry for (name, _), entry in zip(shards, found, strict=True) if name == split) for split in SPLITS
     }
-    for leftover in partial.glob(".*.partial"):
-        leftover.unlink()
     index = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer)
     num_tokens = {
         split: sum(each.num_samples for each in shards) * layout.sequence_length for split, shards in entries.items()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from templar.canonical import sha256_hex
 from templar.data.shards.manifest import ShardIndex, parse_index, parse_manifest, sample_ids
-from templar.data.shards.shard_writer import HEADER_BYTES, ShardLayout, ShardWriter, build_shards, write_split
+from templar.data.shards.shard_writer import HEADER_BYTES, ShardLayout, build_shards, write_shard, write_split
 from templar.data.tokenizer import load_tokenizer
 from templar.datasets.page_writer import build_dataset
 from templar.errors import PermanentError, Reason
@@ -112,9 +112,8 @@ class TestWrongInput:
         ],
     )
     def test_samples(self, tmp_path, samples, message):
-        writer = ShardWriter(tmp_path, "train", 0, ShardLayout("uint16", 4, 3))
-        with pytest.raises(ValueError, match=message), writer:
-            writer.write(samples)
+        with pytest.raises(ValueError, match=message):
+            write_shard(tmp_path, "train", 0, [samples], ShardLayout("uint16", 4, 3))
         assert contents(tmp_path) == {}
 
     def test_numbers(self):

@@ -5,12 +5,12 @@ not grow with the size of a shard.
 """
 
 import itertools
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,68 +77,39 @@ class ShardLayout:
             raise ValueError(f"block_bytes {self.block_bytes} are too few for shards of {size} bytes: choose more")
 
     @property
+    def sample_bytes(self) -> int:
+        """Length of a sample in the file."""
+        return self.sequence_length * np.dtype(self.dtype).itemsize
+
+    @property
     def full_tokens_bytes(self) -> int:
         """Length of the file of tokens of a full shard."""
-        return HEADER_BYTES + self.samples_per_shard * self.sequence_length * np.dtype(self.dtype).itemsize
-
-    @property
-    def tokens_block_bytes(self) -> int:
-        """Length of the blocks of a file of tokens."""
-        return self.block_bytes or block_bytes_for(self.full_tokens_bytes)
-
-    @property
-    def ids_block_bytes(self) -> int:
-        """Length of the blocks of a file of sample ids."""
-        return self.block_bytes or block_bytes_for(8 * self.samples_per_shard)
+        return HEADER_BYTES + self.samples_per_shard * self.sample_bytes
 
 
-class ShardWriter:
-    """Writes one shard, from its first sample to its last; as a context manager it removes an unfinished one.
+def write_shard(
+    root: Path, split: str, index: int, pieces: Iterable[NDArray[np.integer]], layout: ShardLayout
+) -> ShardEntry:
+    """Write one shard from its samples, in pieces of shape (n, sequence_length); errors also as in `describe_shard`.
 
-    TransientError, PermanentError: `local_file`, here and in every method.
+    ValueError: The samples have another shape, do not fit the type of a token, or are more than a shard takes.
     """
-
-    def __init__(self, root: Path, split: str, index: int, layout: ShardLayout) -> None:
-        self.num_samples = 0
-        self._root, self._split, self._index, self._layout = root, split, index, layout
-        self._path = root / tokens_file(split, index)
-        self._temporary = self._path.with_name(f".{self._path.name}.partial")
-        with local_file(self._path):
-            self._file = self._temporary.open("wb")
-            self._file.write(npy_header(layout.dtype, 0))
-
-    def write(self, samples: NDArray[np.integer]) -> None:
-        """Append samples of shape (n, sequence_length).
-
-        ValueError: The samples have another shape, do not fit the type of a token, or are more than a shard takes.
-        """
-        layout = self._layout
-        if samples.ndim != 2 or samples.shape[1] != layout.sequence_length:
-            raise ValueError(f"samples have shape {samples.shape}, must be (n, {layout.sequence_length})")
-        if self.num_samples + len(samples) > layout.samples_per_shard:
-            raise ValueError(f"a shard takes {layout.samples_per_shard} samples, not {self.num_samples + len(samples)}")
-        if len(samples) and not 0 <= samples.min() <= samples.max() <= np.iinfo(layout.dtype).max:
-            raise ValueError(f"a token is {samples.min()} or {samples.max()}, which {layout.dtype} does not hold")
-        with local_file(self._path):
-            self._file.write(np.ascontiguousarray(samples, stored_type(layout.dtype)).data)
-        self.num_samples += len(samples)
-
-    def finish(self) -> ShardEntry:
-        """Give the file of tokens its name, and describe the shard; errors as in `describe_shard`."""
-        with local_file(self._path):
-            self._file.seek(0)
-            self._file.write(npy_header(self._layout.dtype, self.num_samples * self._layout.sequence_length))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._temporary.replace(self._path)
-        return describe_shard(self._root, self._split, self._index, self._layout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self._temporary.unlink(missing_ok=True)
+    num_samples = 0
+    with replacing(root / tokens_file(split, index), durable=True) as file:
+        file.write(npy_header(layout.dtype, 0))
+        for samples in pieces:
+            if samples.ndim != 2 or samples.shape[1] != layout.sequence_length:
+                raise ValueError(f"samples have shape {samples.shape}, must be (n, {layout.sequence_length})")
+            num_samples += len(samples)
+            if num_samples > layout.samples_per_shard:
+                raise ValueError(f"a shard takes {layout.samples_per_shard} samples, not {num_samples}")
+            if len(samples) and not 0 <= samples.min() <= samples.max() <= np.iinfo(layout.dtype).max:
+                problem = f"a token is {samples.min()} or {samples.max()}, which {layout.dtype} does not hold"
+                raise ValueError(problem)
+            file.write(np.ascontiguousarray(samples, stored_type(layout.dtype)).data)
+        file.seek(0)
+        file.write(npy_header(layout.dtype, num_samples * layout.sequence_length))
+    return describe_shard(root, split, index, layout)
 
 
 def describe_shard(
@@ -153,28 +124,20 @@ def describe_shard(
 ) -> ShardEntry:
     """Hash a shard whose file of tokens is in `root`, write its sample ids, and its manifest last; its index entry.
 
-    Args:
-        root: The dataset's folder.
-        split: The split of the shard.
-        index: Its number.
-        layout: How its samples lie in the file.
-        data_offset: Where the first token stands in the file.
-        check: Called between pieces; raises to end the work.
-        inspect: Called with samples of split `train`, shape (n, sequence_length); raises to refuse them.
+    The first token stands at `data_offset` in the file. `check` is called between pieces, and `inspect` with samples of
+    the split `train`, shape (n, sequence_length): either may raise to end the work.
 
-    Raises:
-        ValueError: The file does not hold whole samples, one at least.
-        TransientError, PermanentError: `local_file`.
+    ValueError: The file does not hold whole samples, one at least. Otherwise errors as in `local_file`.
     """
     path, ids_path = root / tokens_file(split, index), root / sample_ids_file(index)
-    sample_bytes = layout.sequence_length * np.dtype(layout.dtype).itemsize
     with local_file(path):
         size = path.stat().st_size
-    num_samples, rest = divmod(size - data_offset, sample_bytes)
+    num_samples, rest = divmod(size - data_offset, layout.sample_bytes)
     if num_samples < 1 or rest:
-        raise ValueError(f"{path}: {size - data_offset} bytes are not whole samples of {sample_bytes} bytes")
+        raise ValueError(f"{path}: {size - data_offset} bytes are not whole samples of {layout.sample_bytes} bytes")
     # 1. Hash the blocks.
-    tokens, ids = _hashed_blocks(path, layout.tokens_block_bytes, check), None
+    block_bytes = layout.block_bytes or block_bytes_for(layout.full_tokens_bytes)
+    tokens, ids = _hashed_blocks(path, block_bytes, check), None
     # 2. Write an id per sample.
     if split == TRAIN_SPLIT:
         with replacing(ids_path, durable=True) as file:
@@ -182,7 +145,8 @@ def describe_shard(
                 check()
                 inspect(samples)
                 file.write(sample_ids(samples).data)
-        ids = _hashed_blocks(ids_path, layout.ids_block_bytes, check)
+        block_bytes = layout.block_bytes or block_bytes_for(8 * layout.samples_per_shard)
+        ids = _hashed_blocks(ids_path, block_bytes, check)
     # 3. Write the manifest.
     manifest = ShardManifest(
         version=1,
@@ -216,12 +180,10 @@ def _hashed_blocks(path: Path, block_bytes: int, check: Callable[[], None]) -> B
 
 def read_samples(path: Path, data_offset: int, layout: ShardLayout) -> Iterator[NDArray[Any]]:
     """The samples of a file of tokens, in pieces of shape (n, sequence_length); errors as in `local_file`."""
-    dtype = stored_type(layout.dtype)
-    sample_bytes = layout.sequence_length * dtype.itemsize
     with local_file(path), path.open("rb") as file:
         file.seek(data_offset)
-        while data := file.read(max(1, _READ_BYTES // sample_bytes) * sample_bytes):
-            yield np.frombuffer(data, dtype).reshape(-1, layout.sequence_length)
+        while data := file.read(max(1, _READ_BYTES // layout.sample_bytes) * layout.sample_bytes):
+            yield np.frombuffer(data, stored_type(layout.dtype)).reshape(-1, layout.sequence_length)
 
 
 def build_shards(
@@ -276,18 +238,12 @@ def build_shards(
 def write_split(
     root: Path, split: str, samples: Iterable[NDArray[np.integer]], layout: ShardLayout
 ) -> tuple[ShardEntry, ...]:
-    """Write the shards of a split into the dataset's folder, which exists; errors as in `ShardWriter`.
+    """Write the shards of a split into the dataset's folder; errors as in `write_shard`.
 
     `samples` are tokens in pieces of shape (n, sequence_length) with any n. Returns the shards' entries in the index.
     """
-    entries: list[ShardEntry] = []
-    pieces = _cut(samples, layout.samples_per_shard)
-    for index, members in itertools.groupby(pieces, key=lambda piece: piece[0]):
-        with ShardWriter(root, split, index, layout) as writer:
-            for _, piece in members:
-                writer.write(piece)
-            entries.append(writer.finish())
-    return tuple(entries)
+    numbered = itertools.groupby(_cut(samples, layout.samples_per_shard), key=itemgetter(0))
+    return tuple(write_shard(root, split, index, (piece for _, piece in cut), layout) for index, cut in numbered)
 
 
 def _cut(samples: Iterable[NDArray[np.integer]], samples_per_shard: int) -> Iterator[tuple[int, NDArray[np.integer]]]:
@@ -327,6 +283,8 @@ def describe_shards(
     data = index.canonical()
     require_readable(len(data), sum(map(len, entries.values())))
     with local_file(root):
+        for leftover in root.glob(".*.partial"):
+            leftover.unlink()
         save_tokenizer(tokenizer, root)
         with replacing(root / INDEX_FILE, durable=True) as file:
             file.write(data)
