@@ -69,14 +69,14 @@ class Source:
 def default_sources() -> tuple[Source, ...]:
     """The sources that this machine has, the smallest first."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    sources = [
+    own = Path(f"/usr/share/doc/python{sys.version_info.major}.{sys.version_info.minor}/html/_sources")
+    others = sorted(Path("/usr/share/doc").glob("python3*/html/_sources"))
+    documentation = [root for root in (own, *others) if root.is_dir()][:1]
+    return (
         Source("docstrings", library, ".py", docstrings),
         Source("stdlib-source", library, ".py", without_docstrings),
-    ]
-    documentation = _documentation_root()
-    if documentation is not None:
-        sources.append(Source("python-doc", documentation, ".rst.txt", str))
-    return tuple(sources)
+        *(Source("python-doc", root, ".rst.txt", str) for root in documentation),
+    )
 
 
 def collect_documents(*, max_bytes: int, sources: Sequence[Source] | None = None) -> list[Document]:
@@ -127,12 +127,6 @@ def _read(source: Source, name: str) -> Document | None:
     return Document(source.name, name, text) if len(text) >= MIN_DOCUMENT_CHARS else None
 
 
-def _documentation_root() -> Path | None:
-    own = Path(f"/usr/share/doc/python{sys.version_info.major}.{sys.version_info.minor}/html/_sources")
-    others = sorted(Path("/usr/share/doc").glob("python3*/html/_sources"))
-    return next((root for root in (own, *others) if root.is_dir()), None)
-
-
 def docstrings(code: str) -> str:
     """The docstrings of a module in the order of the code, separated by blank lines; empty if it does not parse."""
     texts = [ast.get_docstring(node) for node in _documented_nodes(code)]
@@ -165,19 +159,16 @@ def _documented_nodes(code: str) -> Iterator[_Documented]:
     yield from sorted(nodes, key=lambda node: getattr(node, "lineno", 0))
 
 
-def split_rows(document: Document, max_chars: int) -> list[str]:
-    """Cut a document at line borders into rows of at most `max_chars` characters, all about equally long.
+def split_rows(text: str, max_chars: int) -> list[str]:
+    """Cut a text at line borders into rows of at most `max_chars` characters, all about equally long.
 
-    The rows put together are the document; a line longer than `max_chars` is cut.
-
-    ValueError: `max_chars` is less than 1.
+    The rows put together are the text; a line longer than `max_chars`, which is at least 1, is cut.
     """
-    if max_chars < 1:
-        raise ValueError(f"max_chars must be at least 1, not {max_chars}")
     rows: list[str] = []
     row: list[str] = []
-    length, left = 0, len(document.text)
-    for piece in _pieces(document.text, max_chars):
+    length, left = 0, len(text)
+    lines = text.splitlines(keepends=True)
+    for piece in (line[start : start + max_chars] for line in lines for start in range(0, len(line), max_chars)):
         target = left / -(-left // max_chars)
         # Close the row where that comes nearer to the target than one more piece would.
         if row and (length + len(piece) > max_chars or target - length <= length + len(piece) - target):
@@ -187,12 +178,6 @@ def split_rows(document: Document, max_chars: int) -> list[str]:
         row.append(piece)
         length += len(piece)
     return [*rows, "".join(row)] if row else rows
-
-
-def _pieces(text: str, max_chars: int) -> Iterator[str]:
-    for line in text.splitlines(keepends=True):
-        for start in range(0, len(line), max_chars):
-            yield line[start : start + max_chars]
 
 
 @dataclass(frozen=True)

@@ -74,12 +74,8 @@ def build_dataset(
     Whole documents are held out, chosen by a hash of their names, and always in every source that has the name, so that
     no training text contains a held-out one. Rows of one document follow each other.
 
-    Raises:
-        ValueError: A parameter is out of range.
-        PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split would be empty.
+    PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split would be empty.
     """
-    if rows_per_group < 1 or shard_rows < 1 or not 0 < held_out_fraction < 1:
-        raise ValueError("rows_per_group and shard_rows must be at least 1, held_out_fraction in (0, 1)")
     require_absent(root)
     # 1. Hold documents out.
     splits = split_documents(documents, held_out_fraction)
@@ -90,8 +86,13 @@ def build_dataset(
     sizes: dict[str, SplitSizes] = {}
     training_texts: list[str] = []
     for (config, split), members in splits.items():
-        rows = [row for document in members for row in split_rows(document, row_chars)]
-        shards = _write_shards(partial, f"{config}/{split}", rows, rows_per_group, shard_rows)
+        rows = [row for document in members for row in split_rows(document.text, row_chars)]
+        folder, shards = f"{config}/{split}", list[PageShard]()
+        (partial / folder).mkdir(parents=True)
+        for number, start in enumerate(range(0, len(rows), shard_rows)):
+            path = f"{folder}/000_{number:05d}.parquet"
+            written = write_rows(partial / path, rows[start : start + shard_rows], rows_per_group)
+            shards.append(PageShard(**written | {"path": path}))
         sizes[sizes_key(config, split)] = SplitSizes(split=split, shards=shards, total_rows=len(rows))
         training_texts += rows if split == TRAIN_SPLIT else []
     # 3. Train the tokenizer, describe the files, and give the folder its name.
@@ -101,23 +102,8 @@ def build_dataset(
     partial.rename(root)
 
 
-def _write_shards(
-    root: Path, folder: str, rows: Sequence[str], rows_per_group: int, shard_rows: int
-) -> list[PageShard]:
-    (root / folder).mkdir(parents=True)
-    shards: list[PageShard] = []
-    for number, start in enumerate(range(0, len(rows), shard_rows)):
-        part = rows[start : start + shard_rows]
-        path = f"{folder}/000_{number:05d}.parquet"
-        file = root / path
-        write_rows(file, part, rows_per_group)
-        size = file.stat().st_size
-        shards.append(PageShard(path=path, num_rows=len(part), size_bytes=size, sha256=file_sha256(file)))
-    return shards
-
-
-def write_rows(file: Path, rows: Sequence[str], rows_per_group: int) -> None:
-    """Write one Parquet file of a dataset of pages; the same rows give the same bytes."""
+def write_rows(file: Path, rows: Sequence[str], rows_per_group: int) -> dict[str, Any]:
+    """Write one Parquet file of a dataset of pages; its fields of `PageShard`. The same rows give the same bytes."""
     pq.write_table(
         pa.table([pa.array(rows, pa.string())], schema=_SCHEMA),
         file,
@@ -127,6 +113,8 @@ def write_rows(file: Path, rows: Sequence[str], rows_per_group: int) -> None:
         write_statistics=False,
         write_page_checksum=True,  # a ranged read sees no hash of the whole file
     )
+    size, sha256 = file.stat().st_size, file_sha256(file)
+    return {"path": file.name, "num_rows": len(rows), "size_bytes": size, "sha256": sha256}
 
 
 def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequence[str]) -> None:
@@ -320,27 +308,16 @@ def _write_split(plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_]
     texts = (text for text, take in zip(checked_texts(unit, plan.census(unit)), chosen, strict=True) if take)
     files: list[dict[str, Any]] = []
     dropped = 0
-    for rows in _batches(_rows(texts, settings.row_chars), settings.shard_rows):
+    rows_of_all = (row for text in texts for row in split_rows(text, settings.row_chars))
+    while rows := list(islice(rows_of_all, settings.shard_rows)):
         file = folder / f"{len(files):06d}.parquet"
-        write_rows(file, rows, settings.rows_per_group)
+        files.append(write_rows(file, rows, settings.rows_per_group))
         dropped += sum(map(tokenizer.count_dropped, rows))
         with local_file(file):
             sync(file)
-        size = file.stat().st_size
-        files.append({"path": file.name, "num_rows": len(rows), "size_bytes": size, "sha256": file_sha256(file)})
     num_chars = int(plan.census(unit).num_chars[chosen].sum())
     counts = {"documents": int(chosen.sum()), "characters": num_chars, "dropped": dropped}
     return {"files": files, "counts": counts}
-
-
-def _rows(texts: Iterable[str], row_chars: int) -> Iterator[str]:
-    for text in texts:
-        yield from split_rows(Document("", "", text), row_chars)
-
-
-def _batches(rows: Iterator[str], size: int) -> Iterator[list[str]]:
-    while batch := list(islice(rows, size)):
-        yield batch
 
 
 def _link(part: Path, files: list[dict[str, Any]], root: Path, folder: str, first: int) -> Iterator[PageShard]:

@@ -3,7 +3,6 @@ from hypothesis import strategies as st
 
 from templar.data.corpus import (
     MIN_DOCUMENT_CHARS,
-    Document,
     Source,
     collect_documents,
     docstrings,
@@ -64,6 +63,6 @@ def test_a_docstring_is_text_of_its_own_and_leaves_the_code():
     max_chars=st.integers(1, 60),
 )
 def test_rows_put_together_are_the_document(text, max_chars):
-    rows = split_rows(Document("source", "name", text), max_chars)
+    rows = split_rows(text, max_chars)
     assert "".join(rows) == text
     assert all(0 < len(row) <= max_chars for row in rows)

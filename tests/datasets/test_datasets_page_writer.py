@@ -48,7 +48,9 @@ def test_every_document_is_in_one_split_whole_and_in_order(tmp_path):
     found = {document.name: [s for s, text in by_split.items() if document.text in text] for document in documents}
     assert all(len(splits) == 1 for splits in found.values())
     assert [sum(splits == [split] for splits in found.values()) for split in by_split] == [16, 4]
-    expected = [row for document in documents if found[document.name] == ["train"] for row in split_rows(document, 100)]
+    expected = [
+        row for document in documents if found[document.name] == ["train"] for row in split_rows(document.text, 100)
+    ]
     assert train == expected
 
 
