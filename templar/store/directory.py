@@ -2,7 +2,7 @@
 
 An object is written under a temporary name in a reserved folder of the bucket and then renamed or linked to its place,
 so a reader in any process sees it whole or not at all. Its modification time is the store's stamp. A writer that dies
-leaves a temporary file behind: these are the unfinished uploads, for a directory has none in parts.
+leaves a temporary file behind, which counts as an unfinished upload: a directory has none in parts.
 
 One limit that S3 does not have: a key cannot be both an object and the folder of other objects (`a` and `a/b`).
 """
@@ -27,7 +27,6 @@ from templar.store import files
 from templar.store.base import DeleteReport, ObjectInfo, Upload, check_key, is_key
 
 INCOMING = ".incoming"  # folder of objects that are being written; no key may lie in it
-STALE_SECONDS = 86_400  # a file that is in `INCOMING` for longer belongs to a process that died
 _NANOSECONDS = 10**9
 _PLACE_ATTEMPTS = 64
 _BAD_PLACE = frozenset({errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG})
@@ -48,7 +47,6 @@ class DirectoryStore:
         self._incoming = f"{self._root}/{INCOMING}"
         self._clock = clock or time.time
         self._writable = writable
-        self._swept = False
 
     @property
     def name(self) -> str:
@@ -225,14 +223,11 @@ class DirectoryStore:
 
     def _create(self, temporary: str) -> int:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-        if self._swept:
-            with suppress(FileNotFoundError):
-                return os.open(temporary, flags, 0o666)
+        with suppress(FileNotFoundError):
+            return os.open(temporary, flags, 0o666)
         self._check_bucket()
         with suppress(FileExistsError):
             os.mkdir(self._incoming)
-        files.sweep(self._incoming, STALE_SECONDS)
-        self._swept = True
         return os.open(temporary, flags, 0o666)
 
     def _place(self, temporary: str, path: str, place: Callable[[str, str], None]) -> bool:

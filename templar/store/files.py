@@ -6,9 +6,8 @@ import os
 import secrets
 import shutil
 import stat
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -158,13 +157,3 @@ def sync(path: Path | str) -> None:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def sweep(folder: str, max_age_seconds: float) -> None:
-    """Remove the files that have not changed for `max_age_seconds`, by their change time, which no stamp can fake."""
-    oldest = time.time() - max_age_seconds
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            with suppress(FileNotFoundError):
-                if entry.stat().st_ctime < oldest:
-                    Path(entry.path).unlink()

@@ -124,16 +124,6 @@ class TestFailures:
         assert reason_of(lambda: store.head("key")) is Reason.BUCKET_MISSING
         assert not root.exists()
 
-    def test_what_a_dead_process_left_is_swept_by_the_first_write(self, root, monkeypatch):
-        (root / INCOMING).mkdir()
-        (root / INCOMING / "left").write_bytes(b"1")
-        os.utime(root / INCOMING / "left", (0, 0))  # the stamp of a simulation; it does not make the file old
-        DirectoryStore(root).put("key", b"1")
-        assert len(left_behind(root)) == 1
-        monkeypatch.setattr("templar.store.directory.STALE_SECONDS", -60)
-        DirectoryStore(root).put("key", b"1")
-        assert left_behind(root) == []
-
 
 class TestKeys:
     @given(st.text(alphabet="ab/.\0\n é\ud800", max_size=12))
