@@ -16,7 +16,7 @@ from templar.audit.hindsight import Hindsight, look_back
 from templar.canonical import sha256_hex
 from templar.chain.base import NeuronInfo
 from templar.chain.hotkey import Signer
-from templar.errors import PermanentError, Reason, RejectedError, TemplarError
+from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest
@@ -27,9 +27,10 @@ from templar.gradient.compress import compress_each
 from templar.neuron.evaluate import evaluate
 from templar.neuron.node import Node
 from templar.neuron.private_state import PrivateState, feedback_rule
+from templar.reports.history import first_published
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence
-from templar.scoring.evidence_chain import find_standing, read_evidence
+from templar.scoring.evidence_chain import find_standing
 from templar.store.directory import DirectoryStore
 from templar.training.cluster import ClusterTrainer
 from templar.training.train import Trainer
@@ -75,7 +76,10 @@ def rehearse(auditor: Auditor, trainer: Trainer | ClusterTrainer, signer: Signer
     # 1. The window, the miner in it, and a validator's memory of the windows before.
     node, window = auditor.node, auditor.newest_window()
     neuron = _miner(node, window, signer.address)
-    evidence = _evidence(node, window)
+    published = first_published(node.exchange, range(window, window + 1))
+    if published is None:
+        raise PermanentError(Reason.EVIDENCE_MISSING, f"no evidence of window {window} can be read: try again later")
+    (evidence,) = published.evidences
     standing, _ = find_standing(node.exchange, evidence)
     if standing is None:
         raise PermanentError(
@@ -118,19 +122,6 @@ def _miner(node: Node, window: int, address: str) -> NeuronInfo:
         f"{address} was no miner when window {window} opened: register it and announce the role "
         "(`templar neuron start`), and rehearse two windows later",
     )
-
-
-def _evidence(node: Node, window: int) -> Evidence:
-    """Return the evidence of the validator with the most stake that has any."""
-    validators = node.exchange.metagraph(window).validators()
-    for validator in sorted(validators, key=lambda neuron: (-neuron.stake, neuron.uid)):
-        try:
-            found = read_evidence(node.exchange, validator, window)
-        except TemplarError:
-            continue  # another one's will do
-        if found is not None:
-            return found
-    raise PermanentError(Reason.EVIDENCE_MISSING, f"no evidence of window {window} can be read: try again later")
 
 
 def _train(
