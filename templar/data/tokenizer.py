@@ -54,11 +54,8 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 class Tokenizer:
     """Encodes batches of texts; made by `load_tokenizer` or `train_embedded_tokenizer`.
 
-    Args:
-        backend: A fast tokenizer. It is copied, so that its own truncation and padding change nothing here.
-
-    Raises:
-        PermanentError: `tokenizer_missing`, if the backend has no such token.
+    The backend is copied, so that its own truncation and padding change nothing here. `tokenizer_missing` if it has no
+    such token.
     """
 
     def __init__(self, backend: Backend, eos_token: str = EOS_TOKEN) -> None:
@@ -160,13 +157,10 @@ def _digest_of(eos_token: str, content: object) -> str:
 def load_tokenizer(name_or_path: str, *, embedded: bytes | None = None) -> Tokenizer:
     """Load the tokenizer that `data.tokenizer_name` names.
 
-    Args:
-        name_or_path: `embedded`, or a local folder or `tokenizer.json`, or a Hugging Face id, which is taken from the
-            local cache or downloaded.
-        embedded: The `tokenizer.json` that lies beside the dataset; its end token is `<eos>`.
+    The name is `embedded`, a local folder or `tokenizer.json`, or a Hugging Face id, which is taken from the local
+    cache or downloaded. `embedded` is the `tokenizer.json` that lies beside the dataset; its end token is `<eos>`.
 
-    Raises:
-        PermanentError: `tokenizer_missing`, with the remedy.
+    PermanentError: `tokenizer_missing`, with the remedy.
     """
     if name_or_path == EMBEDDED:
         if embedded is None:

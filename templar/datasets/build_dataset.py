@@ -56,8 +56,7 @@ def build(
 ) -> BuiltDataset:
     """Build a dataset, or resume its build; if it is complete already, nothing is done.
 
-    There are `workers` threads, by default one per processor. `on_progress` is called with the name of a step and the
-    part of it that is done, 0 to 100.
+    `on_progress` is called with the name of a step and the part of it that is done, 0 to 100.
 
     Raises:
         ValueError: A setting is out of range.
@@ -103,7 +102,8 @@ def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDat
 
 def built_at(root: Path) -> BuiltDataset:
     """The complete dataset in a folder; errors as in `read_card`."""
-    return BuiltDataset(root, read_card(root), _num_bytes(root))
+    num_bytes = sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
+    return BuiltDataset(root, read_card(root), num_bytes)
 
 
 def read_units(
@@ -171,10 +171,6 @@ def assemble(
         sync(root.parent)
         remove_work(work)
     return built_at(root)
-
-
-def _num_bytes(root: Path) -> int:
-    return sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
 
 
 @contextmanager

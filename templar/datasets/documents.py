@@ -27,17 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from templar.data.pages.metadata import DEFAULT_CONFIG
-from templar.data.pages.parquet import TextColumnError, require_texts, texts_of
+from templar.data.pages.parquet import TextColumnError, texts_of
 from templar.datasets.hub_stream import (
     BATCH_ROWS,
     SCHEME,
-    SMALL_READS,
     HubShard,
     HubSplit,
     find_shards,
+    parquet_batches,
     parse_hub_split,
     read_shard,
 )
@@ -255,25 +254,18 @@ def read_rows(path: Path, column: str) -> Iterator[str]:
     if compression != "":
         yield from _json_lines(path, column, compression)
         return
-    batches = _parquet(path, column) if path.suffix == ".parquet" else _arrow(path, column)
     row = 0
     try:
-        for batch in batches:
-            yield from texts_of(batch, column, row).to_pylist()
-            row += len(batch)
+        with _decoding(path):
+            for batch in parquet_batches(path, column) if path.suffix == ".parquet" else _arrow_batches(path):
+                yield from texts_of(batch, column, row).to_pylist()
+                row += len(batch)
     except TextColumnError as error:
         raise _malformed(path, str(error)) from None
 
 
-def _parquet(path: Path, column: str) -> Iterator[Any]:
-    with _decoding(path), pq.ParquetFile(path, **SMALL_READS) as file:
-        if file.metadata.num_rows:
-            require_texts(file.schema_arrow, column)
-            yield from file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False)
-
-
-def _arrow(path: Path, column: str) -> Iterator[Any]:
-    with _decoding(path), pa.OSFile(str(path)) as file:
+def _arrow_batches(path: Path) -> Iterator[Any]:
+    with pa.OSFile(str(path)) as file:
         stream = file.read(6) != b"ARROW1"
         file.seek(0)
         reader = pa.ipc.open_stream(file) if stream else pa.ipc.open_file(file)

@@ -134,13 +134,19 @@ def _batches(shard: HubShard, column: str) -> Iterator[Any]:
     if shard.url.endswith(".parquet"):
         import fsspec  # noqa: PLC0415 - `datasets` brings it
 
-        with fsspec.open(shard.url, "rb") as opened, pq.ParquetFile(opened, **SMALL_READS) as file:
-            if file.metadata.num_rows:
-                require_texts(file.schema_arrow, column)
-                yield from file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False)
+        with fsspec.open(shard.url, "rb") as opened:
+            yield from parquet_batches(opened, column)
         return
     part = stream.shard(num_shards=shard.count, index=shard.index).with_format("arrow")
     yield from part.iter(batch_size=BATCH_ROWS)
+
+
+def parquet_batches(source: Any, column: str) -> Iterator[Any]:
+    """One column of a Parquet file, given by its path or opened, in batches; errors as in `require_texts`."""
+    with pq.ParquetFile(source, **SMALL_READS) as file:
+        if file.metadata.num_rows:
+            require_texts(file.schema_arrow, column)
+            yield from file.iter_batches(BATCH_ROWS, columns=[column], use_threads=False)
 
 
 @lru_cache(maxsize=8)

@@ -93,15 +93,9 @@ def import_dataset(
 ) -> Imported:
     """Make the dataset `root` of a folder in one of the reference's layouts; after a failure, call it again.
 
-    Args:
-        folder: The original, which is not changed.
-        root: The dataset to make. A link needs the same file system; elsewhere, files are copied.
-        tokenizer: The one that made the tokens of shards; of pages, one to put beside them, or None.
-        dtype: The type of a token in files without a NumPy header.
-        sequence_length: Tokens per sample.
-        held_out_samples: Samples to hold out of the last shard; 5 % of it by default, 65536 at most.
-        workers: Threads; one per processor by default.
-        on_progress: Called as the files are read.
+    The original is not changed. A link needs the same file system; elsewhere, files are copied. `tokenizer` is the one
+    that made the tokens of shards; of pages, one to put beside them, or None. `dtype` is the type of a token in files
+    without a NumPy header. `held_out_samples` of the last shard are held out; 5 % of it by default, 65536 at most.
 
     Raises:
         ValueError: A number is out of range, or shards come without a tokenizer.
@@ -337,12 +331,8 @@ def _import_pages(
             target.parent.mkdir(parents=True, exist_ok=True)
             link_or_copy(path, target)
             size, sha256 = target.stat().st_size, file_sha256(target)
-        shard = PageShard(
-            path=target.relative_to(partial).as_posix(),
-            num_rows=num_rows,
-            size_bytes=size,
-            sha256=sha256,
-        )
+        name = target.relative_to(partial).as_posix()
+        shard = PageShard(path=name, num_rows=num_rows, size_bytes=size, sha256=sha256)
         return sizes_key(config, split), shard, target.samefile(path)
 
     found = in_threads(work, places, lambda done: on_progress(50 + done / 2), workers=workers)

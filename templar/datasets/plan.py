@@ -124,6 +124,11 @@ class BuildRequest:
         """The folder beside `root` where unfinished work lies."""
         return self.root.with_name(f"{self.root.name}.work")
 
+    @property
+    def tokenizers(self) -> Path:
+        """The folder of tokenizers, by digest, in that of unfinished work."""
+        return self.work / "tokenizers"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -141,7 +146,7 @@ class Plan:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer."""
-        return _load(str(_tokenizer_folder(self.request.work, self.tokenizer_digest)))
+        return _load(str(self.request.tokenizers / self.tokenizer_digest))
 
     def census(self, unit: Unit) -> Census:
         """The documents of a unit."""
@@ -156,7 +161,7 @@ class Plan:
 def plan_build(request: BuildRequest, units: tuple[Unit, ...], workers: int | None) -> Plan:
     """Choose the tokenizer, of which a copy goes to the folder of unfinished work; errors as in `build`."""
     tokenizer = _choose_tokenizer(units, request, workers)
-    _save(tokenizer, _tokenizer_folder(request.work, tokenizer.digest))
+    _save(tokenizer, request.tokenizers / tokenizer.digest)
     digest = part_key(request.settings.described(), tokenizer.digest, [unit.key for unit in units])
     return Plan(request, units, tokenizer.digest, digest)
 
@@ -185,7 +190,7 @@ def _choose_tokenizer(units: tuple[Unit, ...], request: BuildRequest, workers: i
     if settings.tokenizer != EMBEDDED:
         return load_tokenizer(settings.tokenizer)
     choices = [settings.held_out_fraction, settings.vocab_size, settings.tokenizer_chars]
-    kept = request.work / "tokenizers" / part_key(choices, [unit.key for unit in units])
+    kept = request.tokenizers / part_key(choices, [unit.key for unit in units])
     if not (kept / TOKENIZER_FILE).exists():
         _save(train_embedded_tokenizer(_sample(units, request, workers), settings.vocab_size), kept)
     return load_tokenizer(str(kept))
@@ -225,10 +230,6 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
 @lru_cache(maxsize=1)
 def _load(folder: str) -> Tokenizer:
     return load_tokenizer(folder)
-
-
-def _tokenizer_folder(work: Path, digest: str) -> Path:
-    return work / "tokenizers" / digest
 
 
 def part_key(*parts: Any) -> str:

@@ -240,20 +240,16 @@ class _Stream:
             here = tokens[: self._shard_tokens - offset]
             path = self._root / tokens_file(self._split, index)
             with local_file(path):
-                if not path.exists():
-                    self._make(path, index)
+                if not path.exists():  # its header, and a hole that takes no space
+                    num_tokens = min(self._shard_tokens, self._num_tokens - index * self._shard_tokens)
+                    with replacing(path) as file:
+                        file.write(npy_header(self._layout.dtype, num_tokens))
+                        file.truncate(HEADER_BYTES + num_tokens * self.dtype.itemsize)
                 with path.open("r+b") as file:
                     file.seek(HEADER_BYTES + offset * here.itemsize)
                     file.write(here.data)
                 sync(path)
             position, tokens = position + len(here), tokens[len(here) :]
-
-    def _make(self, path: Path, index: int) -> None:
-        """Make the file of a shard: its header, and a hole that takes no space."""
-        num_tokens = min(self._shard_tokens, self._num_tokens - index * self._shard_tokens)
-        with replacing(path) as file:
-            file.write(npy_header(self._layout.dtype, num_tokens))
-            file.truncate(HEADER_BYTES + num_tokens * self.dtype.itemsize)
 
 
 def _merge(

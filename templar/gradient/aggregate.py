@@ -58,18 +58,12 @@ def aggregate(
 
     It is made tensor by tensor from the packed payloads, so the memory it takes does not grow with their number.
 
-    Args:
-        payloads: The payloads of a roster, in any order; one is enough.
-        layout: The layout with which they were decoded.
-        limit: The largest root mean square that the coefficients of a tensor may have, as `loudest_coefficient` gives
-            it for the window; None for no limit.
-        out: An earlier update of this layout that is no longer needed; it is overwritten, on its device.
+    The payloads are those of a roster, in any order. `limit` is the largest root mean square that the coefficients of a
+    tensor may have, as `loudest_coefficient` gives it for the window; None for no limit. `out`, an earlier update of
+    this layout, is overwritten, on its device. The result has float32 tensors by parameter name, finite; for demo of
+    -1, 0 and 1.
 
-    Returns:
-        Float32 tensors by parameter name, finite; for demo of -1, 0 and 1.
-
-    Raises:
-        ValueError: There are no payloads, or more than a subnet has uids, or one was made for another layout.
+    ValueError: There are no payloads, or more than a subnet has uids, or one was made for another layout.
     """
     _check_peers(payloads, layout)
     norms = peer_norms(payloads, layout)

@@ -100,17 +100,11 @@ def copy_into(buffer: memoryview, blocks: Iterable[bytes]) -> None:
 def download(
     path: Path, size: int, *, version: str | None, settings: S3Settings, read: Callable[[int, memoryview], None]
 ) -> None:
-    """Download a file in parallel parts.
+    """Download a file of a positive length in parallel parts; it appears whole, at the end.
 
-    Memory holds at most `concurrency * part_bytes`. The first failure cancels the parts that have not begun.
-
-    Args:
-        path: The file; it appears whole, at the end.
-        size: Its length, positive.
-        version: Names the object and its version: after a failure the arrived parts stay for the next call with the
-            same version. With None nothing is kept.
-        settings: Length and number of concurrent parts; a changed length starts over.
-        read: Reads the object from an offset into memory.
+    `read` reads the object from an offset into memory, which holds at most `concurrency * part_bytes`. `version` names
+    the object and its version: after a failure the arrived parts stay for the next call with the same version and
+    `part_bytes`. With None nothing is kept. The first failure cancels the parts that have not begun.
 
     Raises:
         TransientError: `local_file` if another process is downloading to this path; errors of `read`.

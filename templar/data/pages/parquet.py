@@ -77,13 +77,14 @@ class ParquetShards:
         return texts
 
     def _footer(self, shard: PageShard) -> _Footer:
-        return self._footers.get(shard.path, lambda: self._load_footer(shard))
-
-    def _load_footer(self, shard: PageShard) -> _Footer:
         """The footer of a file, checked against the dataset's metadata; a store with another file is passed over."""
-        key = self._prefix + shard.path
-        with self._replicas.naming(key):
-            return self._replicas.read(key, lambda store: _read_footer(store, key, shard), lambda found: found[1])[0]
+        key, read = self._prefix + shard.path, self._replicas.read
+
+        def load() -> _Footer:
+            with self._replicas.naming(key):
+                return read(key, lambda store: _read_footer(store, key, shard), lambda found: found[1])[0]
+
+        return self._footers.get(shard.path, load)
 
     def _load_group(self, shard: PageShard, group: int) -> Any:
         """The text column of one row group, without nulls; a store with other bytes is passed over."""
