@@ -9,31 +9,12 @@ from dataclasses import replace
 import gradient_cases as cases
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from templar.errors import RejectedError
 from templar.gradient.codec.sections import pack, read_section, unpack
 from templar.gradient.codec.values import CODES, MAX_STEP, Coefficients
-from tests.docs.second_implementation import Spec
 
 SOME = cases.tensor_of(3, 8, 3)  # b = 1
-
-
-@given(cases.layouts, cases.seeds, st.binary(max_size=30))
-@cases.more
-def test_any_coefficients_come_back_before_any_other_bytes(layout, seed, rest):
-    for tensor in layout.tensors:
-        coefficients = cases.random_coefficients(tensor, seed)
-        section = pack(coefficients, tensor)
-        assert unpack(section) == coefficients
-        parts = Spec.section(coefficients.steps.tolist(), cases.rows_of(coefficients), cases.spec_of_tensor(tensor))
-        assert section.data.tobytes() == b"".join(parts.values())
-        data = np.concatenate([section.data, np.frombuffer(rest, np.uint8)])
-        found = read_section(data, tensor)
-        assert found == section
-        assert found.num_active == np.count_nonzero(coefficients.steps)
-        assert found.top == coefficients.steps.max()
 
 
 # Coefficients that are not written.

@@ -8,7 +8,6 @@ from scoring_cases import alike, plain
 from templar.gradient.codec.wire import encode
 from templar.gradient.layout import Layout
 from templar.hparams import Gradient, load_hparams
-from templar.scoring.evidence import Likeness
 from templar.scoring.measure import find_likenesses, norm_ratios
 from tests.docs.second_implementation import Judge, Spec
 from tests.support.payloads import mixed, payload_of, random_payload, zero_payload
@@ -65,12 +64,6 @@ def test_the_second_implementation_finds_the_same_likenesses(now, past, applied)
         for found, others in ((overlaps, present), (repeats, kept)):
             expected = Judge.most_alike(uid, own, others, chance, LEVEL)
             assert alike(plain(found.get(uid)), expected)
-
-
-def test_a_copy_of_any_scale_is_a_copy():
-    payloads = {uid: random_payload(LAYOUT, 5, size=size) for uid, size in ((1, 0.01), (5, 1.0), (7, 50.0))}
-    found, _ = find_likenesses(payloads, {}, frozenset(), LAYOUT, threshold=LEVEL)
-    assert found == {1: Likeness(uid=5, share=1.0), 5: Likeness(uid=1, share=1.0), 7: Likeness(uid=1, share=1.0)}
 
 
 # Norms.

@@ -4,14 +4,13 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from templar.errors import Reason
 from templar.traffic import TRAFFIC
-from tests.store.conftest import PART_BYTES, calls_of, place_on, s3_client, s3_pair
+from tests.store.conftest import PART_BYTES, calls_of
 from tests.support.errors import reason_of
 
 DATA = bytes(range(256)) * 40
@@ -70,21 +69,6 @@ class TestStamp:
         assert second.size == 3
         assert second.last_modified >= first.last_modified
         assert store_pair.reader.get("key", max_bytes=3) == b"new"
-
-    def test_parts_and_versions_show_where_the_server_tells(self, request, tmp_path):
-        place = place_on("moto", request)
-        pair, admin = s3_pair(place), replace(place, key=place.missing_key)
-        (tmp_path / "source").write_bytes(bytes(2 * PART_BYTES))
-        pair.writable.put("one", b"1")
-        pair.writable.put_file("parts", tmp_path / "source")
-        s3_client(admin).put_bucket_versioning(Bucket=pair.writable.name, VersioningConfiguration={"Status": "Enabled"})
-        pair.writable.put("version", b"1")
-        heads = {key: pair.reader.head(key) for key in ("one", "parts", "version")}
-        assert {key: info.is_time_unproven for key, info in heads.items() if info} == {
-            "one": False,
-            "parts": True,
-            "version": True,
-        }
 
 
 class TestPutIfAbsent:
