@@ -16,8 +16,6 @@ import pandas as pd
 from templar.reports.training_curve import LEFT, RIGHT, curve, height, svg, text_at, unbroken
 from templar.scoring.evidence import Evidence, MinerRecord
 
-BARS = "▁▂▃▄▅▆▇█"
-SPARKLINE_WIDTH = 12
 LINES = 10  # the best miners have lines and names, as many as there are colours; all others are within a grey band
 COLOURS = (
     *("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd"),
@@ -120,7 +118,6 @@ class Leaderboard:
 
     def cells(self) -> list[dict[str, Any]]:
         """Return the standings as texts for people, one row per miner."""
-        highest = float(np.nanmax(self.finals.to_numpy(), initial=0.0))
         return [
             {
                 "rank": rank,
@@ -128,7 +125,7 @@ class Leaderboard:
                 "weight": f"{row['weight']:.4f}",
                 "mean weight": f"{row['mean_weight']:.4f}",
                 "final": f"{row['final']:.4f}",
-                "trend": f"{sparkline(self.finals[row['hotkey']], highest)} {row['trend']:+.4f}",
+                "trend": f"{row['trend']:+.4f}",
                 "rating": f"{row['ordinal']:.2f} ({row['mu']:.2f} ± {row['sigma']:.2f})",
                 "indicator": f"{row['average']:+.4f}",
                 "advantage": f"{row['advantage']:+.6f}",
@@ -175,22 +172,6 @@ class Leaderboard:
             if last:
                 found[record.facts.hotkey] = max(last)
         return found
-
-
-def sparkline(values: "pd.Series[float]", highest: float) -> str:
-    """Return numbers as a line of bars from 0 to `highest`: negative ones are the lowest bar, NaN is a space.
-
-    It has at most `SPARKLINE_WIDTH` characters; of more numbers each character is the mean of several.
-    """
-    bars = []
-    for part in np.array_split(values.to_numpy(dtype=float), min(SPARKLINE_WIDTH, len(values))):
-        known = part[~np.isnan(part)]
-        if not len(known):
-            bars.append(" ")
-            continue
-        share = 0.0 if highest <= 0 else min(1.0, max(0.0, float(known.mean()) / highest))
-        bars.append(BARS[round(share * (len(BARS) - 1))])
-    return "".join(bars)
 
 
 def _row(window: int, record: MinerRecord, weight: float) -> tuple[Any, ...]:

@@ -4,11 +4,10 @@ import math
 from statistics import fmean
 from xml.etree import ElementTree
 
-import pandas as pd
 import pytest
 
 from templar.hparams import load_hparams
-from templar.reports.leaderboard import LINES, Leaderboard, draw, sparkline
+from templar.reports.leaderboard import LINES, Leaderboard, draw
 from templar.scoring.evidence import Evidence
 from tests.support.facts import LOSS, absent, bucket, hotkey, measurement, revealed
 from tests.support.published import evidences as evidences_of
@@ -90,9 +89,6 @@ def test_a_window_without_evidence_is_a_gap_and_not_zero():
     rising = [with_finals(each, dict.fromkeys((3, 4, 5, 6), 2.0 * each.window)) for each in RUN]
     assert Leaderboard(rising).standings["trend"].tolist() == pytest.approx([2.0] * 4)
     assert 12 not in set(board.history["window"])
-    (leader, *_) = board.cells()
-    bars = leader["trend"].split(" ")[0:2]
-    assert [len(part) for part in bars] == [2, 2]  # two windows, the gap, two windows
 
 
 def test_a_hotkey_keeps_its_past_on_another_uid_and_a_newcomer_has_none():
@@ -126,10 +122,6 @@ def test_evidence_that_makes_no_history_is_refused():
     for evidence in ([], [RUN[0], RUN[1], RUN[0]]):
         with pytest.raises(ValueError, match=r"one of each window, and at least one; these are \[(10, 10, 11)?\]"):
             Leaderboard(evidence)
-
-
-def test_bars_go_from_nothing_to_the_highest():
-    assert sparkline(pd.Series([-3.0, 0.0, 5.0, 10.0]), 10.0) == "▁▁▅█"
 
 
 def elements(svg, name):
