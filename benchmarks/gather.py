@@ -141,7 +141,7 @@ class Scene:
 
         def open_reader(address: BucketAddress) -> S3Store:
             key, secret = address.access_key_id, address.secret_access_key
-            return S3Store(address.bucket, endpoint_url=endpoint.url, access_key_id=key, secret_access_key=secret)
+            return S3Store(address.account_id, endpoint_url=endpoint.url, access_key_id=key, secret_access_key=secret)
 
         return Buckets(Ledger(path, durable=False), open_reader)
 

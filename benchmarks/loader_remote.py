@@ -56,12 +56,12 @@ class RawClient:
             settings=S3Settings(),
         )
         transfer = Transfer()
-        self._threads = transfer.threads
+        self._threads = transfer.workers
         self._host = urlsplit(endpoint.url).netloc
         self._ranges: list[tuple[str, int, int]] = []
         for file in manifest.files:
             url = urlsplit(client.generate_presigned_url("get_object", {"Bucket": BUCKET, "Key": file.name}, 86_400))
-            step = max(transfer.part // file.block_bytes, 1) * file.block_bytes
+            step = max(transfer.part_bytes // file.block_bytes, 1) * file.block_bytes
             self._ranges += [
                 (f"{url.path}?{url.query}", start, min(start + step, file.size)) for start in range(0, file.size, step)
             ]

@@ -151,7 +151,7 @@ def context_of(hparams: HParams, root: Path, uid: int, role: str, clock: AskingC
 
     chain = Ledger(root / "ledger.sqlite", hotkey=hotkey, clock=clock, durable=False)
     own = OwnBucket(BucketAddress(account, "local", "local"), opened(account, writable=True))
-    buckets = Buckets(chain, lambda address: opened(address.bucket), own=own, hotkey=hotkey.address)
+    buckets = Buckets(chain, lambda address: opened(address.account_id), own=own, hotkey=hotkey.address)
     home = root / "measured"
     transfer = transfer_of(hparams.storage)
     opening = partial(open_training, [opened(DATASET_BUCKET)], DATASET_PREFIX, hparams.data, home / "shards", transfer)

@@ -92,7 +92,7 @@ class StorageEndpoint(Block):
         key = BucketCredentials(
             access_key_id=address.access_key_id, secret_access_key=SecretStr(address.secret_access_key)
         )
-        return self.open(address.bucket, address.account_id, key, writable=False)
+        return self.open(address.account_id, address.account_id, key, writable=False)
 
 
 class BucketCredentials(CredentialsBlock):
@@ -133,7 +133,7 @@ class NeuronBucket(Block):
         address = BucketAddress(
             self.account_id, self.read.access_key_id, self.read.secret_access_key.get_secret_value()
         )
-        store = self.endpoint.open(address.bucket, self.account_id, self.write, writable=True, clock=clock)
+        store = self.endpoint.open(address.account_id, self.account_id, self.write, writable=True, clock=clock)
         return OwnBucket(address, store)
 
 

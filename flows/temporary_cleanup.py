@@ -40,4 +40,4 @@ async def temporary_cleanup(
     request = BucketRequest(bucket, account, bucket_name, credentials)
     found = clean_temporary(neuron, request, hours=hours, dry_run=dry_run, confirm_bucket=confirm_bucket)
     unseen = f"; [{found.unseen}] unfinished uploads cannot be listed" if found.unseen else ""
-    return cleanup_state(found.report, verb="abandoned", note=unseen)
+    return cleanup_state(found, verb="abandoned", note=unseen)

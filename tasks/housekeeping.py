@@ -28,7 +28,6 @@ from templar.housekeeping.access import AccessReport
 from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion
 from templar.housekeeping.disk_cleanup import LocalReport, LocalRules
 from templar.housekeeping.lm_tasks import run_tasks
-from templar.housekeeping.maintenance import TemporaryReport
 from templar.neuron.backup import BackupReport, store_backup
 from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
 
@@ -83,17 +82,17 @@ def purge_bucket(
 @task(task_run_name="clean temporary", **HOUSEKEEPING)
 def clean_temporary(
     neuron: str, request: BucketRequest, *, hours: float, dry_run: bool, confirm_bucket: str
-) -> TemporaryReport:
+) -> CleanupReport:
     """Delete what processes that died left in a bucket; the counts by kind are a table artifact."""
     block = load_block(neuron)
     target = open_target(block, request, os.environ)
     chain = block.subnet.open(block.wallet)
-    found = maintenance.clean_temporary(
+    report = maintenance.clean_temporary(
         target, chain, block.hparams(), hours=hours, dry_run=dry_run, confirm_bucket=confirm_bucket
     )
-    found = replace(found, report=_count_tries(found.report, dry_run=dry_run))
-    _show(f"temporary-{neuron}", f"Bucket {target.store.name}, {hours:g} hours", found.report, dry_run=dry_run)
-    return found
+    report = _count_tries(report, dry_run=dry_run)
+    _show(f"temporary-{neuron}", f"Bucket {target.store.name}, {hours:g} hours", report, dry_run=dry_run)
+    return report
 
 
 @task(task_run_name="clean local", **HOUSEKEEPING)

@@ -64,10 +64,10 @@ def _start(second: SecondProcess) -> Start:
     hotkey = hotkey_from_seed(bytes.fromhex(second.hotkey_seed))
     chain = Ledger(Path(second.ledger), hotkey=hotkey)
     address = BucketAddress(*second.address)
-    store = _open(second, address.bucket, *second.write_key)
+    store = _open(second, address.account_id, *second.write_key)
     buckets = Buckets(
         chain,
-        lambda other: _open(second, other.bucket, other.access_key_id, other.secret_access_key),
+        lambda other: _open(second, other.account_id, other.access_key_id, other.secret_access_key),
         own=OwnBucket(address, store),
         hotkey=hotkey.address,
     )

@@ -58,7 +58,7 @@ class S3Stage:
     def open_reader_of(self, who: str, address: BucketAddress) -> ObjectStore:
         """A bucket at the address that its owner committed on chain, as the account `who` sees it: at its gate."""
         key = AccessKey(address.access_key_id, address.secret_access_key)
-        return self._open(address.bucket, key, self._gates.url(who, writes=False))
+        return self._open(address.account_id, key, self._gates.url(who, writes=False))
 
     def address_of(self, member: Member) -> BucketAddress:
         """The member's account, and the key that may only read."""

@@ -122,7 +122,7 @@ class SimulatedStage:
 
     def open_reader(self, address: BucketAddress) -> DirectoryStore:
         """The account's directory; any key reads it."""
-        return DirectoryStore(self._folder / address.bucket, clock=self._clock.now, writable=False)
+        return DirectoryStore(self._folder / address.account_id, clock=self._clock.now, writable=False)
 
     def address_of(self, member: Member) -> BucketAddress:
         """The account, with a key that nothing checks."""

@@ -51,8 +51,7 @@ class Judge:
     times: WindowTimes
     cache: PayloadCache
     check: Callable[[Roster], None] = lambda roster: None
-    concurrency: int = 1
-    """Buckets that are read at once; 1 reads them one after the other in the caller's thread."""
+    concurrency: int = 1  # buckets that are read at once; 1 reads them one after the other in the caller's thread
     approve: Callable[[Roster], None] = lambda roster: None
     """This node's own judgement of a roster that is legal and whose payloads are in the cache; errors as of `check`."""
 

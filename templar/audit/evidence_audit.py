@@ -86,8 +86,7 @@ class WindowAudit:
     """The result of the audit of a window."""
 
     window: int
-    parts: tuple[EvidenceAudit, ...]
-    """Its roster, then each validator's evidence in uid order."""
+    parts: tuple[EvidenceAudit, ...]  # its roster, then each validator's evidence in uid order
 
     @property
     def verified(self) -> bool:

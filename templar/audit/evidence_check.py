@@ -185,8 +185,7 @@ class _Reconciliation:
     validator: int
     published: WindowFacts
     findings: Findings
-    measurable: bool = True
-    """Whether exactly the validator's payloads are at hand."""
+    measurable: bool = True  # whether exactly the validator's payloads are at hand
     settled: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Uid -> fields of its facts that need no further comparison."""
 

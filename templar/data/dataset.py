@@ -155,8 +155,10 @@ def read_held_out_texts(
 
 def transfer_of(storage: Storage) -> Transfer:
     """The settings by which this node downloads shards."""
-    part = storage.download_part_mib
-    return Transfer(None if part is None else part << 20, storage.download_workers, storage.loader_mib << 20)
+    default = Transfer()
+    part, workers = storage.download_part_mib, storage.download_workers
+    part_bytes = default.part_bytes if part is None else part << 20
+    return Transfer(part_bytes, workers or default.workers, storage.loader_mib << 20)
 
 
 class PagedTraining(TrainingData):

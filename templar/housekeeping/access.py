@@ -27,8 +27,7 @@ class Right(StrEnum):
     HEAD = "head"
     GET = "get"
     PARTS = "multipart"
-    STAMPS = "stamps"
-    """Not a right but the bucket's: whether times are those of the bytes, as far as readers can tell."""
+    STAMPS = "stamps"  # not a right but the bucket's: whether times are those of the bytes, as far as readers can tell
     DELETE = "delete"
 
 

@@ -133,6 +133,7 @@ class CleanupReport:
     window: int  # the window of the chain at the time
     rows: tuple[CleanupRow, ...] = ()  # one per kind of object
     failed: tuple[tuple[str, str], ...] = ()  # key and reason of the first `LISTED_FAILURES` failures
+    unseen: Reason | None = None  # why unfinished uploads could not be listed, if so
     tries: int = 1  # number of attempts; only the last is counted here, earlier ones may have deleted more
 
     def total(self, name: str) -> int:

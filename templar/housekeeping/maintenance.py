@@ -63,14 +63,6 @@ class Target:
             raise PermanentError(Reason.NOT_CONFIRMED, problem)
 
 
-@dataclass(frozen=True)
-class TemporaryReport:
-    """Result of a clean-up of temporary objects."""
-
-    report: CleanupReport  # objects and uploads
-    unseen: Reason | None  # why unfinished uploads could not be listed, if so
-
-
 def purge_bucket(
     target: Target, chain: Chain, hparams: HParams, criterion: Criterion, *, dry_run: bool, confirm_bucket: str
 ) -> CleanupReport:
@@ -88,7 +80,7 @@ def purge_bucket(
 
 def clean_temporary(
     target: Target, chain: Chain, hparams: HParams, *, hours: float, dry_run: bool, confirm_bucket: str = ""
-) -> TemporaryReport:
+) -> CleanupReport:
     """Delete probes, checkpoints and uploads that have been abandoned for `hours`; with `dry_run` only count them.
 
     As in `purge_bucket`, but the neuron's own bucket needs no name either. `bad_parameters` if `hours` is below 0.
@@ -103,7 +95,7 @@ def clean_temporary(
     objects = execute(store, candidates, window=window, dry_run=dry_run)
     row, failed, unseen = abort_uploads(store, hours=hours, dry_run=dry_run, kept_prefixes=prefixes)
     rows = (*objects.rows, row) if row.found else objects.rows
-    return TemporaryReport(replace(objects, rows=rows, failed=(*objects.failed, *failed)), unseen)
+    return replace(objects, rows=rows, failed=(*objects.failed, *failed), unseen=unseen)
 
 
 def _state_of(

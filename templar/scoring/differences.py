@@ -40,13 +40,10 @@ class DifferenceKind(StrEnum):
 class Difference:
     """A published value that the public objects contradict; values are texts for people."""
 
-    where: str
-    """The field, such as `miners[uid 7].after.mu`."""
+    where: str  # the field, such as `miners[uid 7].after.mu`
     published: str
-    recomputed: str
-    """Empty if `published` says what is wrong."""
-    suspects: tuple[int, ...] = ()
-    """Uids, at least one of which is at fault."""
+    recomputed: str  # empty if `published` says what is wrong
+    suspects: tuple[int, ...] = ()  # uids, at least one of which is at fault
     kind: DifferenceKind | None = field(default=None, compare=False)
     """None outside of facts and of what follows from them."""
 

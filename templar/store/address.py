@@ -44,11 +44,6 @@ class BucketAddress:
         _check_value("access_key_id", self.access_key_id, KEY_ID_CHARACTERS)
         _check_value("secret_access_key", self.secret_access_key, SECRET_CHARACTERS)
 
-    @property
-    def bucket(self) -> str:
-        """Name of the bucket: the account's."""
-        return self.account_id
-
 
 def encode_address(address: BucketAddress) -> str:
     """The address as `ADDRESS_CHARACTERS` ASCII characters."""

@@ -110,23 +110,23 @@ def test_abandoned_objects_go_and_running_uploads_stay(old, monkeypatch):
     chain, hparams = old.config(AGGREGATOR).chain, old.hparams
     before = set(old.objects(AGGREGATOR))
     fresh = clean_temporary(at, chain, hparams, hours=0, dry_run=False)
-    assert fresh.report.rows == ()
+    assert fresh.rows == ()
     old.clock.sleep_until(old.clock.now() + 3000)
     store.put("newest", b"1")
     later = time.time() + 3000
     monkeypatch.setattr(directory.time, "time", lambda: later)
     dry = clean_temporary(at, chain, hparams, hours=0.5, dry_run=True)
-    assert {row.kind: (row.found, row.num_bytes, row.deleted) for row in dry.report.rows} == {
+    assert {row.kind: (row.found, row.num_bytes, row.deleted) for row in dry.rows} == {
         "probe": (1, 5, 0),
         "unfinished checkpoint": (1, 5, 0),
         "unfinished upload": (1, 100, 0),
     }
     done = clean_temporary(at, chain, hparams, hours=0.5, dry_run=False)
-    assert (done.report.total("deleted"), done.report.failed, done.unseen) == (3, (), None)
+    assert (done.total("deleted"), done.failed, done.unseen) == (3, (), None)
     assert before - set(old.objects(AGGREGATOR)) == {"access-check-0123456789abcdef", half}
     store.delete([measured])
     assert not (root / INCOMING / "dead").exists()
-    assert clean_temporary(at, chain, hparams, hours=0.5, dry_run=False).report.rows == ()
+    assert clean_temporary(at, chain, hparams, hours=0.5, dry_run=False).rows == ()
 
 
 def test_a_write_key_that_may_not_list_uploads_is_no_failure(old, moto):
@@ -134,4 +134,4 @@ def test_a_write_key_that_may_not_list_uploads_is_no_failure(old, moto):
     at = Target(s3_store(keys.bucket, moto.admin.endpoint_url, keys.read))
     chain = old.config(AGGREGATOR).chain
     found = clean_temporary(at, chain, old.hparams, hours=1, dry_run=False, confirm_bucket=keys.bucket)
-    assert (found.unseen, found.report.rows) == (Reason.ACCESS_DENIED, ())
+    assert (found.unseen, found.rows) == (Reason.ACCESS_DENIED, ())

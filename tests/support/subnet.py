@@ -240,7 +240,7 @@ class Subnet:
         shown: dict[str, ObjectStore] = {**self.stores, **(views or {})}
         own = None if owner is None else OwnBucket(owner.address, self.store(owner))
         hotkey = None if owner is None else owner.hotkey.address
-        return Buckets(self.ledger(owner), lambda address: shown[address.bucket], own=own, hotkey=hotkey)
+        return Buckets(self.ledger(owner), lambda address: shown[address.account_id], own=own, hotkey=hotkey)
 
     def exchange(self, owner=None, views=None):
         buckets = self.buckets(owner, views)

@@ -45,23 +45,13 @@ Fetch = Callable[[str, int, memoryview, Callable[[], str | None]], None]
 class Transfer:
     """The settings by which files are fetched and read."""
 
-    part_bytes: int | None = None  # most bytes of one request; None: 8 MiB. Blocks are not split: at least one block
-    workers: int | None = None  # requests at the same time, one part of memory each; None: by the processors
+    part_bytes: int = 8 << 20  # most bytes of one request; blocks are not split: at least one block
+    workers: int = min(16, 4 * (os.cpu_count() or 1))  # requests at the same time, one part of memory each
     mapped_bytes: int = 4 << 30  # approximate bytes of a shard that stay mapped after they were read
 
     def __post_init__(self) -> None:
-        if any(value is not None and value < 1 for value in vars(self).values()):
+        if min(vars(self).values()) < 1:
             raise ValueError(f"part_bytes, workers and mapped_bytes must be at least 1: {self}")
-
-    @property
-    def part(self) -> int:
-        """Most bytes of one request."""
-        return self.part_bytes or 8 << 20
-
-    @property
-    def threads(self) -> int:
-        """Requests at the same time."""
-        return self.workers or min(16, 4 * (os.cpu_count() or 1))
 
 
 class SparseFile:
@@ -265,11 +255,11 @@ class BlockFile(SparseFile):
             self._fetch_part(part, buffers.buffer, past_cache=past_cache)
             on_progress(self._length(part))
 
-        in_parallel(fetch, parts, min(self._transfer.threads, len(parts)))
+        in_parallel(fetch, parts, min(self._transfer.workers, len(parts)))
 
     def _parts(self, blocks: list[int]) -> Iterator[range]:
         """Runs of neighbouring blocks, none longer than a request; each is either all on the disk or all holes."""
-        longest = max(1, self._transfer.part // self.described.block_bytes)
+        longest = max(1, self._transfer.part_bytes // self.described.block_bytes)
         start = previous = blocks[0]
         written = self._has_data(range(start, start + 1))
         for block in blocks[1:]:
