@@ -74,9 +74,7 @@ def publish_checkpoint(
     the folder's is replaced, as long as there is no manifest. `on_progress` is called with the part that is stored, 0
     to 100, from several threads but never from two at a time.
 
-    Raises:
-        PermanentError: `object_differs`; another checkpoint of this window is stored.
-        TransientError: The store failed.
+    PermanentError: `object_differs`; another checkpoint of this window is stored. TransientError: The store failed.
     """
     # 1. What will be signed.
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in _LATER)

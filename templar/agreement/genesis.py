@@ -119,10 +119,8 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
 
     Start windows with another genesis hash than `pinned` are skipped, if the operator requires one.
 
-    Raises:
-        TransientError: `genesis_missing`; no validator has published one yet. Or the store of a validator that may have
-            the one that counts failed.
-        PermanentError: `bad_hparams`.
+    TransientError: `genesis_missing`; no validator has published one yet. Or the store of a validator that may have the
+    one that counts failed. PermanentError: `bad_hparams`.
     """
     left_out, failed = [], None
     for validator in validators_now(chain, hparams):

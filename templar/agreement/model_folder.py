@@ -39,9 +39,7 @@ def write_model(
     The parameters, float32, are copied one at a time. The tokenizer's end token ends a text that the model generates.
     No card is written if none is given. More than `file_bytes` of parameters make several files and an index.
 
-    Raises:
-        TransientError: `local_file`; the disk is full.
-        PermanentError: `local_file`.
+    TransientError: `local_file`; the disk is full. PermanentError: `local_file`.
     """
     with local_file(folder):
         folder.mkdir(parents=True, exist_ok=True)

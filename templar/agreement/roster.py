@@ -93,10 +93,8 @@ def publish_roster(exchange: NetworkView, draft: RosterDraft, slot: Interval) ->
 
     On failure nothing counts until both are published; a later call in the same slot continues.
 
-    Raises:
-        PermanentError: `no_time_left` (the slot is over), `object_differs`.
-        RejectedError: `roster_early`, `roster_late`; by the store's time it is outside of the slot and stays there.
-        TransientError: The store failed.
+    PermanentError: `no_time_left` (the slot is over), `object_differs`. RejectedError: `roster_early`, `roster_late`;
+    by the store's time it is outside of the slot and stays there. TransientError: The store failed.
     """
     clock, deadline, store, roster = exchange.chain.clock, slot.last + 1, exchange.buckets.own, draft.roster
     clock.sleep_until(slot.first)
@@ -118,9 +116,8 @@ def publish_copy(exchange: NetworkView, roster: Sealed[Roster], *, deadline: flo
     Every node that decides on a roster keeps a copy, so late nodes find it even if its publisher deletes it.
     On failure a later call continues; nothing is written after the deadline.
 
-    Raises:
-        PermanentError: `object_differs` (a copy of another roster is stored there), `no_time_left`.
-        TransientError: The store failed.
+    PermanentError: `object_differs` (a copy of another roster is stored there), `no_time_left`. TransientError: The
+    store failed.
     """
     body = roster.body
     if body.hotkey == exchange.own_signer.address:
@@ -162,9 +159,8 @@ def fetch_payloads(
     miner's own bucket. Otherwise a bad aggregate would split the nodes that gathered the payloads from those that did
     not. Each bucket has so many seconds, and a slow one costs no other's time.
 
-    Raises:
-        RejectedError: A payload is not what the roster says, or not legal: the roster cannot be applied.
-        TransientError: A store, or this machine's disk, failed.
+    RejectedError: A payload is not what the roster says, or not legal: the roster cannot be applied. TransientError: A
+    store, or this machine's disk, failed.
     """
     for entry in roster.entries:
         cache.check_size(entry.payload_bytes, uid=entry.uid)  # of all, before a byte is read

@@ -137,9 +137,8 @@ class Voter:
 
         Nothing is signed before the own bucket could be read: it has the words of a process whose disk is lost.
 
-        Raises:
-            TransientError: `minority`; this node's state is not that of the decided windows. A local disk failed.
-            PermanentError: `lease_lost`.
+        TransientError: `minority`; this node's state is not that of the decided windows. A local disk failed.
+        PermanentError: `lease_lost`.
         """
         if self._uid not in self.ballots.answered:
             return

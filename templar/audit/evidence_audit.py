@@ -132,9 +132,8 @@ class Auditor:
 
         A window is final when decisions on the window after it are closed.
 
-        Raises:
-            PermanentError: `evidence_missing`; there is none yet, and the message says when it is due.
-            TransientError: Chain or stores failed.
+        PermanentError: `evidence_missing`; there is none yet, and the message says when it is due. TransientError:
+        Chain or stores failed.
         """
         final = window_of(self.node.chain.block(), self.node.hparams.windows) - 2
         windows = [window for window in self._shown(uid) if window <= final]

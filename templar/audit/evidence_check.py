@@ -85,9 +85,8 @@ def check_evidence(
     distance of measured numbers; 0 for equality. Without one they must be equal if they were measured repeatably there
     and are here, else as near as `LOSS_TOLERANCE` and `GAIN_TOLERANCE` say.
 
-    Raises:
-        TransientError: Chain, dataset or stores failed; a later call starts over.
-        PermanentError: `evidence_missing`: something of it has expired.
+    TransientError: Chain, dataset or stores failed; a later call starts over. PermanentError: `evidence_missing`:
+    something of it has expired.
     """
     # 1. The standing before, from the evidence that this one follows.
     standing, problems = find_standing(node.exchange, evidence)

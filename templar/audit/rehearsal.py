@@ -68,10 +68,8 @@ def rehearse(auditor: Auditor, trainer: Trainer | ClusterTrainer, signer: Signer
     The state and the cache of the auditor's node change; what the signer signs stays in the node's folder. The trainer
     takes so many seconds at most, and no more than a miner has in the window.
 
-    Raises:
-        PermanentError: `not_registered`; the hotkey was no miner in that window. `no_assignment`; all slots were taken.
-            `evidence_missing`; there is none yet. As `Trainer.learn`.
-        TransientError: Chain, dataset or stores failed.
+    PermanentError: `not_registered`; the hotkey was no miner in that window. `no_assignment`; all slots were taken.
+    `evidence_missing`; there is none yet. As `Trainer.learn`. TransientError: Chain, dataset or stores failed.
     """
     # 1. The window, the miner in it, and a validator's memory of the windows before.
     node, window = auditor.node, auditor.newest_window()

@@ -30,9 +30,8 @@ class ReplayedWindow:
 def begin_at(node: Node, window: int) -> None:
     """Bring a node that is at the genesis to the state of a published checkpoint.
 
-    Raises:
-        PermanentError: `object_missing`; no validator shows a proven checkpoint of this window.
-        TransientError: Chain or stores failed.
+    PermanentError: `object_missing`; no validator shows a proven checkpoint of this window. TransientError: Chain or
+    stores failed.
     """
     if window == node.state.window:
         return
@@ -48,9 +47,8 @@ def begin_at(node: Node, window: int) -> None:
 def replay_to(node: Node, last: int) -> Iterator[ReplayedWindow]:
     """Replay a node's state up to a window, one window after the other.
 
-    Raises:
-        PermanentError: `bad_parameters`; the state is that of the last window or a later one already.
-        TransientError: A window is not decided, or the buckets do not show its objects now.
+    PermanentError: `bad_parameters`; the state is that of the last window or a later one already. TransientError: A
+    window is not decided, or the buckets do not show its objects now.
     """
     if last <= node.state.window:
         raise PermanentError(

@@ -77,9 +77,8 @@ def assign(
     `uids` are the miners registered at the window's opening, in rising order, and `block_hash` is the hash of the
     window's opening block.
 
-    Raises:
-        ValueError: The window lies before the epoch, or `uids` are not in rising order.
-        PermanentError: `dataset_too_small`, if the epoch has fewer units than one window takes.
+    ValueError: The window lies before the epoch, or `uids` are not in rising order. PermanentError:
+    `dataset_too_small`, if the epoch has fewer units than one window takes.
     """
     # 1. The window's slice of the round's permutation.
     round_index, start = _slice(window, epoch, plan)
@@ -183,9 +182,8 @@ def lasting(epochs: Epochs, window: int) -> Epochs:
 def epoch_of(epochs: Epochs, state_window: int, window: int) -> ShardEpoch:
     """The epoch of a window, from the epochs of the state of `state_window`.
 
-    Raises:
-        TransientError: `window_not_open`; the state does not know the epoch yet.
-        PermanentError: `window_passed`; the state does not know the epoch any more.
+    TransientError: `window_not_open`; the state does not know the epoch yet. PermanentError: `window_passed`; the state
+    does not know the epoch any more.
     """
     if window > state_window + LEAD:
         raise TransientError(

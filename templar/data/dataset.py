@@ -56,9 +56,8 @@ class Reading:
 class TrainingData(ABC):
     """The training split of a dataset. Positions count shards since genesis; pages know only position 0.
 
-    Raises:
-        TransientError: No store could be read, or none has the blocks that a shard's manifest names.
-        PermanentError: `dataset_missing`, `dataset_malformed`.
+    TransientError: No store could be read, or none has the blocks that a shard's manifest names. PermanentError:
+    `dataset_missing`, `dataset_malformed`.
     """
 
     def __init__(self, split: PageDataset | ShardedDataset) -> None:
@@ -100,9 +99,8 @@ def open_training(
 
     `folder` is where shards lie on this machine.
 
-    Raises:
-        TransientError: No store could be read.
-        PermanentError: `dataset_missing`, `dataset_malformed`, `dataset_too_small`, `bad_hparams`.
+    TransientError: No store could be read. PermanentError: `dataset_missing`, `dataset_malformed`, `dataset_too_small`,
+    `bad_hparams`.
     """
     if data.layout == "pages":
         return PagedTraining(PageDataset(stores, prefix, rows_per_page=data.rows_per_page), data.sequence_length)

@@ -222,9 +222,8 @@ def read_texts(file: InputFile) -> Iterator[tuple[str, str]]:
     Yields:
         Name and text, a few hundred in memory at a time.
 
-    Raises:
-        PermanentError: `dataset_malformed`, naming the file and what to do about it; `local_file`.
-        TransientError: `local_file`; of a stream, as in `read_shard`.
+    PermanentError: `dataset_malformed`, naming the file and what to do about it; `local_file`. TransientError:
+    `local_file`; of a stream, as in `read_shard`.
     """
     if file.column is not None:
         rows = read_shard(file.shard, file.column) if file.shard else read_rows(file.path, file.column)

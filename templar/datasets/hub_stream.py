@@ -86,10 +86,8 @@ def parse_hub_split(text: str) -> HubSplit:
 def find_shards(split: HubSplit) -> list[HubShard]:
     """The shards of a split; on this machine, its data files are hashed.
 
-    Raises:
-        TransientError: `store_unreachable`.
-        PermanentError: `bad_environment` if the library is missing, `dataset_missing` if there is no such dataset,
-            config or split, or it may not be read; `dataset_malformed`.
+    TransientError: `store_unreachable`. PermanentError: `bad_environment` if the library is missing, `dataset_missing`
+    if there is no such dataset, config or split, or it may not be read; `dataset_malformed`.
     """
     stream, files = _open(split)
     with _translated(split):

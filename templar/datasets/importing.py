@@ -97,10 +97,8 @@ def import_dataset(
     that made the tokens of shards; of pages, one to put beside them, or None. `dtype` is the type of a token in files
     without a NumPy header. `held_out_samples` of the last shard are held out; 5 % of it by default, 65536 at most.
 
-    Raises:
-        ValueError: A number is out of range, or shards come without a tokenizer.
-        TransientError: `local_file`.
-        PermanentError: `object_exists`, `dataset_missing`, `dataset_malformed`, `dataset_too_small`, `local_file`.
+    ValueError: A number is out of range, or shards come without a tokenizer. TransientError: `local_file`.
+    PermanentError: `object_exists`, `dataset_missing`, `dataset_malformed`, `dataset_too_small`, `local_file`.
     """
     require_absent(root)
     if not folder.is_dir():

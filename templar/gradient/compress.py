@@ -103,9 +103,8 @@ def compress_each(
     state is read when its turn comes and not before; a new one is valid until the next is asked for. `memory`, float32,
     flat, as long as the largest tensor, takes the new buffers.
 
-    Raises:
-        ValueError: State or update do not have the tensors of the layout.
-        PermanentError: `non_finite_update`; nothing non-finite is ever published or kept.
+    ValueError: State or update do not have the tensors of the layout. PermanentError: `non_finite_update`; nothing
+    non-finite is ever published or kept.
     """
     layout.check(update, "update")
     layout.check(state.buffers, "error feedback")

@@ -139,10 +139,8 @@ def publish_newest_checkpoint(config: NeuronConfig, *, preset: str = "", on_prog
 
     After a failure a later call continues with the same files; readers ignore a checkpoint without its manifest.
 
-    Raises:
-        TransientError: `genesis_missing`, or a store failed.
-        PermanentError: `object_missing`; there is no snapshot yet. `root_differs`, `checkpoint_broken`; the snapshot is
-            damaged, and nothing of it was published.
+    TransientError: `genesis_missing`, or a store failed. PermanentError: `object_missing`; there is no snapshot yet.
+    `root_differs`, `checkpoint_broken`; the snapshot is damaged, and nothing of it was published.
     """
     # 1. The newest snapshot of this network.
     birth, store = config.birth(), config.buckets.own

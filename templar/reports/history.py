@@ -59,10 +59,8 @@ def read_recent(config: NeuronConfig, num_windows: int, *, uid: int | None = Non
     By default the validator is this neuron's own hotkey if it has evidence, else the one with the most stake that has.
     Nothing is written.
 
-    Raises:
-        PermanentError: `evidence_missing`: no evidence of these windows; `not_registered`: no such validator; or its
-            bucket cannot be read.
-        TransientError: `genesis_missing`, or chain or store failed; a later call continues.
+    PermanentError: `evidence_missing`: no evidence of these windows; `not_registered`: no such validator; or its bucket
+    cannot be read. TransientError: `genesis_missing`, or chain or store failed; a later call continues.
     """
     birth = config.birth()
     exchange = config.reading(birth)

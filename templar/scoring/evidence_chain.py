@@ -108,9 +108,7 @@ def find_standing(exchange: NetworkView, evidence: Evidence) -> tuple[Standing |
     The standing is None if it cannot be known. A validator has one past: the newest evidence before this one. To name
     another, or none, would wash away what it remembered.
 
-    Raises:
-        TransientError: Chain or store failed.
-        PermanentError: `evidence_missing`: the earlier evidence has expired.
+    TransientError: Chain or store failed. PermanentError: `evidence_missing`: the earlier evidence has expired.
     """
     window, earlier = evidence.window, evidence.previous_window
     validator = exchange.metagraph(window).by_hotkey(evidence.hotkey)

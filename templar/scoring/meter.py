@@ -87,9 +87,8 @@ class Meter:
     def fitting(self, micro_batch_size: int, length: int, compute: Callable[[int], T], net: nn.Module) -> T:
         """The result of `compute`, which takes the sequences of a forward pass, on the device's threads.
 
-        Raises:
-            PermanentError: `out_of_memory`; with `TEMPLAR_MICRO_BATCH=auto` not before a single sequence is too much.
-            TransientError: `trainer_failed`; torch or the device's driver refuses something else.
+        PermanentError: `out_of_memory`; with `TEMPLAR_MICRO_BATCH=auto` not before a single sequence is too much.
+        TransientError: `trainer_failed`; torch or the device's driver refuses something else.
         """
         with torch_threads(self.device.threads), on_device(self.device, EVALUATION):
             sizes = _Sizes(micro_batch_size, micro_batch_size)

@@ -110,10 +110,8 @@ def retrying(attempt: Callable[[], T], *, store: str, what: str, max_attempts: i
 
     `store` is the name that repeated requests are counted under.
 
-    Raises:
-        TransientError: Every attempt failed transiently; `too_slow` once the deadline has passed.
-        StoppedError: A stop was requested during a pause.
-        Exception: Any other exception of `attempt`.
+    TransientError: Every attempt failed transiently; `too_slow` once the deadline has passed. StoppedError: A stop was
+    requested during a pause. Exception: Any other exception of `attempt`.
     """
     deadline, number = current(), 1
     while True:

@@ -41,9 +41,8 @@ def private_folder(path: Path) -> Path:
 def local_file(path: Path) -> Iterator[None]:
     """Translate the operating system's errors about a local file into the project's.
 
-    Raises:
-        TransientError: `local_file`; the disk is full, or too many files are open.
-        PermanentError: `local_file`; the file is not there, or may not be touched.
+    TransientError: `local_file`; the disk is full, or too many files are open. PermanentError: `local_file`; the file
+    is not there, or may not be touched.
     """
     try:
         yield

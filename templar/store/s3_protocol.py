@@ -171,9 +171,8 @@ def object_info(key: str, size: int, answer: Mapping[str, Any], *, endpoint_url:
 def check_part(answer: Mapping[str, Any], where: str, *, start: int, length: int, etag: str | None) -> None:
     """Refuse an answer that is not the range that was asked for.
 
-    Raises:
-        TransientError: `object_differs`; it is of another version than the one with this ETag.
-        PermanentError: `object_truncated`; `store_refused` if the server ignores ranges.
+    TransientError: `object_differs`; it is of another version than the one with this ETag. PermanentError:
+    `object_truncated`; `store_refused` if the server ignores ranges.
     """
     if etag is not None and answer.get("ETag") != etag:  # a server may ignore If-Match
         raise TransientError(Reason.OBJECT_DIFFERS, f"{where} was replaced while it was read")

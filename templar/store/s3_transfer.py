@@ -106,9 +106,8 @@ def download(
     the object and its version: after a failure the arrived parts stay for the next call with the same version and
     `part_bytes`. With None nothing is kept. The first failure cancels the parts that have not begun.
 
-    Raises:
-        TransientError: `local_file` if another process is downloading to this path; errors of `read`.
-        PermanentError: `local_file`; errors of `read`, which remove the parts: the object is gone or refused.
+    TransientError: `local_file` if another process is downloading to this path; errors of `read`. PermanentError:
+    `local_file`; errors of `read`, which remove the parts: the object is gone or refused.
     """
     name, token = path.name[:100], f"{version or secrets.token_hex(16)} {size} {settings.part_bytes}"
     partial = path.with_name(f".{name}.{sha256_hex(token.encode())[:16]}.partial")

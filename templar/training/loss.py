@@ -166,8 +166,7 @@ def sequence_losses(net: nn.Module, tokens: Tensor, *, micro_batch_size: int) ->
     Returns:
         Shape (n,), float64, on the CPU. A loss that is not finite is returned as it is.
 
-    Raises:
-        StoppedError: A stop was asked for.
+    StoppedError: A stop was asked for.
     """
     with single_threaded():
         losses = [batch.cpu() for batch in micro_batch_losses(net, tokens, micro_batch_size=micro_batch_size)]

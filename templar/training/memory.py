@@ -225,9 +225,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def on_device(device: Device, work: Work = TRAINING) -> Iterator[None]:
     """Work on a device within this block, and turn torch's errors into ones with a reason.
 
-    Raises:
-        PermanentError: `out_of_memory`; `trainer_failed`, in training, for what else torch or the driver refuses.
-        TransientError: `trainer_failed`, in an evaluation, which can be done again.
+    PermanentError: `out_of_memory`; `trainer_failed`, in training, for what else torch or the driver refuses.
+    TransientError: `trainer_failed`, in an evaluation, which can be done again.
     """
     try:
         with device.current():

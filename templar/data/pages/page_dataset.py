@@ -49,10 +49,8 @@ class PageDataset:
 
     The stores hold the same dataset in the folder `prefix`, which may be empty; they are read in turn, with fail-over.
 
-    Raises:
-        TransientError: No store could be read.
-        PermanentError: `dataset_missing` if there is no such dataset or split, `dataset_malformed` if its metadata
-            are not valid, `dataset_too_small` if it has no page.
+    TransientError: No store could be read. PermanentError: `dataset_missing` if there is no such dataset or split,
+    `dataset_malformed` if its metadata are not valid, `dataset_too_small` if it has no page.
     """
 
     def __init__(

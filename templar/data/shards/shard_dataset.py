@@ -143,9 +143,8 @@ class ShardedDataset:
     The stores hold the same dataset in the folder `prefix`, which may be empty; they are read in turn, with fail-over.
     Shards lie in `folder` on this machine.
 
-    Raises:
-        TransientError: No store could be read.
-        PermanentError: `dataset_missing` if there is no such dataset or split, `dataset_malformed`.
+    TransientError: No store could be read. PermanentError: `dataset_missing` if there is no such dataset or split,
+    `dataset_malformed`.
     """
 
     def __init__(
@@ -210,9 +209,8 @@ class ShardedDataset:
 
         If there was another one, or none, the shard's files lose their final names: see `keep_manifest`.
 
-        Raises:
-            TransientError: No store could be read, or all of them have another file.
-            PermanentError: `dataset_missing`, `dataset_malformed`, `local_file`.
+        TransientError: No store could be read, or all of them have another file. PermanentError: `dataset_missing`,
+        `dataset_malformed`, `local_file`.
         """
         name = manifest_file(self.split, number)
         key = self._prefix + name

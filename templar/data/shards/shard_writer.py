@@ -206,9 +206,8 @@ def build_shards(
     Tokens are those of `tokenizer`, or of an embedded one of at most `vocab_size` ids that is trained on the training
     text. The layout of a shard is as in `ShardLayout`.
 
-    Raises:
-        ValueError: A parameter is out of range.
-        PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split would be empty.
+    ValueError: A parameter is out of range. PermanentError: `object_exists` if `root` is there, `dataset_too_small` if
+    a split would be empty.
     """
     if not 0 < held_out_fraction < 1:
         raise ValueError("held_out_fraction must be in (0, 1)")
