@@ -17,13 +17,7 @@ from templar.data.pages.metadata import HELD_OUT_SPLIT
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.permutation import Permutation
 from templar.data.replicas import EndpointReport
-from templar.data.sampling import (
-    HELD_OUT_DOMAIN,
-    held_out_sequences,
-    page_sequences,
-    sample_order,
-    too_few_held_out,
-)
+from templar.data.sampling import HELD_OUT_DOMAIN, held_out_sequences, page_sequences, sample_order, too_few_held_out
 from templar.data.shards.block_file import Transfer
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.tokenizer import Tokenizer

@@ -23,13 +23,7 @@ from templar.data.tokenizer import (
     train_embedded_tokenizer,
 )
 from templar.datasets.documents import TextSource
-from templar.datasets.units import (
-    Census,
-    Unit,
-    checked_texts,
-    in_threads,
-    read_census,
-)
+from templar.datasets.units import Census, Unit, checked_texts, in_threads, read_census
 from templar.store.files import local_file
 
 LEAST_VOCAB_SIZE = 244  # the bytes of UTF-8 and the end token
@@ -37,6 +31,7 @@ LEAST_VOCAB_SIZE = 244  # the bytes of UTF-8 and the end token
 FORMAT_VERSION = 2  # version of the results of a build; those of another version are made again
 
 _EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")
+_loaded = lru_cache(maxsize=1)(load_tokenizer)
 
 
 class DatasetLayout(StrEnum):
@@ -146,7 +141,7 @@ class Plan:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer."""
-        return _load(str(self.request.tokenizers / self.tokenizer_digest))
+        return _loaded(str(self.request.tokenizers / self.tokenizer_digest))
 
     def census(self, unit: Unit) -> Census:
         """The documents of a unit."""
@@ -225,11 +220,6 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
     with local_file(folder):
         save_tokenizer(tokenizer, partial)
         partial.rename(folder)
-
-
-@lru_cache(maxsize=1)
-def _load(folder: str) -> Tokenizer:
-    return load_tokenizer(folder)
 
 
 def part_key(*parts: Any) -> str:

@@ -42,15 +42,7 @@ from templar.scoring.score import (
     score_payload,
     sync_score,
 )
-from templar.scoring.slashing import (
-    Discount,
-    Slash,
-    early_slashes,
-    find_discounts,
-    is_absent,
-    is_alike,
-    late_slashes,
-)
+from templar.scoring.slashing import Discount, Slash, early_slashes, find_discounts, is_absent, is_alike, late_slashes
 from templar.scoring.standing import DIGITS, ScoreCard, Standing
 
 MAX_WEIGHT_ERROR = 1e-4  # weights add up to 1 but for their rounding

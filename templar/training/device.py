@@ -321,7 +321,7 @@ def _cpu_precision() -> tuple[torch.dtype, str]:
 def _compiled(place: torch.device) -> tuple[LayerStep, str]:
     """The compiled layer if this machine can compile, else the plain one with a warning."""
     try:
-        _try_compiler(place)
+        torch.compile(lambda numbers: (numbers * 2 + 1).sin())(torch.ones(64, device=place))
     except Exception as error:  # noqa: BLE001 - compilers fail in many ways, and training goes on without one
         log.warning(
             "[%s] TEMPLAR_COMPILE is on, and torch.compile does not work here (%s): training goes on without it; "
@@ -331,15 +331,6 @@ def _compiled(place: torch.device) -> tuple[LayerStep, str]:
         )
         return transformer_layer, f"layers not compiled [{Reason.COMPILER_MISSING}]"
     return torch.compile(transformer_layer), "layers compiled"
-
-
-def _try_compiler(place: torch.device) -> None:
-    """Compile and run a small function."""
-
-    def small(numbers: Tensor) -> Tensor:
-        return (numbers * 2 + 1).sin()
-
-    torch.compile(small)(torch.ones(64, device=place))
 
 
 def bad_environment(message: str) -> PermanentError:

@@ -8,6 +8,7 @@ decided is decided by rank 0 for all of them, so they take the same steps. Every
 is called by all ranks, in the same order.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
@@ -75,7 +76,7 @@ class Alone:
 
     def keep(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
         """The tensors of a result, which come one by one; rank 0 has them in the end."""
-        return dict(tensors)
+        return dict(tensors) if self.rank == 0 else {}
 
 
 class ReplicatedGroup(Alone):
@@ -121,10 +122,6 @@ class ReplicatedGroup(Alone):
             flat /= self.size
             for grad, mean in zip(grads, torch.split(flat, [grad.numel() for grad in grads]), strict=True):
                 grad.copy_(mean.view_as(grad))
-
-    def keep(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
-        """As in `Alone`."""
-        return dict(tensors) if self.rank == 0 else {}
 
 
 class ShardedGroup(ReplicatedGroup):
@@ -190,11 +187,9 @@ class ShardedGroup(ReplicatedGroup):
 
     def keep(self, tensors: Iterable[tuple[str, Tensor]]) -> Mapping[str, Tensor]:
         """As in `Alone`; to gather a tensor takes all ranks."""
-        if self.rank == 0:
-            return dict(tensors)
-        for _ in tensors:
-            pass
-        return {}
+        kept = super().keep(tensors)
+        deque(tensors, maxlen=0)
+        return kept
 
     def _shard(self, whole: Tensor) -> Tensor:
         chunks, number = whole.chunk(self.shards), self.rank % self.shards

@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.hotkeys import hotkey_from_seed
-from templar.agreement.state import (
-    AgreedState,
-    StateMark,
-    check_mark,
-    genesis_root,
-    parameters_digest,
-    state_root,
-)
+from templar.agreement.state import AgreedState, StateMark, check_mark, genesis_root, parameters_digest, state_root
 from templar.errors import PermanentError, Reason
 from templar.gradient.aggregate import aggregate
 from templar.gradient.codec.wire import Header, Payload

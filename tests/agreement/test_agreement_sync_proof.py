@@ -5,14 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from templar.agreement.sync_proof import (
-    MINER_START,
-    START,
-    debug_values,
-    publish_proof,
-    read_proof,
-    state_proof,
-)
+from templar.agreement.sync_proof import MINER_START, START, debug_values, publish_proof, read_proof, state_proof
 from templar.errors import PermanentError, Reason, RejectedError
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import MAX_DEBUG_PARAMETERS, Debug

@@ -9,13 +9,7 @@ from templar.data.assignment import Assignment, Epoch, SlotPlan, assign
 from templar.data.corpus import collect_documents
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.permutation import Permutation
-from templar.data.sampling import (
-    held_out_sequences,
-    pack,
-    page_sequences,
-    sample_order,
-    unigram_entropy,
-)
+from templar.data.sampling import held_out_sequences, pack, page_sequences, sample_order, unigram_entropy
 from templar.data.tokenizer import load_tokenizer
 from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason

@@ -10,12 +10,7 @@ from templar.agreement.checkpoint import EVALUATION_FILE, list_checkpoints
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import START_WINDOW_KEY, checkpoint_key
 from templar.housekeeping.bucket_cleanup import Criterion, Mode
-from templar.housekeeping.maintenance import (
-    Target,
-    clean_temporary,
-    publish_newest_checkpoint,
-    purge_bucket,
-)
+from templar.housekeeping.maintenance import Target, clean_temporary, publish_newest_checkpoint, purge_bucket
 from templar.store import directory
 from templar.store.directory import INCOMING
 from tests.store.conftest import s3_store

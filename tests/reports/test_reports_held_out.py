@@ -19,11 +19,7 @@ from templar.exchange.objects import CheckpointEvaluation
 from templar.exchange.signed import seal, unseal
 from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.reports import checkpoint_evaluation, history
-from templar.reports.checkpoint_evaluation import (
-    HeldOutPoint,
-    evaluate_checkpoints,
-    read_evaluations,
-)
+from templar.reports.checkpoint_evaluation import HeldOutPoint, evaluate_checkpoints, read_evaluations
 from templar.reports.model_card import PICTURE_FILE
 from templar.reports.text_score import TextScore
 from templar.reports.training_curve import NetworkCurve, draw_held_out, held_out_rows

@@ -10,13 +10,7 @@ from pydantic import BaseModel
 
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
-from templar.scoring.differences import (
-    GAIN_TOLERANCE,
-    KEYS,
-    LOSS_TOLERANCE,
-    compare_evidence,
-    compare_facts,
-)
+from templar.scoring.differences import GAIN_TOLERANCE, KEYS, LOSS_TOLERANCE, compare_evidence, compare_facts
 from templar.scoring.evidence import MeasuredOn
 from tests.support.facts import (
     AUTHOR,

@@ -5,14 +5,7 @@ from templar.errors import Reason
 from templar.exchange.signed import seal, unseal
 from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
-from templar.scoring.evidence import (
-    MAX_DEPARTED,
-    Ban,
-    Departed,
-    Evidence,
-    SlashRecord,
-    WeightRecord,
-)
+from templar.scoring.evidence import MAX_DEPARTED, Ban, Departed, Evidence, SlashRecord, WeightRecord
 from templar.scoring.standing import Event
 from tests.support.facts import (
     AUTHOR,
