@@ -149,8 +149,7 @@ def check_mark(params: Mapping[str, Tensor], mark: StateMark, what: str) -> None
 
 def parameters_digest(params: Mapping[str, Tensor]) -> str:
     """The hash of all parameters; tensors that are not on the CPU are copied to it one at a time."""
-    leaves = [_leaf(name, params[name]) for name in sorted(params)]
-    return _hash("templar/parameters/1", leaves=leaves)
+    return _hash("templar/parameters/1", leaves=[_leaf(name, params[name]) for name in sorted(params)])
 
 
 def genesis_root(netuid: int, digest: str) -> str:

@@ -149,13 +149,11 @@ def _check_facts(
         recomputed = _without_repeats(published, recomputed, missing, findings)
     if not again.measurable:
         findings.notes.append("nothing is measured again, for the payloads are not the same")
-    found = compare_facts(published, recomputed, tolerance=tolerance, measured=again.measurable)
-    findings.facts.extend(found)
+    findings.facts.extend(compare_facts(published, recomputed, tolerance=tolerance, measured=again.measurable))
 
 
 def _changed(facts: WindowFacts, changes: Mapping[int, Mapping[str, Any]]) -> WindowFacts:
-    miners = tuple(miner.model_copy(update=changes.get(miner.uid, {})) for miner in facts.miners)
-    return replace(facts, miners=miners)
+    return replace(facts, miners=tuple(miner.model_copy(update=changes.get(miner.uid, {})) for miner in facts.miners))
 
 
 def _without_repeats(
@@ -365,8 +363,7 @@ class _Reconciliation:
 
     def _settle(self, claim: MinerFacts, *names: str) -> None:
         """Exclude these fields from further comparison."""
-        known = self.settled.setdefault(claim.uid, {})
-        known.update({name: getattr(claim, name) for name in names})
+        self.settled.setdefault(claim.uid, {}).update({name: getattr(claim, name) for name in names})
 
     def _differs(
         self,

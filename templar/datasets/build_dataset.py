@@ -102,8 +102,7 @@ def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDat
 
 def built_at(root: Path) -> BuiltDataset:
     """The complete dataset in a folder; errors as in `read_card`."""
-    num_bytes = sum(file.stat().st_size for file in root.rglob("*") if file.is_file())
-    return BuiltDataset(root, read_card(root), num_bytes)
+    return BuiltDataset(root, read_card(root), sum(file.stat().st_size for file in root.rglob("*") if file.is_file()))
 
 
 def read_units(

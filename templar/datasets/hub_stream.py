@@ -135,8 +135,7 @@ def _batches(shard: HubShard, column: str) -> Iterator[Any]:
         with fsspec.open(shard.url, "rb") as opened:
             yield from parquet_batches(opened, column)
         return
-    part = stream.shard(num_shards=shard.count, index=shard.index).with_format("arrow")
-    yield from part.iter(batch_size=BATCH_ROWS)
+    yield from stream.shard(num_shards=shard.count, index=shard.index).with_format("arrow").iter(batch_size=BATCH_ROWS)
 
 
 def parquet_batches(source: Any, column: str) -> Iterator[Any]:

@@ -96,8 +96,7 @@ def build_dataset(
         sizes[sizes_key(config, split)] = SplitSizes(split=split, shards=shards, total_rows=len(rows))
         training_texts += rows if split == TRAIN_SPLIT else []
     # 3. Train the tokenizer, describe the files, and give the folder its name.
-    tokenizer = train_embedded_tokenizer(training_texts, vocab_size)
-    (partial / TOKENIZER_FILE).write_bytes(tokenizer.to_bytes())
+    (partial / TOKENIZER_FILE).write_bytes(train_embedded_tokenizer(training_texts, vocab_size).to_bytes())
     write_metadata(partial, sizes, sorted({config for config, _ in splits}))
     partial.rename(root)
 

@@ -48,11 +48,7 @@ SLOW_SECONDS = 2.0
 
 
 def aggregate(
-    payloads: Sequence[Payload],
-    layout: Layout,
-    limit: float | None = None,
-    *,
-    out: Mapping[str, Tensor] | None = None,
+    payloads: Sequence[Payload], layout: Layout, limit: float | None = None, *, out: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
     """The update that every node applies: parameters move by `-learning_rate` times it.
 
@@ -116,11 +112,7 @@ def signed_magnitudes(section: Section, table: NDArray[np.int64]) -> tuple[NDArr
 
 
 def combine_sections(
-    sections: Sequence[Section],
-    tables: Sequence[NDArray[np.int64]],
-    tensor: TensorLayout,
-    layout: Layout,
-    out: Tensor,
+    sections: Sequence[Section], tables: Sequence[NDArray[np.int64]], tensor: TensorLayout, layout: Layout, out: Tensor
 ) -> Tensor:
     """Overwrite `out` with the update of one tensor, from each peer's section and `magnitudes`."""
     if kernels.uses_kernels(layout.num_elements, out.device):
@@ -183,8 +175,7 @@ def compile_kernels(layout: Layout) -> None:
     with kernels.forced("numba"):
         compressed = compress(FeedbackState.zeros(tiny), update, layout=tiny, rule=rule)
         header = Header(layout.recipe, 0, 0, "nobody", tiny.digest)
-        published = encode(Payload.of(header, compressed.tensors, tiny), tiny)
-        aggregate([decode(published, tiny)], tiny)
+        aggregate([decode(encode(Payload.of(header, compressed.tensors, tiny), tiny), tiny)], tiny)
     seconds = time.monotonic() - started
     if seconds > SLOW_SECONDS:
         log.info("the codec was compiled for this machine in %.0f s", seconds)

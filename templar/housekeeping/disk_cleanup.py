@@ -211,8 +211,7 @@ def _remove(path: Path) -> str | None:
         if not path.is_dir() or path.is_symlink():
             path.unlink(missing_ok=True)
         else:
-            gone = path.rename(path.with_name(f"{GONE}{secrets.token_hex(8)}"))
-            shutil.rmtree(gone)
+            shutil.rmtree(path.rename(path.with_name(f"{GONE}{secrets.token_hex(8)}")))
     except FileNotFoundError:
         return None
     except OSError as error:

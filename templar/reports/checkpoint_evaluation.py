@@ -81,9 +81,7 @@ class HeldOut:
 
 
 def evaluate_checkpoints(
-    config: NeuronConfig,
-    read_texts: Callable[[Tokenizer, int], list[str]],
-    run_tasks: RunTasks | None = None,
+    config: NeuronConfig, read_texts: Callable[[Tokenizer, int], list[str]], run_tasks: RunTasks | None = None
 ) -> tuple[EvaluatedCheckpoint, ...]:
     """Measure every complete checkpoint of the own bucket that has no evaluation yet; the results of all, oldest first.
 

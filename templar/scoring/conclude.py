@@ -251,8 +251,7 @@ def _ramp(finals: Mapping[int, float], weights: Weights, peers: Peers) -> dict[i
     ranked = sorted(finals, key=lambda uid: (-finals[uid], uid))
     top = ranked[: peers.gather_peer_count]
     tail = ranked[peers.gather_peer_count : peers.gather_peer_count + peers.reserve_peer_count]
-    ramp = np.linspace(weights.gather_top_ratio, 1.0, num=len(top))
-    shares = _scaled(top, ramp, weights.gather_share)
+    shares = _scaled(top, np.linspace(weights.gather_top_ratio, 1.0, num=len(top)), weights.gather_share)
     decay = weights.reserve_decay_ratio ** np.arange(len(tail))
     reserve = _scaled(tail, decay, 1 - weights.gather_share)
     # The best of the reserve never gets as much as the last of the gather tier.

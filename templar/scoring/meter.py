@@ -106,10 +106,7 @@ class Meter:
             batch = device.take(tokens[start : start + size].to(torch.int64))
             with device.autocast():
                 hidden = hidden_states(
-                    net,
-                    batch[:, :-1],
-                    checkpoint_layers=self.settings.checkpoint_layers,
-                    layer_step=device.layer_step,
+                    net, batch[:, :-1], checkpoint_layers=self.settings.checkpoint_layers, layer_step=device.layer_step
                 ).flatten(0, 1)
                 each = torch.empty(len(hidden), device=device.place)
                 mean = mean_loss(

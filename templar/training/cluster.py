@@ -366,8 +366,7 @@ class ClusterTrainer:
     def _setup_for(self, length: int) -> Setup:
         """The model that the ranks build: decided once, while they have none yet."""
         if self._setup is None:
-            is_sharded = self.micro_batches.sharded(length)
-            self._setup = Setup(self.model, self._rank_settings, is_sharded, PATIENCE_SECONDS)
+            self._setup = Setup(self.model, self._rank_settings, self.micro_batches.sharded(length), PATIENCE_SECONDS)
         return self._setup
 
     def _failure(self, error: Exception, training: Training, length: int) -> Failed:

@@ -185,8 +185,7 @@ def test_a_lock_that_forgets_a_higher_one_counts_and_convicts():
 
 def test_a_flood_of_words_is_bounded(tmp_path):
     scene = Scene(tmp_path, 40.0, 35.0, 25.0)
-    flood = [Said(ballot, "vote", 3, A) for ballot in range(950, 1000)]
-    scene.carry(2, map(scene.sign, flood))
+    scene.carry(2, map(scene.sign, [Said(ballot, "vote", 3, A) for ballot in range(950, 1000)]))
     words = scene.decide(A, 0, 1)
     ballots = scene.read()
     assert ballots.value == A

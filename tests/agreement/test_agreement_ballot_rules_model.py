@@ -44,11 +44,7 @@ LIAR = (45.0, 45.0, 10.0)
 
 @pytest.mark.parametrize(
     ("stakes", "share", "num_liars", "num_ballots"),
-    [
-        (LIAR, HALF, 1, 2),
-        ((40.0, 31.0, 29.0), TWO_THIRDS, 1, 2),
-        ((40.0, 30.0, 16.0, 14.0), HALF, 2, 1),
-    ],
+    [(LIAR, HALF, 1, 2), ((40.0, 31.0, 29.0), TWO_THIRDS, 1, 2), ((40.0, 30.0, 16.0, 14.0), HALF, 2, 1)],
 )
 def test_an_honest_quorum_decides_from_every_state(stakes, share, num_liars, num_ballots):
     model = Model(stakes, share, num_liars, num_ballots)
@@ -211,11 +207,7 @@ def test_the_decisions_of_all_windows_make_one_history(share, num_ballots):
 
 @pytest.mark.parametrize(
     ("share", "num_ballots", "decisions"),
-    [
-        (HALF, 1, {1, 2}),
-        (TWO_THIRDS, 2, {1}),
-        pytest.param(HALF, 2, {1, 2, 3}, marks=pytest.mark.long),
-    ],
+    [(HALF, 1, {1, 2}), (TWO_THIRDS, 2, {1}), pytest.param(HALF, 2, {1, 2, 3}, marks=pytest.mark.long)],
 )
 def test_after_several_decisions_the_next_windows_are_decided(share, num_ballots, decisions):
     windows = Windows(LIAR, share, 1, num_ballots)

@@ -114,8 +114,7 @@ def test_windows_that_a_bucket_invents_are_not_waited_for(published, tmp_path):
 
 def test_a_checkpoint_without_proofs_or_of_another_network_is_refused(published, tmp_path):
     node = published.miners[0]
-    start = node.birth.start.model_copy(update={"start_window": 3})
-    other = type(node.birth)(start, node.birth.publisher)
+    other = type(node.birth)(node.birth.start.model_copy(update={"start_window": 3}), node.birth.publisher)
     exchange = type(node.exchange)(node.chain, node.buckets, other.network, node.hparams)
     with raising(PermanentError, Reason.WRONG_NETWORK):
         fetch_model(exchange, other, tmp_path, window=2)

@@ -53,8 +53,7 @@ def subnet(tmp_path):
 
 
 def publish(subnet, author, params):
-    exchange = subnet.exchange(author)
-    return publish_proof(exchange, params, window=WINDOW, block_hash=HASH, root=ROOT, outer_steps=2)
+    return publish_proof(subnet.exchange(author), params, window=WINDOW, block_hash=HASH, root=ROOT, outer_steps=2)
 
 
 def test_a_proof_is_published_once_and_can_be_recomputed(subnet):
@@ -94,8 +93,7 @@ def test_every_node_publishes_debug_values_beside_its_proof(network):
     # A miner of which other values are stored publishes its proof all the same.
     blocked = network.miners[0]
     other = Debug(**blocked.exchange.author(1), window=1, start=10, values={})
-    key = window_key(Kind.DEBUG, 1, other.uid)
-    network.bucket(blocked).put(key, seal(other, blocked.exchange.own_signer).encode())
+    network.bucket(blocked).put(window_key(Kind.DEBUG, 1, other.uid), seal(other, blocked.exchange.own_signer).encode())
     network.run([1])
     starts = {Miner: 10, Validator: 0, Aggregator: 0}
     for name, node in network.nodes.items():

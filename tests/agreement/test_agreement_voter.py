@@ -192,8 +192,7 @@ def test_a_quorum_that_is_away_is_waited_for_and_nothing_is_decided_without_it(s
         asked = scene.store(rank).count("head", scene.key(rank, Kind.DECISION))
         assert looks / 2 < asked <= looks + 1, "polling is bounded"
     assert {word.ballot for word in read_ballots(scene.subnet.exchange(), WINDOW).words} == {0}, "no ballot goes on"
-    found = scene.run(*scene.ranks(0))
-    assert found.roster is None, "a roster of the first rank comes too late now"
+    assert scene.run(*scene.ranks(0)).roster is None, "a roster of the first rank comes too late now"
     assert scene.clock.now() < scene.late
 
 
@@ -204,8 +203,7 @@ def test_late_words_are_waited_for_and_the_next_rank_has_its_time_then(scene):
         exchange, member = scene.exchange(rank), scene.validator(rank)
         chain = UnreachableChain(exchange.chain, since=scene.times.settles, seconds=14.0, every=1e6)
         lives.append(scene.live(member, scene.publishing(member), exchange=replace(exchange, chain=chain)))
-    found = scene.run(*lives, *scene.ranks(silent=(0, 1)))
-    assert publisher_of(found) == 1
+    assert publisher_of(scene.run(*lives, *scene.ranks(silent=(0, 1)))) == 1
     assert scene.store(1).inner.head(scene.key(1)).last_modified > scene.times.null_after
 
 
@@ -297,8 +295,7 @@ def test_a_publisher_that_cannot_publish_leaves_it_to_the_next_rank(scene, error
         tries[rank] += 1
         raise error
 
-    found = scene.run(scene.live(scene.validator(0), publish), *scene.ranks(1, silent=(0,)))
-    assert publisher_of(found) == 1
+    assert publisher_of(scene.run(scene.live(scene.validator(0), publish), *scene.ranks(1, silent=(0,)))) == 1
     assert (tries[0] == 1) is isinstance(error, PermanentError), "a store that fails is asked again in the slot"
 
 

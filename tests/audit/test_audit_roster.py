@@ -130,8 +130,7 @@ def test_a_miner_that_signs_two_manifests_is_convicted(network):
     signature = seal(other, network.member(miner).hotkey).signature
     shown = replace(outcome.submission, manifest=other, manifest_signature=signature)
     outcomes = [replace(each, submission=shown) if each is outcome else each for each in gathered.outcomes]
-    audit = audited_by(reader, outcomes)
-    assert [finding.reason for finding in audit.findings] == [Reason.MANIFEST_EQUIVOCATION]
+    assert [finding.reason for finding in audited_by(reader, outcomes).findings] == [Reason.MANIFEST_EQUIVOCATION]
     (found,) = [each for each in accusations(network, 4) if each.reporter == str(network.uid(reader))]
     assert found.is_proven
     assert named_by([found], len(network.nodes)) == (network.uid(miner),), "one proof is enough"

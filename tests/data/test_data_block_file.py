@@ -143,8 +143,7 @@ def test_wrong_bytes_are_never_written(tmp_path):
     file = opened(tmp_path, origin, part_bytes=BLOCK, workers=1)
     with raising(TransientError, Reason.DATASET_MALFORMED, f"block 4 of {NAME}"):
         file.require(ALL)
-    stored = partial_of(file.path).read_bytes()
-    assert stored[4 * BLOCK : 5 * BLOCK] == bytes(BLOCK)
+    assert partial_of(file.path).read_bytes()[4 * BLOCK : 5 * BLOCK] == bytes(BLOCK)
     with pytest.raises(ValueError, match="not complete"):
         file.finish()
 

@@ -65,8 +65,7 @@ def test_malformed_metadata_is_refused_by_field(data, words):
 
 def test_other_splits_have_a_key_of_their_own():
     assert sizes_key("alpha", "train") == "alpha"
-    content = {"alpha/held_out": sizes(split="held_out")["alpha"]}
-    assert parse(content, split="held_out")["alpha"].total_rows == 5
+    assert parse({"alpha/held_out": sizes(split="held_out")["alpha"]}, split="held_out")["alpha"].total_rows == 5
 
 
 @pytest.mark.parametrize(

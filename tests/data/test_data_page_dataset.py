@@ -116,10 +116,8 @@ def test_a_row_group_beyond_the_bound_is_fetched_once(store, monkeypatch):
         assert dataset.read_page(index).texts == tuple(texts[index * 4 : index * 4 + 4])
     assert store.bytes_read(FIRST_SHARD) == size
     fresh, before = open_pages(store), len(store.reads)
-    pages = fresh.read_pages([0, 8, 1, 9, 2, 10], concurrency=1)
-    assert [page.index for page in pages] == [0, 8, 1, 9, 2, 10]
-    read = [each for each in store.reads[before:] if each.key == FIRST_SHARD]
-    assert sum(each.length for each in read) == size
+    assert [page.index for page in fresh.read_pages([0, 8, 1, 9, 2, 10], concurrency=1)] == [0, 8, 1, 9, 2, 10]
+    assert sum(each.length for each in store.reads[before:] if each.key == FIRST_SHARD) == size
 
 
 def test_the_digest_follows_the_files_and_the_pages(store):

@@ -106,8 +106,7 @@ def test_reads_go_round():
     for _ in range(2):
         assert replicas.get("key", max_bytes=10) == DATA
         assert range_of(replicas, 3, 4) == b"3456"
-        info = replicas.head("key")
-        assert info.size == 10
+        assert replicas.head("key").size == 10
     assert [[read.operation for read in store.reads] for store in stores] == [
         ["get", "get"],
         ["get_range", "get_range"],
@@ -252,8 +251,7 @@ def test_an_object_is_absent_only_if_every_endpoint_says_so(time):
     assert asked(stores) == [1, 1, 1]
     stores[2].put("other", b"1234")
     for _ in range(3):
-        info = replicas.head("other")
-        assert info.size == 4
+        assert replicas.head("other").size == 4
     assert not any(report.failures for report in replicas.report())
 
 

@@ -129,11 +129,7 @@ class TestRows:
     @pytest.mark.parametrize("kind", ["stream", "jsonl"])
     @pytest.mark.parametrize(
         ("column", "name", "message"),
-        [
-            (ROWS, "body", "'text'"),
-            (["a", None, "b"], "text", "row 1|line 3"),
-            ([1, 2], "text", "int64|line 1"),
-        ],
+        [(ROWS, "body", "'text'"), (["a", None, "b"], "text", "row 1|line 3"), ([1, 2], "text", "int64|line 1")],
         ids=["no column", "null", "numbers"],
     )
     def test_wrong_columns_are_named(self, tmp_path, kind, column, name, message):
@@ -152,8 +148,7 @@ class TestRows:
     @pytest.mark.parametrize("column", [pa.array([], pa.string()), pa.array([], pa.null())])
     @pytest.mark.parametrize("kind", ["parquet", "stream"])
     def test_a_file_without_rows_has_no_documents(self, tmp_path, kind, column):
-        path = write(tmp_path / f"x.{ending(kind)}", kind, column)
-        assert documents(TextSource("source", path)) == []
+        assert documents(TextSource("source", write(tmp_path / f"x.{ending(kind)}", kind, column))) == []
 
     def test_a_line_that_is_nested_too_deeply(self, tmp_path):
         path = tmp_path / "x.jsonl"

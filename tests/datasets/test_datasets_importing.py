@@ -178,11 +178,7 @@ class TestPages:
     @pytest.mark.parametrize(
         ("change", "reason", "words"),
         [
-            (
-                lambda folder: (folder / PAGES).unlink(),
-                Reason.DATASET_MISSING,
-                f"no file of 'bucket/fineweb/{PAGES}'",
-            ),
+            (lambda folder: (folder / PAGES).unlink(), Reason.DATASET_MISSING, f"no file of 'bucket/fineweb/{PAGES}'"),
             (put(PAGES, table_file(text=["x"])), Reason.DATASET_MALFORMED, "has 1 rows, _shard_sizes.json says 20"),
             (put(PAGES, table_file(body=["x"])), Reason.DATASET_MALFORMED, "no column 'text'; there are body"),
             (

@@ -125,8 +125,7 @@ def test_an_upload_that_failed_goes_on(small_root):
     assert not [key for key in puts if "/_" in key]
     failing.clear()
     sent, files = len(puts), contents(small_root)
-    uploaded = upload_dataset(small_root, store, "there")
-    assert uploaded == Uploaded(len(files), sent, sum(map(len, files.values())))
+    assert upload_dataset(small_root, store, "there") == Uploaded(len(files), sent, sum(map(len, files.values())))
     assert {info.key: store.get(info.key, max_bytes=10**7) for info in store.list()} == {
         f"there/{name}": data for name, data in files.items()
     }

@@ -37,11 +37,7 @@ def scalars(*values, layout=SCALARS):
 LOUD = vector((0, 0.0), (0, 0.0), (0, 0.0), (0, 512.0))
 
 
-PEERS = [
-    scalars(1, 2, 3, 4, 6, 8, 0),
-    scalars(16, 8, 32, 24, 64, 48, 0),
-    scalars(-1, 1, 2, 2, 0.5, 0.5, 0),
-]
+PEERS = [scalars(1, 2, 3, 4, 6, 8, 0), scalars(16, 8, 32, 24, 64, 48, 0), scalars(-1, 1, 2, 2, 0.5, 0.5, 0)]
 
 
 @each_backend

@@ -35,12 +35,7 @@ def test_steps_are_exact_whole_quanta_and_ascend():
     assert STEP_QUANTA.tolist() == list(map(Spec.quanta, steps))
     assert STEP_VALUES.tolist() == list(map(Spec.scale, steps))
     assert (np.diff(STEP_QUANTA) > 0).all()
-    assert (STEP_VALUES[0], STEP_VALUES[1], STEP_VALUES[MAX_STEP], STEP_VALUES[433]) == (
-        0.0,
-        2.0**-36,
-        966.0,
-        1.0,
-    )
+    assert (STEP_VALUES[0], STEP_VALUES[1], STEP_VALUES[MAX_STEP], STEP_VALUES[433]) == (0.0, 2.0**-36, 966.0, 1.0)
 
 
 def test_a_mean_is_written_as_the_nearest_step_and_halfway_as_the_lower_one():

@@ -212,8 +212,7 @@ LEASE = str(ObjectKey(Kind.LEASE, role="miner", holder="ab" * 16))
 @pytest.mark.parametrize("prefix", ["gradient-", "checkpoint-", "aggregator-", "peers_", "start", "lease-"])
 def test_a_prefix_deletes_objects_of_far_future_windows_only(prefix):
     far_off, near = far(NOW + AHEAD + 1), far(NOW + AHEAD)
-    objects = listing(dict.fromkeys([*far_off, *near], 0))
-    found = gone(objects, Criterion(Mode.PREFIX, prefix=prefix))
+    found = gone(listing(dict.fromkeys([*far_off, *near], 0)), Criterion(Mode.PREFIX, prefix=prefix))
     assert found == sorted(key for key in set(far_off) - set(near) if key.startswith(prefix))
     assert bool(found) == (prefix not in ("start", "lease-"))
 
@@ -328,15 +327,13 @@ def test_probes_go_when_they_are_old():
 def test_a_checkpoint_is_abandoned_when_it_is_old_in_windows_and_in_hours(window, age, complete, goes):
     names = ["config.json", *([MANIFEST_FILE] if complete else [])]
     bucket = {checkpoint_key(window, 1, name): age for name in names}
-    found = left_behind({**bucket, window_key(Kind.PROOF, NOW, 1): 0})
-    assert found == (sorted(bucket) if goes else [])
+    assert left_behind({**bucket, window_key(Kind.PROOF, NOW, 1): 0}) == (sorted(bucket) if goes else [])
 
 
 @given(buckets, st.sampled_from([0.0, 1.0, 24.0]))
 @settings(max_examples=75)
 def test_no_temporary_clean_up_touches_what_is_complete(bucket, hours):
-    objects = listing(bucket)
-    complete = survey(objects, NOW).complete
+    complete = survey(listing(bucket), NOW).complete
     for key in left_behind(bucket, hours):
         parsed = parse_current_key(key)
         assert parsed is None or (parsed.kind is Kind.CHECKPOINT and parsed.window not in complete)

@@ -53,8 +53,7 @@ def temporary(network, tmp_path, monkeypatch):
 
 
 def rules(network, *, later=0, hours=24):
-    identity = network.aggregator.birth.network
-    return LocalRules(identity, network.hparams.storage, hours, time.time() + later)
+    return LocalRules(network.aggregator.birth.network, network.hparams.storage, hours, time.time() + later)
 
 
 def clean(network, home, *, later=2 * DAY, dry_run=False):
@@ -130,8 +129,7 @@ def test_young_files_stay_and_a_stamp_makes_nothing_old(network, home):
     for name in litter(home):
         os.utime(home / name, (1000, 1000))
     before = files(home)
-    report = clean(network, home, later=3600)
-    assert (report.total("removed"), files(home)) == (0, before)
+    assert (clean(network, home, later=3600).total("removed"), files(home)) == (0, before)
 
 
 def test_files_that_may_be_read_stay_for_a_day(network, home, temporary):
@@ -194,8 +192,7 @@ def test_only_folders_of_commands_are_removed(network, home, temporary):
         (temporary / name / "file").write_bytes(b"1")
     (temporary / "templar-dataset-link").symlink_to(temporary / "somebody-elses")
     clean(network, home)
-    left = {path.name for path in temporary.iterdir()}
-    assert left == {"somebody-elses", "templar-other", "templar-dataset-link"}
+    assert {path.name for path in temporary.iterdir()} == {"somebody-elses", "templar-other", "templar-dataset-link"}
 
 
 @pytest.mark.parametrize("form", ["{}", "kernels-{}"])

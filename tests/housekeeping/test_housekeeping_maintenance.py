@@ -63,8 +63,7 @@ def test_a_publication_that_failed_goes_on(network, monkeypatch):
 
 def test_a_hotkey_that_is_not_registered_publishes_nothing(network):
     network.run([1])
-    config = network.config(AGGREGATOR)
-    stranger = replace(config, signer=network.world.members[0].hotkey)
+    stranger = replace(network.config(AGGREGATOR), signer=network.world.members[0].hotkey)
     network.world.chain.deregister(stranger.signer.address)
     with raising(PermanentError, Reason.NOT_REGISTERED):
         publish_newest_checkpoint(stranger)

@@ -104,8 +104,7 @@ def test_abandoned_objects_go_and_running_uploads_stay(old, monkeypatch):
     (root / INCOMING / "dead").write_bytes(b"x" * 100)
     chain, hparams = old.config(AGGREGATOR).chain, old.hparams
     before = set(old.objects(AGGREGATOR))
-    fresh = clean_temporary(at, chain, hparams, hours=0, dry_run=False)
-    assert fresh.rows == ()
+    assert clean_temporary(at, chain, hparams, hours=0, dry_run=False).rows == ()
     old.clock.sleep_until(old.clock.now() + 3000)
     store.put("newest", b"1")
     later = time.time() + 3000

@@ -51,8 +51,7 @@ def test_without_a_checkpoint_it_says_so(network):
 
 
 def test_an_evaluation_that_is_not_the_publishers_is_refused(network):
-    key = checkpoint_key(0, network.member(AGGREGATOR).uid, EVALUATION_FILE)
-    network.bucket(AGGREGATOR).put(key, b"{}")
+    network.bucket(AGGREGATOR).put(checkpoint_key(0, network.member(AGGREGATOR).uid, EVALUATION_FILE), b"{}")
     with pytest.raises(PermanentError):
         evaluate(network)
 

@@ -44,8 +44,7 @@ def evaluate(network, name, tasks=None):
 @pytest.fixture(scope="module")
 def trained(build_shared):
     """Six windows, and checkpoints of three of them by two publishers, each measured before the next one is made."""
-    training = {"inner_steps": 6}
-    network = build_shared(tiny(training=training))
+    network = build_shared(tiny(training={"inner_steps": 6}))
     for window in WINDOWS:
         network.run([window - 1, window])
         for name in PUBLISHERS:
@@ -66,8 +65,7 @@ def key_of(network, name, window):
 
 
 def stored(network, name, window):
-    data = network.bucket(name).get(key_of(network, name, window), max_bytes=1 << 20)
-    return unseal(data, CheckpointEvaluation).body
+    return unseal(network.bucket(name).get(key_of(network, name, window), max_bytes=1 << 20), CheckpointEvaluation).body
 
 
 class TestCurve:
@@ -111,8 +109,7 @@ class TestCurve:
             return real(number, finalized=finalized)
 
         monkeypatch.setattr(chain, "block_time", pruned)
-        found = read(trained)
-        assert [point.hours for point in found.points] == pytest.approx([point.hours for point in whole.points])
+        assert [point.hours for point in read(trained).points] == pytest.approx([point.hours for point in whole.points])
 
 
 Forge = Callable[[CheckpointEvaluation, Signer], bytes]

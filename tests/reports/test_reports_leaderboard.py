@@ -105,8 +105,7 @@ def test_bans_of_hotkey_and_bucket_show_until_when():
     bans = ({"subject": hotkey(3), "last_window": 20}, {"subject": bucket(4), "last_window": 30})
     banned = Evidence.model_validate({**evidence.model_dump(), "bans": bans})
     board = Leaderboard([banned])
-    until = board.standings.set_index("uid")["banned_until"]
-    assert until.fillna(0).to_dict() == {3: 20, 4: 30, 5: 0}
+    assert board.standings.set_index("uid")["banned_until"].fillna(0).to_dict() == {3: 20, 4: 30, 5: 0}
     cells = {row["uid"]: row["slashes"] for row in board.cells()}
     assert cells == {3: "banned until window 20", 4: "banned until window 30", 5: ""}
 

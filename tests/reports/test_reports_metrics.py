@@ -281,7 +281,6 @@ def test_a_disk_that_refuses_costs_the_file_alone(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "templar"):
         publish_metrics(SMALL, tmp_path)
         publish_metrics(SMALL, tmp_path / "nowhere")
-    levels = [record.levelname for record in caplog.records]
-    assert levels == ["INFO", "WARNING"] * 2
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"] * 2
     assert caplog.records[1].getMessage().startswith("window 12: the metrics are not on the disk: [local_file]")
     assert [each.name for each in tmp_path.iterdir()] == [FILE_NAME]

@@ -54,8 +54,7 @@ class TestNodes:
             "in 0 of 3 windows",
         )
         uid, judge = network.member(honest).uid, network.member(network.validator).uid
-        weights = network.world.chain.weights()[judge]
-        assert first["own weight on chain"] == f"{weights[uid]:.4f} by uid {judge}"
+        assert first["own weight on chain"] == f"{network.world.chain.weights()[judge][uid]:.4f} by uid {judge}"
         assert float(first["own share of the miners' emission"].rstrip("%")) > 0
         assert second["own share of the miners' emission"] == "0.0%"
         assert "tokens/s" in first["trained in the newest window"]

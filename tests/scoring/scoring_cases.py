@@ -94,8 +94,7 @@ def networks(draw):
         departed[hotkey(uid + 18)] = card.model_copy(update=place)
     subjects = [name(uid) for uid in range(2, 10) for name in (hotkey, bucket)]
     bans = draw(st.dictionaries(st.sampled_from(subjects), st.integers(WINDOW - 1, WINDOW + 300), max_size=3))
-    baseline = Rating(sigma=draw(st.floats(0.5, 8.5)))
-    return facts, standing_of(past, departed=departed, bans=bans, baseline=baseline)
+    return facts, standing_of(past, departed=departed, bans=bans, baseline=Rating(sigma=draw(st.floats(0.5, 8.5))))
 
 
 # The second implementation reads JSON.

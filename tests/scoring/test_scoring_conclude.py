@@ -63,8 +63,7 @@ def test_of_too_many_departed_cards_those_that_revealed_last_are_kept():
     assert len(found.departed) == MAX_DEPARTED
     kept = {each.hotkey for each in found.departed}
     forgotten = [card.last_reveal or 0 for uid, card in cards.items() if hotkey(uid) not in kept]
-    remembered = [each.card.last_reveal or 0 for each in found.departed]
-    assert max(forgotten) <= min(remembered)
+    assert max(forgotten) <= min(each.card.last_reveal or 0 for each in found.departed)
     assert hotkey(600) not in kept
     again = conclude(window_of(revealed(3), window=WINDOW + 1), found.standing, V2, AUTHOR)
     assert again.departed == found.departed

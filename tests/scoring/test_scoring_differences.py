@@ -123,8 +123,7 @@ def test_measured_numbers_may_be_left_out():
 def test_a_tolerance_covers_measured_numbers_up_to_it(error, uid):
     miner = next(each for each in FACTS.miners if each.uid == uid)
     moved = miner.estimate.model_copy(update={"random_gain": miner.estimate.random_gain * (1 + error)})
-    other = changed(FACTS, uid, estimate=moved)
-    assert compare_facts(other, FACTS, tolerance=1e-5) == ()
+    assert compare_facts(changed(FACTS, uid, estimate=moved), FACTS, tolerance=1e-5) == ()
     far = moved.model_copy(update={"random_gain": moved.random_gain + 0.1})
     assert fields(compare_facts(changed(FACTS, uid, estimate=far), FACTS, tolerance=1e-5)) == [
         f"miners[uid {uid}].facts.estimate.random_gain"

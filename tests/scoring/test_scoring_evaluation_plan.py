@@ -17,9 +17,7 @@ def candidate(number, num_sequences=20, unmeasured=1):
 
 
 networks = st.dictionaries(
-    st.integers(0, 255),
-    st.tuples(st.integers(0, 20), st.sampled_from([1, 2, 50])),
-    max_size=6,
+    st.integers(0, 255), st.tuples(st.integers(0, 20), st.sampled_from([1, 2, 50])), max_size=6
 ).map(lambda drawn: {uid: candidate(uid, *numbers) for uid, numbers in drawn.items()})
 sizes = st.fixed_dictionaries(
     {

@@ -62,8 +62,7 @@ def test_the_second_implementation_finds_the_same_likenesses(now, past, applied)
         }
         kept = {other: each for other, each in old.items() if other != uid or other in applied}
         for found, others in ((overlaps, present), (repeats, kept)):
-            expected = Judge.most_alike(uid, own, others, chance, LEVEL)
-            assert alike(plain(found.get(uid)), expected)
+            assert alike(plain(found.get(uid)), Judge.most_alike(uid, own, others, chance, LEVEL))
 
 
 # Norms.

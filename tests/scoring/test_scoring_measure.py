@@ -92,8 +92,7 @@ def evaluator(params, payloads, *, segments=None, layout=LAYOUT, targets=None, f
 
 
 def measured(measuring, plan):
-    estimates = measuring.estimate(list(plan))
-    return estimates, measuring.measure(plan)
+    return measuring.estimate(list(plan)), measuring.measure(plan)
 
 
 PLAN = {9: (4, SPARE), 30: (9, 4), 31: (4, 9, SPARE), 4: (9,)}
@@ -268,8 +267,7 @@ def test_a_model_that_is_not_finite_measures_nothing(params, payloads):
 
 
 def test_a_miner_alone_has_no_data_of_others_and_another_model_none_at_all(params, payloads):
-    alone = {4: SEGMENTS[4]}
-    estimates, found = measured(evaluator(params, {4: payloads[4]}, segments=alone), {4: ()})
+    estimates, found = measured(evaluator(params, {4: payloads[4]}, segments={4: SEGMENTS[4]}), {4: ()})
     assert (estimates[4].random_before, estimates[4].random_gain) == (None, None)
     assert estimates[4].own_before == found[4].own_before == mean_loss(params, [4])
     assert (found[4].random_before, found[4].random_after, found[4].random_gain) == (None, None, None)
@@ -284,8 +282,7 @@ PYTHON_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize(
-    ("recipe", "use_dct", "length"),
-    [("sparseloco", False, 8), pytest.param("demo", True, 64, marks=pytest.mark.slow)],
+    ("recipe", "use_dct", "length"), [("sparseloco", False, 8), pytest.param("demo", True, 64, marks=pytest.mark.slow)]
 )
 def test_memory_is_the_model_one_update_and_the_activations(recipe, use_dct, length):
     """Of two million parameters. Activations are the memory of one plain pass forward and back.
@@ -320,5 +317,4 @@ def test_memory_is_the_model_one_update_and_the_activations(recipe, use_dct, len
     update = sum(4 * tensor.numel() for tensor in params.values())
     tensors, python = peak_bytes(evaluate)
     assert update < tensors <= update + activations
-    largest = max(tensor.numel() for tensor in params.values())
-    assert python < PYTHON_BYTES + (8 * largest if use_dct else 0)
+    assert python < PYTHON_BYTES + (8 * max(tensor.numel() for tensor in params.values()) if use_dct else 0)

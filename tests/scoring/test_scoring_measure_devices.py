@@ -99,8 +99,7 @@ def test_auto_halves_the_micro_batch_and_begins_again(repeatable, passes, monkey
     full = Full(4, mean_loss, passes)
     monkeypatch.setattr(meter, "mean_loss", full)
     measuring = evaluator(AUTO)
-    found = facts(measuring)
-    assert compare_facts(found, repeatable, tolerance=1e-4) == ()
+    assert compare_facts(facts(measuring), repeatable, tolerance=1e-4) == ()
     assert full.sizes[passes] == MICRO_BATCH
     assert max(full.sizes[passes + 1 :]) == 4
     full.sizes.clear()

@@ -97,6 +97,5 @@ def test_the_second_implementation_finds_the_same_final_scores(scored, sigma, hp
 
 @pytest.mark.parametrize(("root", "behind"), [("a", 0), ("b", 1), ("e", 4), ("f", 5), ("foreign", 5)])
 def test_windows_behind_are_counted_from_the_newest_window_with_the_root(root, behind):
-    roots = dict(zip(range(10, 0, -1), "abcdefbbbb", strict=True))
-    assert windows_behind(root, roots, 10) == behind
+    assert windows_behind(root, dict(zip(range(10, 0, -1), "abcdefbbbb", strict=True)), 10) == behind
     assert (sync_score(behind) == 0) == (behind == MAX_BEHIND)

@@ -46,8 +46,7 @@ def test_a_newcomer_to_an_old_network_is_paid_for_work_only():
     """Work is paid from early on, harm and idling never."""
     newcomers = [revealed(2, -0.02), revealed(4, 0.0)]
     found = windows_of(
-        120,
-        lambda window, dice: [*at_work(dice, *HONEST), *([*newcomers, *at_work(dice, 3)] if window > 60 else [])],
+        120, lambda window, dice: [*at_work(dice, *HONEST), *([*newcomers, *at_work(dice, 3)] if window > 60 else [])]
     )
     assert all(max(final_of(each, 2), final_of(each, 4)) <= 0 for each in found[60:])
     assert all(final_of(each, 3) > 0 for each in found[75:])

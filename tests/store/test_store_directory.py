@@ -50,8 +50,7 @@ class TestStamps:
                 now = 2000.0
                 writer.write(b"second half")
             put.result()
-        info = store.head("key")
-        assert info.last_modified == 2000
+        assert store.head("key").last_modified == 2000
         assert store.get("key", max_bytes=100) == b"first half, second half"
 
 

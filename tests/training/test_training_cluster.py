@@ -61,8 +61,7 @@ class Group:
 
     def assert_nothing_left(self):
         """No process has this group's temporary folder, and nothing of it lies there."""
-        marked = [process for process in psutil.process_iter() if self._is_ours(process)]
-        wait_until_gone(marked)
+        wait_until_gone([process for process in psutil.process_iter() if self._is_ours(process)])
         names = [path.name for folder in (self.temporary, Path("/dev/shm")) for path in folder.iterdir()]
         assert [name for name in names if name.startswith(("torchelastic", "torch_", "gloo"))] == []
 

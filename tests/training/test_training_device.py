@@ -84,8 +84,7 @@ def test_gradients_in_bfloat16_are_added_up_in_float32(rows, monkeypatch):
     "changes", [{}, {"micro_batch": 3}, {"micro_batch": "auto"}, {"checkpoint_layers": 1}, {"threads": 2}]
 )
 def test_every_choice_gives_the_same_update_but_for_rounding(changes, recipe):
-    found = learn(FAST.model_copy(update=changes), recipe=recipe)
-    assert_close(found, learn(TrainerSettings(), recipe=recipe), 1e-3)
+    assert_close(learn(FAST.model_copy(update=changes), recipe=recipe), learn(TrainerSettings(), recipe=recipe), 1e-3)
 
 
 def test_bfloat16_products_keep_float32_parameters_and_moments():
@@ -261,8 +260,7 @@ def test_auto_halves_the_micro_batch_and_keeps_it(monkeypatch):
     full.sizes.clear()
     learn(TrainerSettings(), trainer)
     assert full.sizes == [3] * 8
-    expected = learn(TrainerSettings(micro_batch=3))
-    assert_close(result, expected, 0.0)
+    assert_close(result, learn(TrainerSettings(micro_batch=3)), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,7 @@ def sparseloco(net, sequences, **changes):
         "optimizer": OptimizerState.zeros(parameters_of(net)),
         "keep_going": forever,
     }
-    model = changes.pop("model", MODEL)
-    return Trainer(model).learn(parameters_of(net), sequences, **(arguments | changes))
+    return Trainer(changes.pop("model", MODEL)).learn(parameters_of(net), sequences, **(arguments | changes))
 
 
 def demo(net, sequences, keep_going=forever):

@@ -213,5 +213,4 @@ def sample_ids(samples: NDArray[np.integer]) -> NDArray[np.uint64]:
     Samples have shape (n, L). The id does not depend on the type in which a shard stores its tokens.
     """
     rows = np.ascontiguousarray(samples, dtype="<u4")
-    digests = b"".join(hashlib.blake2b(row.data, digest_size=8).digest() for row in rows)
-    return np.frombuffer(digests, dtype="<u8")
+    return np.frombuffer(b"".join(hashlib.blake2b(row.data, digest_size=8).digest() for row in rows), dtype="<u8")
