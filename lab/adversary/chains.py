@@ -7,12 +7,12 @@ a difficult chain for everybody; its `BlockSchedule` follows from a seed.
 
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from templar.canonical import keyed_seed
-from templar.chain.base import Chain, Clock, Metagraph, Role, SubnetRules, WeightsSchedule
+from templar.chain.base import Chain, Clock, Metagraph
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TransientError
 
@@ -167,11 +167,43 @@ class UnevenLedger(Ledger):
             raise PermanentError(Reason.BLOCK_UNKNOWN, f"block {number} is not there: the newest one is {newest}")
 
 
+def _asked(call: str) -> Any:
+    """A call of the inner chain, after `before`."""
+
+    def answer(self: "ChainView", *arguments: Any, **options: Any) -> Any:
+        self.before(call)
+        return getattr(self._inner, call)(*arguments, **options)
+
+    return answer
+
+
+def _passed_on(call: str) -> Any:
+    """A call of the inner chain."""
+    return lambda self, *arguments, **options: getattr(self._inner, call)(*arguments, **options)
+
+
 @dataclass(eq=False)
 class ChainView:
     """Another chain, call by call."""
 
     _inner: Chain
+
+    block = _asked("block")
+    head = _asked("head")
+    block_time = _asked("block_time")
+    block_hash = _asked("block_hash")
+    wait_for_block = _asked("wait_for_block")
+    metagraph = _asked("metagraph")
+    commitments = _asked("commitments")
+    weights = _asked("weights")
+    set_weights = _asked("set_weights")
+
+    require_fees = _passed_on("require_fees")
+    set_commitment = _passed_on("set_commitment")
+    set_role = _passed_on("set_role")
+    weights_schedule = _passed_on("weights_schedule")
+    check_weights = _passed_on("check_weights")
+    rules = _passed_on("rules")
 
     def before(self, call: str) -> None:
         """Called before each question to the chain; what it raises is the answer."""
@@ -190,75 +222,6 @@ class ChainView:
     def block_seconds(self) -> float:
         """Expected seconds between two blocks."""
         return self._inner.block_seconds
-
-    def block(self) -> int:
-        """Number of the newest finalized block."""
-        self.before("block")
-        return self._inner.block()
-
-    def head(self) -> int:
-        """Number of the newest block."""
-        self.before("head")
-        return self._inner.head()
-
-    def block_time(self, number: int, *, finalized: bool = True) -> float:
-        """Chain time of a block."""
-        self.before("block_time")
-        return self._inner.block_time(number, finalized=finalized)
-
-    def block_hash(self, number: int) -> str:
-        """Hash of a block."""
-        self.before("block_hash")
-        return self._inner.block_hash(number)
-
-    def wait_for_block(self, number: int, *, finalized: bool = True) -> None:
-        """Return once the block is there."""
-        self.before("wait_for_block")
-        self._inner.wait_for_block(number, finalized=finalized)
-
-    def metagraph(self, block: int | None = None) -> Metagraph:
-        """The neurons at a block."""
-        self.before("metagraph")
-        return self._inner.metagraph(block)
-
-    def require_fees(self) -> None:
-        """As the inner chain."""
-        self._inner.require_fees()
-
-    def commitments(self) -> dict[str, str]:
-        """Each hotkey's newest commitment."""
-        self.before("commitments")
-        return self._inner.commitments()
-
-    def set_commitment(self, data: str) -> None:
-        """Commit under the own hotkey."""
-        self._inner.set_commitment(data)
-
-    def set_role(self, role: Role) -> None:
-        """Announce the own hotkey's role."""
-        self._inner.set_role(role)
-
-    def weights(self) -> dict[int, dict[int, float]]:
-        """All weights."""
-        self.before("weights")
-        return self._inner.weights()
-
-    def weights_schedule(self) -> WeightsSchedule:
-        """As the inner chain."""
-        return self._inner.weights_schedule()
-
-    def check_weights(self, weights: Mapping[int, float], *, sent: int | None = None) -> None:
-        """As the inner chain."""
-        self._inner.check_weights(weights, sent=sent)
-
-    def rules(self) -> SubnetRules | None:
-        """As the inner chain."""
-        return self._inner.rules()
-
-    def set_weights(self, weights: Mapping[int, float]) -> None:
-        """Set the own weights."""
-        self.before("set_weights")
-        self._inner.set_weights(weights)
 
 
 class IntermittentChain(ChainView):
