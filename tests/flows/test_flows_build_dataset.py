@@ -9,6 +9,7 @@ import pytest
 from prefect.exceptions import ParameterTypeError
 
 from flows.build_dataset import build_dataset
+from lab.gauntlet.endpoints import Server
 from tasks.datasets import artifact_key
 from templar.data.shards.manifest import parse_index
 from templar.datasets.build_dataset import build, find_built
@@ -16,7 +17,7 @@ from templar.datasets.documents import TextSource
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from tests.support.datasets import contents, write_books
 from tests.support.flow_network import task_runs
-from tests.support.servers import REPOSITORY, Server
+from tests.support.servers import REPOSITORY
 
 SETTINGS = {"held_out_fraction": 0.2, "vocab_size": 300, "sequence_length": 16, "row_chars": 100}
 WRITE = ("R2_DATASET_WRITE_ACCESS_KEY_ID", "R2_DATASET_WRITE_SECRET_ACCESS_KEY")
@@ -71,17 +72,17 @@ def test_from_files_to_a_folder(books, tmp_path, prefect_server):
             assert bar["data"] == 100.0
 
 
-def start_worker(address, *options):
+def start_worker(log, address, *options):
     command = [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-nanny", "--nthreads", "1"]
-    return Server([*command, "--no-dashboard", "--host", "127.0.0.1", *options], "Registered to:")
+    return Server([*command, "--no-dashboard", "--host", "127.0.0.1", *options], "Registered to:", log)
 
 
 @pytest.fixture
-def scheduler():
+def scheduler(tmp_path):
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
-    server = Server([*command, "--no-dashboard"], "Scheduler at:")
+    server = Server([*command, "--no-dashboard"], "Scheduler at:", tmp_path / "scheduler.log")
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.mark.slow
@@ -95,15 +96,17 @@ def test_the_bytes_do_not_depend_on_dask_or_on_a_worker_that_dies(books, tmp_pat
     }
     address = scheduler.endpoint_url
     workers = [
-        start_worker(address),
-        start_worker(address, "--preload", str(REPOSITORY / "tests" / "support" / "dying_worker.py")),
+        start_worker(tmp_path / "one.log", address),
+        start_worker(
+            tmp_path / "two.log", address, "--preload", str(REPOSITORY / "tests" / "support" / "dying_worker.py")
+        ),
     ]
     try:
         state = run([books], tmp_path / "one-died", settings=wanted[DatasetLayout.SHARDS], dask=address)
         assert state.is_completed()
-        assert workers[1].stop() == -signal.SIGKILL
+        assert workers[1].child.stop() == -signal.SIGKILL
         assert contents(tmp_path / "one-died") == contents(whole[DatasetLayout.SHARDS].root)
-        workers.append(start_worker(address))
+        workers.append(start_worker(tmp_path / "three.log", address))
         for layout, each in wanted.items():
             assert run([books], tmp_path / f"two-{layout}", settings=each, dask=address).is_completed()
             assert contents(tmp_path / f"two-{layout}") == contents(whole[layout].root)
@@ -113,8 +116,8 @@ def test_the_bytes_do_not_depend_on_dask_or_on_a_worker_that_dies(books, tmp_pat
         assert "[dataset_malformed]" in str(state.message)
     finally:
         for worker in workers:
-            worker.stop()
-    scheduler.stop()
+            worker.close()
+    scheduler.close()
     with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
         state = run([books], tmp_path / "nobody", dask=address)
     assert state.is_failed()

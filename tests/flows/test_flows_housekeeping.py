@@ -24,6 +24,7 @@ from flows.private_backup import private_backup
 from flows.shard_rotation import shard_rotation
 from flows.temporary_cleanup import temporary_cleanup
 from flows.validate_storage_access import validate_storage_access
+from lab.gauntlet.endpoints import random_key, start_rclone
 from tasks import housekeeping as task_module
 from tasks.host import release
 from templar.agreement.checkpoint import list_checkpoints
@@ -35,7 +36,6 @@ from templar.store.directory import DirectoryStore
 from tests.support.audited import run_alone
 from tests.support.flow_network import rows_of_table, run_flow, run_id, saved, task_runs
 from tests.support.prepared import PreparedNetwork
-from tests.support.servers import random_key, start_rclone
 from tests.support.shards import on_disk
 
 pytestmark = pytest.mark.usefixtures("prefect_api")
@@ -285,7 +285,7 @@ class TestCleaner:
 
     def test_a_read_key_that_writes_fails_the_run(self, network, prefect_server):
         block, random = network.block("aggregator"), random_key()
-        server = start_rclone(network.plan.folder / "buckets", random)
+        server = start_rclone(network.plan.folder / "buckets", [random], network.plan.folder / "rclone.log")
         key = BucketCredentials(
             access_key_id=random.access_key_id, secret_access_key=SecretStr(random.secret_access_key)
         )
@@ -293,7 +293,7 @@ class TestCleaner:
         bucket = block.bucket.model_copy(update={"endpoint": endpoint, "read": key, "write": key})
         name = saved(block.model_copy(update={"bucket": bucket}))
         state = run(validate_storage_access, name)
-        server.stop()
+        server.close()
         assert state.is_failed()
         assert "[read_key_writes] bucket " in str(state.message)
         assert random.secret_access_key not in str(state.message)

@@ -9,6 +9,7 @@ import pytest
 from botocore.configprovider import BOTOCORE_DEFAUT_SESSION_VARIABLES, DEFAULT_S3_CONFIG_VARS
 
 import templar.store.s3_client
+from lab.gauntlet.endpoints import random_key
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.s3_client import Renewable, our_errors
 from templar.store.s3_protocol import (
@@ -24,7 +25,7 @@ from templar.store.s3_protocol import (
 from tests.store.conftest import HEADERS, KEY, calls_of, place_on, s3_store
 from tests.support.errors import error_of, reason_of
 from tests.support.scripted_server import Reply, s3_error, scripted_server
-from tests.support.servers import random_key
+from tests.support.servers import paused
 
 QUICK = S3Settings(
     connect_timeout_seconds=5.0,
@@ -377,7 +378,7 @@ class TestRecovery:
         hasty = place.store(replace(QUICK, read_timeout_seconds=0.15))
         insistent = place.store(replace(QUICK, read_timeout_seconds=1.0, max_attempts=2))
         insistent.put("kept", b"1")
-        with moto.server.paused():
+        with paused(moto.server):
             calls = calls_of(hasty, tmp_path)
             del calls["put"], calls["put_if_absent"]  # one way to put is enough: each waits for "100 Continue"
             assert {outcome_of(call) for call in calls.values()} == {UNREACHABLE}

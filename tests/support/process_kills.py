@@ -43,12 +43,12 @@ from deployments.local.bringup import CLOCK, HOUSEKEEPING, STORAGE, LocalNetwork
 from deployments.prefect_server import SERVER_NAME
 from deployments.processes import PROJECT_ROOT, Child, ProcessIdentity, start_child
 from deployments.s3_endpoint import BucketKeys, EndpointAdmin
+from lab.gauntlet.endpoints import RCLONE_LISTENING, random_key
 from templar.errors import Reason
 from templar.timeline import first_block, window_of
 from tests.support.commands import installed
 from tests.support.live_network import LiveNetwork, is_free
 from tests.support.operator import wait_until
-from tests.support.servers import random_key
 
 BLOCKS = 30
 """Seconds of a window: long enough for workers that start afresh, several at once, on two cores."""
@@ -272,7 +272,7 @@ class ProcessKills:
 @contextmanager
 def _lasting_storage(buckets):
     """Let a local network have an S3 endpoint whose objects, in this folder, outlive its process."""
-    key, announced = random_key(), "Starting s3 server on "
+    key = random_key()
 
     def start_storage(network):
         plan = network.plan
@@ -280,7 +280,7 @@ def _lasting_storage(buckets):
         address = f"127.0.0.1:{plan.storage_port}"
         command = [installed("rclone"), "serve", "s3", str(buckets), "--addr", address, "--config", ""]
         command += ["--auth-key", f"{key.access_key_id},{key.secret_access_key}"]
-        network._start(STORAGE, command, announces=announced)
+        network._start(STORAGE, command, announces=RCLONE_LISTENING)
         EndpointAdmin(plan.storage_url, key).save(plan.admin_file)
 
     def make_bucket(_, account):
