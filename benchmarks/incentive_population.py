@@ -4,23 +4,18 @@ All cheats get as far as being scored: only the validator's measurements tell th
 gives the same report, apart from the seconds.
 """
 
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lab.simulate.run import HELD_OUT_SEQUENCES, KERNEL_WINDOWS, own_evidence, run_nodes
-from lab.simulate.world import START_WINDOW, World
-from templar.gradient.aggregate import compile_kernels, single_update, target_norms
-from templar.gradient.kernels import forced
-from templar.gradient.layout import Layout
+from lab.simulate.run import HELD_OUT_SEQUENCES, own_evidence, run_nodes, world_for
+from lab.simulate.world import START_WINDOW
+from templar.gradient.aggregate import single_update, target_norms
 from templar.hparams import HParams, load_hparams
 from templar.neuron.evaluate import mean_loss
 from templar.neuron.node import Node
@@ -28,9 +23,6 @@ from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
 from templar.scoring.slashing import alike_groups
 from templar.scoring.standing import Standing
-from templar.shared_results import sharing
-from templar.store.files import memory_folder
-from templar.training.model import parameter_shapes
 from templar.training.schedule import loudest_coefficient, outer_learning_rate
 
 HONEST = "honest"
@@ -216,11 +208,7 @@ def run_population(
 
     `on_window` is called with each window that the validator has done, and the loss before its step.
     """
-    # Kernels and shared results give the same bits as a node without them, in less time.
-    kernels = forced("numba") if windows >= KERNEL_WINDOWS else nullcontext()
-    with kernels, sharing(), tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as folder:
-        world = World(Path(folder), hparams, seed=seed, actors=population.actors)
-        compile_kernels(Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe))
+    with world_for(hparams, windows, seed=seed, actors=population.actors) as world:
         seen: list[Evidence] = []
         losses: list[float] = []
         held_out = cache(world.held_out)
@@ -261,19 +249,12 @@ def run_population(
 
 @dataclass(frozen=True)
 class PlacesReport:
-    """The miners that kept a place in the gather tier, by the first validator's evidence.
+    """The miners that kept a place in the gather tier, by the first validator's evidence."""
 
-    Attributes:
-        roles: Uid -> actor, of the miners.
-        losses: Held-out loss in nats per token after each window.
-        excluded: Uid -> the window in which it lost its place for the first time.
-        applied: Uid -> number of windows in whose rosters it was.
-    """
-
-    roles: dict[int, str]
-    losses: tuple[float, ...]
-    excluded: dict[int, int]
-    applied: dict[int, int]
+    roles: dict[int, str]  # uid -> actor, of the miners
+    losses: tuple[float, ...]  # held-out loss in nats per token after each window
+    excluded: dict[int, int]  # uid -> the window in which it lost its place for the first time
+    applied: dict[int, int]  # uid -> number of windows in whose rosters it was
 
     def windows_to(self, loss: float) -> float | None:
         """Windows until the held-out loss was first at most this, interpolated; None if it never was."""
@@ -287,10 +268,7 @@ def run_places(
     population: Population, hparams: HParams, *, windows: int, seed: int, newcomers: tuple[int, ...] = ()
 ) -> PlacesReport:
     """Run a population on simulated time; the last miners of it start in the windows `newcomers`."""
-    kernels = forced("numba") if windows >= KERNEL_WINDOWS else nullcontext()
-    with kernels, sharing(), tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as folder:
-        world = World(Path(folder), hparams, seed=seed, actors=population.actors)
-        compile_kernels(Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe))
+    with world_for(hparams, windows, seed=seed, actors=population.actors) as world:
         miners = [member for member in world.members if member.role in population.actors]
         starts = dict(zip(reversed(miners), newcomers, strict=False))
         losses: list[float] = []

@@ -2,11 +2,12 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lab.adversary.actors import ACTORS
 from lab.simulate.world import START_WINDOW, Member, World
@@ -71,19 +72,9 @@ def simulate(
         ValueError: `actors` names nobody, or `windows`, `num_validators` or `threads` is less than 1.
     """
     _check(actors, windows=windows, num_validators=num_validators, threads=threads)
-    # Kernels give the same bits, and pay for their loading in a long run.
-    kernels = forced("numba") if windows >= KERNEL_WINDOWS else nullcontext()
-    with kernels, sharing(share), tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as temporary:
-        world = World(
-            folder or Path(temporary),
-            hparams,
-            seed=seed,
-            actors=actors,
-            num_validators=num_validators,
-            threads=threads,
-            training=training,
-        )
-        compile_kernels(Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe))
+    members: Any = {"actors": actors, "num_validators": num_validators}
+    options: Any = {"seed": seed, "threads": threads, "training": training, "folder": folder, "share": share}
+    with world_for(hparams, windows, **members, **options) as world:
         started = time.perf_counter()
         nodes = run_nodes(world, windows, lambda validator, window: on_window(window, _loss(validator, window)))
         seconds = time.perf_counter() - started
@@ -91,6 +82,19 @@ def simulate(
         for node in nodes.values():
             node.stop()
         return report
+
+
+@contextmanager
+def world_for(
+    hparams: HParams, windows: int, *, folder: Path | None = None, share: bool = True, **members: Any
+) -> Iterator[World]:
+    """A world for a run of so many windows, with the kernels and shared results that make it fast; as in `simulate`."""
+    # Kernels give the same bits, and pay for their loading in a long run.
+    kernels = forced("numba") if windows >= KERNEL_WINDOWS else nullcontext()
+    with kernels, sharing(share), tempfile.TemporaryDirectory(prefix="templar-", dir=memory_folder()) as temporary:
+        world = World(folder or Path(temporary), hparams, **members)
+        compile_kernels(Layout.of(parameter_shapes(hparams.model), hparams.gradient, hparams.training.recipe))
+        yield world
 
 
 def run_nodes(
