@@ -13,8 +13,11 @@ only ever adds to a time.
 * `load_x`: copies in the time until every page of the tensors was read: a mapped file counts when it is touched.
 * `load_verified_x`: the same with the state root, or for the others with the same hash of their tensors.
 
-Besides, `catch_up_x` says how many outer steps a node needs for each window that it missed
-(`benchmarks/checkpoint_catch_up.py`).
+Besides, `catch_up_x` says how many outer steps a node needs for each window that it missed. A network on simulated time
+lives through some windows; its miners publish noise, so nobody trains. Then a node that has nothing but the genesis
+applies the first windows one by one, which is an outer step each: payloads are decoded and aggregated, the parameters
+changed and hashed. It catches up with the others, which also reads words, rosters and payloads, and writes the journal
+and snapshots. Buckets are folders, so nothing waits for a network.
 
 The last line is JSON; `holds` says whether the bars hold. With `--quick` the model has 10 million parameters, whose
 figures fixed costs dominate: then the bars are not applied.
@@ -35,20 +38,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from benchmarks.checkpoint_catch_up import catch_up_x
-from benchmarks.command import measured
+from benchmarks.command import figures_table, measured
 from benchmarks.large_model import MODEL
+from lab.simulate.run import run_nodes
+from lab.simulate.world import START_WINDOW, World
 from templar.agreement.state import StateMark, check_mark, parameters_digest, state_root
 from templar.exchange.signed import Network
-from templar.hparams import Model
+from templar.hparams import HParams, Model, load_hparams
+from templar.neuron.catchup import catch_up, decided_settlement
 from templar.neuron.snapshot import Snapshots
+from templar.shared_results import sharing
 from templar.store.files import sync
 from templar.training.model import parameter_shapes
 
@@ -56,6 +61,8 @@ ROUNDS = 5
 NUMBERS_PER_PAGE = 1024
 BARS = {"blocking_x": 1.5, "write_x": 2.0, "load_verified_x": 8.0, "load_x": 3.0}
 CATCH_UP_BAR = 1.5
+MINERS = 2
+STEPS, MISSED = 3, 5  # windows that are applied one by one, and windows that the node catches up with after them
 SMALL = MODEL.model_copy(update={"vocab_size": 4000, "hidden_size": 240, "intermediate_size": 640})
 NETWORK, PREVIOUS = Network(1, "a" * 64), "b" * 64
 Times = dict[str, float]
@@ -197,6 +204,51 @@ def measure(quick: bool) -> dict[str, Any]:
     return figures
 
 
+def catch_up_x(quick: bool) -> float:
+    """The time of a catch-up in outer steps, per missed window.
+
+    Raises:
+        RuntimeError: The node did not catch up, or there was a window without payloads.
+    """
+    last = START_WINDOW + STEPS + MISSED - 1
+    with TemporaryDirectory(prefix="templar-catch-up-") as folder:
+        # 1. A network lives through all windows.
+        world = World(Path(folder), _hparams(quick), seed=1, actors=["honest"] * MINERS, training=False)
+        with sharing():
+            for node in run_nodes(world, STEPS + MISSED).values():
+                node.stop()
+
+        # 2. A node without anything applies the first windows.
+        newcomer, steps = world.observer(), list[float]()
+        for window in range(START_WINDOW, START_WINDOW + STEPS):
+            settlement = decided_settlement(newcomer, window)
+            steps.append(seconds(lambda: newcomer.apply(settlement)))  # noqa: B023 - called at once
+
+        # 3. It catches up with the others.
+        started = time.perf_counter()
+        reached = catch_up(newcomer, last, deadline=world.clock.now())
+        taken = time.perf_counter() - started
+        applied = [newcomer.journal.applied(window) for window in range(START_WINDOW, last + 1)]
+        newcomer.stop()
+    if reached != last or not all(each is not None and each.roster is not None for each in applied):
+        raise RuntimeError(f"the node reached window {reached} of {last}, or a window had no payloads")
+    return taken / (MISSED * min(steps))
+
+
+def _hparams(quick: bool) -> HParams:
+    """A model of 100 million parameters, or of 8 million, and a small vocabulary; the codec's numbers are `150M`'s."""
+    hidden, intermediate, layers = (320, 896, 6) if quick else (1024, 2752, 8)
+    model = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
+    return load_hparams(
+        "local",
+        overrides={
+            "model": {**model, "num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 256},
+            "gradient": load_hparams("150M").gradient.model_dump(),
+            "storage": {"checkpoint_frequency": 50, "snapshot_frequency": 4},
+        },
+    )
+
+
 def _missed(ratios: Mapping[str, Times], catch_up: float) -> list[str]:
     """The bars that do not hold: the own ones, and being ahead of the others."""
     mine = ratios["templar"]
@@ -209,9 +261,7 @@ def _missed(ratios: Mapping[str, Times], catch_up: float) -> list[str]:
 
 
 def _print(ratios: Mapping[str, Times], figures: Mapping[str, Any]) -> None:
-    table = Table(title=f"{figures['parameters'] / 1e6:.0f} million parameters", title_justify="left")
-    for column in ("", *BARS):
-        table.add_column(column, justify="left" if not column else "right")
+    table = figures_table(f"{figures['parameters'] / 1e6:.0f} million parameters", "", *BARS)
     for name, row in ratios.items():
         table.add_row(name, *(f"{row[what]:.2f}" for what in BARS))
     table.add_row("bar", *(f"{bar:.2f}" for bar in BARS.values()))
@@ -223,11 +273,6 @@ def _print(ratios: Mapping[str, Times], figures: Mapping[str, Any]) -> None:
         console.print(f"missed: {line}")
 
 
-def main() -> int:
-    """Parse the command line and measure."""
-    warnings.filterwarnings("ignore", module="torch.distributed")
-    return measured("checkpoint", __doc__, measure, quick="the model of 100 million parameters")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    warnings.filterwarnings("ignore", module="torch.distributed")
+    sys.exit(measured("checkpoint", __doc__, measure, quick="the model of 100 million parameters"))

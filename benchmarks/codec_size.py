@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.command import measured
+from benchmarks.command import figures_table, measured
 from benchmarks.large_model import RULE, layout, payload, random_tensors
 from benchmarks.pseudo_gradients import REFERENCE, Chosen, Setup, chosen, chosen_coefficients, embedded_text, train
 from benchmarks.reference_codes import QuantisedValues, RawCoding, StatisticalQuantiser, pack_12_bits
@@ -131,9 +131,8 @@ def train_small(windows: int, last: int) -> Trained:
 
 def size_table(sizes: Mapping[int, Size]) -> Table:
     """The sizes of our payloads, and of the reference's files."""
-    table = Table(title="bits per coefficient, everything included (100 M parameters, chunks of 4096)")
-    for column in ("payload", "bits", "least for the indices", "times smaller than fp32"):
-        table.add_column(column, justify="left" if column == "payload" else "right")
+    title = "bits per coefficient, everything included (100 M parameters, chunks of 4096)"
+    table = figures_table(title, "payload", "bits", "least for the indices", "times smaller than fp32")
     for k, size in sizes.items():
         table.add_row(f"k = {k}", f"{size.bits:.2f}", f"{index_floor(k):.2f}", f"{size.times:.0f}")
     for release, k, coding in (("0.2.82", 32, RawCoding()), ("2.1.3", 64, REFERENCE)):
@@ -145,15 +144,14 @@ def size_table(sizes: Mapping[int, Size]) -> Table:
 
 def error_table(errors: Mapping[str, float]) -> Table:
     """The errors of the value codes."""
-    table = Table(title="value codes on real pseudo-gradients (64 of 4096)")
-    for column in ("code", "bits per value", "relative squared error"):
-        table.add_column(column, justify="left" if column == "code" else "right")
+    title = "value codes on real pseudo-gradients (64 of 4096)"
+    table = figures_table(title, "code", "bits per value", "relative squared error")
     for name, error in errors.items():
         table.add_row(name, VALUE_BITS[name], f"{error:.3%}")
     return table
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(quick: bool) -> dict[str, Any]:
     """Measure, print the tables, and return the figures."""
     sizes = {k: payload_size(k) for k in ((64, 32) if quick else (128, 64, 32, 16))}
     trained = train_small(*((8, 2) if quick else (30, 6)))
@@ -175,10 +173,5 @@ def run(*, quick: bool) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Parse the command line, measure, print; 0 if the bars hold."""
-    return measured("codec_size", __doc__, lambda quick: run(quick=quick), quick="fewer densities and windows")
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(measured("codec_size", __doc__, run, quick="fewer densities and windows"))

@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks import large_model
-from benchmarks.command import measured
+from benchmarks.command import figures_table, measured
 from benchmarks.large_model import RULE
 from templar.gradient import kernels
 from templar.gradient.aggregate import aggregate
@@ -128,7 +127,7 @@ def measure(watch: Stopwatch) -> dict[str, float]:
     }
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(quick: bool) -> dict[str, Any]:
     """Measure, print the table, and return the figures."""
     threads = torch.get_num_threads()
     figures = measure(Stopwatch(15 if quick else 25))
@@ -139,9 +138,8 @@ def run(*, quick: bool) -> dict[str, Any]:
         with kernels.forced("torch"):
             definition = measure(Stopwatch(3))
     torch.set_num_threads(threads)
-    table = Table(title=f"{EDGE} x {EDGE} float32, 64 of 4096, in copies of it; {PEERS} peers")
-    for column in ("figure", "kernels", "PyTorch definition", "at most"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
+    title = f"{EDGE} x {EDGE} float32, 64 of 4096, in copies of it; {PEERS} peers"
+    table = figures_table(title, "figure", "kernels", "PyTorch definition", "at most")
     for name, bar in BARS.items():
         other = f"{definition[name]:.1f}" if name in definition else ""
         table.add_row(name, f"{figures[name]:.2f}", other, f"{bar:g}")
@@ -151,12 +149,5 @@ def run(*, quick: bool) -> dict[str, Any]:
     return rounded | {"holds": all(figures[name] <= bar for name, bar in BARS.items())}
 
 
-def main() -> int:
-    """Parse the command line, measure, print; 0 if the bars hold."""
-    return measured(
-        "codec_speed", __doc__, lambda quick: run(quick=quick), quick="fewer repetitions, the kernels alone"
-    )
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(measured("codec_speed", __doc__, run, quick="fewer repetitions, the kernels alone"))

@@ -1,9 +1,12 @@
-"""The command line of a benchmark, and its last line."""
+"""What all benchmarks have: a command line, a table, a last line of JSON, and what the kernel knows of a process."""
 
 import argparse
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from rich.table import Table
 
 
 def command_line(name: str, description: str | None, *, quick: str) -> argparse.ArgumentParser:
@@ -31,3 +34,22 @@ def measured(name: str, description: str | None, run: Callable[[bool], dict[str,
     """
     arguments = command_line(name, description, quick=f"{quick}, within a minute").parse_args()
     return finish(run(arguments.quick))
+
+
+def figures_table(title: str, *columns: str) -> Table:
+    """Return a table whose first column has names, and the others numbers."""
+    table = Table(title=title)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
+    return table
+
+
+def process_memory(name: str) -> int:
+    """Return bytes of memory of this process, by a name of /proc/self/status: `VmRSS`, `VmHWM`, `RssFile`."""
+    return 1024 * process_number("status", name)
+
+
+def process_number(file: str, name: str) -> int:
+    """Return a number that the kernel keeps of this process in a file of /proc/self."""
+    lines = Path("/proc/self", file).read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

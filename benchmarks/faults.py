@@ -18,9 +18,8 @@ from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import command_line, finish
+from benchmarks.command import command_line, figures_table, finish
 from lab.simulate.fault_plan import draw_plan
 from lab.simulate.faulty_network import FaultReport, run_plan
 from templar.arguments import whole_number
@@ -54,9 +53,7 @@ def run(seeds: range, windows: int, jobs: int) -> dict[str, Any]:
             print(f"{report.violation}; again: {again}", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - started
     faults = [fault for report in reports for fault in report.plan.faults]
-    table = Table(title=f"{len(reports)} seeds of {windows} windows")
-    for column in ("fault", "drawn"):
-        table.add_column(column, justify="left" if column == "fault" else "right")
+    table = figures_table(f"{len(reports)} seeds of {windows} windows", "fault", "drawn")
     for kind in sorted({fault.kind for fault in faults}):
         table.add_row(str(kind), str(sum(fault.kind is kind for fault in faults)))
     Console().print(table)

@@ -29,10 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import measured
-from benchmarks.loader_shard import Endpoint, serving
+from benchmarks.command import figures_table, measured
+from benchmarks.loader import Endpoint, serving
 from lab.hotkeys import hotkey_from_seed
 from templar.canonical import sha256_hex
 from templar.chain.base import NeuronInfo, Role
@@ -239,14 +238,13 @@ def compare(sizes: Sizes, folder: Path) -> tuple[list[Cost], list[Cost]]:
     return costs
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(quick: bool) -> dict[str, Any]:
     """Measure, print the table, and return the figures."""
     sizes = QUICK if quick else FULL
     with tempfile.TemporaryDirectory(prefix="templar-gather-") as name:
         bare, ours = compare(sizes, Path(name))
-    table = Table(title=f"{sizes.num_peers} peers, {sizes.payload_bytes / 1e6:g} MB each, {sizes.rounds} rounds")
-    for column in ("median seconds", "bare loop", "gather", "times", "bar"):
-        table.add_column(column, justify="left" if column == "median seconds" else "right")
+    title = f"{sizes.num_peers} peers, {sizes.payload_bytes / 1e6:g} MB each, {sizes.rounds} rounds"
+    table = figures_table(title, "median seconds", "bare loop", "gather", "times", "bar")
     figures: dict[str, float] = {}
     for name in ("cpu", "wall"):
         before, after = (statistics.median(getattr(each, name) for each in costs) for costs in (bare, ours))
@@ -258,10 +256,5 @@ def run(*, quick: bool) -> dict[str, Any]:
     return rounded | {"num_peers": sizes.num_peers, "payload_bytes": sizes.payload_bytes, "holds": holds}
 
 
-def main() -> int:
-    """Parse the command line, measure, print; 0 if the bars hold."""
-    return measured("gather", __doc__, lambda quick: run(quick=quick), quick="fewer rounds")
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(measured("gather", __doc__, run, quick="fewer rounds"))

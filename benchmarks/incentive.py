@@ -34,9 +34,8 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import command_line, finish
+from benchmarks.command import command_line, figures_table, finish
 from benchmarks.incentive_population import (
     HONEST,
     MAIN,
@@ -242,9 +241,7 @@ def show(console: Console, population: Population, trial: Trial) -> None:
     """Print the pay of each kind of miner in a run."""
     report = trial.report
     title = f"{population.name}: {len(report.roles)} miners, {report.windows} windows, seed {trial.seed}"
-    table = Table(title=title)
-    for column in ("miner", "number", "final score", "last weight", "mean weight", "penalties"):
-        table.add_column(column, justify="left" if column == "miner" else "right")
+    table = figures_table(title, "miner", "number", "final score", "last weight", "mean weight", "penalties")
     for actor in dict.fromkeys(population.actors):
         uids = report.uids(actor)
         reasons = [each.reason for each in report.penalties if each.uid in uids]

@@ -20,18 +20,37 @@ All figures are medians of pairs of measurements that follow each other. The dat
 The last line is JSON: these figures, those they are computed from, and whether every bar holds.
 """
 
+import gc
+import http.client
+import multiprocessing
+import statistics
 import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks import loader_local as local
-from benchmarks import loader_remote as remote
-from benchmarks.command import measured
-from benchmarks.loader_shard import BUCKET, SAMPLE_BYTES, SAMPLES_PER_PAGE, serving, write_dataset
+from benchmarks.command import figures_table, measured, process_memory
+from lab.gauntlet.endpoints import random_key, start_rclone
+from templar.data.assignment import Assignment
+from templar.data.sampling import pack_flat, sample_order
+from templar.data.shards.block_file import Transfer
+from templar.data.shards.manifest import INDEX_FILE, ShardIndex, ShardManifest
+from templar.data.shards.shard_dataset import Shard, ShardedDataset
+from templar.data.shards.shard_writer import ShardLayout, write_split
+from templar.store.s3 import S3Store
+from templar.store.s3_client import make_client
+from templar.store.s3_protocol import S3Settings
 
 MIB = 2**20
 LIMIT = "238M"  # MiB per second of the endpoint for `s3_rate_fraction`, as rclone takes it: 2 Gbit/s
@@ -42,6 +61,16 @@ BARS = {
     "first_batch_fraction": 0.05,
 }
 AT_MOST = frozenset({"first_batch_fraction"})
+SEQUENCE_LENGTH = 2048
+SAMPLE_BYTES = 2 * SEQUENCE_LENGTH
+PIECE_SAMPLES = 4096
+SAMPLES_PER_PAGE = 64
+BUCKET = "dataset"
+EOS = 0
+MEAN_TOKENS = 600
+READ_SAMPLES = 16_384  # samples of a read, and of the copy that it is compared with: 64 MiB
+BATCH_SIZE = 16  # sequences of the first batch: as in the preset `local`; micro-batches of the others have fewer
+_BUFFER_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -59,26 +88,296 @@ FULL = Sizes()
 QUICK = Sizes(shard_bytes=128 * MIB, packed_tokens=3_000_000, repetitions=3, window_bytes=32 * MIB, setting=8 * MIB)
 
 
+# The dataset, in a folder and behind an S3 endpoint of this machine.
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An S3 endpoint that serves a folder, and the key that opens it."""
+
+    url: str
+    key_id: str
+    secret: str
+
+    def open(self, folder: Path, transfer: Transfer = Transfer()) -> Shard:  # noqa: B008 - frozen
+        """The shard, opened anew: index and manifest are read, its blocks come to lie in `folder`."""
+        store = S3Store(BUCKET, endpoint_url=self.url, access_key_id=self.key_id, secret_access_key=self.secret)
+        return ShardedDataset([store], "", folder=folder, transfer=transfer).shard(0)
+
+
+def write_dataset(bucket: Path, num_samples: int) -> None:
+    """Write a dataset of one shard into a folder."""
+    random = np.random.default_rng(0)
+    pieces = (
+        random.integers(0, 2**16, (min(PIECE_SAMPLES, num_samples - start), SEQUENCE_LENGTH), dtype=np.uint16)
+        for start in range(0, num_samples, PIECE_SAMPLES)
+    )
+    bucket.mkdir()
+    entries = write_split(bucket, "train", pieces, ShardLayout("uint16", SEQUENCE_LENGTH, num_samples))
+    index = ShardIndex(
+        version=1, dtype="uint16", sequence_length=SEQUENCE_LENGTH, tokenizer="0" * 64, splits={"train": entries}
+    )
+    (bucket / INDEX_FILE).write_bytes(index.canonical())
+
+
+def window_order(num_samples: int, num_pages: int) -> NDArray[np.int64]:
+    """The samples of a window: some pages of the shard, as an assignment names them."""
+    pages = np.random.default_rng(1).permutation(num_samples // SAMPLES_PER_PAGE)[:num_pages]
+    return sample_order(Assignment(0, 0, tuple(pages.tolist()), "0" * 64), SAMPLES_PER_PAGE)
+
+
+@contextmanager
+def serving(root: Path, *options: str) -> Iterator[Endpoint]:
+    """Serve the folders in `root` as buckets, by `rclone serve s3` with some more options; nobody writes."""
+    key = random_key()
+    options = ("--read-only", "--dir-cache-time", "5m", *options)
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        closing(start_rclone(root, [key], Path(logs, "rclone.log"), *options)) as server,
+    ):
+        yield Endpoint(server.endpoint_url, key.access_key_id, key.secret_access_key)
+
+
+# Without a network: packing, and reading a shard that is on the disk.
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Rates of reading random samples, over that of copying as many bytes."""
+
+    again: float  # of samples whose pages of the file this process has touched before
+    first: float  # of samples that this process reads for the first time
+
+
+def documents(num_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Tokens of documents of lognormal lengths, `MEAN_TOKENS` on average, and offsets; half of them end with EOS."""
+    random = np.random.default_rng(0)
+    lengths = random.lognormal(np.log(MEAN_TOKENS) - 0.5, 1.0, num_tokens // MEAN_TOKENS).astype(np.int64) + 1
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    tokens = random.integers(1, 50_000, offsets[-1], dtype=np.int32)
+    tokens[offsets[1::2] - 1] = EOS
+    return tokens, offsets
+
+
+def pack_naively(
+    tokens: NDArray[np.int32], offsets: NDArray[np.int64], sequence_length: int, eos_id: int
+) -> NDArray[np.int32]:
+    """Packing as `templar.data.sampling` describes it, with lists."""
+    stream: list[int] = []
+    for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        document = tokens[start:stop].tolist()
+        while document and document[-1] == eos_id:
+            document.pop()
+        if document:
+            stream += document
+            stream.append(eos_id)
+    whole = len(stream) // sequence_length * sequence_length
+    return np.array(stream[:whole], dtype=np.int32).reshape(-1, sequence_length)
+
+
+def packing_ratio(num_tokens: int, repetitions: int) -> float:
+    """Return how many times faster packing is than with lists, on the same tokens and offsets: the median of pairs."""
+    tokens, offsets = documents(num_tokens)
+    packed = pack_flat(tokens, offsets, SEQUENCE_LENGTH, EOS)
+    assert np.array_equal(packed, pack_naively(tokens, offsets, SEQUENCE_LENGTH, EOS))
+    del packed
+    ratios = []
+    for _ in range(repetitions):
+        naive = seconds(lambda: pack_naively(tokens, offsets, SEQUENCE_LENGTH, EOS))
+        ratios.append(naive / seconds(lambda: pack_flat(tokens, offsets, SEQUENCE_LENGTH, EOS)))
+    return statistics.median(ratios)
+
+
+def reading(shard: Shard, repetitions: int) -> Reading:
+    """Rates of reading a shard that is on the disk and verified; medians of pairs, each with cold caches."""
+    random = np.random.default_rng(2)
+    count = min(READ_SAMPLES, shard.manifest.num_samples // 2)
+    out: NDArray[Any] = np.zeros((count, shard.manifest.sequence_length), shard.manifest.dtype)
+    source, other = np.ones_like(out), np.zeros(2**23)
+    copy = partial(np.copyto, out, source)
+    chosen = random.permutation(shard.manifest.num_samples)
+    first = []
+    copy()
+    for start in range(0, len(chosen) - count + 1, count)[:repetitions]:  # each sample once
+        read = partial(shard.read, chosen[start : start + count], out)
+        first.append(_cold(other, copy) / _cold(other, read))
+    again = [_cold(other, copy) / _cold(other, read) for _ in range(repetitions)]
+    return Reading(statistics.median(again), statistics.median(first))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long some work takes."""
+    gc.collect()
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _cold(other: NDArray[np.float64], work: Callable[[], object]) -> float:
+    """The same after 64 MB of other memory have been written."""
+    other += 1.0
+    return seconds(work)
+
+
+# From the endpoint: rates, the time to the first batch, memory.
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Medians of pairs of measurements."""
+
+    raw: float  # bytes per second of the raw client
+    ours: float  # bytes per second of the download, to the disk
+    fraction: float  # of the pairs' quotients
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The bytes that reading a window in batches adds to a process."""
+
+    peak: int  # most resident bytes, less those before
+    mapped: int  # those of them that are pages of the shard's file, which the kernel takes back when it needs them
+
+
+class RawClient:
+    """Reads a shard's files by ranges and drops the bytes: the best rate of the endpoint.
+
+    Same ranges and as many connections as `Shard.download`; signed URLs, Python's own HTTP client, no checks.
+    """
+
+    def __init__(self, endpoint: Endpoint, manifest: ShardManifest) -> None:
+        client = make_client(
+            "s3",
+            endpoint_url=endpoint.url,
+            access_key_id=endpoint.key_id,
+            secret_access_key=endpoint.secret,
+            settings=S3Settings(),
+        )
+        transfer = Transfer()
+        self._threads = transfer.workers
+        self._host = urlsplit(endpoint.url).netloc
+        self._ranges: list[tuple[str, int, int]] = []
+        for file in manifest.files:
+            url = urlsplit(client.generate_presigned_url("get_object", {"Bucket": BUCKET, "Key": file.name}, 86_400))
+            step = max(transfer.part_bytes // file.block_bytes, 1) * file.block_bytes
+            self._ranges += [
+                (f"{url.path}?{url.query}", start, min(start + step, file.size)) for start in range(0, file.size, step)
+            ]
+
+    def read(self) -> None:
+        """Read everything once."""
+        local = threading.local()
+        connections: list[http.client.HTTPConnection] = []
+
+        def prepare() -> None:
+            local.connection = http.client.HTTPConnection(self._host)
+            local.buffer = memoryview(bytearray(_BUFFER_BYTES))
+            connections.append(local.connection)
+
+        def fetch(part: tuple[str, int, int]) -> None:
+            path, start, end = part
+            local.connection.request("GET", path, headers={"Range": f"bytes={start}-{end - 1}"})
+            answer = local.connection.getresponse()
+            received = 0
+            while count := answer.readinto(local.buffer):
+                received += count
+            assert received == end - start, f"{answer.status}: {received} bytes instead of {end - start}"
+
+        with ThreadPoolExecutor(self._threads, initializer=prepare) as pool:
+            list(pool.map(fetch, self._ranges))
+        for connection in connections:
+            connection.close()
+
+
+@contextmanager
+def empty_folder(folder: Path) -> Iterator[Path]:
+    """A new folder in a folder, removed in the end."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        yield Path(name)
+
+
+def download_rates(endpoint: Endpoint, folder: Path, repetitions: int) -> Rates:
+    """The rates of the shard's download and of the raw client, measured in alternating order."""
+    with empty_folder(folder) as path:
+        manifest = endpoint.open(path).manifest
+    client = RawClient(endpoint, manifest)
+    client.read()  # the endpoint hashes a file before it answers for the first time
+    raw, ours = [], []
+    for repetition in range(repetitions):
+        for is_raw in (True, False) if repetition % 2 == 0 else (False, True):
+            if is_raw:
+                raw.append(seconds(client.read))
+            else:
+                with empty_folder(folder) as path:
+                    ours.append(seconds(endpoint.open(path).download))
+    fractions = [before / after for before, after in zip(raw, ours, strict=True)]
+    size = manifest.num_bytes
+    return Rates(size / statistics.median(raw), size / statistics.median(ours), statistics.median(fractions))
+
+
+def first_batch(endpoint: Endpoint, folder: Path, num_pages: int, repetitions: int) -> tuple[float, float]:
+    """Seconds from opening the dataset to a window's first batch, and for the whole shard: medians, on an empty disk.
+
+    The first measurement does not count, because it includes work that a process does only once.
+    """
+    first, whole = [], []
+    for _ in range(repetitions + 1):
+        with empty_folder(folder) as path:
+            first.append(seconds(partial(_read_batch, endpoint, path, num_pages)))
+        with empty_folder(folder) as path:
+            whole.append(seconds(partial(_download, endpoint, path)))
+    return statistics.median(first[1:]), statistics.median(whole[1:])
+
+
+def memory(endpoint: Endpoint, folder: Path, *, num_pages: int, setting: int) -> Memory:
+    """The memory that reading a window adds to a fresh process, of which `setting` bytes may stay mapped."""
+    context = multiprocessing.get_context("spawn")
+    with empty_folder(folder) as path, ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(_read_window, endpoint, path, num_pages, setting).result()
+
+
+def _read_batch(endpoint: Endpoint, folder: Path, num_pages: int) -> None:
+    shard = endpoint.open(folder)
+    shard.read(window_order(shard.manifest.num_samples, num_pages)[:BATCH_SIZE])
+
+
+def _download(endpoint: Endpoint, folder: Path) -> None:
+    endpoint.open(folder).download()
+
+
+def _read_window(endpoint: Endpoint, folder: Path, num_pages: int, setting: int) -> Memory:
+    shard = endpoint.open(folder, Transfer(mapped_bytes=setting))
+    order = window_order(shard.manifest.num_samples, num_pages)
+    before, mapped_before = process_memory("VmRSS"), process_memory("RssFile")
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins here
+    for start in range(0, len(order), BATCH_SIZE):
+        shard.read(order[start : start + BATCH_SIZE])
+    return Memory(process_memory("VmHWM") - before, process_memory("RssFile") - mapped_before)
+
+
+# Everything.
+
+
 def measure(sizes: Sizes, folder: Path) -> dict[str, float]:
     """The figures; `folder` is empty, on a disk with room for three shards."""
     bucket = folder / BUCKET
     num_samples = sizes.shard_bytes // SAMPLE_BYTES
     num_pages = min(sizes.window_bytes, sizes.shard_bytes // 2) // SAMPLE_BYTES // SAMPLES_PER_PAGE
     write_dataset(bucket, num_samples)
-    figures = {"packing_x": local.packing_ratio(sizes.packed_tokens, sizes.repetitions)}
+    figures = {"packing_x": packing_ratio(sizes.packed_tokens, sizes.repetitions)}
     with serving(folder) as endpoint:
-        loopback = remote.download_rates(endpoint, folder, sizes.repetitions)
-        first, whole = remote.first_batch(endpoint, folder, num_pages, sizes.repetitions)
-        memory = remote.memory(endpoint, folder, num_pages=num_pages, setting=sizes.setting)
-        with remote.empty_folder(folder) as path:
+        loopback = download_rates(endpoint, folder, sizes.repetitions)
+        first, whole = first_batch(endpoint, folder, num_pages, sizes.repetitions)
+        added = memory(endpoint, folder, num_pages=num_pages, setting=sizes.setting)
+        with empty_folder(folder) as path:
             shard = endpoint.open(path)
             shard.download()
-            reading = local.reading(shard, 3 * sizes.repetitions)
+            rate = reading(shard, 3 * sizes.repetitions)
     with serving(folder, "--bwlimit", LIMIT) as endpoint:
-        rates = remote.download_rates(endpoint, folder, sizes.repetitions)
+        rates = download_rates(endpoint, folder, sizes.repetitions)
     return figures | {
-        "shard_memcpy_fraction": reading.again,
-        "shard_first_fraction": reading.first,
+        "shard_memcpy_fraction": rate.again,
+        "shard_first_fraction": rate.first,
         "s3_rate_fraction": rates.fraction,
         "s3_raw_mb_per_second": rates.raw / 1e6,
         "s3_mb_per_second": rates.ours / 1e6,
@@ -87,8 +386,8 @@ def measure(sizes: Sizes, folder: Path) -> dict[str, float]:
         "first_batch_fraction": first / whole,
         "first_batch_seconds": first,
         "download_seconds": whole,
-        "peak_mib": memory.peak / MIB,
-        "mapped_mib": memory.mapped / MIB,
+        "peak_mib": added.peak / MIB,
+        "mapped_mib": added.mapped / MIB,
         "setting_mib": sizes.setting / MIB,
     }
 
@@ -98,15 +397,14 @@ def holds(figures: dict[str, float], bars: dict[str, float]) -> bool:
     return all((figures[name] < bar) if name in AT_MOST else (figures[name] >= bar) for name, bar in bars.items())
 
 
-def run(*, quick: bool) -> dict[str, Any]:
+def run(quick: bool) -> dict[str, Any]:
     """Measure, print the table, and return the figures."""
     sizes = QUICK if quick else FULL
     bars = {name: bar for name, bar in BARS.items() if not quick or name not in AT_MOST}
     with tempfile.TemporaryDirectory(prefix="templar-loader-") as name:
         figures = measure(sizes, Path(name))
-    table = Table(title=f"a shard of {sizes.shard_bytes / MIB:.0f} MiB{' (--quick; otherwise 1000)' if quick else ''}")
-    for column in ("figure", "measured", "bar"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
+    title = f"a shard of {sizes.shard_bytes / MIB:.0f} MiB{' (--quick; otherwise 1000)' if quick else ''}"
+    table = figures_table(title, "figure", "measured", "bar")
     for name, figure in figures.items():
         bar = f"{'below' if name in AT_MOST else 'at least'} {bars[name]:g}" if name in bars else ""
         table.add_row(name, f"{figure:.3f}" if figure < 10 else f"{figure:.1f}", bar)
@@ -115,10 +413,5 @@ def run(*, quick: bool) -> dict[str, Any]:
     return rounded | {"shard_mib": round(sizes.shard_bytes / MIB), "holds": holds(figures, bars)}
 
 
-def main() -> int:
-    """Parse the command line, measure, print; 0 if the bars hold."""
-    return measured("loader", __doc__, lambda quick: run(quick=quick), quick="a smaller shard, fewer repetitions")
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(measured("loader", __doc__, run, quick="a smaller shard, fewer repetitions"))

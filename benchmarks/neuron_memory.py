@@ -26,9 +26,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import measured
+from benchmarks.command import figures_table, measured, process_memory, process_number
 from lab.hotkeys import hotkey_from_seed
 from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX, START_WINDOW, Member, World, hotkey_seed
 from templar import interrupt
@@ -124,10 +123,10 @@ def footprint(role: str, layers: int) -> Footprint:
     return Footprint(**json.loads(output))
 
 
-def live(world: World, member: Member, windows: int = WINDOWS) -> None:
-    """Live through so many windows as a node in this process."""
+def live(world: World, member: Member) -> None:
+    """Live through the windows as a node in this process."""
     node = world.node(member)
-    for window in range(START_WINDOW, START_WINDOW + windows):
+    for window in range(START_WINDOW, START_WINDOW + WINDOWS):
         node.chain.wait_for_block(first_block(window, world.hparams.windows))
         drive_window(node, window)
     node.stop()
@@ -166,20 +165,14 @@ def process(role: str, layers: str, folder: str, uid: str, line: str) -> None:
         before = 0
         for window in range(START_WINDOW, START_WINDOW + WINDOWS):
             if window == FIRST_COUNTED:
-                before = status("io", "wchar")
+                before = process_number("io", "wchar")
             node.chain.wait_for_block(first_block(window, hparams.windows))
             if drive_window(node, window).action is not Action.RUN or node.state.mark.null:
                 raise RuntimeError(f"window {window} was not lived through")
-        written = (status("io", "wchar") - before) // SNAPSHOT_FREQUENCY
+        written = (process_number("io", "wchar") - before) // SNAPSHOT_FREQUENCY
         parameters = sum(node.state.params[name].numel() for name in parameter_shapes(hparams.model))
-        print(json.dumps({"parameters": parameters, "peak": 1024 * status("status", "VmHWM"), "written": written}))
+        print(json.dumps({"parameters": parameters, "peak": process_memory("VmHWM"), "written": written}))
         node.stop()
-
-
-def status(file: str, name: str) -> int:
-    """A number that the kernel keeps of this process."""
-    lines = Path("/proc/self", file).read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def slope(pair: tuple[Footprint, Footprint], count: Callable[[Footprint], int]) -> float:
@@ -194,9 +187,8 @@ def run(quick: bool) -> dict[str, Any]:
     found = {role: (footprint(role, 1), footprint(role, deepest)) for role in ROLES}
     figures = {f"{role}_bytes_per_parameter": slope(each, lambda taken: taken.peak) for role, each in found.items()}
     figures["written_bytes_per_parameter"] = slope(found["miner"], lambda taken: taken.written)
-    table = Table(title=f"windows of a network of one miner, a snapshot in every {SNAPSHOT_FREQUENCY}th")
-    for column in ("role", "parameters", "peak memory, MB", "written per window, MB"):
-        table.add_column(column, justify="left" if column == "role" else "right")
+    title = f"windows of a network of one miner, a snapshot in every {SNAPSHOT_FREQUENCY}th"
+    table = figures_table(title, "role", "parameters", "peak memory, MB", "written per window, MB")
     for role, each in found.items():
         for taken in each:
             table.add_row(role, f"{taken.parameters:,}", f"{taken.peak / 1e6:.1f}", f"{taken.written / 1e6:.1f}")

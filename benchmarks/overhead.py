@@ -25,9 +25,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import arun_deployment
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import command_line
+from benchmarks.command import command_line, figures_table
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.local.plan import LocalNeuron, LocalPlan
@@ -56,17 +55,11 @@ WARM_UP_WINDOWS = 2  # not counted: the first window of a process also imports t
 
 @dataclass(frozen=True)
 class Measurement:
-    """Windows of one kind of worker.
+    """Windows of one kind of worker."""
 
-    Attributes:
-        seconds: Seconds from creation to end, one per window.
-        task_runs: The most task runs that a window had.
-        database_kib: Growth of the server's database per window.
-    """
-
-    seconds: tuple[float, ...]
-    task_runs: int
-    database_kib: float
+    seconds: tuple[float, ...]  # from creation to end, one per window
+    task_runs: int  # the most that a window had
+    database_kib: float  # growth of the server's database per window
 
 
 class Bench:
@@ -221,9 +214,8 @@ def _measure_both(bench: Bench, num_resident: int, num_cold: int) -> tuple[Measu
 
 
 def _print(resident: Measurement, cold: Measurement) -> None:
-    table = Table(title="a miner window without training and waiting")
-    for column in ("worker", "windows", "median s", "min s", "max s", "task runs", "database KiB"):
-        table.add_column(column, justify="right")
+    columns = ("worker", "windows", "median s", "min s", "max s", "task runs", "database KiB")
+    table = figures_table("a miner window without training and waiting", *columns)
     for name, measurement in (("resident", resident), ("cold", cold)):
         seconds = measurement.seconds
         times = [f"{value:.2f}" for value in (statistics.median(seconds), min(seconds), max(seconds))]

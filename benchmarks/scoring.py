@@ -75,25 +75,15 @@ QUICK = Sizes(per_grade=2, windows=2, segment=6, timed=1, rounds=1)
 
 @dataclass(frozen=True)
 class Scene:
-    """A window that is to be scored.
+    """A window that is to be scored."""
 
-    Attributes:
-        model: The model, at the parameters before the window.
-        layout: Its chunks.
-        payloads: Uid -> payload.
-        segments: Uid -> own segment, int32 of shape (n, L).
-        fresh: Sequences that nobody has trained on or is scored on, shape (m, L).
-        factor: Step size of the measurement.
-        large_prediction_ratio: `Scoring.large_prediction_ratio`.
-    """
-
-    model: nn.Module
+    model: nn.Module  # at the parameters before the window
     layout: Layout
-    payloads: dict[int, Payload]
-    segments: dict[int, np.ndarray]
-    fresh: Tensor
-    factor: float
-    large_prediction_ratio: float
+    payloads: dict[int, Payload]  # by uid
+    segments: dict[int, np.ndarray]  # uid -> own segment, int32 of shape (n, L)
+    fresh: Tensor  # sequences that nobody has trained on or is scored on, shape (m, L)
+    factor: float  # step size of the measurement
+    large_prediction_ratio: float  # as in `Scoring`
 
     @property
     def batch(self) -> Tensor:
@@ -250,10 +240,5 @@ def _print(scores: dict[int, float], exact: dict[int, float], sizes: Sizes) -> N
     Console().print(table)
 
 
-def main() -> int:
-    """Parse the command line, measure, print."""
-    return measured("scoring", __doc__, measure, quick="fewer windows, tokens and rounds")
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(measured("scoring", __doc__, measure, quick="fewer windows, tokens and rounds"))

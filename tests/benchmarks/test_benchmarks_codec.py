@@ -27,21 +27,20 @@ def _small(monkeypatch):
 
 
 @pytest.mark.slow
-def test_sizes_and_errors(monkeypatch, measure):
+def test_sizes_and_errors(monkeypatch):
     train_small = codec_size.train_small
     monkeypatch.setattr(codec_size, "train_small", lambda _windows, _last: train_small(2, 1))
-    code, _, figures = measure(codec_size.main)
-    assert code == (0 if figures["holds"] else 1)
+    figures = codec_size.run(quick=True)
+    assert isinstance(figures["holds"], bool)
     assert 7 < figures["bits_k64"] < figures["bits_k32"] < 14  # header and vectors weigh more in a tiny model
     assert 0 < figures["value_error"] < 0.1
     assert 0 < figures["value_error_reference"] < 0.1
     assert 64 / 4096 / 2 < figures["overlap_mean"] < figures["overlap_max"] < 1
 
 
-def test_speeds(monkeypatch, measure):
+def test_speeds():
     threads = torch.get_num_threads()
-    code, _, figures = measure(codec_speed.main)
-    assert code == (0 if figures["holds"] else 1)
+    figures = codec_speed.run(quick=True)
     assert figures.keys() == codec_speed.BARS.keys() | {"holds"}
     assert all(figures[name] > 0 for name in codec_speed.BARS)
     assert torch.get_num_threads() == threads

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from benchmarks import gather
+from benchmarks.command import measured
 from templar.store.s3_client import make_client
 
 SMALL = replace(gather.QUICK, num_peers=3, payload_bytes=300_000, rounds=2)
@@ -13,7 +15,7 @@ SMALL = replace(gather.QUICK, num_peers=3, payload_bytes=300_000, rounds=2)
 
 def test_the_figures(monkeypatch, measure):
     monkeypatch.setattr(gather, "QUICK", SMALL)
-    code, table, figures = measure(gather.main)
+    code, table, figures = measure(partial(measured, "gather", gather.__doc__, gather.run, quick="fewer rounds"))
     assert code == (0 if figures["holds"] else 1)
     assert figures["holds"] == (figures["cpu_x"] <= gather.BAR and figures["wall_x"] <= gather.BAR)
     for name in ("cpu", "wall"):
