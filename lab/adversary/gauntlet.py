@@ -9,77 +9,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from lab.adversary.casting import VALIDATING, Casting, Lineup
 from lab.adversary.catalogue import SCENARIOS
-from lab.adversary.judge import Cast, Scenario, Verdict, judge
+from lab.adversary.judge import Scenario, Verdict, judge
 from lab.adversary.observe import Watch, history_of, sweep
 from lab.adversary.reports import read_accusations
-from lab.simulate.world import START_WINDOW, Member, SimulatedStage, Weather, World
-from templar.chain.base import Chain, Clock
-from templar.errors import TransientError
+from lab.simulate.world import START_WINDOW, Member, SimulatedStage, World
+from templar.errors import Reason, TransientError
 from templar.hparams import HParams
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
 from templar.shared_results import sharing
-from templar.store.base import ObjectStore
 from templar.store.files import memory_folder
-from templar.training.model import genesis_parameters
 from templar.window import drive_window
 
 Overrides = Mapping[str, Mapping[str, object]]  # changes to the hyper-parameters, by section
-_VALIDATING = ("aggregator", "validator")
-
-
-@dataclass(frozen=True)
-class Lineup:
-    """The miners of one network."""
-
-    scenarios: tuple[Scenario, ...]  # the attackers of one do not disturb those of another
-    attackers: int  # of each scenario
-    miners: int  # all of them
-
-    @property
-    def num_honest(self) -> int:
-        """Miners to whom nothing happens."""
-        return self.miners - sum(self.places(scenario) for scenario in self.scenarios)
-
-    def places(self, scenario: Scenario) -> int:
-        """Return how many miners attack in a scenario."""
-        if scenario.name == "nobody" or scenario.publisher is not None:
-            return 0
-        return self.attackers if scenario.honest is None else self.miners - scenario.honest
-
-    @property
-    def parts(self) -> list[Scenario | None]:
-        """For each miner in uid order what it does; None for an honest one."""
-        attackers = [scenario for scenario in self.scenarios for _ in range(self.places(scenario))]
-        return [*[None] * self.num_honest, *attackers] if self.scenarios[0].name != "nobody" else []
-
-    @property
-    def windows(self) -> int:
-        """Windows that the longest scenario needs."""
-        return max(scenario.windows for scenario in self.scenarios)
-
-
-@dataclass
-class _Parts:
-    """The scenario of each member of a network; filled in once the members are known."""
-
-    scenarios: tuple[Scenario, ...]
-    by_name: dict[str, Scenario] = field(default_factory=dict)
-
-    def weather(self, clock: Clock) -> Weather:
-        """The faults of buckets and chains."""
-        return Weather(reader=partial(self._reader, clock), chain=self._chain)
-
-    def _reader(self, clock: Clock, observer: Member | None, owner: Member | None, store: ObjectStore) -> ObjectStore:
-        scenario = self.by_name.get(owner.name) if owner is not None else None
-        if scenario is None or scenario.bucket is None:
-            return store
-        return scenario.bucket(store, clock, observer)
-
-    def _chain(self, observer: Member, chain: Chain) -> Chain:
-        scenario = self.by_name.get(observer.name)
-        return chain if scenario is None or scenario.chain is None else scenario.chain(chain)
 
 
 def lineups(names: Sequence[str], *, miners: int, attackers: int) -> Iterator[Lineup]:
@@ -92,13 +36,61 @@ def lineups(names: Sequence[str], *, miners: int, attackers: int) -> Iterator[Li
     for name in names:
         scenario = SCENARIOS[name]
         if scenario.alone or scenario.training:
-            yield Lineup((scenario,), attackers, miners)
+            yield Lineup((scenario,), attackers, 0 if name == "nobody" else miners)
             continue
         key = scenario.chain is not None, scenario.windows
         waiting.setdefault(key, []).append(scenario)
     for scenarios in waiting.values():
         for first in range(0, len(scenarios), room):
             yield Lineup(tuple(scenarios[first : first + room]), attackers, miners)
+
+
+@dataclass
+class NetworkRun:
+    """The nodes of a network, which live through its windows up to `last`."""
+
+    world: World
+    casting: Casting
+    last: int
+    nodes: dict[str, Node] = field(default_factory=dict)  # by name, from their start on
+    watch: Watch = field(default_factory=Watch)
+
+    def live(self, member: Member) -> None:
+        """Start a member's node and drive it through the windows; one that fell behind catches up at the end.
+
+        However a node ends, the others go on; what the network answers for is a crash in the verdicts.
+
+        Raises:
+            TransientError: `process_not_ready`.
+        """
+        is_hostile = self.casting.is_hostile(member)
+        try:
+            node = self.nodes[member.name] = self.world.node(member)
+            self.watch.follow(node)
+            self.ready(node, member)
+            for window in range(START_WINDOW, self.last + 1):
+                node.chain.clock.sleep_until(self.world.opens(window))
+                self.drive(node, window, is_hostile=is_hostile)
+            if node.state.window < self.last and not is_hostile:
+                catch_up(node, self.last, deadline=self.world.opens(self.last + 3))  # it has as long as a window
+        except Exception as error:
+            if isinstance(error, TransientError) and error.reason is Reason.PROCESS_NOT_READY:
+                raise
+            if not is_hostile:
+                self.watch.crashes[member.name] = f"{type(error).__name__}: {error}"
+
+    def ready(self, node: Node, member: Member) -> None:
+        """Called with each node that has started, before its first window."""
+
+    def drive(self, node: Node, window: int, *, is_hostile: bool) -> None:
+        """Take the steps of a window."""
+        try:
+            drive_window(node, window)
+        except TransientError:
+            return  # before the window was opened: the next one begins with catching up
+        except Exception:
+            if not is_hostile:
+                raise  # an attacker that trips over itself attacks again
 
 
 def run_lineup(lineup: Lineup, hparams: HParams, *, seed: int, windows: int | None = None) -> list[Verdict]:
@@ -111,34 +103,27 @@ def run_lineup(lineup: Lineup, hparams: HParams, *, seed: int, windows: int | No
     """
     folders = tempfile.TemporaryDirectory(prefix="templar-gauntlet-", dir=memory_folder())
     with sharing(), folders as temporary:
-        root, parts = Path(temporary), _Parts(lineup.scenarios)
+        root, casting = Path(temporary), Casting(lineup)
         stage = SimulatedStage(root / "buckets")
         world = World(
             root,
             hparams,
             seed=seed,
-            actors=["honest" if part is None else part.actor for part in lineup.parts],
+            actors=lineup.actors,
             training=any(scenario.training for scenario in lineup.scenarios),
             stage=stage,
-            weather=parts.weather(stage.clock),
+            weather=casting.weather(stage.clock),
             kinds={role: kind for each in lineup.scenarios for role, kind in each.kinds.items()},
         )
-        miners = [member for member in world.members if member.role not in ("burn", *_VALIDATING)]
-        for member, part in zip(miners, lineup.parts, strict=True):
-            if part is not None:
-                parts.by_name[member.name] = part
-        parts.by_name |= {
-            member.name: each
-            for member in world.members
-            for each in lineup.scenarios
-            if member.role == "aggregator" and (each.publisher_chain or each.publisher)
-        }
-        last = START_WINDOW + max(lineup.windows, windows or 0) - 1
-        watch = Watch()
-        with watch.logs():
-            nodes = _run(world, parts, watch, last)
-        verdicts = _judge(world, nodes, parts, watch, _windows(world, last))
-        for node in nodes.values():
+        casting.fill(world)
+        run = NetworkRun(world, casting, START_WINDOW + max(lineup.windows, windows or 0) - 1)
+        participants: list[Callable[[], None]] = [partial(run.live, member) for member in casting.members]
+        if any(scenario.cleans for scenario in lineup.scenarios):
+            participants.append(partial(sweep, world, run.watch, run.last))
+        with run.watch.logs():
+            stage.run(participants)
+        verdicts = _judge(run)
+        for node in run.nodes.values():
             node.stop()
         return verdicts
 
@@ -183,75 +168,15 @@ def run_gauntlet(
     return sorted(verdicts, key=lambda verdict: list(SCENARIOS).index(verdict.scenario))
 
 
-def _run(world: World, parts: _Parts, watch: Watch, last: int) -> dict[str, Node]:
-    """Start every node and drive it through the windows; one that fell behind catches up at the end."""
-    members = [member for member in world.members if member.role != "burn"]
-    nodes: dict[str, Node] = {}
-
-    def live(member: Member) -> None:
-        name = member.name
-        try:
-            node = nodes[name] = world.node(member)
-            watch.follow(node)
-            for window in range(START_WINDOW, last + 1):
-                node.chain.clock.sleep_until(world.opens(window))
-                _drive(node, window, is_hostile=_is_hostile(parts, name))
-            if not _is_hostile(parts, name):
-                arrive(world, node, last)
-        except Exception as error:  # noqa: BLE001 - however a node ends, it is the verdict's to say so
-            if not _is_hostile(parts, name):
-                watch.crashes[name] = f"{type(error).__name__}: {error}"
-
-    participants = [partial(live, member) for member in members]
-    if any(scenario.cleans for scenario in parts.by_name.values()):
-        participants.append(partial(sweep, world, watch, last))
-    world.stage.run(participants)
-    return {member.name: nodes[member.name] for member in members if member.name in nodes}
-
-
-def _drive(node: Node, window: int, *, is_hostile: bool) -> None:
-    try:
-        drive_window(node, window)
-    except TransientError:
-        return  # before the window was opened: the next one begins with catching up
-    except Exception:
-        if not is_hostile:
-            raise  # an attacker that trips over itself attacks again
-
-
-def arrive(world: World, node: Node, last: int) -> None:
-    """Let a node that fell behind come to the others' state; it has as long as a window."""
-    if node.state.window < last:
-        catch_up(node, last, deadline=world.opens(last + 3))
-
-
-def _windows(world: World, last: int) -> range:
-    """The windows whose objects no clean-up may have deleted."""
-    return range(max(START_WINDOW, last + 1 - world.hparams.storage.retention_windows), last + 1)
-
-
-def _is_hostile(parts: _Parts, name: str) -> bool:
-    """Whether the network does not answer for what a node does."""
-    scenario = parts.by_name.get(name)
-    return scenario is not None and scenario.is_hostile
-
-
-def _judge(world: World, nodes: Mapping[str, Node], parts: _Parts, watch: Watch, windows: range) -> list[Verdict]:
-    validating = [member.name for member in world.members if member.role in _VALIDATING]
-    witness = next(nodes[name] for name in validating if name not in parts.by_name)
-    genesis = genesis_parameters(world.hparams.model)
+def _judge(run: NetworkRun) -> list[Verdict]:
+    world, casting = run.world, run.casting
+    # The windows whose objects no clean-up may have deleted.
+    windows = range(max(START_WINDOW, run.last + 1 - world.hparams.storage.retention_windows), run.last + 1)
+    witness = next(run.nodes[member.name] for member in casting.healthy if member.role in VALIDATING)
     names = {member.hotkey.address: member.name for member in world.members}
     accusations = read_accusations(world.observer(), windows, names)
-    history = history_of(watch, nodes, witness, windows, folder=world.root, genesis=genesis, accusations=accusations)
-    miners = {member.uid: member.name for member in world.members if member.role not in ("burn", *_VALIDATING)}
-    healthy = [name for name in nodes if name not in parts.by_name]
-    honest = {uid: name for uid, name in miners.items() if name not in parts.by_name}
-    sound = [uid for uid, name in miners.items() if not _is_hostile(parts, name)]
-    verdicts = []
-    for scenario in parts.scenarios:
-        cast_in = {member.uid: member.name for member in world.members if parts.by_name.get(member.name) is scenario}
-        attackers = {uid: name for uid, name in cast_in.items() if uid in miners or scenario.publisher}
-        affected = [name for name in nodes if parts.by_name.get(name) is scenario and not _is_hostile(parts, name)]
-        cast = Cast(attackers, honest, sound, healthy, affected, len(miners))
-        verdicts.append(judge(scenario, cast, history, world.hparams, witness.layout))
-    return verdicts
+    history = history_of(run.watch, world, run.nodes, witness, windows, accusations=accusations)
+    return [
+        judge(scenario, casting.cast(scenario), history, world.hparams, witness.layout)
+        for scenario in casting.lineup.scenarios
+    ]

@@ -75,6 +75,7 @@ class Scenario:
     windows: int = 2  # windows that it runs for
     honest: int | None = None  # honest miners, if not the requested number
     alone: bool = False  # whether it needs a network of its own
+    is_outside: bool = False  # whether the attacker is no member of the network
     cleans: bool = False  # whether every bucket is cleaned in every window, by wrong clocks
     training: bool = False  # whether its numbers matter, so that miners must train
     overrides: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # changes to the hyper-parameters

@@ -8,9 +8,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-
-from torch import Tensor
 
 from lab.adversary.chains import SkewedClock
 from lab.adversary.hostile import SKEW_SECONDS, TRAP
@@ -28,6 +25,7 @@ from templar.housekeeping.maintenance import clean_bucket
 from templar.neuron.node import Node
 from templar.reports.metrics import LOGGER
 from templar.timeline import window_of
+from templar.training.model import genesis_parameters
 
 log = logging.getLogger(__name__)
 
@@ -86,19 +84,18 @@ class _Inspector(logging.Handler):
 
 def history_of(
     watch: Watch,
+    world: World,
     nodes: Mapping[str, Node],
     witness: Node,
     windows: Sequence[int],
     *,
-    folder: Path,
-    genesis: Mapping[str, Tensor],
     accusations: Sequence[Accusation] = (),
 ) -> History:
     """The history of a network that ran, for windows whose objects are still there.
 
-    `witness` is a node to which nothing happened; it reads the public objects. Everything that the network has on this
-    machine is in `folder`; `genesis` holds the first parameters.
+    `witness` is a node to which nothing happened; it reads the public objects.
     """
+    genesis = genesis_parameters(world.hparams.model)
     rosters: dict[int, tuple[int, ...]] = {}
     payloads: dict[int, dict[int, Payload]] = {}
     for window in windows:
@@ -119,7 +116,7 @@ def history_of(
         sightings=tuple(watch.sightings),
         roots={name: node.journal.roots(windows[0], windows[-1]) for name, node in nodes.items()},
         crashes=dict(watch.crashes),
-        traces=tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob(TRAP))),
+        traces=tuple(sorted(str(path.relative_to(world.root)) for path in world.root.rglob(TRAP))),
         unprintable=tuple(watch.unprintable),
         moved=math.sqrt(moved),
         deleted=tuple(watch.deleted),

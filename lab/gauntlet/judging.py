@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from lab.adversary.judge import COUNTED, Cast, Expect, History, Scenario, Verdict, judge
 from lab.adversary.observe import Watch, history_of
 from lab.gauntlet.asking import Questions, ask_all
-from lab.gauntlet.casting import NO_MINERS, Casting
+from lab.gauntlet.casting import EndpointCasting
 from lab.gauntlet.gate import Ask, Log
 from lab.gauntlet.second import Start
 from lab.gauntlet.subset import ONE_HOTKEY, RETRY_STORM, telling_reasons
@@ -21,7 +21,6 @@ from templar.hparams import HParams
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
 from templar.timeline import WindowTimes
-from templar.training.model import genesis_parameters
 
 MOST = 2.0  # legal ratio of requests per second while a bucket fails to those in a window without a failure (row 33)
 
@@ -30,7 +29,7 @@ MOST = 2.0  # legal ratio of requests per second while a bucket fails to those i
 class Judging:
     """A network that ran, as its judge sees it."""
 
-    casting: Casting
+    casting: EndpointCasting
     world: World
     watch: Watch
     log: Log
@@ -41,7 +40,7 @@ class Judging:
         """Ask `templar why` about each miner in each window, as an honest one would, while the nodes still run."""
         asking = nodes[self.casting.first_honest.name]
         validator = next(node for node in nodes.values() if isinstance(node, Validator))
-        miners = sorted(member.uid for member in self.casting.members.values() if member.role not in NO_MINERS)
+        miners = [member.uid for member in self.casting.miners]
         return ask_all(asking.config, validator, miners, range(START_WINDOW, self.last + 1))
 
     def verdicts(self, nodes: Mapping[str, Node], questions: Questions) -> tuple[Verdict, ...]:
@@ -52,11 +51,10 @@ class Judging:
         Raises:
             TransientError: The decision on a window is not known.
         """
-        windows, genesis = range(START_WINDOW, self.last + 1), genesis_parameters(self.world.hparams.model)
-        witness = next(node for name, node in nodes.items() if name.startswith("aggregator"))
-        history = history_of(self.watch, nodes, witness, windows, folder=self.world.root, genesis=genesis)
+        witness = next(nodes[member.name] for member in self.casting.members if member.role == "aggregator")
+        history = history_of(self.watch, self.world, nodes, witness, range(START_WINDOW, self.last + 1))
         verdicts = []
-        for scenario in self.casting.parts.scenarios:
+        for scenario in self.casting.lineup.scenarios:
             cast = self.casting.cast(scenario)
             verdict = judge_scenario(scenario, cast, history, self.world.hparams, witness.layout)
             if scenario.name == ONE_HOTKEY:
@@ -75,7 +73,7 @@ class Judging:
             self.log.asks(),
             [witness.exchange.times(window) for window in range(START_WINDOW, self.last + 1)],
             num_calm=scenario.quiet,
-            healthy=self.casting.members.keys() - accounts.keys(),
+            healthy={member.account_id for member in self.casting.healthy},
             failing={account for account, part in accounts.items() if part is scenario},
         )
         return replace(verdict, measured=storm.measured, problems=(*verdict.problems, *storm.problems))

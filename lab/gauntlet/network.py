@@ -1,14 +1,14 @@
 """One network on a real endpoint, from the first bucket to the last verdict; every node lives in a thread."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from lab.adversary.gauntlet import NetworkRun
 from lab.adversary.judge import Verdict
-from lab.adversary.observe import Watch
-from lab.gauntlet.casting import PRESET, Casting, Order, Parts, overrides
+from lab.gauntlet.casting import PRESET, EndpointCasting, Order, lineup_of, overrides
 from lab.gauntlet.endpoints import endpoint
 from lab.gauntlet.gate import Gates, Log
 from lab.gauntlet.judging import Judging
@@ -21,7 +21,6 @@ from templar.errors import Reason, TransientError
 from templar.exchange.gather import Gatherer, GatherReport
 from templar.exchange.reveal import RevealRules
 from templar.hparams import load_hparams
-from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
 from templar.store.s3_protocol import S3Settings
 from templar.window import Action, drive_window
@@ -42,19 +41,16 @@ class Blind(Gatherer):
         return GatherReport(rules.window, ())
 
 
-@dataclass
-class LiveNetwork:
+@dataclass(kw_only=True)
+class LiveNetwork(NetworkRun):
     """A network whose world is built, ready to run to its last window."""
 
-    casting: Casting
-    world: World
+    casting: EndpointCasting
     stage: S3Stage
     gates: Gates
     log: Log
     seed: int
-    last: int
     say: Say
-    watch: Watch = field(default_factory=Watch)
     second: Start | None = None
     _num_windows_done: int = 0
 
@@ -65,63 +61,52 @@ class LiveNetwork:
             TransientError: `process_not_ready`; the machine is too slow for these windows.
             StoppedError: A stop was asked for.
         """
-        members = tuple(self.casting.members.values())
-        nodes: dict[str, Node] = {}
-        with ExitStack() as stack, self.watch.logs():
-            lives: list[Callable[[], None]] = [partial(self._live, member, nodes, stack) for member in members]
-            if any(scenario.name == ONE_HOTKEY for scenario in self.casting.parts.scenarios):
-                lives.append(self._run_second)
-            self.stage.run(lives)
-            judging = Judging(self.casting, self.world, self.watch, self.log, self.second, self.last)
-            alive = {each.name: nodes[each.name] for each in members if each.name in nodes}
-            questions = judging.ask_why(alive)
-            self.say(questions.summary, 1.0)
-            return judging.verdicts(alive, questions)
-
-    def _live(self, member: Member, nodes: dict[str, Node], stack: ExitStack) -> None:
-        """Run one node from its start to the last window; its failure does not stop the others."""
-        name, hostile = member.name, self.casting.is_hostile(member)
+        lives: list[Callable[[], None]] = [partial(self.live, member) for member in self.casting.members]
+        if any(scenario.name == ONE_HOTKEY for scenario in self.casting.lineup.scenarios):
+            lives.append(self._run_second)
         try:
-            node = nodes[name] = self.world.node(member)
-            stack.callback(node.stop)
-            if member.account_id in self.casting.by_account:
-                node.gatherer = Blind(node.gatherer.buckets, node.gatherer.cache, node.gatherer.clock)
-            self.watch.follow(node)
-            self._require_time(name)
-            for window in range(START_WINDOW, self.last + 1):
-                self.stage.clock.sleep_until(self.world.opens(window))
-                self._run_window(node, window, hostile=hostile)
-            if node.state.window < self.last and not hostile:
-                catch_up(node, self.last, deadline=self.world.opens(self.last + 3))
-        except Exception as error:
-            if isinstance(error, TransientError) and error.reason is Reason.PROCESS_NOT_READY:
-                raise
-            self.say(f"{name} ended: {type(error).__name__}: {error}", self._share)
-            if not hostile:
-                self.watch.crashes[name] = f"{type(error).__name__}: {error}"
+            with self.watch.logs():
+                self.stage.run(lives)
+                judging = Judging(self.casting, self.world, self.watch, self.log, self.second, self.last)
+                questions = judging.ask_why(self.nodes)
+                self.say(questions.summary, 1.0)
+                return judging.verdicts(self.nodes, questions)
+        finally:
+            for node in self.nodes.values():
+                node.stop()
 
-    def _run_window(self, node: Node, window: int, *, hostile: bool) -> None:
+    def live(self, member: Member) -> None:
+        """As on simulated time; say how a node that failed has ended."""
+        super().live(member)
+        if member.name in self.watch.crashes:
+            self.say(f"{member.name} ended: {self.watch.crashes[member.name]}", self._share)
+
+    def ready(self, node: Node, member: Member) -> None:
+        """Refuse a machine that is too slow to have each node ready for the first window."""
+        if self.casting.part(member) is not None:
+            node.gatherer = Blind(node.gatherer.buckets, node.gatherer.cache, node.gatherer.clock)
+        late = self.stage.clock.now() - self.world.opens(START_WINDOW)
+        if late > 0:
+            raise TransientError(
+                Reason.PROCESS_NOT_READY,
+                f"{member.name} was ready {late:.1f} s after window {START_WINDOW} opened: the machine is too busy for "
+                "this network; ask for fewer miners or scenarios, or try again later",
+            )
+
+    def drive(self, node: Node, window: int, *, is_hostile: bool) -> None:
+        """Take the steps of a window; after a transient error, again."""
         opening = drive_window(node, window)
         for _ in range(ATTEMPTS - 1):
             if opening.action is Action.CATCHING_UP:
                 opening = drive_window(node, window)
         self._num_windows_done += 1
         self.say(f"{node.name}: window {window}: {opening.detail or f'root {node.state.root[:12]}'}", self._share)
-        if opening.action is not Action.RUN and not hostile:
+        if opening.action is not Action.RUN and not is_hostile:
             self.watch.crashes[node.name] = f"window {window}: {opening.action}: {opening.detail}"
 
     @property
     def _share(self) -> float:
         return self._num_windows_done / (len(self.casting.members) * (self.last - START_WINDOW + 1))
-
-    def _require_time(self, name: str) -> None:
-        late = self.stage.clock.now() - self.world.opens(START_WINDOW)
-        if late > 0:
-            raise TransientError(
-                Reason.PROCESS_NOT_READY,
-                f"{name} was ready {late:.1f} s after window {START_WINDOW} opened: the machine is too busy for this "
-                "network; ask for fewer miners or scenarios, or try again later",
-            )
 
     def _run_second(self) -> None:
         """In the second window, start a second process with an honest miner's hotkey."""
@@ -151,17 +136,21 @@ def run_network(order: Order, folder: Path, say: Say) -> tuple[Verdict, ...]:
         StoppedError: A stop was asked for.
     """
     scenarios = chosen(order.scenarios)
-    parts = Parts.of(scenarios, order)
-    casting, log = Casting(parts), Log()
+    lineup = lineup_of(scenarios, order)
+    casting, log = EndpointCasting(lineup), Log()
     hparams = load_hparams(PRESET, overrides=overrides(scenarios))
-    say(f"starting {order.endpoint} and preparing {len(parts.of_miners)} miners", 0.0)
+    say(f"starting {order.endpoint} and preparing {lineup.miners} miners", 0.0)
+    num_buckets = lineup.miners + 3  # besides: aggregator, validator, dataset
     with (
-        endpoint(order.endpoint, folder / "endpoint", num_buckets=parts.num_buckets) as serving,
+        endpoint(order.endpoint, folder / "endpoint", num_buckets=num_buckets) as serving,
         closing(Gates(serving.reading, serving.writing, casting.rule, log)) as gates,
     ):
         stage = S3Stage(serving, gates, SETTINGS, genesis_seconds_ago=hparams.windows.seconds - START_SECONDS)
-        weather = casting.weather(stage)
-        world = World(folder / "world", hparams, seed=order.seed, actors=parts.actors, stage=stage, weather=weather)
+        actors, weather = lineup.actors, casting.weather_on(stage)
+        world = World(folder / "world", hparams, seed=order.seed, actors=actors, stage=stage, weather=weather)
         casting.fill(world)
-        last = START_WINDOW + max(order.windows or 0, *(scenario.windows for scenario in scenarios)) - 1
-        return LiveNetwork(casting, world, stage, gates, log, order.seed, last, say).run()
+        last = START_WINDOW + max(order.windows or 0, lineup.windows) - 1
+        network = LiveNetwork(
+            world=world, casting=casting, last=last, stage=stage, gates=gates, log=log, seed=order.seed, say=say
+        )
+        return network.run()

@@ -84,6 +84,7 @@ ENDPOINT_SCENARIOS = (
         "a second process with an honest miner's hotkey",
         Expect.REJECT,
         frozenset({Reason.ALREADY_RUNNING}),
+        is_outside=True,
     ),
 )
 """Scenarios that need a real endpoint or a real process."""

@@ -12,8 +12,9 @@ import pytest
 from deployments.command import exit_status
 from lab.adversary import observe
 from lab.adversary.__main__ import main
+from lab.adversary.casting import Lineup
 from lab.adversary.catalogue import SCENARIOS
-from lab.adversary.gauntlet import Lineup, lineups, run_lineup
+from lab.adversary.gauntlet import lineups, run_lineup
 from lab.adversary.judge import Expect
 from lab.adversary.mutations import MUTATIONS
 from templar.exchange import payload_cache, signed

@@ -17,7 +17,7 @@ import pytest
 from deployments.processes import ProcessIdentity
 from deployments.s3_endpoint import AccessKey
 from lab.adversary.judge import Expect, Verdict
-from lab.gauntlet.casting import PRESET, Order, Parts
+from lab.gauntlet.casting import PRESET, Order, lineup_of
 from lab.gauntlet.endpoints import endpoint
 from lab.gauntlet.gate import Ask, Drip, Gates, Log, Refusal
 from lab.gauntlet.judging import Judging, measure_storm, with_silence
@@ -131,11 +131,11 @@ class TestSubset:
         assert [BUCKET_RULES["withheld"](ask, reader) for reader in readers] == [None, refused, None, refused]
 
 
-class TestParts:
+class TestLineup:
     @pytest.mark.parametrize("miners", [1, 2])
     def test_without_an_honest_miner_there_is_no_network(self, miners):
         with raising(PermanentError, Reason.BAD_PARAMETERS, match=f"miners: {miners} are too few for 2 attackers"):
-            Parts.of(chosen(["late", "pickle"]), Order(miners=miners))
+            lineup_of(chosen(["late", "pickle"]), Order(miners=miners))
 
 
 class TestStorm:
