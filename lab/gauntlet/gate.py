@@ -8,8 +8,8 @@ import http.client
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -49,28 +49,13 @@ Treatment = Refusal | Drip
 Rule = Callable[[Ask], Treatment | None]  # the treatment of a request by a gate; None passes it on
 
 
-@dataclass
-class Log:
-    """Every request through every gate, in the order in which they came. Safe under threads."""
-
-    _asks: list[Ask] = field(default_factory=list)
-
-    def add(self, ask: Ask) -> None:
-        """Append a request."""
-        self._asks.append(ask)
-
-    def asks(self) -> tuple[Ask, ...]:
-        """Every request so far."""
-        return tuple(self._asks)
-
-
 class Gate(ThreadingHTTPServer):
     """The gate of one reader or writer, in front of the endpoint at `upstream`."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, upstream: str, who: str, rule: Rule, log: Log) -> None:
+    def __init__(self, upstream: str, who: str, rule: Rule, log: list[Ask]) -> None:
         super().__init__((HOST, 0), _Handler)
         self.upstream = urlsplit(upstream).netloc
         self.who = who
@@ -92,13 +77,12 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     wbufsize = 1 << 16  # head and body of a small answer leave together
     server: Gate
-    _upstream: http.client.HTTPConnection | None = None
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         bucket, _, key = unquote(urlsplit(self.path).path).lstrip("/").partition("/")
         ask = Ask(self.server.who, bucket, key, self.command, time.time())
-        self.server.log.add(ask)
+        self.server.log.append(ask)
         treatment = self.server.rule(ask)
         if isinstance(treatment, Refusal):
             self._refuse(treatment)
@@ -119,21 +103,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(data, treatment)
 
     def _forward(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
-        """Ask the endpoint; a connection that it closed in the meantime is opened again, once."""
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("expect", "connection")}
-        for is_last in (self._upstream is None, True):
-            connection = self._upstream or http.client.HTTPConnection(self.server.upstream, timeout=UPSTREAM_SECONDS)
-            self._upstream = connection
-            try:
-                connection.request(self.command, self.path, body, headers)
-                answer = connection.getresponse()
-                return answer, answer.read()
-            except (OSError, http.client.HTTPException):
-                connection.close()
-                self._upstream = None
-                if is_last:
-                    raise
-        raise AssertionError  # the second round returns or raises
+        with closing(http.client.HTTPConnection(self.server.upstream, timeout=UPSTREAM_SECONDS)) as upstream:
+            upstream.request(self.command, self.path, body, headers)
+            answer = upstream.getresponse()
+            return answer, answer.read()
 
     def _refuse(self, refusal: Refusal) -> None:
         data = f"<Error><Code>{refusal.code}</Code><Message>refused at the gate</Message></Error>".encode()
@@ -145,10 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _send(self, data: bytes, treatment: Treatment | None) -> None:
-        if treatment is None:
+        if not isinstance(treatment, Drip):
             self.wfile.write(data)
             return
-        step = max(1, treatment.bytes_per_second // DROPS_PER_SECOND) if isinstance(treatment, Drip) else len(data)
+        step = max(1, treatment.bytes_per_second // DROPS_PER_SECOND)
         for start in range(0, len(data), step):
             self.wfile.write(data[start : start + step])
             self.wfile.flush()
@@ -162,12 +136,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         return going_on
 
-    def finish(self) -> None:
-        """Close the connection to the endpoint, too."""
-        if self._upstream is not None:
-            self._upstream.close()
-        super().finish()
-
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - the base class calls them so
 
     def log_message(self, format: str, *args: Any) -> None:
@@ -178,10 +146,10 @@ class Gates:
     """The gates of one network: each opens when it is first asked for, and all close together.
 
     `reading` and `writing` are the endpoint's addresses for keys that read and for keys that write. `rule` is that of
-    readers' gates; writers always pass.
+    readers' gates; writers always pass. `log` gets every request through every gate, in the order in which they come.
     """
 
-    def __init__(self, reading: str, writing: str, rule: Rule, log: Log) -> None:
+    def __init__(self, reading: str, writing: str, rule: Rule, log: list[Ask]) -> None:
         self._upstreams = {True: writing, False: reading}
         self._rule = rule
         self._log = log

@@ -12,7 +12,7 @@ from lab.adversary.judge import COUNTED, Cast, Expect, History, Scenario, Verdic
 from lab.adversary.observe import Watch, history_of
 from lab.gauntlet.asking import Questions, ask_all
 from lab.gauntlet.casting import EndpointCasting
-from lab.gauntlet.gate import Ask, Log
+from lab.gauntlet.gate import Ask
 from lab.gauntlet.second import Start
 from lab.gauntlet.subset import ONE_HOTKEY, RETRY_STORM, telling_reasons
 from lab.simulate.world import START_WINDOW, World
@@ -32,7 +32,7 @@ class Judging:
     casting: EndpointCasting
     world: World
     watch: Watch
-    log: Log
+    log: list[Ask]
     second: Start | None  # the start of the second process, if there was one
     last: int  # the last window
 
@@ -70,7 +70,7 @@ class Judging:
     def _with_storm(self, scenario: Scenario, verdict: Verdict, witness: Node) -> Verdict:
         accounts = self.casting.by_account
         storm = measure_storm(
-            self.log.asks(),
+            self.log,
             [witness.exchange.times(window) for window in range(START_WINDOW, self.last + 1)],
             num_calm=scenario.quiet,
             healthy={member.account_id for member in self.casting.healthy},

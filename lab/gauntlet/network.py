@@ -10,7 +10,7 @@ from lab.adversary.gauntlet import NetworkRun
 from lab.adversary.judge import Verdict
 from lab.gauntlet.casting import PRESET, EndpointCasting, Order, lineup_of, overrides
 from lab.gauntlet.endpoints import endpoint
-from lab.gauntlet.gate import Gates, Log
+from lab.gauntlet.gate import Ask, Gates
 from lab.gauntlet.judging import Judging
 from lab.gauntlet.second import SecondProcess, Start, try_to_start
 from lab.gauntlet.stage import S3Stage
@@ -48,7 +48,7 @@ class LiveNetwork(NetworkRun):
     casting: EndpointCasting
     stage: S3Stage
     gates: Gates
-    log: Log
+    log: list[Ask]
     seed: int
     say: Say
     second: Start | None = None
@@ -137,7 +137,7 @@ def run_network(order: Order, folder: Path, say: Say) -> tuple[Verdict, ...]:
     """
     scenarios = chosen(order.scenarios)
     lineup = lineup_of(scenarios, order)
-    casting, log = EndpointCasting(lineup), Log()
+    casting, log = EndpointCasting(lineup), list[Ask]()
     hparams = load_hparams(PRESET, overrides=overrides(scenarios))
     say(f"starting {order.endpoint} and preparing {lineup.miners} miners", 0.0)
     num_buckets = lineup.miners + 3  # besides: aggregator, validator, dataset

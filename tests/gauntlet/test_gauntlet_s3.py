@@ -19,7 +19,7 @@ from deployments.s3_endpoint import AccessKey
 from lab.adversary.judge import Expect, Verdict
 from lab.gauntlet.casting import PRESET, Order, lineup_of
 from lab.gauntlet.endpoints import endpoint
-from lab.gauntlet.gate import Ask, Drip, Gates, Log, Refusal
+from lab.gauntlet.gate import Ask, Drip, Gates, Refusal
 from lab.gauntlet.judging import Judging, measure_storm, with_silence
 from lab.gauntlet.second import Start
 from lab.gauntlet.subset import AVAILABLE, BUCKET_RULES, LATE_OR_ABSENT, SUBSET, chosen, telling_reasons
@@ -76,7 +76,7 @@ class TestGates:
 
     def gates(self, serving, rule):
         """Doors at which some readers of any bucket meet something."""
-        log = Log()
+        log: list[Ask] = []
         return Gates(serving.reading, serving.writing, lambda ask: rule.get(ask.who), log), log
 
     def test_a_request_passes_unchanged_and_is_logged(self, serving):
@@ -89,10 +89,10 @@ class TestGates:
             assert reader.head("an/object") is not None
             assert reader.head("missing") is None
             assert [info.key for info in reader.list()] == ["an/object"]
-        asks = [(ask.who, ask.method, ask.bucket, ask.key) for ask in log.asks()]
+        asks = [(ask.who, ask.method, ask.bucket, ask.key) for ask in log]
         assert asks[:2] == [("owner", "PUT", "passes", "an/object"), ("reader", "GET", "passes", "an/object")]
         assert asks[2:4] == [("reader", "HEAD", "passes", "an/object"), ("reader", "HEAD", "passes", "missing")]
-        assert all(before <= ask.at <= time.time() for ask in log.asks())
+        assert all(before <= ask.at <= time.time() for ask in log)
 
     def test_only_the_readers_of_the_rule_are_refused(self, serving):
         keys = serving.make("refuses")

@@ -1,7 +1,11 @@
 """Uploads that are damaged in transit are detected and sent again."""
 
 import hashlib
+import http.client
+import math
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,17 +14,47 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.store.s3 import S3Store
 from tests.store.conftest import KEY, PART_BYTES, SETTINGS, place_on, s3_store
 from tests.support.errors import raising
-from tests.support.faulty_endpoint import FaultyEndpoint, faulty_endpoint
-from tests.support.scripted_server import Reply, scripted_server
+from tests.support.scripted_server import Reply, ScriptedServer, s3_error, scripted_server, serving
 
+OWN_HEADERS = {"Transfer-Encoding", "Content-Length", "Date", "Server"}  # those that the proxy sets itself
 DATA = b"a commitment, a manifest or a small payload"
+
+
+class FaultyProxy(ScriptedServer):
+    """Forwards to `upstream` under one address of its own; some requests it damages on the way, or denies."""
+
+    def __init__(self, upstream):
+        super().__init__(self._reply)
+        self.upstream = upstream.removeprefix("http://")
+        self.damage(0)
+        self.num_faults, self.denies = 0, False
+        self._lock = threading.Lock()
+
+    def damage(self, count, path=""):
+        """Flip a bit of the bodies of the next requests for paths with this in them, or deny them."""
+        self._left, self._path = count, path
+
+    def _reply(self, request):
+        with self._lock:
+            is_faulty = self._left > 0 and self._path in request.path
+            self._left -= is_faulty
+            self.num_faults += is_faulty
+        if is_faulty and self.denies:
+            return s3_error(403, "AccessDenied")
+        body = bytes([request.body[0] ^ 1]) + request.body[1:] if is_faulty and request.body else request.body
+        with closing(http.client.HTTPConnection(self.upstream, timeout=30)) as upstream:
+            upstream.request(request.method, request.path, body, dict(request.headers))  # the signed Host among them
+            answer = upstream.getresponse()
+            data = answer.read()
+        headers = {name: value for name, value in answer.getheaders() if name not in OWN_HEADERS}
+        return Reply(answer.status, data, headers, int(answer.getheader("Content-Length") or len(data)))
 
 
 @dataclass(frozen=True)
 class Way:
     """A store behind a proxy that damages, and the same bucket without it."""
 
-    proxy: FaultyEndpoint
+    proxy: FaultyProxy
     store: S3Store
     behind: S3Store
     survives_a_damaged_part: bool
@@ -29,7 +63,7 @@ class Way:
 @pytest.fixture(params=["moto", "rclone"])
 def way(request):
     place = place_on(request.param, request)
-    with faulty_endpoint(place.url) as proxy:
+    with serving(FaultyProxy(place.url)) as proxy:
         store = s3_store(place.bucket, proxy.endpoint_url, place.key, replace(SETTINGS, max_attempts=3))
         yield Way(proxy, store, place.store(), place.kind == "moto")
 
@@ -44,11 +78,11 @@ def test_a_damaged_object_is_sent_again_within_bounds(way, tmp_path):
     ]
     for number, put in enumerate(puts):
         key, before = f"key-{number}", way.proxy.num_faults
-        way.proxy.first(2, "damaged")
+        way.proxy.damage(2)
         assert put(key) in (None, True)
         assert way.proxy.num_faults == before + 2
         assert way.behind.get(key, max_bytes=100) == DATA
-        way.proxy.always("damaged")
+        way.proxy.damage(math.inf)
         with raising(TransientError, Reason.STORE_BUSY):
             put(f"damaged-{number}")
         assert way.proxy.num_faults == before + 5
@@ -57,7 +91,7 @@ def test_a_damaged_object_is_sent_again_within_bounds(way, tmp_path):
 def test_a_damaged_part_is_sent_again(way, tmp_path):
     data = hashlib.shake_128(b"a large file").digest(2 * PART_BYTES + 12_345)
     (tmp_path / "source").write_bytes(data)
-    way.proxy.first(2, "damaged", path="partNumber=2")
+    way.proxy.damage(2, path="partNumber=2")
     if way.survives_a_damaged_part:
         way.store.put_file("key", tmp_path / "source")
         parts = [request.path.partition("partNumber=")[2][:1] for request in way.proxy.requests]
@@ -99,7 +133,8 @@ def test_a_file_that_shrinks_while_it_is_sent_is_not_stored(tmp_path):
 
 def test_a_denied_upload_is_not_repeated(way, tmp_path):
     (tmp_path / "source").write_bytes(bytes(2 * PART_BYTES))
-    way.proxy.always("403", path="partNumber=")
+    way.proxy.denies = True
+    way.proxy.damage(math.inf, path="partNumber=")
     with raising(PermanentError, Reason.ACCESS_DENIED):
         way.store.put_file("key", tmp_path / "source")
     assert way.proxy.num_faults <= 2  # both parts were under way
