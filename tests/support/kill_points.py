@@ -3,7 +3,7 @@
 A work is killed with SIGKILL just before each of its operations on files. Those of `works` run in a copy of a prepared
 folder for each operation, `FOLDER/{name}/{n}`, and the last copy is that of the work that was not killed. `backup` and
 its restore, and a window of a `miner` or `validator` (`tests.support.node_kills`), run in one folder: each process
-takes up what the one before it has left. `tests.support.process_kills` kills the processes of a whole network.
+takes up what the one before it has left.
 
 Names in `WRITERS` are no works: such a process enters window after window into a neuron's state file, which is then
 FOLDER, until it is killed at any moment, and prints each window that the file has acknowledged.

@@ -7,31 +7,25 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-from unittest import mock
 from uuid import UUID
 
-import psutil
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
     FlowRunFilterId,
     FlowRunFilterName,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import TERMINAL_STATES, StateType
 
 from deployments.local import bringup
 from deployments.local.bringup import STORAGE, LocalNetwork
 from deployments.local.pace import measure_pace
 from deployments.local.plan import LocalPlan
 from deployments.local.view import LocalView
-from deployments.processes import PROJECT_ROOT, ProcessRecord, free_port, require_free_port, stop_process
+from deployments.processes import PROJECT_ROOT, ProcessRecord, free_port, require_free_port
 from deployments.schedules import HOUR, runs_until
 from deployments.supervisor import Service, Supervisor
 from templar.agreement.genesis import find_birth
@@ -59,9 +53,8 @@ twice that of the preset `local`, for a machine that does other things as well. 
 class LiveNetwork:
     """A network that is up as long as its context lasts, or that something else brings up and `attach` finds.
 
-    `data`, `windows`, `training` and `storage` change the preset's sections of those names; `settings` are variables of
-    neurons; `hour` is how long an hour takes for scheduled work. The temporary folder marks every process that the
-    context starts, also one that no record has.
+    `data` and `storage` change the preset's sections of those names; `settings` are variables of neurons; `hour` is how
+    long an hour takes for scheduled work.
     """
 
     def __init__(
@@ -70,15 +63,13 @@ class LiveNetwork:
         *,
         directory_store=False,
         data=None,
-        windows=None,
-        training=None,
         storage=None,
         settings=None,
         hour=HOUR,
     ):
         sections = {
-            "windows": WINDOWS | (windows or {}),
-            "training": {"inner_steps": 10} | (training or {}),
+            "windows": WINDOWS,
+            "training": {"inner_steps": 10},
             "data": data or {},
             "storage": storage or {},
         }
@@ -97,23 +88,16 @@ class LiveNetwork:
         self.plan = replace(self.plan, pace=measure_pace(len(self.plan.running)))
         self._network = LocalNetwork(self.plan, print)
         self.record = ProcessRecord(self.plan.processes)
-        self.temporary = folder / "tmp"
-        self.temporary.mkdir(parents=True)
-        self._marked = ExitStack()
         self.view: LocalView
         self.client: Any = None
 
     def __enter__(self):
-        with ExitStack() as stack:
-            stack.enter_context(mock.patch.dict(os.environ, {"TMPDIR": str(self.temporary)}))
-            self._network.up()
-            self.attach()
-            self._marked = stack.pop_all()
+        self._network.up()
+        self.attach()
         return self
 
     def __exit__(self, *error):
-        with self._marked:
-            self.down()
+        self.down()
 
     def attach(self):
         block = self._network.neuron_block(self.plan.running[0])
@@ -321,43 +305,6 @@ class LiveNetwork:
 
     def artifacts(self, run):
         return artifacts_of(self.client, run.id)
-
-    def processes(self):
-        for process in psutil.process_iter():
-            try:
-                environment = process.environ()
-                if environment.get("TMPDIR") == str(self.temporary) and process.status() != psutil.STATUS_ZOMBIE:
-                    yield process, environment
-            except psutil.Error:  # it has just ended, or is another user's
-                continue
-
-    def orphans(self):
-        """The processes that neither the record has nor any of its processes has started; of no network, all."""
-        owners = {entry.pid for entry in self.record.running()}
-        found = []
-        for process, _ in self.processes():
-            try:
-                if owners.isdisjoint({process.pid, *(parent.pid for parent in process.parents())}):
-                    found.append(f"{process.pid}: {' '.join(process.cmdline())}")
-            except psutil.Error:
-                continue
-        return found
-
-    def is_final(self, neuron, window):
-        return any(run.state is not None and run.state.is_final() for run in self.runs(neuron, window))
-
-    def open_runs(self):
-        """The flow runs that have no final state, each with its state; those that are not due yet are none of them."""
-        types = FlowRunFilterStateType(any_=[each for each in StateType if each not in TERMINAL_STATES])
-        due = FlowRunFilterExpectedStartTime.model_validate({"before_": datetime.now(UTC)})
-        due_or_begun = FlowRunFilter(state=FlowRunFilterState(type=types), expected_start_time=due)
-        runs = self.client.read_flow_runs(flow_run_filter=due_or_begun)
-        return [f"{run.name}: {run.state_name}" for run in runs]
-
-    def stop_clock(self):
-        """Let no window begin any more, and wait until all runs have ended."""
-        stop_process(self.process(bringup.CLOCK), grace_seconds=bringup.STOP_SECONDS)
-        self.wait(lambda: not self.open_runs(), "all runs have ended")
 
 
 def is_free(port):
