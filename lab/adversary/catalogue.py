@@ -20,6 +20,7 @@ REJECT, BOUND, CONTINUE = Expect.REJECT, Expect.BOUND, Expect.CONTINUE
 ABSENT = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING})
 UNCOMMITTED = ABSENT | {Reason.COMMIT_MISMATCH}
 UNTIMELY = frozenset({Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.REVEAL_EARLY, Reason.REVEAL_LATE})
+HANGING = faults.slow(0.05, then=faults.TIMED_OUT)
 DOWN = faults.unreachable(20.0, 3.0, 13.0)
 
 
@@ -197,10 +198,10 @@ STORES = (
     store_fault("bucket_truncates", "bodies that end early", faults.TRUNCATING, Reason.BUCKET_UNREADABLE),
     store_fault("bucket_shortens", "bodies that end early unnoticed", faults.SHORTENING, Reason.MALFORMED),
     store_fault("bucket_corrupts", "a bit flipped on the way", faults.CORRUPTING, Reason.WRONG_HASH),
-    store_fault("bucket_stale", "objects that show up late", faults.STALE, *ABSENT),
-    store_fault("bucket_hangs", "no answer in time", faults.HANGING, Reason.STORE_UNREACHABLE, rows=(21, 22)),
-    store_fault("bucket_flaky", "a 503 before the first answers", faults.FLAKY, expect=CONTINUE),
-    store_fault("bucket_slow", "slow answers", faults.SLOW, rows=(21,), expect=CONTINUE),
+    store_fault("bucket_stale", "objects that show up late", faults.stale(30.0), *ABSENT),
+    store_fault("bucket_hangs", "no answer in time", HANGING, Reason.STORE_UNREACHABLE, rows=(21, 22)),
+    store_fault("bucket_flaky", "a 503 before the first answers", faults.flaky(2), expect=CONTINUE),
+    store_fault("bucket_slow", "slow answers", faults.slow(0.02), rows=(21,), expect=CONTINUE),
     store_fault(
         "key_rotated",
         "a key that is taken back in mid-window",

@@ -75,9 +75,9 @@ BUCKETS: dict[str, BucketFault] = {
     "busy": faults.failing(faults.SERVER_ERROR),
     "forbidden": faults.failing(faults.FORBIDDEN),
     # A simulated node asks one bucket after the other, a real one many at once: only here do slow ones add up.
-    "hanging": faults.for_all(lambda store, clock: faults.SlowStore(store, clock, seconds=2.0, then=faults.TIMED_OUT)),
-    "slow": faults.for_all(lambda store, clock: faults.SlowStore(store, clock, seconds=0.5)),
-    "stale": faults.for_all(lambda store, clock: faults.StaleStore(store, clock, seconds=60.0)),
+    "hanging": faults.slow(2.0, then=faults.TIMED_OUT),
+    "slow": faults.slow(0.5),
+    "stale": faults.stale(60.0),
     "truncating": faults.TRUNCATING,
     "corrupting": faults.CORRUPTING,
     "stamped_late": faults.STAMPED_LATE,

@@ -29,7 +29,7 @@ from lab.adversary.chains import (
     UnreachableChain,
     difficult_blocks,
 )
-from lab.adversary.faults import CountingChain, CountingStore, IntermittentStore, Killed, KillSwitch
+from lab.adversary.faults import CountingChain, FaultyStore, IntermittentStore, Killed, KillSwitch
 from lab.adversary.reports import read_accusations
 from lab.simulate.fault_plan import BUCKETS, ENDPOINTS, EPOCH_WINDOWS, PRUNED_AFTER, FaultKind, FaultPlan
 from lab.simulate.run import evidence_in
@@ -134,7 +134,7 @@ class FaultyNetwork:
 
     def _counted(self, observer: Member | None, store: ObjectStore) -> ObjectStore:
         switch = None if observer is None else self._switches.get(observer.uid)
-        return store if switch is None else CountingStore(store, switch)
+        return store if switch is None else FaultyStore(store, before=lambda operation, key: switch.count())
 
     def _chain(self, observer: Member, chain: Chain) -> Chain:
         episodes = self._episodes(observer.uid, FaultKind.CHAIN, lambda name: ENDPOINTS[name](chain))

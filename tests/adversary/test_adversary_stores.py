@@ -1,7 +1,5 @@
 """Hostile stores and chains keep the contract, except where they say otherwise."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,7 +42,7 @@ def store(tmp_path, clock):
 
 
 def test_a_failing_store_fails_every_call_from_its_time_on(store, clock):
-    view = faults.FailingStore(store, faults.FORBIDDEN, clock=clock, since=START + 10)
+    view = faults.failing(faults.FORBIDDEN, since_seconds=10)(store, clock, None)
     assert view.get(KEY, max_bytes=100) == BODY
     clock.sleep_until(START + 10)
     for call in (
@@ -56,36 +54,11 @@ def test_a_failing_store_fails_every_call_from_its_time_on(store, clock):
         refusal(call, PermanentError, Reason.ACCESS_DENIED)
 
 
-def test_bodies_that_end_early_or_are_wrong(store):
-    with raising(PermanentError, Reason.OBJECT_TRUNCATED):
-        faults.TruncatingStore(store).get(KEY, max_bytes=100)
-    assert faults.ShorteningStore(store).get(KEY, max_bytes=100) == BODY[:5]
-    assert faults.ShorteningStore(store).head(KEY) == store.head(KEY)
-    store.put("manifest-1", BODY)
-    view = faults.CorruptingStore(store)
-    shown = view.get(KEY, max_bytes=100)
-    assert sum(one != other for one, other in zip(shown, BODY, strict=True)) == 1
-    assert view.get("manifest-1", max_bytes=100) == BODY
-
-
-def test_stores_that_are_late_or_stamp_wrongly(store, clock):
-    true = store.head(KEY)
-    restamped = replace(true, last_modified=true.last_modified - 30)
-    view = faults.RestampingStore(store, -30)
-    assert (view.head(KEY), list(view.list())) == (restamped, [restamped])
-    assert faults.RestampingStore(store, -30, prefix="commit-").head(KEY) == true
-    view = faults.StaleStore(store, clock=clock, seconds=5)
-    assert (view.head(KEY), list(view.list())) == (None, [])
-    clock.sleep_until(START + 5)
-    assert (view.head(KEY), list(view.list())) == (true, [true])
-
-
 def test_a_slow_store_takes_its_time_and_may_give_no_answer(store, clock):
-    assert faults.SlowStore(store, clock=clock, seconds=2.5).get(KEY, max_bytes=100) == BODY
+    assert faults.slow(2.5)(store, clock, None).get(KEY, max_bytes=100) == BODY
     assert clock.now() == START + 2.5
-    gone = TransientError(Reason.STORE_UNREACHABLE, "no answer")
     with pytest.raises(TransientError, match="no answer"):
-        faults.SlowStore(store, clock=clock, seconds=1, then=gone).head(KEY)
+        faults.slow(1, then=faults.TIMED_OUT)(store, clock, None).head(KEY)
     assert clock.now() == START + 3.5
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.adversary.faults import StoreView
+from lab.adversary.faults import FaultyStore
 from templar.agreement.ballot_box import (
     STAMP_SECONDS,
     WORDS_PER_AUTHOR,
@@ -252,24 +252,13 @@ def test_colluding_authors_push_no_honest_word_out_of_an_object(tmp_path, monkey
     assert scene.read().decided == (1, NULL_WINDOW)
 
 
-class StampingStore(StoreView):
-    """Shows one stamp, of all objects."""
-
-    def __init__(self, inner, stamp):
-        super().__init__(inner)
-        self._stamp = stamp
-
-    def shown(self, info):
-        """The same at that time."""
-        return replace(info, last_modified=self._stamp)
-
-
 @pytest.mark.parametrize("ahead", [-30.0, 0.0, 30.0])
 def test_an_object_is_read_again_until_its_stamp_cannot_be_anothers(tmp_path, ahead):
     """The store's clock may be behind or ahead, or go back: then it gives a stamp a second time."""
     scene = Scene(tmp_path, 60.0, 40.0)
     clock, author = scene.subnet.clock, scene.subnet.validators[0]
-    store = StampingStore(scene.store(0), int(clock.now() + ahead))
+    stamp = int(clock.now() + ahead)  # of all objects
+    store = FaultyStore(scene.store(0), shown=lambda info: replace(info, last_modified=stamp))
     ballots = BallotBox(scene.subnet.exchange(views={author.account: store}), WINDOW)
     scene.carry(0, [scene.sign(Said(0, "lock", 1, B, 0))])
     ballots.look()

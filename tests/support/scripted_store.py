@@ -1,46 +1,30 @@
 """An object store that passes calls on to another one, with hooks for failures."""
 
 from collections.abc import Callable
-from typing import TypeVar
 
-T = TypeVar("T")
+from lab.adversary.faults import FaultyStore, passed_on
+
 Hook = Callable[[str, str], None]
 
 
-def _passed_on(operation):
-    """A call of the inner store."""
-
-    def call(self, *arguments, **options):
-        key = arguments[0] if arguments and isinstance(arguments[0], str) else ""
-        return self._do(operation, key, lambda: getattr(self.inner, operation)(*arguments, **options))
-
-    return call
-
-
-class ScriptedStore:
-    """Fulfils `templar.store.base.ObjectStore` with the objects of another store.
+class ScriptedStore(FaultyStore):
+    """The objects of another store.
 
     An error that `before` raises replaces the call; one that `after` raises replaces the answer, as if that was lost.
     """
 
     def __init__(self, inner):
+        super().__init__(inner)
         self.inner = inner
         self.calls: list[tuple[str, str]] = []  # operation and key of every call, in order, failed ones too
-        self.before: Hook = lambda operation, key: None
         self.after: Hook = lambda operation, key: None
         self.ignores_conditions = False  # `put_if_absent` overwrites, as on servers without conditional writes
         self.closed = 0
 
-    @property
-    def name(self):
-        return self.inner.name
+    get_file = passed_on("get_file")
 
     def count(self, operation, key=""):
         return sum(1 for call in self.calls if call[0] == operation and key in ("", call[1]))
-
-    put, put_file, get, get_range, get_file, head, list, delete = map(
-        _passed_on, ("put", "put_file", "get", "get_range", "get_file", "head", "list", "delete")
-    )
 
     def put_if_absent(self, key, data):
         def put():
@@ -49,16 +33,13 @@ class ScriptedStore:
                 return True
             return self.inner.put_if_absent(key, data)
 
-        return self._do("put_if_absent", key, put)
-
-    def read_into(self, key, start, buffer):
-        buffer[:] = self.get_range(key, start, len(buffer))
+        return self.answer("put_if_absent", key, put)
 
     def close(self):
         self.closed += 1
-        self.inner.close()
+        super().close()
 
-    def _do(self, operation, key, work):
+    def answer(self, operation, key, work):
         self.calls.append((operation, key))
         self.before(operation, key)
         answer = work()
