@@ -128,18 +128,6 @@ def run_lineup(lineup: Lineup, hparams: HParams, *, seed: int, windows: int | No
         return verdicts
 
 
-def check_choice(names: Sequence[str], *, miners: int, attackers: int) -> None:
-    """Whether there is such a gauntlet.
-
-    Raises:
-        ValueError: A name is no scenario's, or the attackers are more than half of the miners.
-    """
-    if unknown := sorted(set(names) - set(SCENARIOS)):
-        raise ValueError(f"scenario {unknown[0]!r}: there is no such scenario; --list names them all")
-    if not 1 <= attackers <= miners // 2:
-        raise ValueError(f"attackers: {attackers} of {miners} miners; 1 to {miners // 2} keep the majority honest")
-
-
 def run_gauntlet(
     names: Sequence[str],
     hparams: Callable[[Overrides], HParams],
@@ -156,9 +144,12 @@ def run_gauntlet(
     windows. `hparams` gives its settings from the scenarios' changes.
 
     Raises:
-        ValueError: As in `check_choice`.
+        ValueError: A name is no scenario's, or the attackers are more than half of the miners.
     """
-    check_choice(names, miners=miners, attackers=attackers)
+    if unknown := sorted(set(names) - set(SCENARIOS)):
+        raise ValueError(f"scenario {unknown[0]!r}: there is no such scenario; --list names them all")
+    if not 1 <= attackers <= miners // 2:
+        raise ValueError(f"attackers: {attackers} of {miners} miners; 1 to {miners // 2} keep the majority honest")
     verdicts = []
     for lineup in lineups(names, miners=miners, attackers=attackers):
         overrides = {key: value for each in lineup.scenarios for key, value in each.overrides.items()}

@@ -112,15 +112,15 @@ class LiveNetwork(NetworkRun):
         """In the second window, start a second process with an honest miner's hotkey."""
         self.stage.clock.sleep_until(self.world.opens(START_WINDOW + 1))
         victim = self.casting.first_honest
-        address, write_key = self.stage.address_of(victim), self.stage.write_key(victim)
+        write_key = self.stage.write_key(victim)
         self.second = try_to_start(
             SecondProcess(
-                hotkey_seed=hotkey_seed(self.seed, victim.uid).hex(),
-                ledger=str(self.world.root / "ledger.sqlite"),
-                home=str(self.world.root / "nodes" / "second"),
-                hparams=self.world.hparams.model_dump_json(),
+                hotkey_seed=hotkey_seed(self.seed, victim.uid),
+                ledger=self.world.root / "ledger.sqlite",
+                home=self.world.root / "nodes" / "second",
+                hparams=self.world.hparams,
                 endpoint_url=self.gates.url("second", writes=True),
-                address=(address.account_id, address.access_key_id, address.secret_access_key),
+                address=self.stage.address_of(victim),
                 write_key=(write_key.access_key_id, write_key.secret_access_key),
             )
         )

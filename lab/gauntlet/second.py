@@ -1,16 +1,11 @@
-"""A second process for a neuron that runs already, as on another machine: `python -m lab.gauntlet.second`.
+"""A second process for a neuron that runs already, as on another machine."""
 
-Its settings are one line of JSON on stdin. The answer is one line of JSON on stdout: the reason why the start was
-refused, or none.
-"""
-
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-
-from pydantic import TypeAdapter
 
 from lab.hotkeys import hotkey_from_seed
 from templar.chain.ledger import Ledger
@@ -29,12 +24,12 @@ PATIENCE_SECONDS = 60.0
 class SecondProcess:
     """The settings of a second process: those that an operator would copy to another machine, and its own folder."""
 
-    hotkey_seed: str = field(repr=False)  # in hex
-    ledger: str  # the chain's file
-    home: str
-    hparams: str  # as JSON
+    hotkey_seed: bytes = field(repr=False)
+    ledger: Path  # the chain's file
+    home: Path
+    hparams: HParams
     endpoint_url: str
-    address: tuple[str, str, str] = field(repr=False)  # account, and id and secret of the read key on chain
+    address: BucketAddress = field(repr=False)
     write_key: tuple[str, str] = field(repr=False)  # id and secret
 
 
@@ -47,33 +42,25 @@ class Start:
 
 
 def try_to_start(second: SecondProcess) -> Start:
-    """Start the process, wait for its end, and read its answer."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "lab.gauntlet.second"],
-        input=_SECOND.dump_json(second) + b"\n",
-        capture_output=True,
-        check=False,
-        timeout=PATIENCE_SECONDS,
-    )
-    if answer.returncode != 0:
-        return Start("", f"the second process ended with {answer.returncode}: {answer.stderr.decode()[-500:]}")
-    return _START.validate_json(answer.stdout)
+    """Start the process, wait for its end, and return its answer."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(_start, second).result(PATIENCE_SECONDS)
+        except BrokenProcessPool as error:
+            return Start("", f"the second process died: {error}")
 
 
 def _start(second: SecondProcess) -> Start:
-    hotkey = hotkey_from_seed(bytes.fromhex(second.hotkey_seed))
-    chain = Ledger(Path(second.ledger), hotkey=hotkey)
-    address = BucketAddress(*second.address)
-    store = _open(second, address.account_id, *second.write_key)
+    hotkey = hotkey_from_seed(second.hotkey_seed)
+    chain = Ledger(second.ledger, hotkey=hotkey)
     buckets = Buckets(
         chain,
         lambda other: _open(second, other.account_id, other.access_key_id, other.secret_access_key),
-        own=OwnBucket(address, store),
+        own=OwnBucket(second.address, _open(second, second.address.account_id, *second.write_key)),
         hotkey=hotkey.address,
     )
-    hparams = HParams.model_validate_json(second.hparams)
     try:
-        node = Miner(NeuronConfig("second", Path(second.home), hparams, chain, buckets, hotkey, _no_dataset))
+        node = Miner(NeuronConfig("second", second.home, second.hparams, chain, buckets, hotkey, _no_dataset))
     except TemplarError as error:
         return Start(error.reason.value, error.message)
     node.stop()
@@ -86,17 +73,3 @@ def _open(second: SecondProcess, bucket: str, key_id: str, secret: str) -> S3Sto
 
 def _no_dataset() -> Any:
     raise PermanentError(Reason.DATASET_MISSING, "it was about to join the network")
-
-
-_SECOND = TypeAdapter(SecondProcess)
-_START = TypeAdapter(Start)
-
-
-def main() -> None:
-    """Read the settings, start, and print the outcome."""
-    start = _start(_SECOND.validate_json(sys.stdin.readline()))
-    print(_START.dump_json(start).decode(), flush=True)
-
-
-if __name__ == "__main__":
-    main()
