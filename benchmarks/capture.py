@@ -1,6 +1,6 @@
 """Measure what a publisher can do that belongs to an attacker, alone with its own miners.
 
-    python -m benchmarks.capture [--quick] [--jobs N]
+    python -m benchmarks.capture [--quick]
 
 In one window of a simulated network the attacker's validator is a publisher of a given rank, and lists only its own
 miners, which publish the largest legal step uphill; with no miners of its own it lists nobody. It has 10 to 49 % of the
@@ -24,6 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -33,13 +34,12 @@ from unittest.mock import PropertyMock, patch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.command import command_line, finish
+from benchmarks.command import measured
 from lab.adversary.cheats import ScalingMiner
 from lab.simulate import world
 from lab.simulate.run import HELD_OUT_SEQUENCES, run_nodes
 from lab.simulate.world import START_WINDOW, World
 from templar.agreement.state import AgreedState
-from templar.arguments import whole_number
 from templar.chain.base import NeuronInfo
 from templar.exchange.gather import GatherReport
 from templar.exchange.network_view import NetworkView
@@ -59,6 +59,7 @@ MINERS, VALIDATORS = 6, 3
 STAKES, QUICK_STAKES = (0.1, 0.3, 0.49), (0.49,)
 SHARES, QUICK_SHARES = (0.0, 0.5, 1.0), (1.0,)
 SEEDS, QUICK_SEEDS = (7, 8, 9), (7,)
+JOBS = 2  # scenes at the same time
 MEASURES = ("omissions", "limit", "effect")
 UPHILL = -1e6
 MOST_LOSS_WINDOWS, MOST_RECOVERY_WINDOWS = 10, 3
@@ -126,7 +127,7 @@ def play(scene: Scene) -> Outcome:
     nulls: set[int] = set()
 
     def look(node: Node, window: int) -> None:
-        losses[window] = mean_loss(node, node.state.params, tokens(node))
+        losses[window] = mean_loss(node, node.state.params, held_out(node, HELD_OUT_SEQUENCES))
         applied = node.journal.applied(window)
         nulls.update([window] if applied is None or applied.roster is None else [])
 
@@ -147,13 +148,7 @@ def play(scene: Scene) -> Outcome:
         stack.enter_context(patch.object(Capturer, "own", own))
         publisher = next(member.uid for member in network.members if member.role == "aggregator")
         stack.enter_context(patch.object(NetworkView, "publishers", _with_rank(publisher, scene.rank)))
-        held_out: list[Any] = []
-
-        def tokens(node: Node) -> Any:
-            if not held_out:
-                held_out.append(network.held_out(node, HELD_OUT_SEQUENCES))
-            return held_out[0]
-
+        held_out = cache(network.held_out)
         for node in run_nodes(network, ATTACKED + AFTER - START_WINDOW + 1, look).values():
             node.stop()
     return _outcome(losses, nulls)
@@ -235,17 +230,14 @@ def _table(found: Sequence[tuple[Scene, Outcome]]) -> Table:
     return table
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the scenes, print table and JSON; 1 if the bound does not hold."""
-    parser = command_line("capture", __doc__, quick="few scenes: within a minute")
-    parser.add_argument("--jobs", type=whole_number(1), default=2, help="scenes at the same time")
-    chosen = parser.parse_args(argv)
-    asked = scenes(quick=chosen.quick)
-    with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
+def run(quick: bool) -> dict[str, Any]:
+    """Run the scenes, print the table, and return the figures."""
+    asked = scenes(quick=quick)
+    with ProcessPoolExecutor(JOBS, mp_context=get_context("spawn")) as pool:
         found = list(zip(asked, pool.map(play, asked), strict=True))
     Console(width=140).print(_table(found))
-    return finish({"benchmark": "capture", "quick": chosen.quick, **summary(found)})
+    return {"benchmark": "capture", "quick": quick, **summary(found)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measured("capture", __doc__, run, quick="few scenes"))

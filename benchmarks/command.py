@@ -1,9 +1,8 @@
-"""What all benchmarks have: a command line, a table, a last line of JSON, and what the kernel knows of a process."""
+"""What all benchmarks have: a command line, a table, and a last line of JSON."""
 
 import argparse
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -42,14 +41,3 @@ def figures_table(title: str, *columns: str) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
     return table
-
-
-def process_memory(name: str) -> int:
-    """Return bytes of memory of this process, by a name of /proc/self/status: `VmRSS`, `VmHWM`, `RssFile`."""
-    return 1024 * process_number("status", name)
-
-
-def process_number(file: str, name: str) -> int:
-    """Return a number that the kernel keeps of this process in a file of /proc/self."""
-    lines = Path("/proc/self", file).read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -32,7 +32,6 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.command import command_line, finish
-from deployments.clock import WINDOW_FLOWS
 from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import measure_pace
 from deployments.local.plan import LocalPlan
@@ -45,9 +44,8 @@ HOURS = 24
 HOUR_SECONDS = 180.0
 QUICK_HOUR_SECONDS, QUICK_SECONDS = 10.0, 13.0
 SAMPLES = 96  # looks at the buckets in a day
-PLANNING_SECONDS, PATIENCE_SECONDS = 60.0, 120.0
+MARGINS, QUICK_MARGINS = (60.0, 120.0), (1.0, 9.0)
 """Runs count that are due so long after the beginning, when all is planned, and so long before the end."""
-QUICK_PLANNING_SECONDS, QUICK_PATIENCE_SECONDS = 1.0, 9.0
 console = Console(stderr=True)
 
 
@@ -69,10 +67,7 @@ class Day:
     """The result of a day."""
 
     due: Due
-    windows: Counter[str]  # how windows ended -> number
     bucket_bytes: tuple[int, ...]  # of all buckets, one per sample
-    server_bytes: int  # of the server's folder
-    home_bytes: int  # of all neurons' folders
     locked_errors: int
     repeated_errors: Mapping[str, int]  # error -> number
 
@@ -100,14 +95,10 @@ def live(plan: LocalPlan, seconds: float, *, planning_seconds: float, patience_s
             get_client(sync_client=True) as client,
         ):
             due = due_of(client, begun, datetime.now(UTC) - timedelta(seconds=patience_seconds))
-            windows = windows_of(client)
         log = plan.server.log
         return Day(
             due,
-            windows,
             tuple(sizes),
-            folder_bytes(plan.server.home),
-            folder_bytes(plan.folder / "neurons"),
             log.read_text(errors="replace").count("OperationalError) database is locked"),
             repeated_errors(log, span=timedelta(days=1)),
         )
@@ -148,26 +139,10 @@ def due_times(deployment: DeploymentResponse, begin: datetime, end: datetime) ->
             yield from (anchor + timedelta(seconds=number * every) for number in range(first, last))
 
 
-def windows_of(client: SyncPrefectClient) -> Counter[str]:
-    """Return how the runs of all neurons' windows ended."""
-    flows = {flow.id for flow in client.read_flows() if flow.name in WINDOW_FLOWS}
-    runs = [run for run in runs_until(client, datetime.now(UTC)) if run.flow_id in flows]
-    return Counter(str(run.state.name) for run in runs if run.state is not None and run.state.is_final())
-
-
 def bucket_bytes(network: LocalNetwork) -> int:
     """Bytes of all objects in the buckets of a network's neurons."""
     stores = [network.neuron_block(neuron).bucket.open().store for neuron in network.plan.running]
     return sum(info.size for store in stores for info in store.list())
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    total = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total
 
 
 def figures(day: Day) -> dict[str, object]:
@@ -178,9 +153,6 @@ def figures(day: Day) -> dict[str, object]:
         "bucket_bytes_growth": round(day.growth, 3),
         "locked_errors": day.locked_errors,
         "repeated_errors": len(day.repeated_errors),
-        "windows": dict(day.windows),
-        "server_bytes": day.server_bytes,
-        "home_bytes": day.home_bytes,
         "holds": not (day.due.missed or day.repeated_errors),
     }
 
@@ -190,21 +162,17 @@ def show(day: Day) -> None:
     table = Table("what", "number", title="A day of the local network")
     for (flow, how), number in sorted(day.due.ends.items()):
         table.add_row(Text(f"{flow}, {how}"), str(number))
-    for name, number in sorted(day.windows.items()):
-        table.add_row(f"windows of all neurons: {name}", str(number))
     table.add_row("buckets at the end, MB", f"{day.bucket_bytes[-1] / 1e6 if day.bucket_bytes else 0:.1f}")
-    table.add_row("the server's folder, MB", f"{day.server_bytes / 1e6:.1f}")
-    table.add_row("the neurons' folders, MB", f"{day.home_bytes / 1e6:.1f}")
     Console().print(table)
     for line in (*day.due.missed[:20], *day.repeated_errors):
         print(line)
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Run from the command line; 0 if nothing was missed and no error repeats."""
     parser = command_line("day", __doc__, quick="one miner and little more than an hour, of ten seconds")
     parser.add_argument("--hour-seconds", type=float, default=HOUR_SECONDS, help="how long an hour takes (180)")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args()
     hour = QUICK_HOUR_SECONDS if arguments.quick else arguments.hour_seconds
     with tempfile.TemporaryDirectory() as folder:
         plan = LocalPlan(
@@ -217,12 +185,9 @@ def main(words: Sequence[str] | None = None) -> int:
             hour=hour / HOUR.total_seconds() * HOUR,
         )
         plan = replace(plan, pace=measure_pace(len(plan.running)))
-        if arguments.quick:
-            planning, patience = QUICK_PLANNING_SECONDS, QUICK_PATIENCE_SECONDS
-            day = live(plan, QUICK_SECONDS, planning_seconds=planning, patience_seconds=patience)
-        else:
-            planning, patience = PLANNING_SECONDS, PATIENCE_SECONDS
-            day = live(plan, HOURS * hour, planning_seconds=planning, patience_seconds=patience)
+        seconds = QUICK_SECONDS if arguments.quick else HOURS * hour
+        planning, patience = QUICK_MARGINS if arguments.quick else MARGINS
+        day = live(plan, seconds, planning_seconds=planning, patience_seconds=patience)
     show(day)
     return finish(figures(day))
 

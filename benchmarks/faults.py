@@ -1,6 +1,6 @@
 """Measure how many seeds of the fault simulation hold every invariant, and how fast they run.
 
-    python -m benchmarks.faults [--quick] [--seeds N] [--first SEED] [--jobs N]
+    python -m benchmarks.faults [--quick] [--seeds N] [--first SEED]
 
 Each seed is a small network of 30 windows with faults of clocks, stores, chain, processes and payloads
 (`lab.simulate.faulty_network`). The last line is JSON: `seeds` and `windows` that were run, `violations` of an
@@ -9,11 +9,8 @@ violation; otherwise the exit status is 1, and `python -m lab.simulate --faults 
 """
 
 import logging
-import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -34,19 +31,10 @@ def run_seed(windows: int, seed: int) -> FaultReport:
     return run_plan(draw_plan(seed, windows))
 
 
-def run_seeds(seeds: range, windows: int, jobs: int) -> Iterator[FaultReport]:
-    """Run the seeds, `jobs` of them at a time; the reports come in the order of the seeds."""
-    if jobs == 1:
-        yield from map(partial(run_seed, windows), seeds)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(partial(run_seed, windows), seeds)
-
-
-def run(seeds: range, windows: int, jobs: int) -> dict[str, Any]:
+def run(seeds: range, windows: int) -> dict[str, Any]:
     """Run the seeds, print a line for each violation and the table, and return the figures."""
     started, reports = time.perf_counter(), list[FaultReport]()
-    for report in run_seeds(seeds, windows, jobs):
+    for report in map(partial(run_seed, windows), seeds):
         reports.append(report)
         if report.violation is not None:
             again = f"python -m lab.simulate --faults {report.plan.seed}"
@@ -76,11 +64,10 @@ def main() -> int:
     parser = command_line("faults", __doc__, quick="few seeds of few windows, within a minute")
     parser.add_argument("--seeds", type=whole_number(1), help=f"how many; {SEEDS} by default")
     parser.add_argument("--first", type=int, default=1, help="the first seed")
-    parser.add_argument("--jobs", type=whole_number(1), default=1, help="seeds at a time, each in its own process")
     arguments = parser.parse_args()
     num_seeds = arguments.seeds or (QUICK_SEEDS if arguments.quick else SEEDS)
     windows = QUICK_WINDOWS if arguments.quick else WINDOWS
-    return finish(run(range(arguments.first, arguments.first + num_seeds), windows, arguments.jobs))
+    return finish(run(range(arguments.first, arguments.first + num_seeds), windows))
 
 
 if __name__ == "__main__":

@@ -50,8 +50,6 @@ from templar.gradient.layout import Layout
 from templar.hparams import load_hparams
 from templar.store.address import BucketAddress, encode_address
 from templar.store.s3 import S3Store
-from templar.store.s3_client import make_client
-from templar.store.s3_protocol import S3Settings
 from templar.timeline import WindowTimes
 from templar.training.model import parameter_shapes
 
@@ -172,14 +170,7 @@ class Scene:
 
 def bare_loop(scene: Scene, endpoint: Endpoint) -> Callable[[], None]:
     """The same requests without any check."""
-    client = make_client(
-        "s3",
-        endpoint_url=endpoint.url,
-        access_key_id=endpoint.key_id,
-        secret_access_key=endpoint.secret,
-        settings=S3Settings(),
-    )
-
+    client = endpoint.client()
     uids = range(len(scene.hotkeys))
 
     def fetch(uid: int) -> str:

@@ -7,28 +7,23 @@ All figures are medians of pairs of measurements that follow each other. The dat
 
 - `packing_x`: packing of documents of 600 tokens on average, over the same with Python lists.
 - `shard_memcpy_fraction`: rate of reading 64 MiB of random samples of a verified shard that is on the disk, over that
-  of copying as many bytes, with cold caches; `shard_first_fraction`, if the process reads these samples anew.
+  of copying as many bytes, with cold caches.
 - `s3_rate_fraction`: rate at which the shard comes to the disk, verified, over that of a raw client that reads the same
-  ranges with as many connections and drops them, from an endpoint that gives 2 Gbit/s. `s3_loopback_fraction`, if it
-  gives what it can: then server, client, SHA-256 and disk share the cores of one machine, and hashing alone costs more
-  of them than the raw client and the server together.
+  ranges with as many connections and drops them, from an endpoint that gives 2 Gbit/s.
 - `first_batch_fraction`: time from opening the dataset to the first batch of a window, 16 sequences, on an empty disk,
   over that for the whole shard. Its bar is for the full size: the first batch does not get smaller with the shard.
-- `peak_mib`: the resident memory that reading a window from the endpoint in batches adds, and `mapped_mib`, the pages
-  of the shard's file in it, beside `setting_mib`, the limit of the pages that stay mapped.
 
 The last line is JSON: these figures, those they are computed from, and whether every bar holds.
 """
 
 import gc
 import http.client
-import multiprocessing
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks.command import figures_table, measured, process_memory
+from benchmarks.command import figures_table, measured
 from lab.gauntlet.endpoints import random_key, start_rclone
 from templar.data.assignment import Assignment
 from templar.data.sampling import pack_flat, sample_order
@@ -80,12 +75,11 @@ class Sizes:
     shard_bytes: int = 1000 * MIB
     packed_tokens: int = 10_000_000
     repetitions: int = 5  # of each pair
-    window_bytes: int = 128 * MIB  # of the window whose memory is measured; half of the shard at most
-    setting: int = 32 * MIB  # bytes of the shard that may stay mapped
+    window_bytes: int = 128 * MIB  # of the window whose first batch is read; half of the shard at most
 
 
 FULL = Sizes()
-QUICK = Sizes(shard_bytes=128 * MIB, packed_tokens=3_000_000, repetitions=3, window_bytes=32 * MIB, setting=8 * MIB)
+QUICK = Sizes(shard_bytes=128 * MIB, packed_tokens=3_000_000, repetitions=3, window_bytes=32 * MIB)
 
 
 # The dataset, in a folder and behind an S3 endpoint of this machine.
@@ -98,6 +92,16 @@ class Endpoint:
     url: str
     key_id: str
     secret: str
+
+    def client(self) -> Any:
+        """A boto3 client with the key."""
+        return make_client(
+            "s3",
+            endpoint_url=self.url,
+            access_key_id=self.key_id,
+            secret_access_key=self.secret,
+            settings=S3Settings(),
+        )
 
     def open(self, folder: Path, transfer: Transfer = Transfer()) -> Shard:  # noqa: B008 - frozen
         """The shard, opened anew: index and manifest are read, its blocks come to lie in `folder`."""
@@ -141,14 +145,6 @@ def serving(root: Path, *options: str) -> Iterator[Endpoint]:
 # Without a network: packing, and reading a shard that is on the disk.
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Rates of reading random samples, over that of copying as many bytes."""
-
-    again: float  # of samples whose pages of the file this process has touched before
-    first: float  # of samples that this process reads for the first time
-
-
 def documents(num_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Tokens of documents of lognormal lengths, `MEAN_TOKENS` on average, and offsets; half of them end with EOS."""
     random = np.random.default_rng(0)
@@ -188,21 +184,19 @@ def packing_ratio(num_tokens: int, repetitions: int) -> float:
     return statistics.median(ratios)
 
 
-def reading(shard: Shard, repetitions: int) -> Reading:
-    """Rates of reading a shard that is on the disk and verified; medians of pairs, each with cold caches."""
-    random = np.random.default_rng(2)
+def reading(shard: Shard, repetitions: int) -> float:
+    """Rate of reading random samples of a verified shard, over that of copying as many bytes; the median of pairs.
+
+    Each has cold caches, and this process has touched the samples' pages of the file before.
+    """
     count = min(READ_SAMPLES, shard.manifest.num_samples // 2)
     out: NDArray[Any] = np.zeros((count, shard.manifest.sequence_length), shard.manifest.dtype)
     source, other = np.ones_like(out), np.zeros(2**23)
     copy = partial(np.copyto, out, source)
-    chosen = random.permutation(shard.manifest.num_samples)
-    first = []
+    read = partial(shard.read, np.random.default_rng(2).permutation(shard.manifest.num_samples)[:count], out)
     copy()
-    for start in range(0, len(chosen) - count + 1, count)[:repetitions]:  # each sample once
-        read = partial(shard.read, chosen[start : start + count], out)
-        first.append(_cold(other, copy) / _cold(other, read))
-    again = [_cold(other, copy) / _cold(other, read) for _ in range(repetitions)]
-    return Reading(statistics.median(again), statistics.median(first))
+    read()
+    return statistics.median(_cold(other, copy) / _cold(other, read) for _ in range(repetitions))
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -219,7 +213,7 @@ def _cold(other: NDArray[np.float64], work: Callable[[], object]) -> float:
     return seconds(work)
 
 
-# From the endpoint: rates, the time to the first batch, memory.
+# From the endpoint: rates, and the time to the first batch.
 
 
 @dataclass(frozen=True)
@@ -231,14 +225,6 @@ class Rates:
     fraction: float  # of the pairs' quotients
 
 
-@dataclass(frozen=True)
-class Memory:
-    """The bytes that reading a window in batches adds to a process."""
-
-    peak: int  # most resident bytes, less those before
-    mapped: int  # those of them that are pages of the shard's file, which the kernel takes back when it needs them
-
-
 class RawClient:
     """Reads a shard's files by ranges and drops the bytes: the best rate of the endpoint.
 
@@ -246,13 +232,7 @@ class RawClient:
     """
 
     def __init__(self, endpoint: Endpoint, manifest: ShardManifest) -> None:
-        client = make_client(
-            "s3",
-            endpoint_url=endpoint.url,
-            access_key_id=endpoint.key_id,
-            secret_access_key=endpoint.secret,
-            settings=S3Settings(),
-        )
+        client = endpoint.client()
         transfer = Transfer()
         self._threads = transfer.workers
         self._host = urlsplit(endpoint.url).netloc
@@ -329,13 +309,6 @@ def first_batch(endpoint: Endpoint, folder: Path, num_pages: int, repetitions: i
     return statistics.median(first[1:]), statistics.median(whole[1:])
 
 
-def memory(endpoint: Endpoint, folder: Path, *, num_pages: int, setting: int) -> Memory:
-    """The memory that reading a window adds to a fresh process, of which `setting` bytes may stay mapped."""
-    context = multiprocessing.get_context("spawn")
-    with empty_folder(folder) as path, ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_read_window, endpoint, path, num_pages, setting).result()
-
-
 def _read_batch(endpoint: Endpoint, folder: Path, num_pages: int) -> None:
     shard = endpoint.open(folder)
     shard.read(window_order(shard.manifest.num_samples, num_pages)[:BATCH_SIZE])
@@ -343,16 +316,6 @@ def _read_batch(endpoint: Endpoint, folder: Path, num_pages: int) -> None:
 
 def _download(endpoint: Endpoint, folder: Path) -> None:
     endpoint.open(folder).download()
-
-
-def _read_window(endpoint: Endpoint, folder: Path, num_pages: int, setting: int) -> Memory:
-    shard = endpoint.open(folder, Transfer(mapped_bytes=setting))
-    order = window_order(shard.manifest.num_samples, num_pages)
-    before, mapped_before = process_memory("VmRSS"), process_memory("RssFile")
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins here
-    for start in range(0, len(order), BATCH_SIZE):
-        shard.read(order[start : start + BATCH_SIZE])
-    return Memory(process_memory("VmHWM") - before, process_memory("RssFile") - mapped_before)
 
 
 # Everything.
@@ -366,29 +329,21 @@ def measure(sizes: Sizes, folder: Path) -> dict[str, float]:
     write_dataset(bucket, num_samples)
     figures = {"packing_x": packing_ratio(sizes.packed_tokens, sizes.repetitions)}
     with serving(folder) as endpoint:
-        loopback = download_rates(endpoint, folder, sizes.repetitions)
         first, whole = first_batch(endpoint, folder, num_pages, sizes.repetitions)
-        added = memory(endpoint, folder, num_pages=num_pages, setting=sizes.setting)
         with empty_folder(folder) as path:
             shard = endpoint.open(path)
             shard.download()
-            rate = reading(shard, 3 * sizes.repetitions)
+            read = reading(shard, 3 * sizes.repetitions)
     with serving(folder, "--bwlimit", LIMIT) as endpoint:
         rates = download_rates(endpoint, folder, sizes.repetitions)
     return figures | {
-        "shard_memcpy_fraction": rate.again,
-        "shard_first_fraction": rate.first,
+        "shard_memcpy_fraction": read,
         "s3_rate_fraction": rates.fraction,
         "s3_raw_mb_per_second": rates.raw / 1e6,
         "s3_mb_per_second": rates.ours / 1e6,
-        "s3_loopback_fraction": loopback.fraction,
-        "s3_loopback_mb_per_second": loopback.ours / 1e6,
         "first_batch_fraction": first / whole,
         "first_batch_seconds": first,
         "download_seconds": whole,
-        "peak_mib": added.peak / MIB,
-        "mapped_mib": added.mapped / MIB,
-        "setting_mib": sizes.setting / MIB,
     }
 
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from benchmarks.command import figures_table, measured, process_memory, process_number
+from benchmarks.command import figures_table, measured
 from lab.hotkeys import hotkey_from_seed
 from lab.simulate.world import DATASET_BUCKET, DATASET_PREFIX, START_WINDOW, Member, World, hotkey_seed
 from templar import interrupt
@@ -165,14 +165,20 @@ def process(role: str, layers: str, folder: str, uid: str, line: str) -> None:
         before = 0
         for window in range(START_WINDOW, START_WINDOW + WINDOWS):
             if window == FIRST_COUNTED:
-                before = process_number("io", "wchar")
+                before = status("io", "wchar")
             node.chain.wait_for_block(first_block(window, hparams.windows))
             if drive_window(node, window).action is not Action.RUN or node.state.mark.null:
                 raise RuntimeError(f"window {window} was not lived through")
-        written = (process_number("io", "wchar") - before) // SNAPSHOT_FREQUENCY
+        written = (status("io", "wchar") - before) // SNAPSHOT_FREQUENCY
         parameters = sum(node.state.params[name].numel() for name in parameter_shapes(hparams.model))
-        print(json.dumps({"parameters": parameters, "peak": process_memory("VmHWM"), "written": written}))
+        print(json.dumps({"parameters": parameters, "peak": 1024 * status("status", "VmHWM"), "written": written}))
         node.stop()
+
+
+def status(file: str, name: str) -> int:
+    """A number that the kernel keeps of this process."""
+    lines = Path("/proc/self", file).read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
 
 
 def slope(pair: tuple[Footprint, Footprint], count: Callable[[Footprint], int]) -> float:

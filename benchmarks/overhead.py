@@ -9,18 +9,15 @@ line is JSON; `resident_seconds` and `cold_seconds` are medians.
 
 import asyncio
 import json
-import sqlite3
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 from dotenv import dotenv_values
 from prefect.client.orchestration import PrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import arun_deployment
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
@@ -51,15 +48,6 @@ NEURON = "lazy"
 POLL_SECONDS = 0.2
 RUN_PATIENCE_SECONDS = 120.0
 WARM_UP_WINDOWS = 2  # not counted: the first window of a process also imports the model and starts the neuron
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """Windows of one kind of worker."""
-
-    seconds: tuple[float, ...]  # from creation to end, one per window
-    task_runs: int  # the most that a window had
-    database_kib: float  # growth of the server's database per window
 
 
 class Bench:
@@ -103,15 +91,6 @@ class Bench:
         subnet = block.subnet.model_copy(update={"network": f"ledger:{self.plan.ledger}?clock={start}"})
         return block.model_copy(update={"subnet": subnet})
 
-    def database_bytes(self) -> int:
-        """Size of the server's database, what still lies in its log included."""
-        connection = sqlite3.connect(f"file:{self.plan.server.home / 'prefect.db'}?mode=ro", uri=True)
-        try:
-            pages, size = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
-        finally:
-            connection.close()
-        return int(pages) * int(size)
-
     @contextmanager
     def worker(self, pool: str, kind: str) -> Iterator[Child]:
         """A worker process for the time of a measurement."""
@@ -128,14 +107,13 @@ class Bench:
         return neuron_from_environment({name: value for name, value in values.items() if value is not None})
 
 
-async def measure(bench: Bench, deployment: str, windows: range, *, warm_up: int, each_afresh: bool) -> Measurement:
-    """Run windows one after the other; the first ones are not counted."""
+async def measure(
+    bench: Bench, deployment: str, windows: range, *, warm_up: int, each_afresh: bool
+) -> tuple[float, ...]:
+    """Run windows one after the other; seconds from creation to end of all but the first ones."""
     runs: list[FlowRun] = []
-    before = 0
     async with get_client() as client:
-        for index, window in enumerate(windows):
-            if index == warm_up:
-                before = bench.database_bytes()
+        for window in windows:
             if each_afresh:
                 await bench.at_window(window).asave(NEURON, overwrite=True)
             run = await arun_deployment(
@@ -146,13 +124,7 @@ async def measure(bench: Bench, deployment: str, windows: range, *, warm_up: int
                 idempotency_key=f"{deployment}/{window}",
             )
             runs.append(await _finished(client, run.id))
-        counted = runs[warm_up:]
-        task_runs = [await _count_tasks(client, run.id) for run in counted]
-    return Measurement(
-        tuple(_seconds(run) for run in counted),
-        max(task_runs),
-        (bench.database_bytes() - before) / 1024 / len(counted),
-    )
+    return tuple(map(_seconds, runs[warm_up:]))
 
 
 async def _finished(client: PrefectClient, run_id: UUID) -> FlowRun:
@@ -164,10 +136,6 @@ async def _finished(client: PrefectClient, run_id: UUID) -> FlowRun:
             return run
         await asyncio.sleep(POLL_SECONDS)
     raise RuntimeError(f"run {run_id} did not end within {RUN_PATIENCE_SECONDS:g} s")
-
-
-async def _count_tasks(client: PrefectClient, run_id: UUID) -> int:
-    return len(await client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run_id]))))
 
 
 def _seconds(run: FlowRun) -> float:
@@ -191,14 +159,12 @@ def run(num_resident: int, num_cold: int) -> dict[str, float]:
             server.stop()
     _print(resident, cold)
     return {
-        "resident_seconds": round(statistics.median(resident.seconds), 3),
-        "cold_seconds": round(statistics.median(cold.seconds), 3),
-        "task_runs": resident.task_runs,
-        "database_kib": round(resident.database_kib, 1),
+        "resident_seconds": round(statistics.median(resident), 3),
+        "cold_seconds": round(statistics.median(cold), 3),
     }
 
 
-def _measure_both(bench: Bench, num_resident: int, num_cold: int) -> tuple[Measurement, Measurement]:
+def _measure_both(bench: Bench, num_resident: int, num_cold: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     first, warm_up = bench.first_window, WARM_UP_WINDOWS
     windows = range(first, first + warm_up + num_resident)
     register(NEURON, bench.at_window(first))
@@ -213,13 +179,12 @@ def _measure_both(bench: Bench, num_resident: int, num_cold: int) -> tuple[Measu
     return resident, cold
 
 
-def _print(resident: Measurement, cold: Measurement) -> None:
-    columns = ("worker", "windows", "median s", "min s", "max s", "task runs", "database KiB")
-    table = figures_table("a miner window without training and waiting", *columns)
-    for name, measurement in (("resident", resident), ("cold", cold)):
-        seconds = measurement.seconds
+def _print(resident: Sequence[float], cold: Sequence[float]) -> None:
+    title = "a miner window without training and waiting"
+    table = figures_table(title, "worker", "windows", "median s", "min s", "max s")
+    for name, seconds in (("resident", resident), ("cold", cold)):
         times = [f"{value:.2f}" for value in (statistics.median(seconds), min(seconds), max(seconds))]
-        table.add_row(name, str(len(seconds)), *times, str(measurement.task_runs), f"{measurement.database_kib:.0f}")
+        table.add_row(name, str(len(seconds)), *times)
     Console().print(table)
 
 

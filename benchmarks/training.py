@@ -1,4 +1,4 @@
-"""Measure the trainer beside a bare torch loop, the gain of a second thread, and a neuron's memory and disk.
+"""Measure the trainer beside a bare torch loop, and a neuron's memory and disk.
 
     python -m benchmarks.training [--quick] [--device cuda]
 
@@ -8,11 +8,7 @@ in turns, because the machine is shared, each in a process of its own, and each 
 short run are uncertain by some percent. A batch is much smaller than a preset's, so what the trainer does once in a
 window, such as its copy of the parameters, weighs more here than there. On one thread the process's own computing time
 counts, which others cannot add to. The last line is JSON: `plain_x`, tokens per second of `Trainer.learn` over those of
-the bare loop, is the smallest of all rows; `computing_x` is the same while the trainer computes, without its copies
-from and to the host, which are once per window; `threads_x` is the gain of the second thread over the bare loop's gain.
-`busy_fraction` is the share of a window of the preset `150M` in which a device computes if its inner steps fill the
-time: the window, less the wait for the decision of the window before in the first roster slot and less the margins
-before the close, times the share of the trainer's time that was forward, backward or step. `mfu` is that of the last
+the bare loop, is the smallest of all rows. `mfu` is that of the last
 row, on a device with a known peak. Bytes per parameter are those of `benchmarks.neuron_memory`, which is run for them
 where the device is a CPU.
 """
@@ -41,7 +37,6 @@ from templar.training.model import build_model, genesis_parameters
 from templar.training.train import OptimizerState, Trainer, TrainFigures
 
 PLAIN_BAR = {"cpu": 0.97, "cuda": 0.95}
-THREADS_BAR = 0.95
 COMPUTING = ("forward", "backward", "step")
 SMALL = load_hparams("local-large").model.model_copy(update={"num_hidden_layers": 10})
 """8 million parameters on the embedded text's vocabulary."""
@@ -226,19 +221,6 @@ def rows(device: str, quick: bool) -> list[Row]:
     return small if quick else [*small, *(Row("150M", large, 4, 1, 2048, 1, 3, threads) for threads in both)]
 
 
-def busy_fraction(figures: TrainFigures) -> float:
-    """Share of a window of `150M` in which the device computes, if the inner steps fill the time that is there."""
-    windows = load_hparams("150M").windows
-    begins = windows.settle_delay_seconds + windows.roster_slot_seconds
-    ends = windows.seconds - windows.commit_guard_seconds - windows.train_margin_seconds
-    return (ends - begins) / windows.seconds * computing_share(figures)
-
-
-def computing_share(figures: TrainFigures) -> float:
-    """Share of the trainer's time that was forward, backward or step."""
-    return sum(figures.phases[name] for name in COMPUTING) / sum(figures.phases.values())
-
-
 def run(device: str, quick: bool) -> dict[str, Any]:
     """Measure, print the tables, and return the figures."""
     speeds: list[Speed] = []
@@ -251,21 +233,11 @@ def run(device: str, quick: bool) -> dict[str, Any]:
     memory_holds = memory.pop("holds", True)
 
     plain, last = min(speed.ratio for speed in speeds), speeds[-1].figures
-    gains = [
-        two.ratio / one.ratio  # (learn two / learn one) / (plain two / plain one)
-        for one in speeds
-        for two in speeds
-        if one.row.name == two.row.name and (one.row.threads, two.row.threads) == (1, 2)
-    ]
-    threads = min(gains, default=None)
-    speeds_hold = plain >= PLAIN_BAR["cuda" if is_cuda else "cpu"] and (threads is None or threads >= THREADS_BAR)
+    speeds_hold = plain >= PLAIN_BAR["cuda" if is_cuda else "cpu"]
     return {
         "device": last.device,
         "plain_x": round(plain, 3),
-        "computing_x": round(min(speed.ratio / computing_share(speed.figures) for speed in speeds), 3),
-        "threads_x": None if threads is None else round(threads, 3),
         **memory,
-        "busy_fraction": round(busy_fraction(last), 3),
         "mfu": None if last.mfu is None else round(last.mfu, 3),
         "holds": bool(speeds_hold and memory_holds),
     }

@@ -35,7 +35,6 @@ def test_sizes_and_errors(monkeypatch):
     assert 7 < figures["bits_k64"] < figures["bits_k32"] < 14  # header and vectors weigh more in a tiny model
     assert 0 < figures["value_error"] < 0.1
     assert 0 < figures["value_error_reference"] < 0.1
-    assert 64 / 4096 / 2 < figures["overlap_mean"] < figures["overlap_max"] < 1
 
 
 def test_speeds():

@@ -49,7 +49,7 @@ def _counting_clients(monkeypatch, asked):
         clients.append(client)
         return client
 
-    for module in ("benchmarks.gather", "templar.store.s3"):
+    for module in ("benchmarks.loader", "templar.store.s3"):
         monkeypatch.setattr(f"{module}.make_client", counting)
     return clients
 

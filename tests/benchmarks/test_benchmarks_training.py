@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import training
 from benchmarks.neuron_memory import BARS
-from benchmarks.training import Row, Speed, bare_loop, busy_fraction, measure, two_processes
+from benchmarks.training import Row, Speed, bare_loop, measure, two_processes
 from templar.hparams import load_hparams
 from templar.training.model import build_model, load_parameters, parameters_of
 from templar.training.train import OptimizerState, Trainer, TrainFigures
@@ -40,12 +40,6 @@ def test_a_row_has_figures_of_both_sides():
         speed = measure(ROW, *sides)
     assert min(speed.plain, speed.learn, speed.ratio) > 0
     assert speed.figures.tokens == ROW.tokens == 256
-
-
-def test_the_busy_fraction_is_what_the_margins_and_the_phases_leave():
-    phases = {"forward": 1.0, "backward": 2.0, "step": 0.5, "other": 0.5}
-    figures = TrainFigures("CPU", "float32", "", 1, 10, 4.0, phases, 1)
-    assert busy_fraction(figures) == pytest.approx((1356 - 6 - 6 - 44 - 30) / 1356 * 3.5 / 4)
 
 
 def test_quick_leaves_the_large_rows_out():
