@@ -5,21 +5,17 @@ import pickle
 import pytest
 import torch
 
-from lab.adversary import hostile
 from lab.adversary.hostile import TRAP, padded, pickle_bytes
 from lab.adversary.mutations import MUTATIONS
 from lab.hotkeys import hotkey_from_seed
 from templar.canonical import sha256_hex
 from templar.errors import Reason, RejectedError
-from templar.exchange.objects import Manifest
 from templar.exchange.payload_cache import PayloadCache
-from templar.exchange.signed import seal, unseal
 from templar.gradient.codec.wire import Header, Payload, encode
 from templar.gradient.compress import FeedbackRule, compress
 from templar.gradient.layout import Layout
 from templar.neuron.private_state import PrivateState
 from templar.training.model import parameter_shapes
-from tests.support.errors import raising
 from tests.support.network import tiny
 
 SIGNER = hotkey_from_seed(bytes(32))
@@ -80,30 +76,3 @@ def test_a_pickle_is_one(tmp_path):
     assert len(data) == 500
     pickle.loads(data)
     assert (tmp_path / TRAP).is_dir()
-
-
-def manifest():
-    author = {"netuid": 1, "genesis": "0" * 64, "uid": UID, "hotkey": SIGNER.address, "window": WINDOW}
-    hashes = dict.fromkeys(("payload_sha256", "assignment", "root_before"), "1" * 64)
-    return seal(Manifest(**author, **hashes, payload_bytes=1000, steps=1, tokens=128), SIGNER).encode()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (hostile.deep_json, Reason.MALFORMED),
-        (hostile.huge_string, Reason.MALFORMED),
-        (hostile.control_characters, Reason.MALFORMED),
-        (hostile.raw_control_characters, Reason.MALFORMED),
-        (hostile.not_a_number, Reason.MALFORMED),
-        (hostile.spaced, Reason.NOT_CANONICAL),
-        (hostile.forged_signature, Reason.BAD_SIGNATURE),
-        (hostile.no_manifest, Reason.MALFORMED),
-    ],
-)
-def test_every_spoilt_manifest_is_refused_for_its_reason(spoil, reason):
-    honest_bytes = manifest()
-    assert unseal(honest_bytes, Manifest).body.uid == UID
-    with raising(RejectedError, reason) as caught:
-        unseal(spoil(honest_bytes), Manifest)
-    assert str(caught.value).isprintable()

@@ -4,16 +4,11 @@ from hypothesis import strategies as st
 
 from templar import PROTOCOL_VERSION
 from templar.exchange.object_keys import (
-    START_WINDOW_KEY,
     Kind,
     ObjectKey,
-    aggregate_key,
-    checkpoint_key,
     lease_key,
     parse_current_key,
     parse_key,
-    peers_key,
-    window_key,
 )
 from templar.store.base import is_key
 
@@ -94,14 +89,8 @@ def test_nothing_else_is_a_key(text):
     assert parse_key(text) is None
 
 
-def test_the_documented_stems_are_kept():
-    assert window_key(Kind.GRADIENT, 12, 3) == f"gradient-12-3-v{PROTOCOL_VERSION}.bin"
-    assert window_key(Kind.COMMIT, 12, 3) == f"commit-12-3-v{PROTOCOL_VERSION}.json"
-    assert window_key(Kind.DEBUG, 12, 3) == f"debug-12-3-v{PROTOCOL_VERSION}.json"
-    assert aggregate_key(12) == f"aggregator-12-v{PROTOCOL_VERSION}.bin"
-    assert checkpoint_key(12, 3, "model.safetensors") == f"checkpoint-12-3-v{PROTOCOL_VERSION}/model.safetensors"
-    assert peers_key(12) == f"peers_12_v{PROTOCOL_VERSION}.json"
-    assert f"start_window_v{PROTOCOL_VERSION}.json" == START_WINDOW_KEY
+def test_the_documented_stems_of_leases_are_kept():
+    """docs/vectors has the others."""
     holder = "0a" * 16
     assert lease_key(Kind.LEASE, "miner", holder) == f"lease-miner-{holder}-v{PROTOCOL_VERSION}.json"
     assert lease_key(Kind.HEARTBEAT, "miner", holder) == f"lease_heartbeat-miner-{holder}-v{PROTOCOL_VERSION}.json"

@@ -139,8 +139,3 @@ def record_of(evidence, uid):
 def cards_of(evidence):
     """Uid -> card after the window."""
     return {record.uid: record.after for record in evidence.miners}
-
-
-def events_of(evidence, uid):
-    """The penalties of one miner, in order, as event and reason."""
-    return [(str(slash.event), str(slash.reason)) for slash in record_of(evidence, uid).slashes]
