@@ -174,8 +174,7 @@ def incentive_hparams() -> HParams:
 def populations(honest: int) -> dict[str, Population]:
     """Every population of the experiment by name: `main`, and each kind of cheat alone.
 
-    Args:
-        honest: Honest miners; of a kind alone there are a quarter as many, a fifth of all, or as `FEW` says.
+    Of a kind alone there are a quarter as many as honest miners, a fifth of all, or as `FEW` says.
 
     Raises:
         ValueError: `honest` is less than 4.

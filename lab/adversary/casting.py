@@ -49,7 +49,7 @@ class Casting:
 
     lineup: Lineup
     members: tuple[Member, ...] = ()  # all but the burn uid
-    by_account: dict[str, Scenario] = field(default_factory=dict)  # account -> what attacks it, or what it does
+    by_account: dict[str, Scenario] = field(default_factory=dict)  # account of a member -> what it takes part in
 
     def fill(self, world: World) -> None:
         """Give the members of a world their parts."""

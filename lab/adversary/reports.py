@@ -92,11 +92,7 @@ def named_by(accusations: Iterable[Accusation], num_nodes: int) -> tuple[int, ..
     """Return the uids that the reports on a window point to.
 
     This points, and is no verdict: miners that together show one object to a publisher and another to everybody else
-    look like a publisher that leaves them out.
-
-    Args:
-        accusations: Every finding of every report.
-        num_nodes: Nodes whose reports were looked for, those without a report included.
+    look like a publisher that leaves them out. The reports of `num_nodes` nodes were looked for.
     """
     reporters: dict[tuple[str, tuple[int, ...]], set[str]] = defaultdict(set)
     named: set[int] = set()

@@ -1,7 +1,5 @@
 """A network in one folder: ledger, buckets, dataset, genesis and nodes, all from one seed.
 
-What a simulated network stands on: its buckets, its clock, and the faults that some of its nodes see.
-
 The world is the same on every stage. The one that is used unless another is given keeps buckets in directories and
 lets simulated time pass; a stage on a real endpoint and in real time fulfils the same protocol.
 """
