@@ -106,7 +106,7 @@ def footprint(role: str, layers: int) -> Footprint:
     """Run a network whose measured node is in a process of its own."""
     with TemporaryDirectory(prefix="templar-memory-") as folder:
         world = World(Path(folder), hparams_of(layers), seed=SEED, actors=["honest"] * MINERS)
-        members = [member for member in world.members if member.role != "burn"]
+        members = world.running
         subject = next(member for member in members if member.role == ROLES[role][1])
         world.stage.open_store(subject.account_id)
         ours, theirs = Pipe()

@@ -5,11 +5,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from lab.adversary.judge import Cast, Scenario
-from lab.simulate.world import Member, Weather, World
+from lab.simulate.world import VALIDATING, Member, Weather, World
 from templar.chain.base import Chain, Clock
 from templar.store.base import ObjectStore
-
-VALIDATING = ("aggregator", "validator")
 
 
 @dataclass(frozen=True)
@@ -48,12 +46,12 @@ class Casting:
     """A line-up and, once the world is built, the members that play in it."""
 
     lineup: Lineup
-    members: tuple[Member, ...] = ()  # all but the burn uid
+    members: list[Member] = field(default_factory=list)  # all that have a node
     by_account: dict[str, Scenario] = field(default_factory=dict)  # account of a member -> what it takes part in
 
     def fill(self, world: World) -> None:
         """Give the members of a world their parts."""
-        self.members = tuple(member for member in world.members if member.role != "burn")
+        self.members = world.running
         parts = zip(self.miners, self.lineup.parts, strict=True)
         self.by_account = {member.account_id: part for member, part in parts if part is not None}
         for scenario in self.lineup.scenarios:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from lab.adversary.casting import VALIDATING, Casting, Lineup
+from lab.adversary.casting import Casting, Lineup
 from lab.adversary.catalogue import SCENARIOS
 from lab.adversary.judge import Scenario, Verdict, judge
 from lab.adversary.observe import Watch, history_of, sweep
 from lab.adversary.reports import read_accusations
-from lab.simulate.world import START_WINDOW, Member, SimulatedStage, World
+from lab.simulate.world import START_WINDOW, VALIDATING, Member, SimulatedStage, World
 from templar.errors import Reason, TransientError
 from templar.hparams import HParams
 from templar.neuron.catchup import catch_up

@@ -147,9 +147,8 @@ def sweep(world: World, watch: Watch, last: int) -> None:
     window_seconds = rules.blocks_per_window * rules.block_seconds
     for turn in range(2 * START_WINDOW, 2 * last + 1):
         world.clock.sleep_until(world.stage.genesis_time + (turn / 2 + 0.15) * window_seconds)
-        for place, member in enumerate(world.members):
-            if member.role != "burn":
-                _clean(world, watch, member, (0.0, SKEW_SECONDS, -SKEW_SECONDS)[place % 3])
+        for member in world.running:
+            _clean(world, watch, member, (0.0, SKEW_SECONDS, -SKEW_SECONDS)[member.uid % 3])
 
 
 def _clean(world: World, watch: Watch, member: Member, skew_seconds: float) -> None:

@@ -33,7 +33,7 @@ from lab.adversary.faults import CountingChain, FaultyStore, IntermittentStore, 
 from lab.adversary.reports import read_accusations
 from lab.simulate.fault_plan import BUCKETS, ENDPOINTS, EPOCH_WINDOWS, PRUNED_AFTER, FaultKind, FaultPlan
 from lab.simulate.run import evidence_in
-from lab.simulate.world import GENESIS_TIME, START_WINDOW, Member, SimulatedStage, Weather, World
+from lab.simulate.world import GENESIS_TIME, START_WINDOW, VALIDATING, Member, SimulatedStage, Weather, World
 from templar.agreement.voter import Settlement
 from templar.canonical import keyed_seed
 from templar.chain.base import Chain
@@ -50,7 +50,6 @@ from templar.store.files import memory_folder
 from templar.timeline import first_block
 from templar.window import Action, drive_window
 
-VALIDATING = ("aggregator", "validator")
 PAUSES = (2, 5, 10, 20, 40)  # seconds from one try of a window's steps to the next, as under Prefect
 EVAL_SEQUENCES = 16  # sequences that a validator measures of the own data of a miner, and of others'
 
@@ -95,7 +94,7 @@ class FaultyNetwork:
             schedule=self.schedule,
         )
         self.last = START_WINDOW + self.plan.windows - 1
-        self.members = [member for member in self.world.members if member.role != "burn"]
+        self.members = self.world.running
         self.honest = [member for member in self.members if member.role in (*VALIDATING, "honest")]
         self.healthy = [member for member in self.honest if member.uid not in self.plan.faulty]
 

@@ -108,7 +108,7 @@ def run_nodes(
     `on_window` is called with the first validator after each of its windows. `start` gives the window in which a
     member's node starts; a later one than the first catches up.
     """
-    members = [member for member in world.members if member.role != "burn"]
+    members = world.running
     observed = next((member for member in members if member.role == "validator"), None)
     nodes: dict[Member, Node] = {}
 

@@ -153,6 +153,7 @@ ROW_CHARS = 800
 LEAST_BYTES = 600_000  # text that even the smallest network has
 WINDOWS_PER_ROUND = 4  # the text lasts for this many windows before its pages come again in another order
 ROLES = {"aggregator": Aggregator, "validator": Validator}
+VALIDATING = tuple(ROLES)
 AGGREGATOR_STAKE, VALIDATOR_STAKE = 500.0, 400.0
 
 
@@ -202,6 +203,11 @@ class World:
         self.members = self._register(seed, actors, num_validators)
         self._build_dataset()
         self.birth = self._publish_genesis()
+
+    @property
+    def running(self) -> list[Member]:
+        """The members that have a node, in uid order: all but the burn uid."""
+        return [member for member in self.members if member.role != "burn"]
 
     def opens(self, window: int) -> float:
         """When a window opens, in seconds since the epoch."""
@@ -262,7 +268,7 @@ class World:
             hotkey = hotkey_from_seed(hotkey_seed(seed, index))
             stake = {"aggregator": AGGREGATOR_STAKE, "validator": VALIDATOR_STAKE}.get(role, 0.0)
             stake *= max(1.0, self.hparams.peers.validator_min_stake)
-            permit = role in ("aggregator", "validator")
+            permit = role in VALIDATING
             uid = self.chain.register(hotkey.address, stake=stake, validator_permit=permit)
             members.append(Member(f"{role}-{index}", role, hotkey, uid))
         self.stage.run([partial(self._announce_role, member) for member in members if member.role != "burn"])
@@ -270,7 +276,7 @@ class World:
 
     def _announce_role(self, member: Member) -> None:
         own = Ledger(self._ledger, hotkey=member.hotkey, clock=self.clock, durable=False)
-        own.set_role(Role.VALIDATOR if member.role in ("aggregator", "validator") else Role.MINER)
+        own.set_role(Role.VALIDATOR if member.role in VALIDATING else Role.MINER)
         own.close()
 
     def _build_dataset(self) -> None:

@@ -64,7 +64,7 @@ class Network:
         )
         self.hparams = self.world.hparams
         self.clock = self.world.clock
-        self.members = [member for member in self.world.members if member.role != "burn"]
+        self.members = self.world.running
         self._observers: list[Node] = []
         self.nodes = {member.name: self.started(member) for member in self.members}
 
