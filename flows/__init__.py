@@ -1,4 +1,4 @@
-"""The flows that an operator starts and schedules, one per file."""
+"""The flows that an operator starts and schedules; a file of tasks/ has the tasks of the file with its name."""
 
 from prefect.runtime import flow_run
 

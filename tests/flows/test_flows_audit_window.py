@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flows.audit_window import audit_window
+from flows.evidence import audit_window
 from tests.support.audited import VALIDATOR, evidence_of, publish, run_alone
 from tests.support.flow_network import run_flow
 from tests.support.prepared import PreparedNetwork

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from flows.leaderboard import leaderboard
+from flows.evidence import leaderboard
 from templar.reports.leaderboard import Leaderboard
 from tests.support.flow_network import run_flow
 from tests.support.published import MINERS, evaluate_genesis, publish_evidence, with_reader
