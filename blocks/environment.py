@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
+from pydantic import AliasPath, BaseModel, Field, SecretStr, TypeAdapter, ValidationError
 
 from blocks.chain import PASSWORD, PASSWORD_FILE, Subnet, Wallet
 from blocks.dataset import Dataset
@@ -22,19 +22,12 @@ from templar.store.address import BucketAddress
 
 BUCKET_LIST = "R2_DATASET_BUCKET_LIST"
 WRITE_VARIABLES = "R2_DATASET_WRITE"
+DATASET_FOLDER = ("DATASET_BINS_PATH", "dataset")  # the variable and its default
 AUTO = "auto"
 _SIZE, _A_SIZE = r"0*[1-9]\d*", "a whole number of at least 1"
 
 B = TypeVar("B", bound=BaseModel)
-
-
-class _Key(BaseModel):
-    access_key_id: str
-    secret_access_key: SecretStr
-
-
-class _Credentials(BaseModel):
-    read: _Key
+N = TypeVar("N", int, float)
 
 
 class _ListedBucket(BaseModel):
@@ -42,11 +35,11 @@ class _ListedBucket(BaseModel):
 
     account_id: str
     name: str
-    credentials: _Credentials
+    access_key_id: str = Field(validation_alias=AliasPath("credentials", "read", "access_key_id"))
+    secret_access_key: SecretStr = Field(validation_alias=AliasPath("credentials", "read", "secret_access_key"))
 
     def block(self) -> DatasetBucket:
-        read = self.credentials.read
-        key = BucketCredentials(access_key_id=read.access_key_id, secret_access_key=read.secret_access_key)
+        key = BucketCredentials(access_key_id=self.access_key_id, secret_access_key=self.secret_access_key)
         return DatasetBucket(account_id=self.account_id, bucket=self.name, read=key)
 
 
@@ -83,22 +76,14 @@ class EnvironmentReader:
             self.problem("NETWORK", "is empty: name the network, or leave the variable out for finney")
         return self.text("NETWORK", "finney")
 
-    def number(self, name: str, default: float) -> float:
-        """A variable that must be a number."""
-        try:
-            return float(self.text(name, str(default)))
-        except ValueError:
-            self.problem(name, "must be a number")
-            return default
-
-    def whole_number(self, name: str, default: int | None = None) -> int:
-        """A variable that must be a whole number."""
+    def number(self, name: str, default: N | None = None, *, kind: type[N]) -> N:
+        """A variable that must be a number of this kind."""
         value = self.text(name, None if default is None else str(default))
         try:
-            return int(value)
+            return kind(value)
         except ValueError:
-            self.problem(name, "must be a whole number")
-            return default or 0
+            self.problem(name, "must be a whole number" if kind is int else "must be a number")
+            return kind(default or 0)
 
     def matching(self, name: str, default: str, pattern: str, remedy: str) -> str:
         """A variable whose text must match a pattern; its default where it does not."""
@@ -175,7 +160,7 @@ def network_fields(reader: EnvironmentReader, endpoint: StorageEndpoint) -> dict
             {"network": "NETWORK", "archives": "NETWORK_ARCHIVES", "netuid": "NETUID"},
             network=reader.network(),
             archives=reader.text("NETWORK_ARCHIVES", ""),
-            netuid=reader.whole_number("NETUID"),
+            netuid=reader.number("NETUID", kind=int),
         ),
         "dataset": dataset_block(reader, endpoint),
         "trainer": _trainer(reader),
@@ -193,7 +178,7 @@ def dataset_from_environment(environment: Mapping[str, str]) -> Dataset:
 def upload_from_environment(environment: Mapping[str, str]) -> tuple[StorageEndpoint, str, BucketCredentials]:
     """The storage that takes a dataset, its folder there, and the key of `R2_DATASET_WRITE_*`; `bad_environment`."""
     reader = EnvironmentReader(environment)
-    found = endpoint_block(reader), _dataset_prefix(reader), key_block(reader, WRITE_VARIABLES)
+    found = endpoint_block(reader), reader.text(*DATASET_FOLDER), key_block(reader, WRITE_VARIABLES)
     reader.raise_problems()
     return found
 
@@ -222,8 +207,8 @@ def endpoint_block(reader: EnvironmentReader) -> StorageEndpoint:
         StorageEndpoint,
         {"url": "TEMPLAR_STORAGE", "read_timeout_seconds": timeout, "max_attempts": attempts},
         url=reader.text("TEMPLAR_STORAGE", R2),
-        read_timeout_seconds=reader.number(timeout, 20.0),
-        max_attempts=reader.whole_number(attempts, 4),
+        read_timeout_seconds=reader.number(timeout, 20.0, kind=float),
+        max_attempts=reader.number(attempts, 4, kind=int),
     )
 
 
@@ -243,7 +228,7 @@ def _trainer(reader: EnvironmentReader) -> TrainerSettings:
     ranks = reader.matching("TEMPLAR_RANKS", "1", f"auto|{_SIZE}", f"auto or {_A_SIZE}")
 
     # 2. Several hosts have a place to meet.
-    hosts, rendezvous = reader.whole_number("TEMPLAR_HOSTS", 1), reader.text("TEMPLAR_RENDEZVOUS", "")
+    hosts, rendezvous = reader.number("TEMPLAR_HOSTS", 1, kind=int), reader.text("TEMPLAR_RENDEZVOUS", "")
     if hosts < 1:
         reader.problem("TEMPLAR_HOSTS", f"is {hosts}: set 1 for this host alone, or their number")
     if re.fullmatch(RENDEZVOUS, rendezvous) is None or (hosts > 1) is not bool(rendezvous):
@@ -256,7 +241,7 @@ def _trainer(reader: EnvironmentReader) -> TrainerSettings:
     # 3. Only one rank alone keeps its progress within a window.
     is_alone = _number_or_word(ranks) == 1 and hosts == 1
     usual = PRODUCTION_TRAINER.inner_snapshot_seconds if is_alone else 0.0
-    interval = reader.number("TEMPLAR_INNER_SNAPSHOT_SECONDS", usual)
+    interval = reader.number("TEMPLAR_INNER_SNAPSHOT_SECONDS", usual, kind=float)
     if not 0 <= interval < math.inf:
         reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set seconds, or 0 for off")
     elif interval and not is_alone:
@@ -313,13 +298,8 @@ def dataset_block(reader: EnvironmentReader, endpoint: StorageEndpoint) -> Datas
     """The buckets of `R2_DATASET_BUCKET_LIST` if it is set, else the single `R2_DATASET_*` bucket."""
     listed = reader.text(BUCKET_LIST, "")
     buckets = _listed_buckets(reader, listed) if listed else [_single_bucket(reader)]
-    return reader.build(
-        Dataset, {"buckets": BUCKET_LIST}, endpoint=endpoint, buckets=buckets, prefix=_dataset_prefix(reader)
-    )
-
-
-def _dataset_prefix(reader: EnvironmentReader) -> str:
-    return reader.text("DATASET_BINS_PATH", "dataset")
+    prefix = reader.text(*DATASET_FOLDER)
+    return reader.build(Dataset, {"buckets": BUCKET_LIST}, endpoint=endpoint, buckets=buckets, prefix=prefix)
 
 
 def _single_bucket(reader: EnvironmentReader) -> DatasetBucket:

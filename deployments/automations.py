@@ -16,6 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.actions import DoNothing, SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
+from deployments.clock import WINDOW_FLOWS
 from deployments.schedules import HOUSEKEEPING_POOL
 from tasks.alerts import EVENT, RESOURCE, Alert
 from templar.errors import PermanentError, Reason
@@ -26,7 +27,6 @@ VARIABLE = "TEMPLAR_ALERT_BLOCK"
 LATE_TIMES = 3  # windows in a row that are late before somebody is told
 SILENT_WINDOWS = 3  # windows without a run after which a neuron is silent
 SHORTEST_SILENCE = 10.0  # seconds: Prefect waits no shorter for an event that does not come
-WINDOW_FLOWS = ["miner-window", "validator-window", "aggregator-window"]
 CRASHED = "A flow run has crashed: its process was killed. `templar neuron start` starts it again; look at its logs."
 FAILED = "Scheduled work has failed: the message of its run in the UI has the reason. The next run tries again."
 SILENT = f"No window has begun for {SILENT_WINDOWS} windows: look at `templar neuron status`."
@@ -49,7 +49,7 @@ def definitions(neuron: str, window_seconds: float, block: NotificationBlock | N
     """Return all automations of a neuron."""
     runs: Resource = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.neuron:{neuron}"}
     pool: Resource = {"prefect.resource.role": "work-pool", "prefect.resource.name": HOUSEKEEPING_POOL}
-    windows: Resource = {"prefect.resource.role": "flow", "prefect.resource.name": WINDOW_FLOWS}
+    windows: Resource = {"prefect.resource.role": "flow", "prefect.resource.name": [*WINDOW_FLOWS]}
     crashed = _reactive("prefect.flow-run.Crashed", match_related=runs)
     failed = _reactive("prefect.flow-run.Failed", match_related=[runs, pool])
     silent = EventTrigger(

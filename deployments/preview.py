@@ -9,8 +9,6 @@ of the window that is open now.
 import tempfile
 import unicodedata
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -19,11 +17,10 @@ from rich.text import Text
 from deployments.options import command_parser
 from deployments.work_pool import require_server
 from tasks.host import load_block
+from tasks.observing import network_of
 from templar.arguments import whole_number
 from templar.errors import PermanentError, Reason
-from templar.exchange.buckets import Buckets
 from templar.housekeeping.maintenance import known_epochs
-from templar.neuron.configuration import NeuronConfig
 from templar.neuron.workload import Preview, open_workload, preview
 from templar.timeline import window_of
 
@@ -70,9 +67,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise PermanentError(Reason.NOT_REGISTERED, f"neuron {name!r} has no uid on its subnet: name one, --uid")
         uid = own.uid
     with tempfile.TemporaryDirectory(prefix="templar-preview-") as folder:
-        home = Path(folder)
-        buckets, opened = Buckets(chain, block.bucket.endpoint.open_reader), partial(block.dataset.open, hparams, home)
-        config = NeuronConfig("preview", home, hparams, chain, buckets, None, opened, block.genesis or None)
+        config = network_of(block.model_copy(update={"home": folder})).config
         birth = config.birth()
         workload = open_workload(config, birth)
         if hparams.data.layout == "shards":

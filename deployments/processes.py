@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -53,6 +54,16 @@ def state_folder() -> Path:
     if os.access(home, os.W_OK):
         return home / ".local" / "state" / "templar"
     return private_folder(Path(f"/tmp/templar-{os.getuid()}"))  # noqa: S108 - its name is known to every shell
+
+
+class FileOf:
+    """As an attribute of a class that has a `folder`: the path of a file or folder of this name in it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, kind: object = None) -> Path:
+        return Path(owner.folder, self._name)
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -178,24 +189,24 @@ def start_child(
 
 
 def wait_until_ready(child: Child, ready: Callable[[], bool], *, timeout_seconds: float) -> None:
-    """Wait until a child serves; `ready` is called every 50 ms.
+    """Wait until a child serves; `ready` is called every 50 ms. Errors have the end of the child's log.
 
     Raises:
-        PermanentError: `process_died` if the child ended, with the end of its log.
-        TransientError: `process_not_ready` after the time-out, with the end of its log. The child is left running.
+        PermanentError: `process_died`.
+        TransientError: `process_not_ready` after the time-out. The child is left running.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
         is_ready = ready()
         # In this order another process that answers on the same port is not mistaken for the child.
         if (code := child.exit_code) is not None:
-            problem = f"{child.name} ended with exit code {code} while starting"
-            raise PermanentError(Reason.PROCESS_DIED, f"{problem}; the end of {child.log}:\n{end_of(child.log)}")
+            problem = f"{child.name} ended with exit code {code} while starting; the end of {child.log}:"
+            raise PermanentError(Reason.PROCESS_DIED, f"{problem}\n{end_of(child.log)}")
         if is_ready:
             return
         if time.monotonic() > deadline:
-            problem = f"{child.name} does not serve after {timeout_seconds:g} s"
-            raise TransientError(Reason.PROCESS_NOT_READY, f"{problem}; the end of {child.log}:\n{end_of(child.log)}")
+            problem = f"{child.name} does not serve after {timeout_seconds:g} s; the end of {child.log}:"
+            raise TransientError(Reason.PROCESS_NOT_READY, f"{problem}\n{end_of(child.log)}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -219,17 +230,11 @@ def stop_process(identity: ProcessIdentity, *, grace_seconds: float = 10.0) -> N
 
 @dataclass(frozen=True)
 class ProcessEntry:
-    """One process of the record: its name, its identity and the file of its output."""
+    """One process of the record."""
 
     name: str
-    pid: int
-    started: str
-    log: Path
-
-    @property
-    def identity(self) -> ProcessIdentity:
-        """The process, told apart from a later one with the same id."""
-        return ProcessIdentity(self.pid, self.started)
+    identity: ProcessIdentity
+    log: Path  # file of its output
 
 
 _ENTRIES = TypeAdapter(tuple[ProcessEntry, ...])
@@ -274,7 +279,7 @@ class ProcessRecord:
 
     def add(self, child: Child) -> None:
         """Record a process that was just started, in the place of an earlier one of its name."""
-        entry = ProcessEntry(child.name, child.identity.pid, child.identity.started, child.log)
+        entry = ProcessEntry(child.name, child.identity, child.log)
         with self._lock:
             self._write((*(each for each in self.entries() if each.name != child.name), entry))
 

@@ -25,7 +25,7 @@ from rich.live import Live
 
 from blocks.proxies import exempting_loopback
 from deployments.local.bringup import LocalNetwork
-from deployments.local.pace import measure_pace, pace_of
+from deployments.local.pace import measure_pace
 from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
 from deployments.local.view import LocalView, Summary, WindowRow, as_table, summarise
 from deployments.neuron.status import is_green, show_network_status, show_warnings, tell_of_streaks
@@ -74,7 +74,7 @@ def paced(plan: LocalPlan, window_seconds: float | None) -> LocalPlan:
     """The plan with windows of this length, or of one that suits this machine as it is now."""
     preset = load_hparams(plan.preset, path=plan.hparams_path)
     if window_seconds is not None:
-        return replace(plan, pace=pace_of(preset, window_seconds))
+        return replace(plan, pace=window_seconds / preset.windows.seconds)
     pace = measure_pace(len(plan.running))
     if pace > 1:
         seconds = pace * preset.windows.seconds

@@ -49,11 +49,6 @@ def rounded_pace(quotient: float) -> float:
     return 1.0 if quotient < NOISE else float(math.ceil(quotient))
 
 
-def pace_of(hparams: HParams, window_seconds: float) -> float:
-    """Return the pace at which a preset's windows have this length in seconds."""
-    return window_seconds / hparams.windows.seconds
-
-
 def slowed_windows(hparams: HParams, pace: float) -> dict[str, Any]:
     """Return what differs in a preset's section `windows` at a pace: all its times.
 

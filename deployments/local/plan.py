@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from deployments.prefect_server import PrefectServer
-from deployments.processes import PROJECT_ROOT
+from deployments.processes import PROJECT_ROOT, FileOf
 from deployments.schedules import HOUR
 from deployments.supervisor import RECORD_FILE
 
@@ -41,16 +41,6 @@ class LocalNeuron:
         return hashlib.sha256(f"templar.local.{self.name}".encode()).hexdigest()[:32]
 
 
-class _File:
-    """The path of a file or folder in the folder of a plan."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, plan: "LocalPlan", kind: object = None) -> Path:
-        return plan.folder / self._name
-
-
 @dataclass(frozen=True)
 class LocalPlan:
     """A local network."""
@@ -67,16 +57,16 @@ class LocalPlan:
     hour: timedelta = HOUR  # how long an hour takes for scheduled work; windows keep their length
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by neuron: more of its `.env`, which wins
 
-    ledger = _File("ledger.sqlite")
-    wallets = _File("wallets")
-    dataset = _File("dataset")  # before it is uploaded
-    buckets = _File("buckets")  # all of them, if they are folders: from the start, or once the network was taken down
-    network_env = _File(NETWORK_ENV_FILE)  # the environment of a reader
-    admin_file = _File("s3-admin.json")  # the S3 endpoint's administrator key
-    marker = _File(".templar-local")  # marks the folder as a local network's, which may be removed
-    logs = _File("logs")  # a log per process
-    processes = _File(RECORD_FILE)  # the record of the processes that were started
-    address = _File("server.json")  # where the Prefect server of the network that was brought up listens
+    ledger = FileOf("ledger.sqlite")
+    wallets = FileOf("wallets")
+    dataset = FileOf("dataset")  # before it is uploaded
+    buckets = FileOf("buckets")  # all of them, if they are folders: from the start, or once the network was taken down
+    network_env = FileOf(NETWORK_ENV_FILE)  # the environment of a reader
+    admin_file = FileOf("s3-admin.json")  # the S3 endpoint's administrator key
+    marker = FileOf(".templar-local")  # marks the folder as a local network's, which may be removed
+    logs = FileOf("logs")  # a log per process
+    processes = FileOf(RECORD_FILE)  # the record of the processes that were started
+    address = FileOf("server.json")  # where the Prefect server of the network that was brought up listens
 
     @property
     def neurons(self) -> tuple[LocalNeuron, ...]:

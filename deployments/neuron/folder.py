@@ -8,7 +8,7 @@ from typing import Any
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME
 from prefect.settings.legacy import Setting
 
-from deployments.processes import ProcessRecord, holder_of, state_folder, write_private
+from deployments.processes import FileOf, ProcessRecord, holder_of, state_folder, write_private
 from deployments.supervisor import RECORD_FILE
 
 
@@ -47,40 +47,28 @@ class NeuronFolder:
     """The folder of one neuron's processes; training state is not in it, that is in TEMPLAR_HOME."""
 
     name: str
+    logs = FileOf("logs")  # a log per process
+    server_home = FileOf("prefect")  # of the Prefect server that `neuron start` runs itself, with its log
+    lock = FileOf("supervisor.lock")  # held by the process that supervises the others
 
     @property
-    def path(self) -> Path:
+    def folder(self) -> Path:
         """The folder itself."""
         return state_folder() / "neurons" / self.name
 
     @property
-    def logs(self) -> Path:
-        """A log per process."""
-        return self.path / "logs"
-
-    @property
-    def server_home(self) -> Path:
-        """The folder of the Prefect server that `neuron start` runs itself, with its log."""
-        return self.path / "prefect"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the process that supervises the others."""
-        return self.path / "supervisor.lock"
-
-    @property
     def record(self) -> ProcessRecord:
         """The processes that are supervised."""
-        return ProcessRecord(self.path / RECORD_FILE)
+        return ProcessRecord(self.folder / RECORD_FILE)
 
     @property
     def address(self) -> Address | None:
         """The Prefect server of the newest start; None if there was none."""
-        return Address.read(self.path / "server.json")
+        return Address.read(self.folder / "server.json")
 
     def save(self, address: Address) -> None:
         """Keep the address of the Prefect server for other commands."""
-        address.save(self.path / "server.json")
+        address.save(self.folder / "server.json")
 
 
 def known_neurons() -> list[NeuronFolder]:

@@ -50,7 +50,6 @@ def main(words: Sequence[str] | None = None) -> int:
         run(arguments.name, environment_of(arguments), prefect_port=arguments.prefect_port)
     except KeyboardInterrupt:
         say(f"neuron {arguments.name!r} has stopped")
-        return 0
     return 0
 
 

@@ -82,7 +82,7 @@ def _found(
 ) -> dict[str, Any]:
     """The processes, and what the Prefect server knows of some neurons, unless it is not asked or does not answer."""
     found: dict[str, Any] = {
-        "processes": [{"name": entry.name, "pid": entry.pid, "log": str(entry.log)} for entry in running],
+        "processes": [{"name": entry.name, "pid": entry.identity.pid, "log": str(entry.log)} for entry in running],
         "missing": missing,
         "api_url": None if address is None else address.api_url,
         "neurons": {name: [] for name in neurons},  # the windows that have begun, the newest first

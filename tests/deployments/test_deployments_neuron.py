@@ -157,7 +157,7 @@ def refused(network, tmp_path, run_main, monkeypatch):
         return err
 
     yield call
-    shutil.rmtree(NeuronFolder(name).path, ignore_errors=True)
+    shutil.rmtree(NeuronFolder(name).folder, ignore_errors=True)
 
 
 def test_a_folder_of_another_neuron_is_refused(network, refused):

@@ -87,7 +87,7 @@ def test_pauses_grow_up_to_the_longest_and_begin_anew_after_a_steady_run(runs):
 def test_a_killed_process_comes_back_and_none_is_left_in_the_end(record, service, watch):
     def kill_all():
         for entry in record.running():
-            os.kill(entry.pid, signal.SIGKILL)
+            os.kill(entry.identity.pid, signal.SIGKILL)
 
     said = watch(
         lambda lines: sum("runs again" in line for line in lines) == 2,
