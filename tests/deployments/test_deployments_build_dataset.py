@@ -1,11 +1,14 @@
-"""`templar dataset build`: it builds a dataset, and each mistake is one line of text."""
+"""`templar dataset build` and `import`: each makes a dataset, and each mistake is one line of text."""
 
 import json
 from functools import partial
 
+import numpy as np
 import pytest
 
 from deployments import build_dataset as command
+from deployments import import_dataset
+from templar.data.tokenizer import save_tokenizer, train_embedded_tokenizer
 from templar.datasets.plan import DatasetLayout
 from tests.support.commands import contents, write_env
 from tests.support.datasets import write_books
@@ -62,14 +65,27 @@ def test_into_a_bucket(call, books, tmp_path):
     assert contents(tmp_path / "buckets" / "mine" / "here") == live
 
 
-def test_missing_keys_are_noticed_first(call, books, tmp_path):
-    status, _, err = call("--source", books, "--layout", "shards", "--out", tmp_path / "out", "--to-account", "mine")
-    assert status == 1
-    assert err.startswith("[bad_environment]")
-    assert all(name in err for name in WRITE)
-    assert [path.name for path in tmp_path.iterdir()] == ["books"]
-
-
 def test_there_is_no_source(call, tmp_path):
     status, _, err = call("--source", tmp_path / "none", "--layout", "pages", "--out", tmp_path / "out")
     assert (status, f"[dataset_missing] {tmp_path / 'none'}: no such file or folder" in err) == (1, True)
+
+
+def test_an_import(run_main, tmp_path):
+    call, tokenizer = partial(run_main, import_dataset.main), tmp_path / "tokenizer"
+    save_tokenizer(train_embedded_tokenizer(["a document of lines"], 260), tokenizer)
+    (tmp_path / "tokenized").mkdir()
+    for number in range(2):
+        np.full(40 * 16, number, "<u4").tofile(tmp_path / "tokenized" / f"train_{number:06d}.npy")
+    out = tmp_path / "out"
+    status, _, err = call(tmp_path / "tokenized", "--out", out)
+    assert status == 2
+    assert "need the tokenizer that made them" in err
+    arguments = ("--tokenizer", tokenizer, "--sequence-length", 16, "--out", out)
+    status, printed, _ = call(tmp_path / "tokenized", *arguments)
+    assert (status, printed.strip()) == (0, f"shards dataset in {out}: 1 files linked, 1 copied")
+    status, _, err = call(tmp_path / "tokenized", *arguments)
+    assert status == 1
+    assert err.strip().splitlines()[-1].startswith("[object_exists]")
+    status, _, err = call(tmp_path / "none", "--out", tmp_path / "other")
+    assert status == 1
+    assert "no such folder" in err

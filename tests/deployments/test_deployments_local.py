@@ -282,25 +282,6 @@ class TestRefusals:
         assert err.count("\n") == 1
         assert not folder.exists()
 
-    @pytest.mark.parametrize(
-        ("wrong", "message"),
-        [
-            (("--preset", "none"), "[bad_hparams] "),
-            (("--actor", "lazy", "--actor", "saint"), "[bad_environment] --actor saint: there is no such actor; "),
-            (
-                ("--prefect-port", "7", "--storage-port", "7"),
-                "[port_taken] port 7 is asked for twice: set another --st",
-            ),
-            (("--window-seconds", "5"), "[bad_hparams] "),
-        ],
-    )
-    def test_a_wrong_option(self, local, folder, options, wrong, message):
-        status, err = local("up", *options, *wrong)
-        assert status == 1
-        assert err.startswith(message)
-        assert err.count("\n") == 1
-        assert not folder.exists()
-
     def test_a_folder_or_file_of_something_else(self, local, folder, options):
         folder.mkdir()
         (folder / "thesis.tex").write_text("years of work")

@@ -81,7 +81,7 @@ def started(tmp_path_factory):
     yield started
     started.child.stop(grace_seconds=60.0)
     started.folder.record.stop_all()
-    shutil.rmtree(started.folder.path, ignore_errors=True)
+    shutil.rmtree(started.folder.folder, ignore_errors=True)
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ class TestOneCommand:
         logs = [started.said(), *(log.read_text() for log in files)]
         assert len(files) == len(SERVICES)
         assert not [log for log in logs if PASSWORD in log or HOTKEY_PASSWORD in log]
-        database = [*(started.folder.path / "prefect").glob("prefect.db*")]
+        database = [*(started.folder.folder / "prefect").glob("prefect.db*")]
         assert database
         assert not [file for file in database if HOTKEY_PASSWORD.encode() in file.read_bytes()]
         second = started.start()
@@ -165,7 +165,7 @@ def test_a_folder_of_another_neuron_is_refused(network, refused):
     owner.save(Address("http://127.0.0.1:4200/api"))
     with sole_process(owner.lock, str), sole_process(home / HOME_LOCK, str):
         said = refused()
-    shutil.rmtree(owner.path)
+    shutil.rmtree(owner.folder)
     assert f"TEMPLAR_HOME is {home}, which the neuron '{owner.name}' uses (process {os.getpid()}): " in said
     assert f"say --name {owner.name} if you mean that one, or give each neuron a folder of its own" in said
 

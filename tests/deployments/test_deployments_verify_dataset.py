@@ -103,13 +103,6 @@ def test_a_copy_from_one_vendor_to_another(call, small_root, moto, rclone, tmp_p
     assert contents(target)[PARQUET] == other
 
 
-def test_every_missing_variable_is_named(call):
-    status, _, err = call("--from-env")
-    assert (status, err.count("\n")) == (1, 1)
-    assert err.startswith("[bad_environment]")
-    assert all(name in err for name in READ)
-
-
 def test_there_is_no_dataset(call, tmp_path):
     for folder, words in ((tmp_path / "none", "[bucket_missing]"), (tmp_path, f"[dataset_missing] {tmp_path.name}/")):
         status, _, err = call(folder)

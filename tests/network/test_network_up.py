@@ -81,15 +81,6 @@ class TestUp:
         workers = {f"worker of {name}" for name in network.names}
         assert names == {"the Prefect server", "window clock", "housekeeping worker", "supervisor", *workers}
 
-    def test_schedules_are_listed(self, network):
-        listed = network.prefect("deployment", "ls")
-        for name in network.names:  # every bucket is cleaned, and every checkpoint that somebody reads is published
-            assert f"bucket-cleanup/{name}" in listed
-            assert (f"checkpoint/{name}" in listed) is (name in ("aggregator", "validator"))
-        assert "shard-rotation/default" in listed
-        assert "validator-window/validator" in listed
-        assert "validator-window/default" not in listed
-
     def test_the_commands_that_it_prints_can_be_copied_as_they_stand(self, network):
         export, window, *schedules = printed
         assert export.startswith(f"export PREFECT_API_URL={network.plan.server.api_url} PREFECT_HOME=")
@@ -105,14 +96,6 @@ class TestUp:
             )
             assert shown.returncode == 0, shown.stderr
         assert len(schedules) == len(scheduled_deployments(network.plan))
-
-    def test_a_second_network_is_refused_and_the_first_is_left_alone(self, network):
-        before = {entry.identity for entry in network.record.running()}
-        answer = local(network, "up")
-        assert answer.returncode == 1
-        assert answer.stderr.startswith(f"[already_running] {network.plan.folder}: a network runs here already")
-        assert answer.stderr.count("\n") == 1
-        assert {entry.identity for entry in network.record.running()} == before
 
     def test_windows_are_told_on_a_directory_store(self, network):
         _, root = network.complete_window(network.first_window)
