@@ -26,11 +26,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     environment = read_environment(arguments.env_file)
     report = check_access(credentials_of(neuron_from_environment(environment), environment))
-    table = folding_table(*COLUMNS)
-    for row in report.rows:
-        cells = row.cells
-        table.add_row(*(Text(cells[column]) for column in COLUMNS))
     console = Console()
-    console.print(table)
+    console.print(folding_table(*COLUMNS, rows=([row.cells[column] for column in COLUMNS] for row in report.rows)))
     console.print(Text(report.summary), soft_wrap=True)
     return 1 if report.problems else 0

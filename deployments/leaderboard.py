@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from deployments.neuron.status import folding_table
 from deployments.options import command_parser
 from deployments.work_pool import require_server
 from tasks.evidence import evaluations_of
@@ -50,10 +51,7 @@ def show(published: Published, board: Leaderboard, held_out: HeldOut, console: C
     console.print(Text(board.summary), soft_wrap=True)
     if rows := newest_evaluations(held_out.points):
         console.print(Text(f"held-out text: the newest {len(rows)} of {len(held_out.points)} measured checkpoints"))
-        table = Table(*rows[0])
-        for row in rows:
-            table.add_row(*map(Text, row.values()))
-        console.print(table)
+        console.print(folding_table(*rows[0], rows=(row.values() for row in rows)))
     for error in held_out.left_out.values():
         console.print(Text(f"left out: {error}"), soft_wrap=True)
 

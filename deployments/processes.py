@@ -125,22 +125,34 @@ class ProcessIdentity:
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
         """The identity of the running process with this id; None if there is none."""
-        started = _start_of(pid)
-        return None if started is None else cls(pid, started)
+        try:
+            process = psutil.Process(pid)
+            if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                return None
+            # Counted from the boot: the time since the epoch changes when the machine's clock is set.
+            return cls(pid, f"{process.create_time() - psutil.boot_time():.2f}")
+        except psutil.NoSuchProcess:
+            return None
 
     @property
     def alive(self) -> bool:
         """Whether the process still runs; one that ended and was not reaped yet does not."""
-        return _start_of(self.pid) == self.started
+        return ProcessIdentity.of(self.pid) == self
 
 
 @dataclass(frozen=True)
-class Child:
-    """A process that this one started, in its own session, with its output in a file."""
+class ProcessEntry:
+    """One process of the record."""
 
     name: str
     identity: ProcessIdentity
     log: Path  # file of its output
+
+
+@dataclass(frozen=True)
+class Child(ProcessEntry):
+    """A process that this one started, in its own session, with its output in a file."""
+
     handle: "subprocess.Popen[bytes]"
 
     @property
@@ -226,15 +238,6 @@ def stop_process(identity: ProcessIdentity, *, grace_seconds: float = 10.0) -> N
             (os.killpg if has_group else os.kill)(identity.pid, signal.SIGKILL)  # what it started goes with it
     while identity.alive:  # a killed process ends as soon as the kernel lets it
         time.sleep(_POLL_SECONDS)
-
-
-@dataclass(frozen=True)
-class ProcessEntry:
-    """One process of the record."""
-
-    name: str
-    identity: ProcessIdentity
-    log: Path  # file of its output
 
 
 _ENTRIES = TypeAdapter(tuple[ProcessEntry, ...])
@@ -324,18 +327,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _start_of(pid: int) -> str | None:
-    """When a process started, in seconds since the machine booted; None if it does not run."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            return None
-        # Counted from the boot: the time since the epoch changes when the machine's clock is set.
-        return f"{process.create_time() - psutil.boot_time():.2f}"
-    except psutil.NoSuchProcess:
-        return None
 
 
 def end_of(log: Path, num_bytes: int = 2_000) -> str:

@@ -160,7 +160,7 @@ def show(found: Sequence[Answer], console: Console) -> None:
     """Print a table per validator."""
     for answer in found:
         says = "has no evidence" if answer.evidence is None else f"evidence {answer.evidence[:12]}"
-        table = folding_table("what", "found", "reason", title=f"validator {answer.validator}: {says}")
-        for point in answer.points:
-            table.add_row(point.what, Text(point.found), Text(point.reason or "", "red"))
-        console.print(table)
+        rows = ((point.what, point.found, Text(point.reason or "", "red")) for point in answer.points)
+        console.print(
+            folding_table("what", "found", "reason", rows=rows, title=f"validator {answer.validator}: {says}")
+        )

@@ -115,13 +115,13 @@ class LocalNetwork:
             keep_buckets(self.plan, tuple(blocks.values()))
         return mark
 
-    def down(self) -> tuple[str, ...]:
-        """Stop every process of the record, the servers last; their names."""
-        dependents = self._stop_neurons()
-        return (*dependents, *self._record.stop_all(grace_seconds=STOP_SECONDS))
+    def down(self) -> None:
+        """Stop every process of the record, the servers last."""
+        self._stop_neurons()
+        self._record.stop_all(grace_seconds=STOP_SECONDS)
 
-    def _stop_neurons(self) -> tuple[str, ...]:
-        """Stop everything but the servers; the names."""
+    def _stop_neurons(self) -> None:
+        """Stop everything but the servers."""
         for entry in self._record.running():
             if entry.name == SUPERVISOR:  # it would start again what is stopped
                 stop_process(entry.identity, grace_seconds=STOP_SECONDS)
@@ -129,7 +129,6 @@ class LocalNetwork:
         with ThreadPoolExecutor(max_workers=max(1, len(dependents))) as pool:
             for entry in dependents:
                 pool.submit(stop_process, entry.identity, grace_seconds=STOP_SECONDS)
-        return tuple(entry.name for entry in dependents)
 
     def supervise(self) -> None:
         """Leave a process behind that starts again what ends, until `down`; if that fails, everything is stopped."""

@@ -114,7 +114,7 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
         yield _line("device", lambda: _device(patient))
 
     # 3. The bucket, and the clock beside its times.
-    yield from _access(patient)
+    yield from _lines("bucket keys", _access(patient))
     yield _line("bandwidth", lambda: _bandwidth(patient))
     yield _line("clock", lambda: _clock(patient.store, hparams.windows.commit_guard_seconds))
 
@@ -123,8 +123,8 @@ def examine(name: str, environment: Mapping[str, str]) -> Iterator[Line]:
     yield head
     if head.verdict is not Verdict.BAD:
         chain = block.subnet.open(block.wallet)
-        yield from _subnet(patient, chain)
-        yield from _registration(patient, chain)
+        yield from _lines("subnet", (_line(topic, look) for topic, look in looks_at_subnet(chain, hparams)))
+        yield from _lines("registration", _registration(patient, chain))
         network = _line("network", lambda: _network(patient))
         yield network
         if block.role == "miner" and network.verdict is Verdict.GOOD:
@@ -148,6 +148,14 @@ def _line(topic: str, look: Callable[[], str]) -> Line:
         return Line(topic, Verdict.DOUBTFUL, str(doubt))
     except TemplarError as error:
         return Line(topic, Verdict.BAD, str(error))
+
+
+def _lines(topic: str, found: Iterator[Line]) -> Iterator[Line]:
+    """Yield what is found, and at last the error that ends the search."""
+    try:
+        yield from found
+    except TemplarError as error:
+        yield Line(topic, Verdict.BAD, str(error))
 
 
 def _versions() -> str:
@@ -228,11 +236,7 @@ def _device(patient: Patient) -> str:
 
 
 def _access(patient: Patient) -> Iterator[Line]:
-    try:
-        report = check_access(credentials_of(patient.block, patient.environment))
-    except TemplarError as error:
-        yield Line("bucket keys", Verdict.BAD, str(error))
-        return
+    report = check_access(credentials_of(patient.block, patient.environment))
     for reason, text in report.problems:
         yield Line("bucket keys", Verdict.BAD, f"[{reason}] {text}: correct the key's rights where the bucket is")
     if not report.problems:
@@ -317,24 +321,12 @@ def _chain(patient: Patient, chain: Chain) -> str:
     return text
 
 
-def _subnet(patient: Patient, chain: Chain) -> Iterator[Line]:
-    try:
-        for topic, look in looks_at_subnet(chain, patient.hparams):
-            yield _line(topic, look)
-    except TemplarError as error:
-        yield Line("subnet", Verdict.BAD, str(error))
-
-
 def _registration(patient: Patient, chain: Chain) -> Iterator[Line]:
     def fees() -> str:
         chain.require_fees()
         return "the coldkey can pay them"
 
-    try:
-        neuron = chain.metagraph().by_hotkey(patient.address)
-    except TemplarError as error:
-        yield Line("registration", Verdict.BAD, str(error))
-        return
+    neuron = chain.metagraph().by_hotkey(patient.address)
     if neuron is None:
         problem = f"{patient.address} is not registered on subnet {chain.netuid}: register it there"
         yield Line("registration", Verdict.BAD, f"[{Reason.NOT_REGISTERED}] {problem}")
@@ -448,8 +440,6 @@ def main(words: Sequence[str] | None = None) -> int:
         print(json.dumps([asdict(line) for line in lines]))
     else:
         colours = {Verdict.GOOD: "green", Verdict.DOUBTFUL: "yellow", Verdict.BAD: "red"}
-        table = folding_table("what", "verdict", "found")
-        for line in lines:
-            table.add_row(line.topic, Text(line.verdict, colours[line.verdict]), Text(line.text))
-        Console().print(table)
+        rows = ((line.topic, Text(line.verdict, colours[line.verdict]), line.text) for line in lines)
+        Console().print(folding_table("what", "verdict", "found", rows=rows))
     return 1 if any(line.verdict is Verdict.BAD for line in lines) else 0

@@ -148,27 +148,25 @@ def _show(
 ) -> None:
     """Print processes, then a table of windows under each title, then what goes wrong."""
     console.print(f"{headline}; Prefect API: {found['api_url'] or 'unknown'}", soft_wrap=True)
-    table = folding_table("process", "pid", "runs for", "log")
-    for each in found["processes"]:
-        table.add_row(each["name"], str(each["pid"]), _age(each["pid"]), each["log"])
-    console.print(table)
+    processes = ((each["name"], each["pid"], _age(each["pid"]), each["log"]) for each in found["processes"])
+    console.print(folding_table("process", "pid", "runs for", "log", rows=processes))
     for title, rows in windows.items():
         if title:
             console.print(title)
-        table = folding_table("window", "state", "message")
-        for row in rows:
-            table.add_row(*map(Text, row.values()))
+        table = folding_table("window", "state", "message", rows=(row.values() for row in rows))
         console.print(table if rows else found["problem"] or "no window has begun yet")
     show_warnings([*found["warnings"], *found["services"]], console)
     if found["api_url"] and any(windows.values()):
         console.print(f"more: PREFECT_API_URL={found['api_url']} {program('prefect')} flow-run ls", soft_wrap=True)
 
 
-def folding_table(*columns: str, title: str | None = None) -> Table:
-    """A table whose columns break long cells into lines."""
+def folding_table(*columns: str, rows: Iterable[Iterable[object]] = (), title: str | None = None) -> Table:
+    """A table whose columns break long cells into lines; a cell is text as it stands, or rich's own `Text`."""
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     return table
 
 

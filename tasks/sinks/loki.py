@@ -72,7 +72,7 @@ class LogHandler(logging.Handler):
         if record.name == own_log.name:
             return
         if self._sender.is_full or not self._is_allowed():
-            self._sender.drop()
+            self._sender.dropped += 1
             return
         try:
             text = self.format(record)

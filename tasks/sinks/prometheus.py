@@ -20,8 +20,6 @@ class PrometheusEndpoint(Collector):
     `queues` tells how each other sink keeps up.
     """
 
-    name = "prometheus"
-
     def __init__(self, host: str, port: int, queues: Callable[[], Mapping[str, QueueState]]) -> None:
         self._newest: Metrics | None = None
         self._queues = queues

@@ -84,15 +84,15 @@ class Sender(Generic[T]):
     A batch that failed is sent again after a growing pause. The log gets one warning when a target stops taking items,
     and one line when it takes them again; a close meanwhile drops what is left.
 
-    At most `capacity` items wait. The calls of the target must end by themselves, by a timeout.
+    At most `CAPACITY` items wait. The calls of the target must end by themselves, by a timeout.
     """
 
-    def __init__(self, target: Target[T], capacity: int = CAPACITY) -> None:
+    def __init__(self, target: Target[T]) -> None:
         self.target = target
         self.dropped = 0
         self._under_way = 0  # items of the batch that is being delivered
         self._is_failing = False
-        self._queue: queue.Queue[T] = queue.Queue(capacity)
+        self._queue: queue.Queue[T] = queue.Queue(CAPACITY)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"sink {target.name}", daemon=True)
         self._thread.start()
@@ -114,18 +114,14 @@ class Sender(Generic[T]):
         except queue.Full:
             self.dropped += 1
 
-    def drop(self) -> None:
-        """Count an item that was not made, because it would have been dropped."""
-        self.dropped += 1
-
     def end(self) -> None:
         """Ask the thread to send what is left, to close the target, and to end."""
         self._closing.set()
 
-    def close(self, seconds: float | None = None) -> None:
-        """End, and wait for that, by default for `CLOSE_SECONDS`; the thread delays no process's end."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """End, and wait for that; the thread delays no process's end."""
         self.end()
-        self._thread.join(CLOSE_SECONDS if seconds is None else max(0.0, seconds))
+        self._thread.join(max(0.0, seconds))
 
     def _run(self) -> None:
         while not (self._closing.is_set() and (self._is_failing or self._queue.empty())):

@@ -231,7 +231,7 @@ class LiveNetwork:
         if self.client is not None:
             self.client.__exit__(None, None, None)
             self.client = None
-        return self._network.down()
+        self._network.down()
 
     def process(self, name):
         return next(entry.identity for entry in self.record.running() if entry.name == name)

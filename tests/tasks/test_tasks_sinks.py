@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from deployments.processes import free_port
-from tasks.sinks import loki
+from tasks.sinks import loki, sending
 from tasks.sinks.attached import NeuronSinks, SinkSettings, attach, detach, publish
 from tasks.sinks.loki import LogHandler
 from tasks.sinks.sending import BATCH, QueueState, Sender
@@ -53,9 +53,12 @@ class Blocking:
 
 
 @pytest.mark.parametrize(("capacity", "given", "dropped"), [(10, 31, 20), (10_000, 3 * BATCH + 1, 0)])
-def test_a_sink_that_hangs_holds_nobody_up_and_gets_everything_that_there_was_room_for(capacity, given, dropped):
+def test_a_sink_that_hangs_holds_nobody_up_and_gets_everything_that_there_was_room_for(
+    capacity, given, dropped, monkeypatch
+):
+    monkeypatch.setattr(sending, "CAPACITY", capacity)
     target = Blocking()
-    sender = Sender(target, capacity)
+    sender = Sender(target)
     sender.put(0)
     target.asked.wait()
     for number in range(1, given):
@@ -185,7 +188,8 @@ def test_of_a_flood_of_lines_a_bounded_number_is_passed_on_and_the_rest_is_count
     monkeypatch.setattr(loki, "BURST", 30)
     target = Blocking()
     for capacity, most in ((20, 21), (1000, 30)):  # the queue is full, with a line under way; the flood is cut
-        sender: Sender[Any] = Sender(target, capacity)
+        monkeypatch.setattr(sending, "CAPACITY", capacity)
+        sender: Sender[Any] = Sender(target)
         handler = LogHandler(sender, {})
         record = logging.LogRecord("templar.exchange", logging.INFO, __file__, 1, "a line", (), None)
         for _ in range(100):
