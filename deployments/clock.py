@@ -106,7 +106,7 @@ class WindowClock:
         genesis: str,
         start_window: int,
         deployments: Sequence[WindowDeployment],
-        show: Callable[[int], None] | None = None,
+        show: Callable[[int], None],
     ) -> None:
         self._chain, self._hparams = chain, hparams
         self._genesis, self._start_window = genesis, start_window
@@ -165,8 +165,7 @@ class WindowClock:
         settles = WindowTimes(window, opened, closed, rules).settles
         await asyncio.to_thread(self._chain.clock.sleep_until, settles)
         self._emit("settled", window)
-        if self._show is not None:
-            await asyncio.to_thread(self._show, window)
+        await asyncio.to_thread(self._show, window)
 
     def _emit(self, what: str, window: int) -> None:
         resource = {"prefect.resource.id": f"templar.subnet.{self._chain.netuid}", "templar.genesis": self._genesis}

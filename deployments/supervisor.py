@@ -34,20 +34,17 @@ from templar.errors import PermanentError
 
 POLL_SECONDS = 0.2
 READY_SECONDS = 120.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+STEADY_SECONDS = 60.0  # a process that ran for so long begins with the first pause again
 RECORD_FILE, SERVICES_FILE = "processes.json", "services.json"
 
 
-@dataclass(frozen=True)
-class Pauses:
-    """Seconds to wait before a process is started again."""
+def pause_after(pause: float, ran: float) -> float:
+    """Seconds until a process that ended is started again, from the pause before it ran (0 for none) and its seconds.
 
-    first: float = 1.0
-    longest: float = 60.0  # each pause is twice the one before it, up to this
-    steady: float = 60.0  # a process that ran for so long begins with the first pause again
-
-    def after(self, pause: float, ran: float) -> float:
-        """The pause after a process that ended, from the pause before it ran (0 for none) and how long it ran."""
-        return self.first if ran >= self.steady or pause == 0 else min(2 * pause, self.longest)
+    Each pause is twice the one before it, unless the process ran steadily.
+    """
+    return FIRST_PAUSE if ran >= STEADY_SECONDS or pause == 0 else min(2 * pause, LONGEST_PAUSE)
 
 
 @dataclass(frozen=True)
@@ -82,8 +79,8 @@ class Supervisor:
     `record` is where another command finds them, and `say` gets a line whenever one ends or is started again.
     """
 
-    def __init__(self, record: ProcessRecord, say: Callable[[str], None], pauses: Pauses = Pauses()) -> None:
-        self._record, self._say, self._pauses = record, say, pauses
+    def __init__(self, record: ProcessRecord, say: Callable[[str], None]) -> None:
+        self._record, self._say = record, say
         self._watched: list[_Watched] = []
 
     @contextmanager
@@ -140,7 +137,7 @@ class Supervisor:
         code = None if each.child is None else each.child.exit_code
         has_ended = not each.identity.alive if each.child is None else code is not None
         if each.due is None and has_ended:
-            each.pause = self._pauses.after(each.pause, now - each.started)
+            each.pause = pause_after(each.pause, now - each.started)
             each.due = now + each.pause
             how = "" if code is None else f" by signal {-code}" if code < 0 else f" with exit code {code}"
             log = each.service.log
@@ -150,7 +147,7 @@ class Supervisor:
             try:
                 each.child = self._started(each.service)
             except PermanentError as error:  # the machine may have no memory or no room for a moment
-                each.pause = self._pauses.after(each.pause, 0.0)
+                each.pause = pause_after(each.pause, 0.0)
                 each.due = now + each.pause
                 self._say(f"{error}; again in {each.pause:g} s")
                 return

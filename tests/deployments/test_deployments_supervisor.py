@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from deployments import supervisor as supervisor_module
 from deployments.processes import ProcessRecord, end_of, start_child
-from deployments.supervisor import RECORD_FILE, SERVICES_FILE, Pauses, Service, Supervisor
+from deployments.supervisor import RECORD_FILE, SERVICES_FILE, Service, Supervisor, pause_after
 from templar.errors import PermanentError, Reason
 from tests.support.errors import raising
 from tests.support.operator import wait_until
@@ -23,7 +23,6 @@ signal.pause()
 """
 WAITING = "import os, signal; print('process', os.getpid(), flush=True); signal.pause()"
 ENDING = "raise SystemExit('no luck')"
-PAUSES = Pauses(first=0.05, longest=0.2, steady=30.0)
 
 
 class Listener:
@@ -58,12 +57,15 @@ def service(tmp_path):
 
 
 @pytest.fixture
-def watch(record):
+def watch(record, monkeypatch):
     """Supervises some services, `stopping` them in the end, until something holds of the lines that it says."""
+
+    monkeypatch.setattr(supervisor_module, "FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(supervisor_module, "LONGEST_PAUSE", 0.2)
 
     def call(until, *services, then=lambda: None):
         heard = Listener(until)
-        watched = Supervisor(record, heard, PAUSES)
+        watched = Supervisor(record, heard)
         with watched.stopping():
             for each in services:
                 watched.start(each)
@@ -78,9 +80,9 @@ def watch(record):
 
 @given(st.lists(st.floats(0, 120), min_size=1, max_size=30))
 def test_pauses_grow_up_to_the_longest_and_begin_anew_after_a_steady_run(runs):
-    pauses, pause = Pauses(first=1, longest=60, steady=60), 0.0
+    pause = 0.0
     for ran in runs:
-        before, pause = pause, pauses.after(pause, ran)
+        before, pause = pause, pause_after(pause, ran)
         assert pause == (1 if ran >= 60 or before == 0 else min(60, 2 * before))
 
 
