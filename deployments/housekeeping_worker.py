@@ -92,26 +92,20 @@ def passed_over(due: Sequence[FlowRun], under_way: Sequence[FlowRun]) -> dict[UU
 
 
 async def close_lost_runs(
-    client: PrefectClient,
-    pool: str,
-    worker: str,
-    *,
-    in_hand: Callable[[], Collection[UUID]] = tuple,
-    settled: timedelta = SETTLED,
-    unlabelled: timedelta = UNLABELLED,
+    client: PrefectClient, pool: str, worker: str, in_hand: Callable[[], Collection[UUID]]
 ) -> list[FlowRun]:
     """Close the runs of a pool that a worker of this name began on this machine and that have no process.
 
     A run that nobody began, since its worker was killed between taking it and naming itself, is closed once it is
-    `unlabelled` old; any other run once its state is `settled` old. Runs `in_hand` have no process yet and are spared.
+    `UNLABELLED` old; any other run once its state is `SETTLED` old. Runs `in_hand` have no process yet and are spared.
     A process that survives its worker reports by itself how its run ends. Scheduled work is not begun again: the next
     run of its schedule repairs what was left.
     """
-    starting, before = set(in_hand()), datetime.now(UTC) - settled
+    starting, before = set(in_hand()), datetime.now(UTC) - SETTLED
     runs = await runs_under_way(client, pool)
     of_worker = [run for run in runs if run.labels.get("prefect.worker.name") == worker]
     lost = [run for run in of_worker if run.state is not None and run.state.timestamp <= before]
-    taken = datetime.now(UTC) - unlabelled
+    taken = datetime.now(UTC) - UNLABELLED
     lost += [
         run
         for run in runs
@@ -179,7 +173,7 @@ async def _keep_closing(worker: ProcessWorker, pool: str) -> None:
     while True:
         async with failures_logged(log), get_client() as client:
             known = partial(getattr, worker, "_submitting_flow_run_ids")
-            for run in await close_lost_runs(client, pool, worker.name, in_hand=known):
+            for run in await close_lost_runs(client, pool, worker.name, known):
                 log.warning("Closed flow run %r, whose process was killed.", run.name)
         await asyncio.sleep(LOOK_SECONDS)
 

@@ -50,14 +50,16 @@ def processes_of(run):
     return found
 
 
-def close_now(operator, worker, **options):
+def close_now(operator, worker, *, unlabelled=housekeeping_worker.UNLABELLED):
     """What a look closes that does not wait for a run to settle."""
 
     async def look():
         async with get_client() as client:
-            return [run.id for run in await close_lost_runs(client, POOL, worker, settled=timedelta(0), **options)]
+            return [run.id for run in await close_lost_runs(client, POOL, worker, tuple)]
 
-    with operator.server.configured():
+    with operator.server.configured(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(housekeeping_worker, "SETTLED", timedelta(0))
+        patch.setattr(housekeeping_worker, "UNLABELLED", unlabelled)
         return asyncio.run(look())
 
 
