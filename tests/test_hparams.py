@@ -95,7 +95,7 @@ def test_presets_and_overrides_are_merged_key_by_key():
         (
             "training",
             {"inner_steps": 4, "max_inner_steps": 3},
-            "max_inner_steps 3 must be 0, or with sparseloco at least",
+            "max_inner_steps 3 must be 0, or with sparseloco at least inner_steps 4",
         ),
         ("training", {"recipe": "demo", "max_inner_steps": 90}, "max_inner_steps 90 must be 0, or with sparseloco"),
         ("model", {"num_attention_heads": 5}, "hidden_size is not a multiple of num_attention_heads 5"),

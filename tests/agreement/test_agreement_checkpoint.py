@@ -224,6 +224,17 @@ def test_a_checkpoint_that_is_too_large_for_the_model_is_not_fetched(scene):
     scene.fetch()
 
 
+def test_files_for_programs_of_others_are_never_fetched(scene):
+    """They may be of any size, or not there."""
+    manifest = scene.publish()
+    scene.bucket.memory.delete([key("config.json")])
+    names = ("config.json", "README.md", "held_out.svg", "evil.safetensors", "model.safetensors.index.json", "model.py")
+    files, sizes = dict.fromkeys(names, "ab" * 32), dict.fromkeys(names, 2**50)
+    scene.forge(manifest, files=manifest.files | files, sizes=manifest.sizes | sizes)
+    scene.fetch()
+    assert set(scene.asked()) == set(map(key, FETCHED))
+
+
 REFUSED = PermanentError(Reason.ROOT_DIFFERS, "for a test")
 
 

@@ -61,6 +61,12 @@ def test_the_second_implementation_aggregates_the_same(implementation, layout, p
         assert np.array_equal(found[name].reshape(expected.shape).numpy(), expected)
 
 
+def test_coefficients_clipped_to_zero_dilute_no_other_peer():
+    """Clipped to the norm of the small peer, the large peer's first coefficient is less than a quantum."""
+    small, large = scalars(2.0**-36, 0, 0, 0, 0, 0, 0), scalars(-(2.0**-11), 512.0, 0, 0, 0, 0, 0)
+    assert aggregate([small, large], SCALARS)["p"].tolist() == [2.0**-36, 255 * QUANTUM, 0, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
