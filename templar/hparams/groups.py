@@ -224,12 +224,10 @@ class Training(SettingsGroup):
         return self
 
     @model_validator(mode="after")
-    def _max_inner_steps_are_at_least_the_inner_steps(self) -> Self:
+    def _max_inner_steps_are_no_fewer(self) -> Self:
         if self.max_inner_steps and (self.recipe == "demo" or self.max_inner_steps < self.inner_steps):
-            raise ValueError(
-                f"max_inner_steps {self.max_inner_steps} must be 0, or with sparseloco at least the inner_steps "
-                f"{self.inner_steps}"
-            )
+            least = f"with sparseloco at least inner_steps {self.inner_steps}"
+            raise ValueError(f"max_inner_steps {self.max_inner_steps} must be 0, or {least}")
         return self
 
     @property
