@@ -9,7 +9,7 @@ Every rule stands here, with its source:
   125 blocks: a node needs the chain's state of the window before, and endpoints keep that of about 256 blocks.
 * **Batch.** All miners together take 2^19 tokens at 235 M parameters, more with the power 0.38 of the parameters
   (nanochat); but a miner takes at most 500 inner steps in a window (DiLoCo, arXiv 2311.08105), so fast devices take
-  larger batches. A miner with a faster device than the design's goes on, up to four times the steps (docs/miner.md).
+  larger batches.
 * **Data.** Tokens in shards: a node would need minutes to tokenise the text of a window. A shard serves as many windows
   as hold about 2^34 tokens, which are 34 GB at 16 bits, and no fewer than a snapshot.
 * **Rates.** AdamW's peak is 1.5e-3 at 124 M parameters (modded-nanogpt, track 3) and falls with the power 0.4, as the
@@ -36,7 +36,6 @@ MFU = 0.40  # assumed: nanochat 41 % at 0.11 B on an H100; this trainer 43 % and
 BUSY = 0.95  # least share of a window that the reference device's inner steps take
 BATCH_TOKENS, BATCH_PARAMETERS, BATCH_POWER = 2**19, 235e6, 0.38
 MAX_INNER_STEPS = 500
-FASTER = 4  # times the inner steps of the reference device, for faster ones
 SHARD_TOKENS = 2**34
 SAMPLES_PER_PAGE = 64
 SHARED = 64  # a large batch is a multiple of it, so that so many devices or fewer can share it
@@ -127,7 +126,6 @@ def design(wishes: Wishes, base: HParams) -> Design:
             "batch_size": work.batch,
             "micro_batch_size": min(base.training.micro_batch_size, work.batch),
             "inner_steps": work.steps,
-            "max_inner_steps": FASTER * work.steps,
             "adamw": {"learning_rate": float(f"{RATE * (count / RATE_PARAMETERS) ** RATE_POWER:.2g}")},
             "schedule": {"warmup_steps": warmup, "warmup_start_factor": 0.01, "eta_min_factor": 1.0},
         },
@@ -151,7 +149,7 @@ def design(wishes: Wishes, base: HParams) -> Design:
         up_bytes_per_day=payload * per_day,
         down_bytes_per_day=payload * (wishes.miners + _reserve(wishes.miners)) * per_day,
         disk_bytes=count * _disk_bytes(base),
-        shard_samples=_shard_samples(preset["data"], work, slots),
+        shard_samples=preset["data"]["outer_steps_per_shard"] * slots * work.steps * work.batch,
         why_fewer=_why_fewer(outer, seconds, count),
         why_less_busy="" if tokens / speed >= BUSY * seconds else WHY_LESS_BUSY,
     )
@@ -185,7 +183,7 @@ def busy_fractions(wishes: Wishes, base: HParams, made: Design) -> dict[str, flo
     """The share of a window in which each known device would train in this network, with as many to a miner."""
     seconds = made.preset["windows"]["blocks_per_window"] * base.windows.block_seconds
     peak, training = device_peak(wishes.device), seconds - made.expects.idle_seconds
-    return {name: min(1.0, FASTER * peak / other) * training / seconds for name, other in PEAK_FLOPS.items()}
+    return {name: min(1.0, peak / other) * training / seconds for name, other in PEAK_FLOPS.items()}
 
 
 def device_peak(name: str) -> float:
@@ -282,20 +280,14 @@ def _reserve(miners: int) -> int:
 
 
 def _data(base: HParams, work: _Work, slots: int) -> dict[str, Any]:
-    """The section of data: as many pages as the most inner steps take, and shards that last for some windows."""
+    """The section of data: as many pages as the inner steps take, and shards that last for some windows."""
     window = work.steps * work.batch * base.data.sequence_length * slots
     return {
         "layout": "shards",
         "samples_per_page": SAMPLES_PER_PAGE,
-        "pages_per_window": math.ceil(FASTER * work.steps * work.batch / SAMPLES_PER_PAGE),
+        "pages_per_window": math.ceil(work.steps * work.batch / SAMPLES_PER_PAGE),
         "outer_steps_per_shard": max(SHARD_TOKENS // window, base.storage.snapshot_frequency),
     }
-
-
-def _shard_samples(data: dict[str, Any], work: _Work, slots: int) -> int:
-    """What the reference devices train on until the next shard, but at least what one window assigns."""
-    trained = data["outer_steps_per_shard"] * work.steps * work.batch
-    return slots * max(trained, data["pages_per_window"] * data["samples_per_page"])
 
 
 def _disk_bytes(base: HParams) -> float:

@@ -53,7 +53,7 @@ def test_a_design_is_a_valid_preset_that_keeps_its_device_busy(miners, device, p
     assert not expects.why_less_busy or windows.blocks_per_window == 125 or expects.idle_seconds > 70
     assert needed <= windows.seconds - expects.idle_seconds
     assert hparams.data.pages_per_window * hparams.data.samples_per_page >= training.most_steps * training.batch_size
-    assert expects.shard_samples >= hparams.data.pages_per_window * hparams.data.samples_per_page * (miners + 4)
+    assert expects.shard_samples >= training.inner_steps * training.batch_size * (miners + 4)
     warmup = training.schedule.warmup_steps * tokens / training.inner_steps * miners / (20 * expects.parameters)
     assert warmup == pytest.approx(expects.warmup_share)
     assert warmup <= 0.02 or training.schedule.warmup_steps == 1
@@ -74,11 +74,11 @@ def test_an_architecture_has_about_the_wished_parameters_and_heads_of_128(parame
     assert 32 <= model.hidden_size / model.num_hidden_layers <= 256
 
 
-def test_a_faster_device_waits_only_where_it_is_more_than_four_times_as_fast():
+def test_a_slower_device_is_as_busy_and_a_faster_one_waits():
     wishes = Wishes(20, "A100", 1e9)
     busy = busy_fractions(wishes, BASE, design(wishes, BASE))
-    assert busy["RTX 4090"] == busy["A100"] == busy["H100"] > 0.9
-    assert busy["B200"] == pytest.approx(busy["A100"] * 4 * 312 / 2250)
+    assert busy["RTX 4090"] == busy["A100"] > 0.9
+    assert busy["H100"] == pytest.approx(busy["A100"] * 312 / 989)
 
 
 @pytest.mark.parametrize(
