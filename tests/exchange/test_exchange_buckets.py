@@ -68,7 +68,7 @@ class Opened:
         self.stores: list[tuple[BucketAddress, ScriptedStore]] = []
 
     def __call__(self, wanted):
-        store = ScriptedStore(MemoryStore(wanted.bucket))
+        store = ScriptedStore(MemoryStore(wanted.account_id))
         self.stores.append((wanted, store))
         return store
 
