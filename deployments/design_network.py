@@ -72,7 +72,6 @@ def show(made: Design, busy: Mapping[str, float], hours: int, console: Console) 
     """Print the sections, and a table of what to expect."""
     console.print_json(json.dumps(made.preset))
     expects = made.expects
-    table = folding_table("expected", "", title="a design, not a measurement")
     rows = {
         "parameters, with embeddings": f"{expects.parameters:,}",
         "tokens per second of a miner": f"{expects.tokens_per_second:,.0f}",
@@ -87,12 +86,10 @@ def show(made: Design, busy: Mapping[str, float], hours: int, console: Console) 
         f"{expects.down_bytes_per_day / 1e9:.3g} GB down, without the dataset",
         "its disk": f"{expects.disk_bytes / 1e9:.3g} GB, without the dataset",
         "a shard of the dataset": f"{expects.shard_samples:,} samples; with fewer, texts come again before the next",
-        "its device hours per day": f"{hours}",
+        "its device hours per day": str(hours),
         "busy share of other devices": ", ".join(f"{name} {share:.2f}" for name, share in busy.items()),
+        "why so few windows": expects.why_fewer,
+        "why not 0.95 busy": expects.why_less_busy,
     }
-    for name, text in rows.items():
-        table.add_row(name, text)
-    for name, why in (("why so few windows", expects.why_fewer), ("why not 0.95 busy", expects.why_less_busy)):
-        if why:
-            table.add_row(name, why)
-    console.print(table)
+    said = [row for row in rows.items() if row[1]]
+    console.print(folding_table("expected", "", rows=said, title="a design, not a measurement"))

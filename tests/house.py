@@ -23,17 +23,23 @@ MAX_FUNCTION_LINES = 60
 MAX_CELL_WORDS = 60
 LIMITS = {
     "files of templar/": 146,
-    "lines of templar/": 33_748,
-    "lines of blocks/, tasks/, flows/ and deployments/": 11_281,
-    "lines of lab/, benchmarks/ and docs/": 10_907,
-    "lines of tests/": 45_400,
+    "lines of templar/": 32_979,
+    "lines of blocks/, tasks/, flows/ and deployments/": 11_076,
+    "lines of lab/, benchmarks/ and docs/": 9_976,
+    "lines of tests/": 44_381,
     "files on the reading path": 10,
-    "lines on the reading path": 3_213,
+    "lines on the reading path": 3_162,
     "words of pages": 61_897,
     "lines with vague pronouns": 3,
 }
-BUDGETS: tuple[tuple[str, str, int], ...] = (("lines of tests/", "the tests of design and table, of 1,500 lines", 15),)
-"""What may be added to a limit: (limit, feature, number)."""
+BUDGETS: tuple[tuple[str, str, int], ...] = (
+    ("lines of templar/", "the design of a network", 311),
+    ("lines of blocks/, tasks/, flows/ and deployments/", "its command", 95),
+    ("lines of lab/, benchmarks/ and docs/", "the table of codes and optimizers, and that of speeds", 567),
+    ("lines of tests/", "the tests of these", 210),
+)
+"""What may be added to a limit: (limit, feature, number); the learner's features may have 1,500 lines, and as many of
+tests."""
 VAGUE = re.compile(r"\b(?:whoever|whatever|whichever)\b", re.IGNORECASE)
 SHARED_MODULE_NAMES = {
     "__init__": "every package has one",
