@@ -23,7 +23,7 @@ from rich.text import Text
 
 from deployments.options import command_parser, read_environment
 from deployments.work_pool import require_server
-from flows.datasets import build_dataset
+from flows.build_dataset import build_dataset
 from tasks.datasets import DASK_ADDRESS, upload_target
 from templar.arguments import account_id, folder_path, whole_number
 from templar.datasets.build_dataset import BuiltDataset, build, built_at

@@ -8,7 +8,6 @@ again updates what is there.
 """
 
 import importlib
-import pkgutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
-import flows
 from blocks.buckets import credentials_of
 from blocks.environment import bucket_variables, neuron_from_environment
 from blocks.neuron import Neuron
@@ -121,9 +119,9 @@ def deploy_scheduled(neuron: str, block: Neuron, *, hour: timedelta = HOUR) -> N
     """
     with get_client(sync_client=True) as client:
         ensure_pool(client, HOUSEKEEPING_POOL, "process")
-        known = {str(each.entrypoint).rpartition(".")[2]: each for each in deployments_of(client, neuron)}
+        known = {each.entrypoint: each for each in deployments_of(client, neuron)}
     for work in scheduled_work(block.role, block.hparams(), hour=hour):
-        there = known.get(work.flow)
+        there = known.get(f"flows.{work.flow}.{work.flow}")
         is_paused = there is not None and any(each.slug == work.slug and not each.active for each in there.schedules)
         _deploy(
             work.flow,
@@ -164,8 +162,8 @@ def _deploy(
 
 def _apply(flow_name: str, **options: Any) -> None:
     """Deploy a flow by its module path: a worker that has the package loads it from there, in any folder."""
-    modules = [importlib.import_module(f"flows.{each.name}") for each in pkgutil.iter_modules(flows.__path__)]
-    flow: Flow[Any, Any] = next(vars(module)[flow_name] for module in modules if flow_name in vars(module))
+    flow = getattr(importlib.import_module(f"flows.{flow_name}"), flow_name)
+    assert isinstance(flow, Flow)  # noqa: S101 - getattr knows no types
     deployment: Any = flow.to_deployment(entrypoint_type=EntrypointType.MODULE_PATH, **options)
     deployment.apply()
 

@@ -43,7 +43,7 @@ LATEST = timedelta(minutes=5)  # the longest after its time that a planned run m
 class Work:
     """A scheduled flow of a neuron."""
 
-    flow: str  # name of its function
+    flow: str  # name of its module and function
     description: str
     slug: str  # name of its schedule
     every: timedelta

@@ -1,4 +1,4 @@
-"""The flows that an operator starts and schedules; a file of tasks/ has the tasks of the file with its name."""
+"""The flows that an operator starts and schedules, one per file."""
 
 from prefect.runtime import flow_run
 

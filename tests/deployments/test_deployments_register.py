@@ -68,10 +68,7 @@ def test_a_neuron_is_registered_and_its_role_announced(call, env_file, network, 
         builds = client.read_deployment_by_name("build-dataset/by-hand")
         of_neuron = [client.read_deployment_by_name(f"{flow}/{NAME}") for flow in FLOWS]
     assert [deployment.entrypoint for deployment in (*of_neuron, builds)] == [
-        "flows.window.miner_window",
-        "flows.housekeeping.bucket_purge",
-        "flows.evidence.audit_window",
-        "flows.datasets.build_dataset",
+        f"flows.{name}.{name}" for name in ("miner_window", "bucket_purge", "audit_window", "build_dataset")
     ]
     pools = [f"neuron-{NAME}", *[HOUSEKEEPING_POOL] * 3]
     assert [deployment.work_pool_name for deployment in (*of_neuron, builds)] == pools

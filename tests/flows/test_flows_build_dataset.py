@@ -8,7 +8,7 @@ import dask
 import pytest
 from prefect.exceptions import ParameterTypeError
 
-from flows.datasets import build_dataset
+from flows.build_dataset import build_dataset
 from lab.gauntlet.endpoints import Server
 from tasks.datasets import artifact_key
 from templar.data.shards.manifest import parse_index

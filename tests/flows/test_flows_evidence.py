@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from flows.evidence import audit_window, leaderboard
+from flows.audit_window import audit_window
+from flows.leaderboard import leaderboard
 from templar.reports.leaderboard import Leaderboard
 from tests.support.audited import VALIDATOR, evidence_of, publish, run_alone
 from tests.support.flow_network import run_flow

@@ -14,18 +14,16 @@ import pytest
 from pydantic import SecretStr
 
 from blocks import BucketCredentials, StorageEndpoint
-from flows.housekeeping import (
-    bucket_cleanup,
-    bucket_purge,
-    checkpoint,
-    evaluate_checkpoint,
-    local_cleanup,
-    private_backup,
-    shard_rotation,
-    temporary_cleanup,
-    validate_storage_access,
-)
-from flows.window import miner_window
+from flows.bucket_cleanup import bucket_cleanup
+from flows.bucket_purge import bucket_purge
+from flows.checkpoint import checkpoint
+from flows.evaluate_checkpoint import evaluate_checkpoint
+from flows.local_cleanup import local_cleanup
+from flows.miner_window import miner_window
+from flows.private_backup import private_backup
+from flows.shard_rotation import shard_rotation
+from flows.temporary_cleanup import temporary_cleanup
+from flows.validate_storage_access import validate_storage_access
 from lab.gauntlet.endpoints import random_key, start_rclone
 from tasks import housekeeping as task_module
 from tasks.host import release

@@ -16,7 +16,9 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.context import SyncClientContext
 
-from flows.window import aggregator_window, miner_window, validator_window
+from flows.aggregator_window import aggregator_window
+from flows.miner_window import miner_window
+from flows.validator_window import validator_window
 from tasks import host
 from templar.neuron.aggregator import RosterNode
 from templar.window import drive_window
