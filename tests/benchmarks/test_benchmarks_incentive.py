@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import incentive
+from benchmarks import incentive, speeds
 from benchmarks.incentive import (
     COMPUTE_PAY,
     LOSS_TOLERANCE,
@@ -180,3 +180,24 @@ def test_each_payload_is_valued_alone():
     assert [(each.window, each.uid) for each in found.values] == [(2, uid) for uid in miners]
     assert all(found.value(uid, applied_only=False) == 0 for uid in found.uids("zero"))
     assert max(found.value(uid, applied_only=False) for uid in found.uids("honest")) > 0
+
+
+@pytest.mark.parametrize(
+    ("pay", "loss", "penalised", "holds"),
+    [(0.5, 3.0, 0, True), (0.3, 3.0, 0, False), (0.5, 3.2, 0, False), (0.5, 3.0, 1, False)],
+)
+def test_a_fast_miner_must_help_the_network_and_earn_more(pay, loss, penalised, holds):
+    def report(loss, weights, penalties=()):
+        roles = dict.fromkeys(weights, "quarter") | {1: "honest" if pay in weights.values() else "quarter"}
+        return IncentiveReport(1, roles, {}, {1: weights}, penalties, loss, "", True, 1.0)
+
+    mixed = report(loss, {1: pay, 2: 0.25, 3: 0.25}, (Penalised(1, 1, "large"),) * penalised)
+    figures = speeds.figures_of([mixed], [report(3.1, {1: 0.3, 2: 0.3, 3: 0.3})])
+    assert (figures["pay_ratio"], figures["holds"]) == (pay / 0.25, holds)
+
+
+@pytest.mark.slow
+def test_it_runs_a_network_of_unequal_speeds(measure):
+    status, _, figures = measure(speeds.main, "--quick", "--jobs", "1")
+    assert (status, figures["windows"], figures["penalties"]) == (0, speeds.QUICK_WINDOWS, 0)
+    assert figures["loss_with_fast"] > figures["loss_of_slow"] > 0, "it has had fewer windows"
