@@ -314,6 +314,7 @@ def test_other_numbers_are_another_network(network, call, exported, tmp_path):
     presets[PRESET]["training"] = {"outer_learning_rate": 0.5}
     (tmp_path / "hparams.json").write_text(json.dumps(presets))
     assert load_hparams(PRESET, path=tmp_path / "hparams.json").digest != network.hparams.digest
+    assert call("--from", exported)[0] == 0, "the network is there, or begins"
     status, _, err = call("--from", exported, TEMPLAR_HPARAMS=str(tmp_path / "hparams.json"))
     assert status == 1
     assert "with other hyper-parameters, text, tokenizer or first parameters" in err

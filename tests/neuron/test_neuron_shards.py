@@ -199,8 +199,7 @@ def test_spare_sequences_come_from_the_shard_of_the_window(ran):
 
 def test_a_validator_reads_only_the_samples_that_it_evaluates(ran, monkeypatch):
     workload = replace(ran.validator.workload, _sequences={})
-    assignment = workload.spare_assignment(8)
-    places = [5, 0, 3]
+    assignment, places = workload.spare_assignment(8), [5, 0, 3]
     read, asked = Shard.read, []
     monkeypatch.setattr(Shard, "read", lambda self, indices: asked.append(len(indices)) or read(self, indices))
     some = workload.some_sequences(assignment, places)
