@@ -3,13 +3,11 @@
 import pytest
 
 from lab.simulate.fault_plan import Fault, FaultKind, FaultPlan
-from lab.simulate.faulty_network import FaultyNetwork
+from lab.simulate.faulty_network import FaultyNetwork, fault_hparams
 from templar.shared_results import sharing
 from tests.support.network import tiny
 
 SEVEN, WINDOWS = 7, 5
-
-
 NAMES = ("killed", "down", "forbidden", "busy", "hanging")
 QUICK = {("killed", 1, 1 / 2), ("forbidden", 3, 1 / 2), ("busy", 2, 2 / 3)}
 
@@ -35,7 +33,8 @@ def test_a_minority_stops_nobody(tmp_path, name, number, share):
     plan = FaultPlan(
         1, WINDOWS, SEVEN - 1, ("honest", "honest"), is_difficult=False, faults=faults, stakes=(tuple(stakes),)
     )
-    network = FaultyNetwork(plan, tmp_path, tiny("simulation", windows={"quorum": share}))
+    times = fault_hparams().windows.model_dump()  # a slot of two seconds is over when one bucket has hung
+    network = FaultyNetwork(plan, tmp_path, tiny("simulation", windows=times | {"quorum": share}))
     with sharing():
         network.run()
     assert network.roots.keys() == {*range(1, WINDOWS + 1)}
