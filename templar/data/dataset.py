@@ -75,9 +75,9 @@ class TrainingData(ABC):
     def num_pages(self, position: int) -> int:
         """Pages at a position: the units of assignment."""
 
-    @abstractmethod
     def num_sequences(self, assignment: Assignment) -> int | None:
-        """Sequences of an assignment; None where only its pages tell."""
+        """Sequences of an assignment; None where only the text of its pages tells."""
+        return None
 
     @abstractmethod
     def read(
@@ -167,10 +167,6 @@ class PagedTraining(TrainingData):
     def num_pages(self, position: int) -> int:
         """Pages of the split."""
         return self.pages.num_pages
-
-    def num_sequences(self, assignment: Assignment) -> int | None:
-        """None: it depends on the text."""
-        return None
 
     def read(
         self, position: int, assignment: Assignment, tokenizer: Tokenizer, places: Sequence[int] | None = None

@@ -24,6 +24,7 @@ from templar.exchange.objects import Proof, Roster
 from templar.gradient.aggregate import aggregate, target_norms
 from templar.gradient.codec.wire import Payload
 from templar.neuron.node import Node
+from templar.neuron.workload import SequenceReader
 from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw, draw_plan
 from templar.scoring.evidence import Estimate, Likeness, MeasuredOn, Measurement, MinerFacts, WindowFacts
 from templar.scoring.measure import Evaluator, find_likenesses, norm_ratios, step_losses
@@ -138,10 +139,9 @@ def check_effect(node: Node, model: nn.Module, roster: Roster, *, meter: Meter) 
     if not uids:
         return
     uid = uids[keyed_seed(_GUARD_DOMAIN, seed, author) % len(uids)]
-    assignment = node.workload.assignment(window, uid)
-    population = range(node.workload.num_sequences(assignment))
-    places = draw(population, hparams.scoring.eval_sequences, _GUARD_DOMAIN, seed, author)
-    sequences = node.workload.some_sequences(assignment, places)
+    batch = node.workload.reader(node.workload.assignment(window, uid))
+    places = draw(range(batch.count), hparams.scoring.eval_sequences, _GUARD_DOMAIN, seed, author)
+    sequences = batch.read(places)
 
     # 2. The step that everybody would take, and the loss before and after it.
     payloads = [node.cache.payload(window, entry.payload_sha256) for entry in roster.entries]
@@ -171,7 +171,7 @@ def _shown(report: GatherReport, settlement: Settlement) -> list[tuple[int, str]
 def _draw(
     node: Node,
     standing: Standing,
-    num_sequences: Mapping[int, int],
+    readers: Mapping[int, SequenceReader],
     hotkeys: Mapping[int, str],
     *,
     window: int,
@@ -182,10 +182,10 @@ def _draw(
     for uid, hotkey in hotkeys.items():
         last = standing.card(hotkey).last_exact
         unmeasured = min(MAX_UNMEASURED, window if last is None else max(1, window - last))
-        candidates[uid] = Candidate(hotkey, num_sequences[uid], unmeasured)
+        candidates[uid] = Candidate(hotkey, readers[uid].count, unmeasured)
     return draw_plan(
         candidates,
-        num_spare=num_sequences.get(SPARE, 0),
+        num_spare=readers[SPARE].count if SPARE in readers else 0,
         num_sequences=scoring.eval_sequences,
         trained_first=training.inner_steps * training.batch_size,
         exact_miners=scoring.exact_miners,
@@ -209,16 +209,14 @@ def _measure(
     payloads: Mapping[int, Payload],
 ) -> _Measured:
     """Measure each payload alone, clipped to the median norm of the roster, or of all payloads without a roster."""
-    window, scoring = settlement.window, node.hparams.scoring
-    workload = node.workload
-    assigned = {uid: workload.assignment(window, uid) for uid in payloads}
-    if len(assigned) < 2:  # nobody else's data is there to measure a payload on
-        assigned[SPARE] = workload.spare_assignment(window)
-    num_sequences = {uid: workload.num_sequences(each) for uid, each in assigned.items()}
+    window, scoring, workload = settlement.window, node.hparams.scoring, node.workload
+    readers = {uid: workload.reader(workload.assignment(window, uid)) for uid in payloads}
+    if len(readers) < 2:  # nobody else's data is there to measure a payload on
+        readers[SPARE] = workload.reader(workload.spare_assignment(window))
     seed = node.chain.block_hash(_seed_block(node, window))
     hotkeys = {uid: miners[uid].hotkey for uid in payloads}
-    plan = _draw(node, standing, num_sequences, hotkeys, window=window, block_hash=seed)
-    segments = {uid: workload.some_sequences(assigned[uid], places) for uid, places in plan.segments.items()}
+    plan = _draw(node, standing, readers, hotkeys, window=window, block_hash=seed)
+    segments = {uid: readers[uid].read(places) for uid, places in plan.segments.items()}
     rostered = [payloads[uid] for uid in settlement.uids if uid in payloads]
     evaluator = Evaluator(
         model,

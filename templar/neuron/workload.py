@@ -3,7 +3,7 @@
 Everything here follows from public objects and finalized blocks, so a validator rebuilds what a miner trained on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,14 @@ from templar.timeline import first_block
 
 CACHED_WINDOWS = 2  # windows whose data is kept: the one that is trained and the one that is scored
 REMEMBERED_EPOCHS = 2  # epochs before those of the state that a running node still knows
+
+
+@dataclass(frozen=True)
+class SequenceReader:
+    """The sequences of an assignment, by training position."""
+
+    count: int
+    read: Callable[[Sequence[int]], NDArray[np.int32]]  # of some positions, shape (k, L)
 
 
 @dataclass
@@ -88,21 +96,18 @@ class Workload:
         self._sequences = {**kept, key: (assignment.window, sequences)}
         return sequences
 
-    def num_sequences(self, assignment: Assignment) -> int:
-        """The sequences of an assignment; errors as in `read`, if its pages must be read to know."""
-        known = self.dataset.num_sequences(assignment)
-        return len(self.sequences(assignment)) if known is None else known
+    def reader(self, assignment: Assignment) -> SequenceReader:
+        """Access to single sequences of an assignment; errors, also of `read`, as in `read`.
 
-    def some_sequences(self, assignment: Assignment, places: Sequence[int]) -> NDArray[np.int32]:
-        """The sequences of some training positions, shape (k, L): of a shard no others are read.
-
-        Raises:
-            TemplarError: As in `read`.
+        Of a shard only these are read. Pages are read whole, once, and stay in memory as long as the reader.
         """
         position = self.shard_epoch(assignment.window).position
-        if self.dataset.num_sequences(assignment) is None or (position, assignment.digest) in self._sequences:
-            return self.sequences(assignment)[list(places)]
-        return self.dataset.read(position, assignment, self.tokenizer, places).sequences
+        count = self.dataset.num_sequences(assignment)
+        if count is None or (position, assignment.digest) in self._sequences:
+            sequences = self.sequences(assignment)
+            return SequenceReader(len(sequences), lambda places: sequences[list(places)])
+        dataset, tokenizer = self.dataset, self.tokenizer
+        return SequenceReader(count, lambda places: dataset.read(position, assignment, tokenizer, places).sequences)
 
     def spare_assignment(self, window: int) -> Assignment:
         """Units that no miner was assigned in a window, as many as one miner has."""

@@ -202,9 +202,10 @@ def test_a_validator_reads_only_the_samples_that_it_evaluates(ran, monkeypatch):
     assignment, places = workload.spare_assignment(8), [5, 0, 3]
     read, asked = Shard.read, []
     monkeypatch.setattr(Shard, "read", lambda self, indices: asked.append(len(indices)) or read(self, indices))
-    some = workload.some_sequences(assignment, places)
-    assert workload.num_sequences(assignment) == len(workload.sequences(assignment)) > len(places)
-    assert asked == [len(places), workload.num_sequences(assignment)]
+    reader = workload.reader(assignment)
+    some = reader.read(places)
+    assert reader.count == len(workload.sequences(assignment)) > len(places)
+    assert asked == [len(places), reader.count]
     assert np.array_equal(some, workload.sequences(assignment)[places])
 
 
