@@ -28,9 +28,8 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from benchmarks.command import command_line, finish
+from benchmarks.command import command_line, figures_table, finish
 from benchmarks.exchange_rules import Outcome, Row, learn
 from benchmarks.pseudo_gradients import Setup, embedded_text
 from templar.hparams import HParams, load_hparams
@@ -217,10 +216,8 @@ def figures_of(outcomes: Outcomes) -> dict[str, Any]:
 
 def _print(outcomes: Outcomes, figures: Mapping[str, Any], size: str, windows: int) -> None:
     floor = outcomes[figures["dense"]]
-    table = Table(title=f"{size} parameters, {NUM_WORKERS} workers, {windows} windows, {len(floor)} seeds")
-    table.add_column("network")
-    for column in ("times smaller", "held-out loss", "spread", "above dense, by seed"):
-        table.add_column(column, justify="right")
+    title = f"{size} parameters, {NUM_WORKERS} workers, {windows} windows, {len(floor)} seeds"
+    table = figures_table(title, "network", "times smaller", "held-out loss", "spread", "above dense, by seed")
     for name, found in outcomes.items():
         last = [one.losses[-1] for one in found]
         gaps = " ".join(f"{one - other.losses[-1]:+.3f}" for one, other in zip(last, floor, strict=True))

@@ -20,9 +20,8 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.command import command_line, finish
+from benchmarks.command import command_line, figures_table, finish
 from benchmarks.incentive import run_one
 from benchmarks.incentive_population import HONEST, IncentiveReport, Population, incentive_hparams
 from templar.arguments import whole_number
@@ -59,9 +58,8 @@ def figures_of(mixed: list[IncentiveReport], equal: list[IncentiveReport]) -> di
 
 
 def _print(mixed: Iterable[IncentiveReport], equal: Iterable[IncentiveReport], seeds: Iterable[int]) -> None:
-    table = Table(title="held-out loss and pay")
-    for column in ("seed", "loss with the fast one", "loss of slow ones", "pay of the fast one", "of the slow ones"):
-        table.add_column(column, justify="right")
+    columns = ("seed", "loss with the fast one", "loss of slow ones", "pay of the fast one", "of the slow ones")
+    table = figures_table("held-out loss and pay", *columns)
     for seed, one, other in zip(seeds, mixed, equal, strict=True):
         pays = [" ".join(f"{one.pay(uid):.3f}" for uid in one.uids(name)) for name in (HONEST, SLOW)]
         table.add_row(str(seed), f"{one.loss:.4f}", f"{other.loss:.4f}", *pays)
