@@ -25,7 +25,7 @@ LIMITS = {
     "files of templar/": 146,
     "lines of templar/": 32_979,
     "lines of blocks/, tasks/, flows/ and deployments/": 11_076,
-    "lines of lab/, benchmarks/ and docs/": 9_976,
+    "lines of lab/, benchmarks/ and docs/": 9_971,
     "lines of tests/": 44_381,
     "files on the reading path": 10,
     "lines on the reading path": 3_162,

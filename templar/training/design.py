@@ -114,14 +114,14 @@ def design(wishes: Wishes, base: HParams) -> Design:
     windows, idle = _windows(wishes, base, count, payload)
     work = _work(wishes, base, count, speed, idle=idle, least_blocks=windows["blocks_per_window"])
     tokens, seconds = work.steps * work.batch * length, work.blocks * base.windows.block_seconds
-    slots = wishes.miners + base.data.spare_slots
+    samples = (wishes.miners + base.data.spare_slots) * work.steps * work.batch  # assigned in a window
     enough, per_step = float(ENOUGH * count), work.batch * length * wishes.miners
     warmup = max(1, int(WARMUP_SHARE * enough / per_step))
 
     preset: dict[str, dict[str, Any]] = {
         "windows": windows | {"blocks_per_window": work.blocks},
         "model": model.model_dump(mode="json", exclude={"initializer_seed", "max_position_embeddings"}),
-        "data": _data(base, work, slots),
+        "data": _data(base, work, samples),
         "training": {
             "batch_size": work.batch,
             "micro_batch_size": min(base.training.micro_batch_size, work.batch),
@@ -149,7 +149,7 @@ def design(wishes: Wishes, base: HParams) -> Design:
         up_bytes_per_day=payload * per_day,
         down_bytes_per_day=payload * (wishes.miners + _reserve(wishes.miners)) * per_day,
         disk_bytes=count * _disk_bytes(base),
-        shard_samples=preset["data"]["outer_steps_per_shard"] * slots * work.steps * work.batch,
+        shard_samples=preset["data"]["outer_steps_per_shard"] * samples,
         why_fewer=_why_fewer(outer, seconds, count),
         why_less_busy="" if tokens / speed >= BUSY * seconds else WHY_LESS_BUSY,
     )
@@ -279,14 +279,15 @@ def _reserve(miners: int) -> int:
     return math.ceil(miners / 2)
 
 
-def _data(base: HParams, work: _Work, slots: int) -> dict[str, Any]:
+def _data(base: HParams, work: _Work, samples: int) -> dict[str, Any]:
     """The section of data: as many pages as the inner steps take, and shards that last for some windows."""
-    window = work.steps * work.batch * base.data.sequence_length * slots
     return {
         "layout": "shards",
         "samples_per_page": SAMPLES_PER_PAGE,
         "pages_per_window": math.ceil(work.steps * work.batch / SAMPLES_PER_PAGE),
-        "outer_steps_per_shard": max(SHARD_TOKENS // window, base.storage.snapshot_frequency),
+        "outer_steps_per_shard": max(
+            SHARD_TOKENS // (samples * base.data.sequence_length), base.storage.snapshot_frequency
+        ),
     }
 
 
