@@ -152,21 +152,23 @@ class TestDeployed:
                 assert schedule.schedule.interval.total_seconds() == pytest.approx(windows * hparams.windows.seconds)
 
     def test_the_server_plans_what_is_due_and_a_second_time_changes_nothing(self, deployed, prefect_server):
-        neuron, now = deployed("miner"), datetime.now(UTC)
+        now, neuron = datetime.now(UTC), deployed("miner")
         with prefect_server.client() as client:
 
-            def planned():
-                runs = {flow: next_run(client, each) for flow, each in by_flow(client, neuron).items()}
-                return (
-                    None if None in runs.values() else {f: r.expected_start_time.timestamp() for f, r in runs.items()}
-                )
+            def due():
+                return {
+                    flow: list(due_times(each, now, now + 25 * HOUR)) for flow, each in by_flow(client, neuron).items()
+                }
 
-            wait_until(lambda: planned() is not None, "all of it is planned")
-            first = planned()
-            for flow, deployment in by_flow(client, neuron).items():
-                assert first[flow] == pytest.approx(next(due_times(deployment, now, now + 25 * HOUR)).timestamp())
+            def all_is_planned():  # what became due meanwhile is not planned again
+                runs = {flow: next_run(client, each) for flow, each in by_flow(client, neuron).items()}
+                return all(run and run.expected_start_time in first[flow] for flow, run in runs.items())
+
+            first = due()
+            wait_until(all_is_planned, "all of it is planned")
             deployed("miner", neuron)
-            wait_until(lambda: planned() == first, "the same is planned as before")
+            assert due() == first
+            wait_until(all_is_planned, "the same is planned as before")
 
     def test_what_an_operator_has_set_stays(self, deployed, prefect_server):
         neuron = deployed("validator")
