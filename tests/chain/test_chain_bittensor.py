@@ -6,61 +6,18 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import bittensor as bt
-import bittensor_core
 import pytest
 from websockets.sync.server import serve
 
 from deployments.local.wallets import create_wallet
-from lab.hotkeys import hotkey_from_seed
 from templar.chain.base import SubnetRules
 from templar.chain.bittensor import BittensorChain, open_substrate, open_wallet
-from templar.chain.clock import SimulatedClock
 from templar.chain.extrinsics import ExtrinsicLimitedError, ExtrinsicRefusedError
 from templar.chain.remote import CallLimits
 from templar.errors import PermanentError, Reason, TransientError
+from tests.chain.conftest import ADDRESS, NETUID, OTHER, SEED, WALLET
 from tests.support.errors import refusal
-from tests.support.substrate import SHAPES, KeyPairWallet, MemorySubstrate, Neuron, Submission
-
-NETUID = 3
-SEED = bytes(range(32))
-ADDRESS = hotkey_from_seed(SEED).address
-OTHER = hotkey_from_seed(bytes(32)).address
-LIMITS = CallLimits(attempts=3, read_seconds=60, backoff_seconds=1.0, longest_backoff_seconds=4.0)
-
-
-@pytest.fixture
-def clock():
-    return SimulatedClock(1_800_000_000.0)
-
-
-@pytest.fixture
-def substrate(clock):
-    substrate = MemorySubstrate(clock, netuid=NETUID)
-    substrate.register(ADDRESS, stake=100.0, validator_permit=True)
-    substrate.register(OTHER)
-    return substrate
-
-
-@pytest.fixture
-def open_chain(clock, substrate):
-    opened = []
-
-    def open_(wallet=None, limits=LIMITS, netuid=NETUID):
-        chain = BittensorChain(
-            "local", netuid, wallet=wallet, substrates=lambda *_: substrate, clock=clock, limits=limits
-        )
-        opened.append(chain)
-        return chain
-
-    yield open_
-    for chain in opened:
-        chain.close()
-
-
-@pytest.fixture
-def chain(open_chain):
-    return open_chain(KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEED)))
-
+from tests.support.substrate import SHAPES, MemorySubstrate, Neuron, Submission
 
 # What is sent.
 
@@ -183,13 +140,6 @@ def test_the_block_time_has_a_second_source(slot, period, seconds, monkeypatch):
 
     monkeypatch.setattr(substrate, "constant", constant)
     assert asyncio.run(substrate.block_time()) == seconds
-
-
-def test_nothing_is_sent_that_the_chain_would_refuse_anyway(chain, substrate):
-    refusal(lambda: chain.set_commitment("short"), PermanentError, Reason.CHAIN_REFUSED)
-    refusal(lambda: chain.set_weights({0: 0.0}), PermanentError, Reason.CHAIN_REFUSED)
-    assert substrate.submissions == []
-    assert substrate.requests == []
 
 
 def test_one_hotkey_submits_one_extrinsic_at_a_time(chain, substrate):
@@ -407,7 +357,7 @@ def test_hash_and_time_of_a_block_need_none_of_its_state(chain, open_chain, subs
 
 def test_an_unknown_network_or_subnet_is_named(open_chain):
     refusal(lambda: BittensorChain("nowhere", 1), PermanentError, Reason.BAD_ENVIRONMENT, "nowhere")
-    elsewhere = open_chain(KeyPairWallet(bittensor_core.Keypair.create_from_seed(SEED)), netuid=77)
+    elsewhere = open_chain(WALLET, netuid=77)
     for call in (
         elsewhere.metagraph,
         elsewhere.commitments,

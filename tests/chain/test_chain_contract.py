@@ -5,7 +5,7 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import bittensor_core
 import pytest
@@ -28,25 +28,15 @@ ADDRESSES = [hotkey_from_seed(seed).address for seed in SEEDS]
 ROUNDING = 1 / 65535
 
 
-class Operator(Protocol):
-    """Who may change the subnet: the same for all chains."""
-
-    def register(self, hotkey, *, stake=0.0, validator_permit=False): ...
-
-    def deregister(self, hotkey): ...
-
-    def set_stake(self, hotkey, stake, *, validator_permit=None): ...
-
-
 class World:
-    """One chain and the means to see it as any participant."""
+    """One chain and the means to see it as any participant; `operator` may change the subnet."""
 
     def __init__(self, kind, folder):
         self.clock = SystemClock() if kind == "ledger" else SimulatedClock(1_800_000_000.0)
         self.opened: list[Any] = []
         if kind == "bittensor":
             self.substrate = MemorySubstrate(self.clock, netuid=NETUID)
-            self.operator: Operator = self.substrate
+            self.operator: Any = self.substrate
             self._open = self._open_bittensor
         else:
             self.path = folder / "ledger.db"

@@ -16,16 +16,11 @@ from templar.chain.clock import SimulatedClock
 from templar.chain.ledger import Ledger, create_ledger
 from templar.chain.ledger_state import LedgerParameters
 from templar.errors import PermanentError, Reason, TransientError
+from tests.chain.conftest import START
 from tests.support.errors import refusal
 from tests.support.kill_points import WRITER_SEED, run_and_kill
 
-START = 1_800_000_000.0
 KEYS = [hotkey_from_seed(number.to_bytes(32)) for number in range(8)]
-
-
-@pytest.fixture
-def clock():
-    return SimulatedClock(START)
 
 
 @pytest.fixture

@@ -6,20 +6,14 @@ A release of the SDK for another runtime fails here, and not at a validator's.
 import inspect
 
 import bittensor as bt
-import bittensor_core
 import pytest
 from bittensor._generated import calls, constants, errors, runtime_apis, storage
 from bittensor.error_map import DISPATCH_ERRORS
 
 from templar.chain import extrinsics
 from templar.chain.base import Role
-from templar.chain.bittensor import BittensorChain
-from templar.chain.clock import SimulatedClock
 from templar.chain.extrinsics import ExtrinsicLimitedError
-from tests.support.substrate import KeyPairWallet, MemorySubstrate
 
-NETUID = 3
-SEED = bytes(range(32))
 POOL = {"Dropped", "FinalityTimeout", "Invalid", "Retracted", "Usurped"}
 """States of the transaction pool, which the SDK makes names of."""
 
@@ -28,15 +22,7 @@ def has(catalogue, pallet, name):
     return hasattr(getattr(catalogue, pallet, None), name)
 
 
-def test_what_a_chain_asks_for_below_the_sdk_is_known(monkeypatch, tmp_path):
-    monkeypatch.setenv("BTCLI_TOKEN_SYMBOLS_CACHE", str(tmp_path / "symbols.json"))
-    keypair = bittensor_core.Keypair.create_from_seed(SEED)
-    clock = SimulatedClock(1_800_000_000.0)
-    substrate = MemorySubstrate(clock, netuid=NETUID)
-    substrate.register(keypair.ss58_address, stake=10.0, validator_permit=True)
-    chain = BittensorChain(
-        "local", NETUID, wallet=KeyPairWallet(keypair), substrates=lambda *_: substrate, clock=clock
-    )  # fmt: skip
+def test_what_a_chain_asks_for_below_the_sdk_is_known(chain, substrate):
     number = chain.block()
     reads = (chain.head, chain.commitments, chain.weights, chain.weights_schedule, chain.rules, chain.require_fees)
     for read in (*reads, chain.metagraph, lambda: chain.block_time(number), lambda: chain.block_hash(number)):
@@ -50,7 +36,6 @@ def test_what_a_chain_asks_for_below_the_sdk_is_known(monkeypatch, tmp_path):
     substrate.weights_rate_limit = 100  # whose end the chain is asked for then
     with pytest.raises(ExtrinsicLimitedError):
         chain.set_weights({0: 1.0})
-    chain.close()
 
     asked = {tuple(text.split(" ", 1)) for text in substrate.requests if "." in text}
     assert len(asked) > 20

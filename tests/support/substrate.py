@@ -109,7 +109,6 @@ class MemorySubstrate:
         self.stands_still_at: float | None = None
         self.keeps_bodies = True
         self.genesis = clock.now() - finality_lag * block_seconds
-        self.token_symbols: dict[int, str] = {}
         self.versions: list[tuple[int, State]] = [(0, State())]
         self.submissions: list[Submission] = []
         self.requests: list[str] = []
