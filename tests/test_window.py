@@ -21,15 +21,13 @@ from templar.exchange.commitments import Observed
 from templar.exchange.gather import GatherReport
 from templar.exchange.peers import Selection
 from templar.exchange.publish import TimedReport
-from templar.hparams import load_hparams
 from templar.neuron.aggregator import Aggregator
 from templar.neuron.miner import Miner, PageReport, PayloadReport, TrainReport
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator, WeightsReport
 from templar.neuron.window_time import WindowTime
-from templar.scoring.conclude import conclude
 from templar.window import Action, Missed, Opening, drive_window
-from tests.support.facts import AUTHOR, absent, revealed, standing_of, window_of
+from tests.support.facts import absent, concluded, revealed
 from tests.support.flow_network import run_window, task_runs
 from tests.support.recording import recording_node
 
@@ -37,7 +35,7 @@ WINDOW = 7
 NAME = "recorded"
 ROOT = "0123456789ab" + 52 * "0"
 IN_TIME, LATE = TimedReport((), None), TimedReport((), Reason.NO_TIME_LEFT)
-EVIDENCE = conclude(window_of(revealed(3), absent(4)), standing_of(), load_hparams("local"), AUTHOR)
+EVIDENCE = concluded(revealed(3), absent(4))
 EMPTY = {"loss": None, "miners": tuple(each for each in EVIDENCE.miners if each.uid == 4)}
 DROPPED = WeightsReport(WINDOW, {3: 1.0}, None, "the chain has dropped the weights of window 2")
 REFUSED = WeightsReport(WINDOW, {}, Reason.NOT_ENOUGH_STAKE, "stake more", 3)

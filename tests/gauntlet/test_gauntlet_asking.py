@@ -2,23 +2,14 @@
 
 from dataclasses import replace
 
-import pytest
-
 from deployments.why import Answer, Point, explain
 from lab.gauntlet import asking
 from templar.errors import Reason
-from templar.hparams import load_hparams
-from templar.scoring.conclude import conclude
-from tests.support.facts import AUTHOR, absent, revealed, standing_of, veteran, window_of
+from tests.support.facts import absent, concluded, revealed, standing_of, veteran
 
 
-@pytest.fixture
-def evidence():
-    window = window_of(revealed(3, 0.2), absent(4, Reason.WRONG_HASH))
-    return conclude(window, standing_of([veteran(3)]), load_hparams("local"), AUTHOR)
-
-
-def test_what_an_answer_says_otherwise_is_a_difference(evidence):
+def test_what_an_answer_says_otherwise_is_a_difference():
+    evidence = concluded(revealed(3, 0.2), absent(4, Reason.WRONG_HASH), standing=standing_of([veteran(3)]))
     answers = {uid: Answer(2, evidence.digest, explain(evidence, uid)) for uid in (3, 4)}
     assert [list(asking.differences(answers[uid], evidence, uid)) for uid in (3, 4)] == [[], []]
     assert list(asking.differences(replace(answers[3], evidence="ab" * 32), evidence, 3)) == [

@@ -11,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from templar.errors import Reason, TransientError
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
-from templar.hparams import load_hparams
 from templar.reports.metrics import (
     FILE_NAME,
     HELP,
@@ -22,11 +21,9 @@ from templar.reports.metrics import (
     miner_values,
     publish_metrics,
 )
-from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate
-from templar.scoring.standing import Standing
 from templar.traffic import Traffic
-from tests.support.facts import AUTHOR, absent, like, revealed, standing_of, veteran, window_of
+from tests.support.facts import absent, concluded, like, revealed, standing_of, veteran
 from tests.support.servers import REPOSITORY
 
 SMALL = Metrics(
@@ -38,10 +35,6 @@ SMALL = Metrics(
     ((4, "missing", "payload_missing"), (4, "desync", "desync")),
     {"retries": {("alice", "store_busy"): 2}},
 )
-
-
-def concluded(*miners, standing=None, **changes):
-    return conclude(window_of(*miners, **changes), standing or Standing(), load_hparams("local"), AUTHOR)
 
 
 def samples(text):

@@ -4,30 +4,21 @@ from templar.canonical import sha256_hex
 from templar.errors import Reason
 from templar.exchange.signed import seal, unseal
 from templar.hparams import load_hparams
-from templar.scoring.conclude import conclude
 from templar.scoring.evidence import MAX_DEPARTED, Ban, Departed, Evidence, SlashRecord, WeightRecord
 from templar.scoring.standing import Event
 from tests.support.facts import (
-    AUTHOR,
     SIGNER,
     WINDOW,
     absent,
     bucket,
+    concluded,
     hotkey,
     like,
     measurement,
     revealed,
     standing_of,
     veteran,
-    window_of,
 )
-
-HPARAMS = load_hparams("templar-2.1.3")
-
-
-def concluded(*miners, after=None, **changes):
-    return conclude(window_of(*miners, **changes), standing_of() if after is None else after, HPARAMS, AUTHOR)
-
 
 FULL = concluded(
     revealed(2, 1 / 3, measurement=measurement(None, 0.1, own=None), repeat=like(3, 0.45)),
@@ -35,7 +26,8 @@ FULL = concluded(
     absent(4, Reason.MANIFEST_MISSING, tier="other"),
     absent(5, None, assigned=False, tier="reserve"),
     revealed(6, -1e-9, overlap=like(2, 1.0)),
-    after=standing_of([veteran(2), veteran(9, final=-1 / 3)], bans={bucket(4): WINDOW + 5}),
+    hparams=load_hparams("templar-2.1.3"),
+    standing=standing_of([veteran(2), veteran(9, final=-1 / 3)], bans={bucket(4): WINDOW + 5}),
 )
 """Infinite losses, penalties, a ban, and a departed miner."""
 

@@ -6,6 +6,7 @@ from typing import Any
 from lab.hotkeys import hotkey_from_seed
 from templar.canonical import sha256_hex
 from templar.errors import Reason
+from templar.hparams import load_hparams
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate, Likeness, Measurement, MinerFacts, WindowFacts
 from templar.scoring.standing import ScoreCard, Standing
@@ -13,6 +14,7 @@ from templar.scoring.standing import ScoreCard, Standing
 SIGNER = hotkey_from_seed(bytes(31) + b"\x01")
 AUTHOR: dict[str, Any] = {"netuid": 3, "genesis": "b" * 64, "uid": 0, "hotkey": SIGNER.address}
 """A validator, as its evidence begins."""
+LOCAL = load_hparams("local")
 WINDOW = 100
 ROSTER = "d" * 64
 LOSS = 4.0
@@ -124,6 +126,11 @@ def standing_of(cards=(), **changes):
     pairs = cards.items() if isinstance(cards, Mapping) else ((card.uid, card) for card in cards)
     named = {hotkey(uid): card for uid, card in pairs if uid is not None}
     return Standing(**({"window": WINDOW - 1, "evidence": "e" * 64, "cards": named} | changes))
+
+
+def concluded(*miners, standing=None, hparams=LOCAL, **changes):
+    """The evidence of a window with these miners, after this standing."""
+    return conclude(window_of(*miners, **changes), standing or standing_of(), hparams, AUTHOR)
 
 
 def concluded_again(true, facts, standing, hparams):

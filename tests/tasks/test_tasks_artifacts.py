@@ -17,31 +17,22 @@ from templar.exchange.gather import GatherReport, PeerOutcome, Tier
 from templar.exchange.objects import Manifest
 from templar.exchange.reveal import Submission
 from templar.housekeeping.bucket_cleanup import CleanupReport, CleanupRow
-from templar.hparams import load_hparams
 from templar.neuron.miner import PageReport, TrainReport
-from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Estimate
 from templar.training.train import TrainFigures
 from tests.support.facts import (
-    AUTHOR,
     LOSS,
     WINDOW,
     absent,
     bucket,
+    concluded,
     estimate,
     hotkey,
     measurement,
     revealed,
     standing_of,
     veteran,
-    window_of,
 )
-
-HPARAMS = load_hparams("local")
-
-
-def concluded(*miners, standing=None, **changes):
-    return conclude(window_of(*miners, **changes), standing or standing_of(), HPARAMS, AUTHOR)
 
 
 def row_of(evidence, uid):
