@@ -23,10 +23,6 @@ def block_hash(number):
     return f"0x{number:064x}"
 
 
-def assign_all(window, epoch, plan, uids):
-    return {uid: assign(window, uid, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(window)) for uid in uids}
-
-
 plans = st.builds(SlotPlan, num_slots=st.integers(1, 6), units_per_slot=st.integers(1, 4))
 miners = st.lists(st.integers(0, 255), unique=True, max_size=8).map(sorted).map(tuple)
 
@@ -48,7 +44,8 @@ def test_no_unit_repeats_in_a_round_while_miners_come_and_go(plan, spare, key, f
         if number % windows_per_round == 0:
             seen.clear()
         window = first_window + number
-        served = [each.units for each in assign_all(window, epoch, plan, uids).values() if each.units]
+        drawn = [assign(window, uid, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(window)) for uid in uids]
+        served = [each.units for each in drawn if each.units]
         assert len(served) == min(len(uids), plan.num_slots)
         assert all(len(units) == plan.units_per_slot for units in served)
         unserved = spare_units(window, epoch=epoch, plan=plan, uids=uids, block_hash=block_hash(window))

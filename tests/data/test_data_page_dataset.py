@@ -136,10 +136,6 @@ def test_the_tokenizer_beside_the_dataset(store):
     assert open_pages(store).tokenizer_json() is None
 
 
-def unreachable(read):
-    return TransientError(Reason.STORE_UNREACHABLE, f"no answer for {read.key}")
-
-
 @pytest.fixture
 def other(small_root):
     """A second store of the dataset."""
@@ -176,7 +172,8 @@ def test_a_transient_failure_is_not_cached(store, operation):
     """The store's error comes out as it went in, through the Parquet library, and the next call reads again."""
     dataset = open_pages(store)
     expected = open_pages(store).read_page(0)
-    store.fail = lambda read: unreachable(read) if read.operation == operation else None
+    error = TransientError(Reason.STORE_UNREACHABLE, "no answer")
+    store.fail = lambda read: error if read.operation == operation else None
     for _ in range(2):
         with raising(TransientError, Reason.STORE_UNREACHABLE, "no answer"):
             dataset.read_page(0)

@@ -15,10 +15,6 @@ from templar.data.pages.parquet import BoundedCache, TextColumnError, require_te
 Make = Callable[[list[str | None]], Any]
 
 
-def run_ends(texts):
-    return pa.RunEndEncodedArray.from_arrays(range(1, len(texts) + 1), pa.array(texts, pa.string()))
-
-
 KINDS: dict[str, Make] = {
     "string": lambda texts: pa.array(texts, pa.string()),
     "large_string": lambda texts: pa.array(texts, pa.large_string()),
@@ -28,7 +24,7 @@ KINDS: dict[str, Make] = {
     "null in the dictionary": lambda texts: pa.DictionaryArray.from_arrays(
         pa.array(range(len(texts)), pa.int32()), pa.array(texts, pa.string())
     ),
-    "runs": run_ends,
+    "runs": lambda texts: pa.RunEndEncodedArray.from_arrays(range(1, len(texts) + 1), pa.array(texts, pa.string())),
     "extension": lambda texts: pa.ExtensionArray.from_storage(pa.json_(pa.string()), pa.array(texts, pa.string())),
 }
 

@@ -278,12 +278,6 @@ def test_each_endpoint_has_its_figures(time):
     )
 
 
-def in_threads(count, work):
-    with ThreadPoolExecutor(count) as pool:
-        for done in [pool.submit(work) for _ in range(count)]:
-            done.result()
-
-
 def test_one_outage_in_several_threads_is_one_failure(time):
     stores = stores_with(DATA, 2)
     together = threading.Barrier(4)
@@ -294,7 +288,8 @@ def test_one_outage_in_several_threads_is_one_failure(time):
 
     stores[0].fail = fail_together
     replicas = replicas_of(stores, time)
-    in_threads(8, lambda: read(replicas))  # four each
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, [replicas] * 8))  # four each
     assert replicas.report()[0].failures == 4
     stores[0].fail = unreachable
     time.now += REST_SECONDS

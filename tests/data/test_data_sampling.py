@@ -22,10 +22,6 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, 4) | st.just(EOS), max_size=12), ma
 LENGTHS = st.integers(1, 9)
 
 
-def arrays(*lists):
-    return [np.array(tokens, dtype=np.int32) for tokens in lists]
-
-
 def definition(documents, sequence_length):
     """The module's docstring, token by token."""
     stream: list[int] = []
@@ -42,7 +38,7 @@ def definition(documents, sequence_length):
 @given(documents=DOCUMENTS, sequence_length=LENGTHS)
 @example(documents=[[EOS], [1], [EOS, EOS], [EOS, 1, EOS, EOS], []], sequence_length=1)
 def test_packing_equals_the_definition(documents, sequence_length):
-    packed = pack(arrays(*documents), sequence_length, EOS)
+    packed = pack([np.array(tokens, dtype=np.int32) for tokens in documents], sequence_length, EOS)
     assert (packed.dtype, packed.tolist()) == (np.int32, definition(documents, sequence_length))
     assert packed.flags.c_contiguous
 
@@ -73,35 +69,23 @@ def dataset(store):
 
 
 @pytest.fixture(scope="module")
-def held_out(store):
-    return PageDataset([store], PREFIX, rows_per_page=8, split="held_out")
-
-
-@pytest.fixture(scope="module")
 def tokenizer(dataset):
     return load_tokenizer("embedded", embedded=dataset.tokenizer_json())
 
 
-def assignment_of(dataset, uid, window=5):
-    epoch = Epoch(dataset.digest, dataset.num_pages)
-    return assign(window, uid, epoch=epoch, plan=SlotPlan(4, 2), uids=(1, 2, 3), block_hash="0x" + "12" * 32)
-
-
-def window_sequences(dataset, tokenizer, assignment, sequence_length):
-    return page_sequences(dataset.read_pages(assignment.units), tokenizer, assignment, sequence_length)
-
-
 def test_a_window_holds_the_packed_pages_of_its_assignment(dataset, tokenizer):
-    assignment = assignment_of(dataset, 1)
+    epoch = Epoch(dataset.digest, dataset.num_pages)
+    assignment = assign(5, 1, epoch=epoch, plan=SlotPlan(4, 2), uids=(1, 2, 3), block_hash="0x" + "12" * 32)
     texts = [text for unit in assignment.units for text in dataset.read_page(unit).texts]
     packed = pack(tokenizer.encode_batch(texts), LENGTH, tokenizer.eos_id)
-    sequences = window_sequences(dataset, tokenizer, assignment, LENGTH)
+    sequences = page_sequences(dataset.read_pages(assignment.units), tokenizer, assignment, LENGTH)
     assert not np.array_equal(sequences, packed)
     assert sorted(map(bytes, sequences)) == sorted(map(bytes, packed))
     assert np.count_nonzero(packed == tokenizer.eos_id) in {len(texts), len(texts) - 1}
 
 
-def test_the_first_held_out_sequences_do_not_depend_on_their_number(held_out, tokenizer):
+def test_the_first_held_out_sequences_do_not_depend_on_their_number(store, tokenizer):
+    held_out = PageDataset([store], PREFIX, rows_per_page=8, split="held_out")
     few = held_out_sequences(held_out, tokenizer, LENGTH, 20)
     assert few.shape == (20, LENGTH)
     np.testing.assert_array_equal(held_out_sequences(held_out, tokenizer, LENGTH, 100)[:20], few)
