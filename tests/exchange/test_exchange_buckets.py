@@ -21,7 +21,7 @@ from templar.exchange.buckets import (
 from templar.store.address import BucketAddress, decode_address, encode_address
 from templar.store.base import ObjectStore
 from templar.timeline import window_of
-from tests.support.errors import error_of, raising
+from tests.support.errors import error_of, raising, reason_of
 from tests.support.memory_store import MemoryStore
 from tests.support.scripted_store import ScriptedStore
 from tests.support.subnet import RULES, Subnet, member
@@ -91,12 +91,6 @@ def buckets(chain, opened):
     return Buckets(chain, opened, own=own, hotkey=ALICE.hotkey.address)
 
 
-def rejection(call):
-    error = error_of(call)
-    assert isinstance(error, RejectedError)
-    return error
-
-
 def later(chain, blocks):
     """Let time pass until so many blocks after the first."""
     chain.clock.sleep_until(1000.0 + blocks * BLOCK_SECONDS)
@@ -129,7 +123,7 @@ def test_what_proves_itself_is_read_in_the_bucket_that_a_neuron_names_now(bucket
     """Words of a validator that came, or moved, in mid-window are found all the same."""
     pause = ACTIVE_CHECK_SECONDS / BLOCK_SECONDS
     before = seen(chain, CAROL)
-    assert rejection(lambda: buckets.newest_reader(before)).reason is Reason.COMMITMENT_MISSING
+    assert reason_of(lambda: buckets.newest_reader(before)) is Reason.COMMITMENT_MISSING
     for step, (text, named) in enumerate(
         [(committed("carol"), "carol"), (committed("moved"), "moved"), ("X" * 128, None)], start=1
     ):
@@ -139,7 +133,7 @@ def test_what_proves_itself_is_read_in_the_bucket_that_a_neuron_names_now(bucket
             assert buckets.newest_reader(before).name == named
     at_window = replace(before, commitment=committed("carol"))
     assert buckets.newest_reader(at_window).name == "carol", "a commitment that names nothing changes nothing"
-    assert rejection(lambda: buckets.reader(before)).reason is Reason.COMMITMENT_MISSING, "for all else there is none"
+    assert reason_of(lambda: buckets.reader(before)) is Reason.COMMITMENT_MISSING, "for all else there is none"
     chain.fail = TransientError(Reason.CHAIN_UNREACHABLE, "for a test")
     later(chain, 9 * pause)
     assert buckets.newest_reader(at_window).name == "carol"
@@ -200,7 +194,7 @@ def test_many_threads_open_each_bucket_once(chain, opened):
 
 
 def test_the_own_bucket_is_read_where_the_chain_names_it(buckets, chain, opened):
-    assert rejection(lambda: buckets.reader(seen(chain, ALICE))).reason is Reason.COMMITMENT_MISSING
+    assert reason_of(lambda: buckets.reader(seen(chain, ALICE))) is Reason.COMMITMENT_MISSING
     chain.table[ALICE.hotkey.address] = committed("alice", "an-older-secret")
     assert buckets.reader(seen(chain, ALICE)) is buckets.own
     assert opened.stores == []

@@ -49,11 +49,7 @@ def bucket():
     return bucket
 
 
-def assigned(uid):
-    return ASSIGNMENT if uid in (5, 6) else None
-
-
-def fetch(bucket, cache, times=TIMES, assignment=assigned, observed=None):
+def fetch(bucket, cache, times=TIMES, assignment={5: ASSIGNMENT}.get, observed=None):
     rules = RevealRules(NETWORK, times, assignment, observed)
     return fetch_reveal(bucket.owner.neuron, bucket.store, rules, cache)
 
@@ -239,7 +235,6 @@ def test_a_failing_store_is_no_verdict_and_a_missing_object_is_one(bucket, cache
 
 PHASES = [0.0, 0.05, 0.4, 0.65, 0.95]
 """Fractions of the second of the close; the window opens 0.35 s later in its second."""
-PUBLISHED = (Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT)
 INSTANT = 0.001
 
 

@@ -12,9 +12,9 @@ from templar.errors import Reason
 from templar.store import deadline
 from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
-from templar.store.s3 import S3Store
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
+from tests.support.servers import store_at
 
 KEY = AccessKey("ABCDEFGHIJKLMNOPQRST", "the-secret-that-must-never-be-seen")
 HEADERS = {"Last-Modified": "Fri, 20 Nov 2026 12:00:00 GMT", "ETag": '"one"'}
@@ -74,13 +74,7 @@ def place_on(kind, request):
 
 
 def s3_store(bucket, endpoint_url, key, settings=SETTINGS):
-    return S3Store(
-        bucket,
-        endpoint_url=endpoint_url,
-        access_key_id=key.access_key_id,
-        secret_access_key=key.secret_access_key,
-        settings=settings,
-    )
+    return store_at(endpoint_url, bucket, key, settings)
 
 
 def s3_client(place):
