@@ -115,26 +115,15 @@ def test_two_hosts_train_as_one_does(begun, ranks, sharding):
     group.assert_nothing_left()
 
 
-def kill_rank(processes, _):
-    processes[2].kill()
-
-
-def stop_rank(processes, _):
-    processes[2].suspend()
-
-
-def run_out_of_memory(_, temporary):
-    (temporary / "out_of_memory").touch()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        (kill_rank, Reason.TRAINER_FAILED),
-        pytest.param(stop_rank, Reason.TRAINER_FAILED, marks=pytest.mark.long),
-        (run_out_of_memory, Reason.OUT_OF_MEMORY),
+        (lambda processes, _: processes[2].kill(), Reason.TRAINER_FAILED),
+        pytest.param(lambda processes, _: processes[2].suspend(), Reason.TRAINER_FAILED, marks=pytest.mark.long),
+        (lambda _, temporary: (temporary / "out_of_memory").touch(), Reason.OUT_OF_MEMORY),
     ],
+    ids=["killed", "stopped", "out of memory"],
 )
 def test_a_fault_ends_the_group_with_its_reason(begun, tmp_path, fault, reason):
     group = begun(settings(2, micro_batch="auto"), "endless", faulty=True)

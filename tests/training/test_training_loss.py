@@ -18,15 +18,9 @@ from tests.support.threads import threads
 MODEL = load_hparams("simulation").model
 
 
-@pytest.fixture(scope="module")
-def shared_net():
-    return build_model(MODEL)
-
-
 @pytest.fixture
-def net(shared_net):
-    shared_net.zero_grad()
-    return shared_net
+def net():
+    return build_model(MODEL)
 
 
 def test_losses_are_next_token_cross_entropy(net):

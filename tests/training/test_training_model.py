@@ -30,7 +30,6 @@ STRETCHED = RopeScaling(
     rope_type="llama3",
     **{"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
 )
-TIED = MODEL.model_copy(update={"tie_word_embeddings": True})
 
 
 def losses(net):
@@ -92,7 +91,7 @@ def test_shapes_without_allocating():
 
 
 def test_tied_weights_appear_once():
-    tied = TIED
+    tied = MODEL.model_copy(update={"tie_word_embeddings": True})
     assert set(parameter_shapes(HPARAMS.model)) - set(parameter_shapes(tied)) == {"lm_head.weight"}
     for put in (load_parameters, bind_parameters):
         net = build_model(tied)
