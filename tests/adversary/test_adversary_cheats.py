@@ -66,11 +66,6 @@ def learn(node, sequences, window=WINDOWS + 1):
     return node.learn(window, sequences, lambda: True).update
 
 
-def learn_honestly(node, sequences):
-    """What an honest miner in the same place learns."""
-    return Miner.learn(node, WINDOWS + 1, sequences, lambda: True).update
-
-
 def text(num_sequences=16, seed=0):
     return torch.randint(0, 256, (num_sequences, 32), generator=torch.Generator().manual_seed(seed))
 
@@ -105,7 +100,7 @@ def test_how_many_steps_are_trained(network, role, window, steps):
 def test_a_cheat_of_training_learns_something_else_from_the_same_text(network, role):
     node, agreed = miner(network, role), miner(network, role).state.params
     factor = {"sign_flip": -1.0, "near_zero": cheats.NEAR_ZERO_FACTOR}.get(role)
-    found, honest = learn(node, text()), learn_honestly(node, text())
+    found, honest = learn(node, text()), Miner.learn(node, WINDOWS + 1, text(), lambda: True).update
     assert not same(found, honest)
     assert same(found, learn(node, text())), "the same seed gives the same update"
     assert factor is None or same(found, {name: tensor * factor for name, tensor in honest.items()})

@@ -56,10 +56,6 @@ def run(lineup, *, seed=1):
     return {each.scenario: each for each in run_lineup(lineup, tiny("simulation", **overrides), seed=seed)}
 
 
-def run_one(name, *, attackers=1, miners=4):
-    return run(Lineup((SCENARIOS[name],), attackers, miners))[name]
-
-
 OBSERVED = {"bucket_flaky": {"counted"}, "two_faced": {"counted", "wrong_hash"}}
 """A fault that a retry overcomes costs nobody anything; who is shown other bytes takes what the roster says."""
 
@@ -91,8 +87,8 @@ def test_the_network_withstands(lineup):
 # What a verdict is worth: without the defence it is red.
 
 
-def problems(name, **numbers):
-    return "\n".join(run_one(name, **numbers).problems)
+def problems(name, *, attackers=1, miners=4):
+    return "\n".join(run(Lineup((SCENARIOS[name],), attackers, miners))[name].problems)
 
 
 @pytest.mark.parametrize(

@@ -358,12 +358,6 @@ class Gate:
             assert self.opened.wait(60)
 
 
-def threaded_voter(scene, rank):
-    exchange = scene.exchange(rank)
-    judge = Judge(exchange, scene.times, scene.cache(), concurrency=4)
-    return Voter(BallotBox(exchange, WINDOW), judge, publish_own=no_roster, kept=None, keep=lambda text: None)
-
-
 def acts(voter):
     """Read and act once; the seconds that it took."""
     started = time.monotonic()
@@ -385,7 +379,9 @@ def first_words(voter):
 def test_a_slow_bucket_of_a_publisher_does_not_hold_up_the_voter(scene, after_slot):
     roster, _ = scene.published()
     gate = scene.store(0).before = Gate(scene.key(0))
-    voter = threaded_voter(scene, 1)
+    exchange = scene.exchange(1)
+    judge = Judge(exchange, scene.times, scene.cache(), concurrency=4)
+    voter = Voter(BallotBox(exchange, WINDOW), judge, publish_own=no_roster, kept=None, keep=lambda text: None)
     try:
         assert acts(voter) < LOOK_SECONDS + 2
         if after_slot:

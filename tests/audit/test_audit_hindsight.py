@@ -276,15 +276,6 @@ def test_asked_miners_of_the_reserve_are_told_from_unasked_ones(building):
 BANNED = (5, 6)
 
 
-@pytest.fixture(scope="module")
-def banning(build_shared):
-    """Two honest miners, and two that publish garbage and are banned for it."""
-    hparams = tiny(scoring={"slashing": {"invalid": {"ban_windows": 200}}}, peers={"gather_peer_count": 4})
-    network = build_shared(hparams, actors=["honest", "honest", "garbage", "garbage"], windows=range(1, 5))
-    assert [facts_of(network, uid, 4).reason for uid in BANNED] == [Reason.BANNED] * 2
-    return network
-
-
 def audit_of_another_account(network, uid, **changes):
     """The audit of window 4 with another account of one miner, and all that follows from it."""
     true, standing = network.evidence(4), network.evidence(3).standing
@@ -295,21 +286,24 @@ def audit_of_another_account(network, uid, **changes):
         return parts(network, 4)[1]
 
 
-def test_bans_are_audited_with_the_buckets_of_their_time(banning):
+def test_bans_are_audited_with_the_buckets_of_their_time(build):
     """A banned miner must not be measured, and the chain says which bucket was committed when the window opened."""
+    hparams = tiny(scoring={"slashing": {"invalid": {"ban_windows": 200}}}, peers={"gather_peer_count": 4})
+    network = build(hparams, actors=["honest", "honest", "garbage", "garbage"], windows=range(1, 5))
+    assert [facts_of(network, uid, 4).reason for uid in BANNED] == [Reason.BANNED] * 2
     changes = {"payload_sha256": "ab" * 32, "reason": None, "windows_behind": 0}
-    (found,) = audit_of_another_account(banning, BANNED[0], **changes).differences
+    (found,) = audit_of_another_account(network, BANNED[0], **changes).differences
     assert str(found) == (
         f"miners[uid {BANNED[0]}].facts.payload_sha256: published abababababab, recomputed nothing (observation)"
     )
-    changes = {**NOTHING_COUNTS, "bucket": facts_of(banning, BANNED[0], 4).bucket, "reason": Reason.BANNED}
-    first = audit_of_another_account(banning, FIRST, **changes).first
+    changes = {**NOTHING_COUNTS, "bucket": facts_of(network, BANNED[0], 4).bucket, "reason": Reason.BANNED}
+    first = audit_of_another_account(network, FIRST, **changes).first
     assert (first.where, first.suspects) == (f"miners[uid {FIRST}].facts.bucket", (2,))
 
     # A miner that has moved to another bucket since changes no old window.
-    cheat = banning.nodes[banning.member(BANNED[0]).name]
+    cheat = network.nodes[network.member(BANNED[0]).name]
     cheat.chain.set_commitment(encode_address(BucketAddress("f" * 32, "local", "local")))
-    _, evidence = parts(banning, 4)
+    _, evidence = parts(network, 4)
     assert (evidence.verified, evidence.notes) == (True, ())
 
 

@@ -45,14 +45,11 @@ def _counting_clients(monkeypatch, asked):
 
     def counting(service, **options):
         client = make_client(service, **options)
-        client.meta.events.register("before-send.s3", lambda request, **_: asked.update([_what(request)]))
+        events = client.meta.events
+        events.register("before-send.s3", lambda request, **_: asked.update([f"{request.method} {request.url}"]))
         clients.append(client)
         return client
 
     for module in ("benchmarks.loader", "templar.store.s3"):
         monkeypatch.setattr(f"{module}.make_client", counting)
     return clients
-
-
-def _what(request):
-    return f"{request.method} {request.url}"

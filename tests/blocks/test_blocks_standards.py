@@ -19,11 +19,7 @@ MARKS = ("block_type_slug", "_block_document_id", "_block_document_name", "_is_a
 HEAVY = ("torch", "boto3", "pyarrow", "bittensor", "transformers")
 
 
-def named(block):
-    return block.__name__
-
-
-@pytest.mark.parametrize("block", BLOCKS, ids=named)
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
 class TestStandards(BlockStandardTestSuite):
     test_has_a_valid_image = None  # logos come from the network
 

@@ -90,14 +90,9 @@ def prepare(wanted):
     return plan_units(wanted, read_units(wanted, find_groups(wanted.sources)))
 
 
-@pytest.fixture
-def small_units(monkeypatch):
-    monkeypatch.setattr(units, "MOST_TEXT_FILES", 5)
-
-
 class TestTheSameBytes:
-    @pytest.mark.usefixtures("small_units")
-    def test_the_bytes_are_those_of_a_build_in_memory(self, source_folder, tmp_path):
+    def test_the_bytes_are_those_of_a_build_in_memory(self, source_folder, tmp_path, monkeypatch):
+        monkeypatch.setattr(units, "MOST_TEXT_FILES", 5)
         save_tokenizer(train_embedded_tokenizer(["a document of lines"], 260), tmp_path / "tokenizer")
         documents = [*texts(source_folder), *rows(source_folder)]
         index = build_shards(

@@ -172,19 +172,14 @@ class TestMiner:
         assert (state.name, state.is_completed()) == ("Skipped", True)
 
 
-@pytest.fixture(scope="module")
-def sharded(tmp_path_factory):
-    """A network that trains on shards."""
-    return PreparedNetwork(tmp_path_factory.mktemp("sharded"), data={"layout": "shards"})
-
-
 class TestRotation:
     def test_a_dataset_of_pages_needs_none(self, network):
         state = run(shard_rotation, saved(network.block("lazy")))
         assert (state.is_completed(), state.name) == (True, "Skipped")
         assert state.message == "[no_shards] the dataset consists of pages, which need no rotation"
 
-    def test_shards_are_fetched_and_rotated(self, sharded, tmp_path):
+    def test_shards_are_fetched_and_rotated(self, tmp_path):
+        sharded = PreparedNetwork(tmp_path / "sharded", data={"layout": "shards"})
         name, shards = saved(sharded.block("lazy").model_copy(update={"home": str(tmp_path)})), tmp_path / "shards"
         shards.mkdir()
         with (shards / LOCK_FILE).open("w") as file:

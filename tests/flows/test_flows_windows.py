@@ -55,11 +55,6 @@ def runs(tmp_path_factory, prefect_server):
     network.stop()
 
 
-@pytest.fixture
-def alerts(monkeypatch):
-    return recorded(monkeypatch)
-
-
 def recorded(monkeypatch):
     """Neuron, name and reason of each alert from now on, instead of the event."""
     found: list[tuple[str, str, str]] = []
@@ -208,9 +203,9 @@ class TestAlone:
         assert len(network.objects(miner.name, "commit-")) == 1
 
     def test_a_permanent_error_fails_at_once_and_the_next_run_takes_the_window_up(
-        self, network, miner, prefect_server, monkeypatch, alerts
+        self, network, miner, prefect_server, monkeypatch
     ):
-        denied = PermanentError(Reason.ACCESS_DENIED, "the key was refused")
+        alerts, denied = recorded(monkeypatch), PermanentError(Reason.ACCESS_DENIED, "the key was refused")
         fail(monkeypatch, miner, "publish_sync_proof", denied, times=1)
         (failed,) = run_beside_publishers(network, miner, 1)
         assert failed.is_failed()

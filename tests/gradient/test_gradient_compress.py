@@ -16,7 +16,6 @@ from tests.docs.second_implementation import Spec
 from tests.support.errors import raising
 
 SPARSELOCO = FeedbackRule("sparseloco", decay=0.95, learning_rate=0.7)
-ONCE = FeedbackRule("sparseloco", decay=0.95, learning_rate=1.0)
 each_backend = pytest.mark.parametrize("implementation", ["torch", "numba"])
 
 

@@ -9,12 +9,6 @@ import torch
 from templar.gradient import dct
 from tests.docs.second_implementation import Spec
 
-
-def float_basis(length):
-    rows = [[Spec.cosine(length, row, column) for column in range(length)] for row in range(length)]
-    return torch.tensor(rows, dtype=torch.float64)
-
-
 # Forward: float32 in a stated order.
 
 
@@ -49,7 +43,8 @@ def test_the_inverse_is_that_of_the_second_implementation_to_the_bit(edges):
 def test_the_basis_of_the_inverse_is_the_same_with_any_cosine():
     """No entry is so near to a half that an error of many last bits in a cosine could change its rounding."""
     for length in range(1, 65):
-        exact = float_basis(length) * 2.0**dct.BASIS_BITS
+        rows = [[Spec.cosine(length, row, column) for column in range(length)] for row in range(length)]
+        exact = torch.tensor(rows, dtype=torch.float64) * 2.0**dct.BASIS_BITS
         assert ((exact - exact.floor() - 0.5).abs() > 1e-6).all()  # 100 last bits are 1e-7
 
 

@@ -32,11 +32,6 @@ def published(network, miner, window):
     return {key: value for key, value in objects.items() if key.split("-")[1:2] == [str(window)]}
 
 
-def manifest_of(network, miner, window):
-    key = window_key(Kind.MANIFEST, window, miner.exchange.identity(window).uid)
-    return unseal(network.objects(miner)[key][1], Manifest).body
-
-
 def kinds(network, miner, window=1):
     return {key.split("-")[0] for key in published(network, miner, window)}
 
@@ -73,7 +68,7 @@ def test_a_window_leaves_a_commitment_before_the_close_and_a_reveal_after_it(und
     assert by_kind["commit"][0] in times.commit_interval
     assert by_kind["manifest"][0] in times.reveal_interval
     assert by_kind["gradient"][0] in times.reveal_interval
-    manifest = manifest_of(network, miner, 1)
+    manifest = unseal(by_kind["manifest"][1], Manifest).body
     assert manifest.payload_sha256 == sha256_hex(by_kind["gradient"][1])
     assert manifest.payload_bytes == len(by_kind["gradient"][1])
     assert manifest.root_before == miner.birth.mark.root

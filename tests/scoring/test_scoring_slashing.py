@@ -56,17 +56,12 @@ CROWDS = [WELL, WELL + WAITING, WELL[:1] + WAITING, *FAILING]
 """Others of whom a validator reads most or few; below 40 % of success two of five are not, and one of five is."""
 
 
-def late(miner, *others, roster="d" * 64, inactive=False):
-    """Return the events of a miner's window and their reasons, in a window with these others."""
-    window = window_of(miner, *others, roster=roster)
-    return [(each.event, each.reason) for each in late_slashes(FRESH, miner, window, SCORING, inactive=inactive)]
-
-
 @pytest.mark.parametrize("reason", [None, *Reason])
 def test_an_absence_is_held_against_the_miner_that_is_to_blame(reason):
     tiers, both = ("gather", "reserve", "other"), (True, False)
     for others, tier, roster, assigned, inactive in itertools.product(CROWDS, tiers, ("d" * 64, None), both, both):
         miner = absent(2, reason, tier=tier, assigned=assigned)
-        body = body_of(window_of(miner, *others, roster=roster))
-        expected = Judge.absence(plain(miner), body, SCORING.low_success_rate, inactive)
-        assert late(miner, *others, roster=roster, inactive=inactive) == expected
+        window = window_of(miner, *others, roster=roster)
+        found = late_slashes(FRESH, miner, window, SCORING, inactive=inactive)
+        expected = Judge.absence(plain(miner), body_of(window), SCORING.low_success_rate, inactive)
+        assert [(each.event, each.reason) for each in found] == expected
