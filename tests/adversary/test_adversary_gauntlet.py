@@ -113,9 +113,7 @@ def test_a_check_that_is_missing_ends_the_command_with_1(monkeypatch, capsys):
 
 def test_without_the_clip_a_huge_update_is_found_out(monkeypatch):
     monkeypatch.setattr(
-        aggregate,
-        "magnitudes",
-        lambda section, *norms_and_recipe: aggregate._code_quanta(section.top).astype(np.int64),
+        aggregate, "magnitudes", lambda section, *norms_and_recipe: aggregate._code_quanta(section.top).astype(np.int64)
     )
     found = problems("huge")
     assert "contribution is" in found

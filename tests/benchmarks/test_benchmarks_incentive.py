@@ -6,15 +6,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import incentive, speeds
-from benchmarks.incentive import (
-    COMPUTE_PAY,
-    LOSS_TOLERANCE,
-    Check,
-    Trial,
-    judge,
-    judge_model,
-    pay_over_value,
-)
+from benchmarks.incentive import COMPUTE_PAY, LOSS_TOLERANCE, Check, Trial, judge, judge_model, pay_over_value
 from benchmarks.incentive_population import (
     FEW,
     MAIN,

@@ -185,14 +185,8 @@ SIZE = "a whole number of at least 1"
             {"R2_GRADIENTS_ACCOUNT_ID": "Not_An_Account", "R2_GRADIENTS_BUCKET_NAME": None},
             "R2_GRADIENTS_ACCOUNT_ID is refused: an account id is 3 to 32",
         ),
-        (
-            {"R2_GRADIENTS_BUCKET_NAME": "another"},
-            "R2_GRADIENTS_BUCKET_NAME must be that of R2_GRADIENTS_ACCOUNT_ID",
-        ),
-        (
-            {"R2_GRADIENTS_READ_ACCESS_KEY_ID": "k" * 33},
-            "R2_GRADIENTS_READ_ACCESS_KEY_ID cannot be committed on chain",
-        ),
+        ({"R2_GRADIENTS_BUCKET_NAME": "another"}, "R2_GRADIENTS_BUCKET_NAME must be that of R2_GRADIENTS_ACCOUNT_ID"),
+        ({"R2_GRADIENTS_READ_ACCESS_KEY_ID": "k" * 33}, "R2_GRADIENTS_READ_ACCESS_KEY_ID cannot be committed on chain"),
         (
             {"R2_GRADIENTS_READ_SECRET_ACCESS_KEY": "hush hush"},
             "R2_GRADIENTS_READ_SECRET_ACCESS_KEY cannot be committed on chain",

@@ -36,10 +36,7 @@ def test_loading_blocks_and_worker_loads_nothing_heavy():
 
 def neuron():
     return neuron_block(
-        places=("data-0", "data-1"),
-        role="validator",
-        hparams_path="/srv/hparams.json",
-        genesis="ab" * 32,
+        places=("data-0", "data-1"), role="validator", hparams_path="/srv/hparams.json", genesis="ab" * 32
     )
 
 

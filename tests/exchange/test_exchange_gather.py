@@ -98,17 +98,7 @@ class Scene:
     def asked(self, uid):
         return bool(self.buckets[uid].store.calls)
 
-    def gather(
-        self,
-        peers,
-        reserve=(),
-        others=(),
-        *,
-        clock=None,
-        concurrency=1,
-        retry_seconds=2.0,
-        owner=None,
-    ):
+    def gather(self, peers, reserve=(), others=(), *, clock=None, concurrency=1, retry_seconds=2.0, owner=None):
         self.gathers += 1
         views = {self.members[uid].account: store for uid, store in self.views.items()}
         cache = PayloadCache(self.folder / f"payloads-{self.gathers}", LAYOUT)
@@ -341,12 +331,7 @@ class TestSlowPeers:
             ([2, 3, 4], [5, 6], [], {GATHER: {2: None, 3: Reason.TOO_SLOW, 4: None}, RESERVE: {5: None}}),
             ([2, 3], [], [4], {GATHER: {2: None, 3: Reason.TOO_SLOW}, OTHER: {4: None}}),
             # A slow one of the reserve leaves time for the next.
-            (
-                [7, 4],
-                [3, 5],
-                [],
-                {GATHER: {4: None, 7: Reason.COMMIT_MISSING}, RESERVE: {3: Reason.TOO_SLOW, 5: None}},
-            ),
+            ([7, 4], [3, 5], [], {GATHER: {4: None, 7: Reason.COMMIT_MISSING}, RESERVE: {3: Reason.TOO_SLOW, 5: None}}),
         ],
     )
     def test_a_slow_peer_is_cancelled_and_the_reserve_has_its_place(self, scene, peers, reserve, others, expected):

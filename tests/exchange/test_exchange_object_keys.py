@@ -3,13 +3,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from templar import PROTOCOL_VERSION
-from templar.exchange.object_keys import (
-    Kind,
-    ObjectKey,
-    lease_key,
-    parse_current_key,
-    parse_key,
-)
+from templar.exchange.object_keys import Kind, ObjectKey, lease_key, parse_current_key, parse_key
 from templar.store.base import is_key
 
 ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"

@@ -214,11 +214,7 @@ def test_a_payload_that_is_replaced_while_it_is_read_does_not_count(bucket, cach
 
 @pytest.mark.parametrize(
     ("key", "missing"),
-    [
-        (COMMIT, Reason.COMMIT_MISSING),
-        (MANIFEST, Reason.MANIFEST_MISSING),
-        (PAYLOAD, Reason.PAYLOAD_MISSING),
-    ],
+    [(COMMIT, Reason.COMMIT_MISSING), (MANIFEST, Reason.MANIFEST_MISSING), (PAYLOAD, Reason.PAYLOAD_MISSING)],
 )
 def test_a_failing_store_is_no_verdict_and_a_missing_object_is_one(bucket, cache, key, missing):
     for operation in ("head", "get"):

@@ -74,10 +74,7 @@ def network(postgresql, tmp_path_factory, receiver, ports):
     with pytest.MonkeyPatch.context() as patch:
         if postgresql is not None:
             patch.setenv(DATABASE_URL, postgresql.url)
-        with (
-            LiveNetwork(folder, data=SHARDS, settings=settings) as network,
-            logs_on_failure(network),
-        ):
+        with LiveNetwork(folder, data=SHARDS, settings=settings) as network, logs_on_failure(network):
             yield network
 
 

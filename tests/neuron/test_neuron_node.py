@@ -28,13 +28,7 @@ from templar.neuron.validator import Validator
 from templar.neuron.window_time import StepTime, WindowTime
 from templar.store.directory import DirectoryStore
 from templar.training.model import WEIGHTS_FILE, genesis_parameters
-from templar.window import (
-    Action,
-    AggregatorSteps,
-    MinerSteps,
-    ValidatorSteps,
-    drive_window,
-)
+from templar.window import Action, AggregatorSteps, MinerSteps, ValidatorSteps, drive_window
 from tests.support.errors import raising
 from tests.support.network import tiny
 from tests.support.repeated_steps import steps_of, take_each_step_twice

@@ -14,11 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterId,
-    FlowRunFilterName,
-)
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterName
 
 from deployments.local import bringup
 from deployments.local.bringup import STORAGE, LocalNetwork
@@ -57,22 +53,8 @@ class LiveNetwork:
     long an hour takes for scheduled work.
     """
 
-    def __init__(
-        self,
-        folder,
-        *,
-        directory_store=False,
-        data=None,
-        storage=None,
-        settings=None,
-        hour=HOUR,
-    ):
-        sections = {
-            "windows": WINDOWS,
-            "training": {"inner_steps": 10},
-            "data": data or {},
-            "storage": storage or {},
-        }
+    def __init__(self, folder, *, directory_store=False, data=None, storage=None, settings=None, hour=HOUR):
+        sections = {"windows": WINDOWS, "training": {"inner_steps": 10}, "data": data or {}, "storage": storage or {}}
         self.plan = LocalPlan(
             folder=folder / "network",
             preset=PRESET,

@@ -35,7 +35,4 @@ def zero_payload(layout):
 
 
 def mixed(one, other, is_of_one):
-    return replace(
-        one,
-        sections={name: (one if is_of_one(name) else other).sections[name] for name in one.sections},
-    )
+    return replace(one, sections={name: (one if is_of_one(name) else other).sections[name] for name in one.sections})

@@ -55,10 +55,7 @@ def write_shards(
 ):
     """Write a dataset into a folder, which is made."""
     root.mkdir(parents=True)
-    splits = {
-        "train": generated(num_samples, length, dtype, seed),
-        "held_out": generated(num_held_out, length, dtype),
-    }
+    splits = {"train": generated(num_samples, length, dtype, seed), "held_out": generated(num_held_out, length, dtype)}
     layout = ShardLayout(dtype, length, samples_per_shard, block_bytes)
     entries = {split: write_split(root, split, [samples], layout) for split, samples in splits.items()}
     index = ShardIndex(version=1, dtype=dtype, sequence_length=length, tokenizer=TOKENIZER, splits=entries)

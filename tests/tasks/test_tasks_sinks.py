@@ -161,10 +161,7 @@ def test_loki_gets_every_line_with_the_labels_that_it_names(sinks, receiver):
     assert {path for path, _, _ in receiver.posted} == {"/loki/api/v1/push"}
     assert {authorization for _, authorization, _ in receiver.posted} == {"Bearer secret"}
     common = {"neuron": "default", "role": "validator", "level": "warning", "logger": "templar.exchange"}
-    assert [each["stream"] for each in streams] == [
-        common | {"window": "7", "uid": "3", "reason": "too_slow"},
-        common,
-    ]
+    assert [each["stream"] for each in streams] == [common | {"window": "7", "uid": "3", "reason": "too_slow"}, common]
     stamps, texts = zip(*(value for each in streams for value in each["values"]), strict=True)
     assert texts == ("window 7: uid 3 [too_slow] a body\nof two lines", "[no_such_reason] of no window")
     assert all(stamp.isdecimal() and len(stamp) == 19 for stamp in stamps)
