@@ -17,18 +17,13 @@ from templar.exchange.object_keys import (
 )
 from templar.hparams import load_hparams
 from templar.store.base import ObjectInfo
+from tests.support.subnet import PER_WINDOW
 
 NOW, GENESIS, RETENTION, KEPT = 100, 4, 20, 2
 OLDEST = NOW - RETENTION
 STORAGE = load_hparams(path=Path(__file__).parents[2] / "hparams.json").storage.model_copy(
     update={"retention_windows": RETENTION, "checkpoints_kept": KEPT}
 )
-PER_WINDOW = [
-    kind
-    for kind in Kind
-    if kind not in (Kind.CHECKPOINT, Kind.PEERS, Kind.AGGREGATE)
-    if (key := parse_key(str(ObjectKey(kind, 1, 1)))) is not None and key.window is not None
-]
 OURS = f"-v{PROTOCOL_VERSION}"
 FOREIGN = [
     "",

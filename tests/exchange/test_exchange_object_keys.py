@@ -5,11 +5,10 @@ from hypothesis import strategies as st
 from templar import PROTOCOL_VERSION
 from templar.exchange.object_keys import Kind, ObjectKey, lease_key, parse_current_key, parse_key
 from templar.store.base import is_key
+from tests.support.subnet import PER_WINDOW
 
 ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LEASES = (Kind.LEASE, Kind.HEARTBEAT)
-SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, Kind.WORD, *LEASES)
-PER_WINDOW = [kind for kind in Kind if kind not in SPECIAL]
 
 numbers = st.one_of(st.integers(0, 12), st.integers(0, 10**12 - 1))
 versions = st.text(ALPHANUMERIC + ".+", min_size=1, max_size=32)

@@ -18,7 +18,6 @@ from templar.exchange.object_keys import (
     ObjectKey,
     checkpoint_key,
     parse_current_key,
-    parse_key,
     parse_legacy_key,
     window_key,
 )
@@ -38,6 +37,7 @@ from templar.interrupt import request_stop
 from templar.store.base import DeleteReport, ObjectInfo
 from tests.support.errors import raising, stopped
 from tests.support.memory_store import MemoryStore
+from tests.support.subnet import PER_WINDOW
 
 NOW, GENESIS, RETENTION, AHEAD = 100, 4, 20, 10
 TIME, WINDOW_SECONDS = 1_700_000_000, 600
@@ -45,12 +45,6 @@ STORAGE = load_hparams(path=Path(__file__).parents[2] / "hparams.json").storage.
     update={"retention_windows": RETENTION, "checkpoints_kept": 2}
 )
 VERSIONS = ("0.2.8", "0.2.82", "0.2.81", "20", "1")
-PER_WINDOW = [
-    kind
-    for kind in Kind
-    if kind not in (Kind.CHECKPOINT, Kind.PEERS, Kind.AGGREGATE)
-    if (key := parse_key(str(ObjectKey(kind, 1, 1)))) is not None and key.window is not None
-]
 OTHER_KEYS = ["readme.txt", "data/_metadata.yaml", "data/train_000001.npy", "x.pt", "gathers", "gradient-1-1-v2"]
 
 windows = st.integers(0, NOW + 5)

@@ -33,6 +33,9 @@ GENESIS = "ab" * 32
 NETWORK = Network(NETUID, GENESIS)
 ASSIGNMENT = "cd" * 32
 ROOT = "ef" * 32
+SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, Kind.WORD, Kind.LEASE, Kind.HEARTBEAT)
+PER_WINDOW = [kind for kind in Kind if kind not in SPECIAL]
+"""Kinds of which each neuron stores an object of each window."""
 BIRTHDAY = 1_700_000_000.4
 """Chain time of block 0: not a whole second, so that seconds of the chain and of the stores differ."""
 
