@@ -4,19 +4,7 @@ from hypothesis import strategies as st
 
 from templar.hparams import Windows
 from templar.timeline import WindowTimes, closing_block, first_block, window_of
-
-RULES = Windows(
-    blocks_per_window=10,
-    block_seconds=12.0,
-    commit_guard_seconds=3,
-    time_window_delta_seconds=10,
-    read_margin_seconds=4,
-    roster_slot_seconds=7,
-    roster_ranks=3,
-    quorum=0.5,
-    train_margin_seconds=5.5,
-)
-"""120 s a window, of which agreement takes 3 + 10 + 1 + 4 + 3 * 7 = 39."""
+from tests.support.subnet import RULES
 
 
 @pytest.mark.parametrize("rank", [-1, 3])
@@ -33,7 +21,8 @@ def test_every_block_belongs_to_the_window_between_its_first_and_its_closing_blo
 
 
 def test_agreement_takes_half_of_a_window_at_most():
+    """Of 60 seconds, guard, grace, margins and three roster slots take 2 + 4 + 1 + 2 + 3 * 7."""
     numbers = RULES.model_dump()
-    assert Windows(**numbers | {"roster_slot_seconds": 14}).reserved_seconds == 60
+    assert Windows(**numbers | {"roster_slot_seconds": 7}).reserved_seconds == 30
     with pytest.raises(ValueError, match="leave at least half of it for training: raise blocks_per_window"):
-        Windows(**numbers | {"roster_slot_seconds": 15})
+        Windows(**numbers | {"roster_slot_seconds": 8})

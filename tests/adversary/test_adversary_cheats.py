@@ -12,13 +12,13 @@ from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest
 from templar.exchange.signed import unseal
 from templar.gradient.codec.sections import unpack
-from templar.gradient.codec.wire import Header, Payload, decode, encode
-from templar.gradient.compress import FeedbackRule, FeedbackState, compress
+from templar.gradient.codec.wire import Payload, decode, encode
 from templar.gradient.layout import Layout
 from templar.gradient.similarity import similarity
 from templar.hparams import Gradient
 from templar.neuron.miner import Miner
 from tests.support.network import Network, tiny
+from tests.support.payloads import payload_of, random_update
 
 pytestmark = pytest.mark.long
 
@@ -148,18 +148,11 @@ LAYOUT = Layout.of(
 )
 
 
-def payload(seed):
-    generator = torch.Generator().manual_seed(seed)
-    update = {tensor.name: torch.randn(tensor.shape, generator=generator) for tensor in LAYOUT.tensors}
-    update["matrix"][:32, :32] = 0.0  # a silent chunk
-    rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
-    compressed = compress(FeedbackState.zeros(LAYOUT), update, layout=LAYOUT, rule=rule)
-    return Payload.of(Header("sparseloco", 1, 3, "hotkey", LAYOUT.digest), compressed.tensors, LAYOUT)
-
-
 @given(kept=st.floats(0.05, 0.99), scale_steps=st.integers(0, 1000), seed=st.integers(0, 2**64))
 def test_a_varied_payload_is_legal_and_keeps_what_it_is_to_keep(kept, scale_steps, seed):
-    original = payload(seed=1)
+    update = random_update(LAYOUT, 1)
+    update["matrix"][:32, :32] = 0.0  # a silent chunk
+    original = payload_of(LAYOUT, update)
     found = varied(original.sections, kept=kept, seed=seed, scale_steps=scale_steps)
     assert found == varied(original.sections, kept=kept, seed=seed, scale_steps=scale_steps)
     copy = decode(encode(Payload(original.header, found), LAYOUT), LAYOUT)

@@ -7,22 +7,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.hotkeys import hotkey_from_seed
 from templar.agreement.state import AgreedState, StateMark, check_mark, genesis_root, parameters_digest, state_root
 from templar.errors import PermanentError, Reason
 from templar.gradient.aggregate import aggregate
-from templar.gradient.codec.wire import Header, Payload
-from templar.gradient.compress import FeedbackRule, FeedbackState, compress
 from templar.hparams import load_hparams
 from templar.training.schedule import outer_learning_rate
 from tests.docs.second_implementation import Spec
 from tests.support.errors import raising
+from tests.support.payloads import random_payload
 from tests.support.snapshots import LAYOUT, SHAPES
 
 SPARSELOCO = load_hparams("simulation").training
 DEMO = load_hparams("simulation", overrides={"training": load_hparams("local-demo").training.model_dump()}).training
 DEMO_LAYOUT = replace(LAYOUT, recipe="demo")
-HOTKEY = hotkey_from_seed(bytes(32)).address
 
 
 def parameters():
@@ -31,11 +28,7 @@ def parameters():
 
 
 def payload(seed, layout=LAYOUT):
-    generator = torch.Generator().manual_seed(seed)
-    update = {name: torch.randn(shape, generator=generator) * 0.01 for name, shape in SHAPES.items()}
-    rule = FeedbackRule("sparseloco", decay=0.9, learning_rate=1.0)
-    coded = compress(FeedbackState.zeros(layout), update, layout=layout, rule=rule)
-    return Payload.of(Header(layout.recipe, 1, seed, HOTKEY, layout.digest), coded.tensors, layout)
+    return random_payload(layout, seed, size=0.01, uid=seed)
 
 
 def genesis(params):
