@@ -27,6 +27,15 @@ SETTINGS = S3Settings(
     part_bytes=PART_BYTES,
     concurrency=2,
 )
+QUICK = S3Settings(
+    connect_timeout_seconds=5.0,
+    read_timeout_seconds=10.0,
+    max_attempts=1,
+    multipart_threshold_bytes=8,
+    part_bytes=4,
+    concurrency=2,
+)
+"""A store that asks once, and for which a file of some bytes is large."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +121,6 @@ def seed_files(folder, keys):
         (folder / key).write_bytes(b"1")
 
 
-def directory_pair(root):
-    root.mkdir()
-    return StorePair(
-        writable=DirectoryStore(root),
-        reader=DirectoryStore(root, writable=False),
-        missing=DirectoryStore(root.with_name("missing")),
-        wrong_secret=None,
-        seed=partial(seed_files, root),
-    )
-
-
 def s3_pair(place):
     is_rclone, folder = place.kind == "rclone", place.folder
     wrong = replace(place.read_key, secret_access_key="x" * len(place.read_key.secret_access_key))
@@ -148,6 +146,14 @@ def _short_pauses(monkeypatch):
 
 @pytest.fixture(params=["directory", "moto", "rclone"])
 def store_pair(request, tmp_path):
-    if request.param == "directory":
-        return directory_pair(tmp_path / "bucket")
-    return s3_pair(place_on(request.param, request))
+    if request.param != "directory":
+        return s3_pair(place_on(request.param, request))
+    root = tmp_path / "bucket"
+    root.mkdir()
+    return StorePair(
+        writable=DirectoryStore(root),
+        reader=DirectoryStore(root, writable=False),
+        missing=DirectoryStore(tmp_path / "missing"),
+        wrong_secret=None,
+        seed=partial(seed_files, root),
+    )

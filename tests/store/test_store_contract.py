@@ -55,20 +55,19 @@ class TestRoundTrip:
         assert not list(tmp_path.glob("*.partial"))
 
 
-class TestStamp:
-    def test_it_is_the_servers_time_in_whole_seconds_and_a_put_renews_it(self, store_pair):
-        before = time.time()
-        store_pair.writable.put("key", b"a longer value")
-        after = time.time()
-        first = store_pair.reader.head("key")
-        assert type(first.last_modified) is int
-        # A kernel's file times lag by up to a tick, so the second before is right as well.
-        assert math.floor(before) - 1 <= first.last_modified <= after
-        store_pair.writable.put("key", b"new")
-        second = store_pair.reader.head("key")
-        assert second.size == 3
-        assert second.last_modified >= first.last_modified
-        assert store_pair.reader.get("key", max_bytes=3) == b"new"
+def test_a_stamp_is_the_servers_time_in_whole_seconds_and_a_put_renews_it(store_pair):
+    before = time.time()
+    store_pair.writable.put("key", b"a longer value")
+    after = time.time()
+    first = store_pair.reader.head("key")
+    assert type(first.last_modified) is int
+    # A kernel's file times lag by up to a tick, so the second before is right as well.
+    assert math.floor(before) - 1 <= first.last_modified <= after
+    store_pair.writable.put("key", b"new")
+    second = store_pair.reader.head("key")
+    assert second.size == 3
+    assert second.last_modified >= first.last_modified
+    assert store_pair.reader.get("key", max_bytes=3) == b"new"
 
 
 class TestPutIfAbsent:
@@ -180,16 +179,15 @@ class TestListing:
         assert keys_of(store_pair.reader) == keys[-2:]
 
 
-class TestDelete:
-    def test_keys_are_deleted_and_illegal_ones_reported(self, store_pair):
-        store_pair.writable.put("a/b/c", b"1")
-        store_pair.writable.put("kept", b"1")
-        report = store_pair.writable.delete(["a/b/c", "a/missing", "../kept", "missing", "a/b/c"])
-        assert report.deleted == ("a/b/c", "a/missing", "missing")
-        assert report.failed == (("../kept", "bad_key"),)
-        assert keys_of(store_pair.reader) == ["kept"]
-        store_pair.writable.put("a", b"1")  # a deleted folder leaves its name free
-        assert keys_of(store_pair.reader) == ["a", "kept"]
+def test_keys_are_deleted_and_illegal_ones_reported(store_pair):
+    store_pair.writable.put("a/b/c", b"1")
+    store_pair.writable.put("kept", b"1")
+    report = store_pair.writable.delete(["a/b/c", "a/missing", "../kept", "missing", "a/b/c"])
+    assert report.deleted == ("a/b/c", "a/missing", "missing")
+    assert report.failed == (("../kept", "bad_key"),)
+    assert keys_of(store_pair.reader) == ["kept"]
+    store_pair.writable.put("a", b"1")  # a deleted folder leaves its name free
+    assert keys_of(store_pair.reader) == ["a", "kept"]
 
 
 class TestRights:
@@ -223,25 +221,24 @@ class TestRights:
             assert {reason_of(call) for call in calls.values()} == {Reason.BAD_KEY}, key
 
 
-class TestAtomicity:
-    def test_a_reader_never_sees_a_mixture(self, store_pair):
-        if not store_pair.replaces_atomically:
-            pytest.skip("rclone sends the length of one version and bytes of the other")
-        versions = [b"a" * 70_000, b"b" * 30_000]
-        store_pair.writable.put("key", versions[0])
-        done = threading.Event()
+def test_a_reader_never_sees_a_mixture(store_pair):
+    if not store_pair.replaces_atomically:
+        pytest.skip("rclone sends the length of one version and bytes of the other")
+    versions = [b"a" * 70_000, b"b" * 30_000]
+    store_pair.writable.put("key", versions[0])
+    done = threading.Event()
 
-        def read():
-            seen = set()
-            while not done.is_set():
-                seen.add(store_pair.reader.get("key", max_bytes=70_000))
-            return seen
+    def read():
+        seen = set()
+        while not done.is_set():
+            seen.add(store_pair.reader.get("key", max_bytes=70_000))
+        return seen
 
-        with ThreadPoolExecutor(3) as threads:
-            readers = [threads.submit(read) for _ in range(3)]
-            for number in range(20):
-                store_pair.writable.put("key", versions[number % 2])
-            done.set()
-            seen = set().union(*(reader.result() for reader in readers))
-        assert seen <= set(versions)
-        assert seen
+    with ThreadPoolExecutor(3) as threads:
+        readers = [threads.submit(read) for _ in range(3)]
+        for number in range(20):
+            store_pair.writable.put("key", versions[number % 2])
+        done.set()
+        seen = set().union(*(reader.result() for reader in readers))
+    assert seen <= set(versions)
+    assert seen

@@ -20,8 +20,6 @@ from tests.support.scripted_server import Reply, s3_error, scripted_server
 PATIENT = S3Settings(read_timeout_seconds=600.0, slowest_bytes_per_second=1.0, max_attempts=4)
 """Nothing but a deadline ends a call soon."""
 BUSY = TransientError(Reason.STORE_BUSY, "for a test")
-
-
 HEAD = b"HTTP/1.1 200 OK\r\nLast-Modified: Fri, 20 Nov 2026 12:00:00 GMT\r\nContent-Length: 100000\r\n\r\n"
 STALLS = {
     "nothing at all": (b"", b""),

@@ -10,20 +10,12 @@ from hypothesis import strategies as st
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.store.base import Upload
-from templar.store.s3_protocol import S3Settings
-from tests.store.conftest import KEY, calls_of, s3_store
+from tests.store.conftest import KEY, QUICK, calls_of, s3_store
 from tests.support.errors import error_of
 from tests.support.scripted_server import Reply, scripted_server
 
-QUICK = S3Settings(
-    connect_timeout_seconds=5.0,
-    read_timeout_seconds=0.05,
-    max_attempts=1,
-    multipart_threshold_bytes=8,
-    part_bytes=8,
-    concurrency=1,
-)
-PATIENT = replace(QUICK, read_timeout_seconds=60.0)
+HASTY = replace(QUICK, read_timeout_seconds=0.05, part_bytes=8, concurrency=1)
+PATIENT = replace(HASTY, read_timeout_seconds=60.0)
 LIMIT = 16 << 20
 """Memory that reading any answer may take; the long ones below have four times as many bytes."""
 
@@ -34,7 +26,7 @@ def server():
         yield server
 
 
-def calls_at(url, folder, limits=QUICK):
+def calls_at(url, folder, limits=HASTY):
     """Every operation of a store, those on unfinished uploads too."""
     store = s3_store("bucket", url, KEY, limits)
     large = folder / "large"

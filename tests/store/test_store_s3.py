@@ -22,19 +22,11 @@ from templar.store.s3_protocol import (
     refusal,
     undeleted,
 )
-from tests.store.conftest import HEADERS, KEY, calls_of, place_on, s3_store
+from tests.store.conftest import HEADERS, KEY, QUICK, calls_of, place_on, s3_store
 from tests.support.errors import error_of, reason_of
 from tests.support.scripted_server import Reply, s3_error, scripted_server
 from tests.support.servers import paused
 
-QUICK = S3Settings(
-    connect_timeout_seconds=5.0,
-    read_timeout_seconds=10.0,
-    max_attempts=1,
-    multipart_threshold_bytes=8,
-    part_bytes=4,
-    concurrency=2,
-)
 LISTING = "<ListBucketResult><IsTruncated>false</IsTruncated>{}</ListBucketResult>"
 
 VARIABLES = [*BOTOCORE_DEFAUT_SESSION_VARIABLES.values(), *DEFAULT_S3_CONFIG_VARS.values()]
@@ -372,42 +364,40 @@ class TestLists:
         assert len(report.deleted) == 2001
 
 
-class TestRecovery:
-    def test_a_server_that_hangs_is_given_up_and_taken_up_again(self, moto, request, tmp_path):
-        place = place_on("moto", request)
-        hasty = place.store(replace(QUICK, read_timeout_seconds=0.15))
-        insistent = place.store(replace(QUICK, read_timeout_seconds=1.0, max_attempts=2))
-        insistent.put("kept", b"1")
-        with paused(moto.server):
-            calls = calls_of(hasty, tmp_path)
-            del calls["put"], calls["put_if_absent"]  # one way to put is enough: each waits for "100 Continue"
-            assert {outcome_of(call) for call in calls.values()} == {UNREACHABLE}
-            assert outcome_of(lambda: insistent.get("kept", max_bytes=1)) == UNREACHABLE
-        assert place.store().head("kept") is not None  # it has woken up
-        assert insistent.get("kept", max_bytes=1) == b"1"
+def test_a_server_that_hangs_is_given_up_and_taken_up_again(moto, request, tmp_path):
+    place = place_on("moto", request)
+    hasty = place.store(replace(QUICK, read_timeout_seconds=0.15))
+    insistent = place.store(replace(QUICK, read_timeout_seconds=1.0, max_attempts=2))
+    insistent.put("kept", b"1")
+    with paused(moto.server):
+        calls = calls_of(hasty, tmp_path)
+        del calls["put"], calls["put_if_absent"]  # one way to put is enough: each waits for "100 Continue"
+        assert {outcome_of(call) for call in calls.values()} == {UNREACHABLE}
+        assert outcome_of(lambda: insistent.get("kept", max_bytes=1)) == UNREACHABLE
+    assert place.store().head("kept") is not None  # it has woken up
+    assert insistent.get("kept", max_bytes=1) == b"1"
 
 
-class TestSecrets:
-    def test_a_secret_is_nowhere_to_be_read(self, tmp_path, caplog):
-        caplog.set_level(logging.DEBUG)
-        replies = [
-            Reply(200, b"1", HEADERS),
-            s3_error(403, "AccessDenied"),
-            s3_error(503, "SlowDown"),
-            Reply(200, b"<broken"),
-        ]
-        seen = []
-        for reply in replies:
-            with scripted_server(lambda _, reply=reply: reply) as server:
-                store = store_at(server)
-                seen.append(repr(store))
-                for call in calls_of(store, tmp_path).values():
-                    try:
-                        call()
-                    except TemplarError as error:
-                        seen += [repr(error), str(error), repr(error.__cause__)]
-        assert "the-bucket" in caplog.text
-        assert all(KEY.secret_access_key not in text for text in [caplog.text, *seen])
+def test_a_secret_is_nowhere_to_be_read(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    replies = [
+        Reply(200, b"1", HEADERS),
+        s3_error(403, "AccessDenied"),
+        s3_error(503, "SlowDown"),
+        Reply(200, b"<broken"),
+    ]
+    seen = []
+    for reply in replies:
+        with scripted_server(lambda _, reply=reply: reply) as server:
+            store = store_at(server)
+            seen.append(repr(store))
+            for call in calls_of(store, tmp_path).values():
+                try:
+                    call()
+                except TemplarError as error:
+                    seen += [repr(error), str(error), repr(error.__cause__)]
+    assert "the-bucket" in caplog.text
+    assert all(KEY.secret_access_key not in text for text in [caplog.text, *seen])
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,13 @@ class Bucket:
     begin: Callable[[str], None]
 
 
-def s3_bucket(place):
+@pytest.fixture(params=["directory", "moto", "rclone"])
+def bucket(request, tmp_path):
+    if request.param == "directory":
+        store = DirectoryStore(tmp_path)
+        store.put("other", b"1")
+        return Bucket(store, lambda name: (tmp_path / INCOMING / name).write_bytes(PART) and None)
+    place = place_on(request.param, request)
     client = s3_client(place)
 
     def begin(name):
@@ -34,15 +40,6 @@ def s3_bucket(place):
         client.upload_part(Bucket=place.bucket, Key=name, UploadId=upload, PartNumber=1, Body=PART)
 
     return Bucket(place.store(), begin)
-
-
-@pytest.fixture(params=["directory", "moto", "rclone"])
-def bucket(request, tmp_path):
-    if request.param != "directory":
-        return s3_bucket(place_on(request.param, request))
-    store = DirectoryStore(tmp_path)
-    store.put("other", b"1")
-    return Bucket(store, lambda name: (tmp_path / INCOMING / name).write_bytes(PART) and None)
 
 
 def test_unfinished_uploads_are_listed_and_aborted(bucket):
