@@ -199,9 +199,7 @@ def test_a_full_disk_is_not_the_publishers_fault(scene):
     scene.publish()
     for family in (TransientError, PermanentError):
         scene.store.before = failing(family(Reason.LOCAL_FILE, "for a test"), "get_file")
-        with pytest.raises(family) as caught:
-            scene.fetch()
-        assert caught.value.reason is Reason.LOCAL_FILE
+        scene.refused(Reason.LOCAL_FILE, family=family)
     scene.store.before = failing(StoppedError("for a test"), "get_file")
     with pytest.raises(StoppedError):
         scene.fetch()

@@ -254,9 +254,8 @@ def test_weights_that_mean_nothing_are_refused(world):
     chain = world.chain(0)
     for weights in ({}, {0: 0.0}, {0: -1.0, 1: 2.0}, {0: math.nan}, {0: math.inf}, {7: 1.0}, {-1: 1.0}, {70_000: 1.0}):
         for call in (chain.set_weights, chain.check_weights):
-            with pytest.raises(PermanentError) as caught:
+            with raising(PermanentError, Reason.CHAIN_REFUSED):
                 call(weights)
-            assert caught.value.reason is Reason.CHAIN_REFUSED, weights
     assert chain.weights() == {}
 
 

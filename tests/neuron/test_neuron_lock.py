@@ -13,7 +13,7 @@ from templar.neuron.lock import HOLDER_FILE, NeuronLock, holder_of, write_file
 from templar.neuron.node import Node
 from templar.window import open_window
 from tests.support import lock_holder
-from tests.support.errors import raising
+from tests.support.errors import raising, refusal
 from tests.support.flow_network import hosting
 
 
@@ -42,24 +42,17 @@ def says(process):
     return process.stdout.readline().strip()
 
 
-def refusal(home):
-    with pytest.raises(PermanentError) as caught:
-        NeuronLock(home)
-    assert caught.value.reason is Reason.ALREADY_RUNNING
-    return str(caught.value)
-
-
 def test_a_second_process_is_refused_with_the_first_ones_pid_until_that_is_killed(tmp_path):
     with lock_holder.start(tmp_path) as first:
         assert says(first) == "held"
         with lock_holder.start(tmp_path) as second:
             expected = f"[already_running] {tmp_path}: process {first.pid} already runs this neuron"
             assert says(second).startswith(expected)
-        assert refusal(tmp_path).startswith(expected)
+        refusal(lambda: NeuronLock(tmp_path), PermanentError, Reason.ALREADY_RUNNING, expected)
         first.kill()
     lock = NeuronLock(tmp_path)
     assert (tmp_path / "lock").read_text() == str(os.getpid())
-    assert f"process {os.getpid()} " in refusal(tmp_path)
+    refusal(lambda: NeuronLock(tmp_path), PermanentError, Reason.ALREADY_RUNNING, f"process {os.getpid()} ")
     lock.release()
     NeuronLock(tmp_path).release()
 

@@ -178,14 +178,13 @@ def test_weights_are_due_in_every_nth_window_and_after_a_refusal(tmp_path_factor
 
 
 def test_no_positive_score_is_not_a_refusal(local):
-    scene = local
-    chain = scripted(scene)
-    report = scene.weigh(wanted={})
+    chain = scripted(local)
+    report = local.weigh(wanted={})
     assert (report.weights, report.reason, report.refused) == ({}, Reason.NOBODY_EARNED, False)
     assert report.summary == "no weights [nobody_earned]"
     assert chain.sent == []
-    assert scene.weigh(WINDOW + 1) is None
-    assert scene.weigh(WINDOW + 2, wanted={1: 0.0}).reason is Reason.WEIGHTS_MALFORMED
+    assert local.weigh(WINDOW + 1) is None
+    assert local.weigh(WINDOW + 2, wanted={1: 0.0}).reason is Reason.WEIGHTS_MALFORMED
 
 
 @pytest.mark.parametrize("kind", ["local", "real"])
@@ -238,36 +237,34 @@ def test_weights_are_sent_until_the_chain_shows_them(local, monkeypatch, *, answ
 
 
 def test_a_lasting_refusal_is_left_to_the_next_window_in_time_for_the_last_steps(local):
-    scene = local
-    chain = scripted(scene, *[passing(Reason.CHAIN_UNREACHABLE)] * 99)
+    chain = scripted(local, *[passing(Reason.CHAIN_UNREACHABLE)] * 99)
     for windows in range(3):
-        report = scene.weigh_later(windows)
+        report = local.weigh_later(windows)
         assert (report.reason, report.weights) == (Reason.CHAIN_UNREACHABLE, {})
-        assert scene.chain.head() < (WINDOW + windows + 2) * scene.blocks - 4
+        assert local.chain.head() < (WINDOW + windows + 2) * local.blocks - 4
         tries = len(chain.sent)
-        assert scene.weigh(WINDOW + windows) == report
+        assert local.weigh(WINDOW + windows) == report
         assert len(chain.sent) == tries
     chain.answers.clear()
-    assert scene.weigh_later(3, WANTED).reason is None
-    assert scene.shows(WANTED), "those of the newest window"
-    assert scene.weigh(WINDOW + 5) is None
+    assert local.weigh_later(3, WANTED).reason is None
+    assert local.shows(WANTED), "those of the newest window"
+    assert local.weigh(WINDOW + 5) is None
 
 
 def test_a_chain_that_answers_nothing_ends_in_a_report(local, clock, monkeypatch):
-    scene = local
-    scripted(scene)
+    scripted(local)
     away = [passing(Reason.CHAIN_UNREACHABLE)] * (len(PAUSES) + 1)
 
     def before(call):
         if away:
             raise away.pop()
 
-    monkeypatch.setattr(scene.chain, "before", before)
+    monkeypatch.setattr(local.chain, "before", before)
     began = clock.now()
-    report = scene.weigh()
+    report = local.weigh()
     assert (report.reason, report.tries) == (Reason.CHAIN_UNREACHABLE, 0)
     assert clock.now() - began == sum(PAUSES)
-    assert scene.weigh_later().reason is None
+    assert local.weigh_later().reason is None
 
 
 def test_the_chains_limit_is_waited_for_to_the_block(real):
@@ -319,15 +316,14 @@ def stopped(chain, weights):
 
 @pytest.mark.parametrize(("answer", "error"), [(ZeroDivisionError(), ZeroDivisionError), (stopped, StoppedError)])
 def test_an_unexpected_exception_and_a_stop_are_raised_and_a_later_call_goes_on(local, answer, error):
-    scene = local
-    scripted(scene, answer)
+    scripted(local, answer)
     try:
         with pytest.raises(error):
-            scene.weigh()
+            local.weigh()
     finally:
         interrupt.clear_stop()
-    assert scene.journal.result(WINDOW, STEP) is None
-    assert scene.weigh().reason is None
+    assert local.journal.result(WINDOW, STEP) is None
+    assert local.weigh().reason is None
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import tasks.glance
-from tasks.glance import network_key, neuron_key, show_network, show_neuron
+from tasks.glance import show_network, show_neuron
 from templar.errors import Reason, TransientError
 from templar.neuron.aggregator import Aggregator
 from templar.reports.training_curve import CurvePoint, NetworkGlance
@@ -32,11 +32,6 @@ def pages(monkeypatch):
 
 def failing(*_):
     raise TransientError(Reason.CHAIN_UNREACHABLE, "no answer")
-
-
-def test_keys():
-    assert neuron_key("default") == "glance-default"
-    assert network_key(7, "ab" * 32) == "network-7-abababab"
 
 
 def test_the_network_is_shown_up_to_the_window_before_the_one_that_settles(pages):

@@ -19,6 +19,7 @@ from tasks.sinks.sending import BATCH, QueueState, Sender
 from tasks.sinks.trace import WindowTrace
 from templar.errors import PermanentError, Reason
 from templar.reports.metrics import Metrics
+from tests.support.errors import raising
 from tests.support.operator import wait_until
 from tests.support.sinks import FIGURES, WHO
 
@@ -276,10 +277,8 @@ def test_a_worker_with_a_misspelt_sink_goes_on_without(caplog, tmp_path):
     ],
 )
 def test_a_misspelt_variable_is_named_without_its_secret(name, value, problem):
-    with pytest.raises(PermanentError) as caught:
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT, problem) as caught:
         SinkSettings.of({name: value})
-    assert caught.value.reason is Reason.BAD_ENVIRONMENT
-    assert problem in caught.value.message
     assert "secret" not in caught.value.message
 
 
