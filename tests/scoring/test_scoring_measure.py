@@ -1,11 +1,14 @@
 """The evaluator against plain models: first-order gains, exact losses, untouched parameters, bounded memory."""
 
 import math
+import tracemalloc
+from itertools import accumulate
 from statistics import median
 
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from templar import interrupt
 from templar.agreement.state import parameters_digest
@@ -18,7 +21,6 @@ from templar.scoring.measure import Evaluator
 from templar.training import loss
 from templar.training.loss import micro_batch_losses, sequence_losses, single_threaded, token_losses
 from templar.training.model import build_model, load_parameters, logits, parameter_shapes, parameters_of
-from tests.support.allocations import peak_bytes
 from tests.support.payloads import payload_of, random_payload, zero_payload
 from tests.support.threads import threads
 
@@ -275,10 +277,29 @@ def test_a_miner_alone_has_no_data_of_others_and_another_model_none_at_all(param
         evaluator({name: params[name] for name in list(params)[1:]}, payloads)
 
 
-# Memory.
+# Memory: what PyTorch's and Python's allocators gave out, to the byte.
 
 PYTHON_BYTES = 1 << 20
 """Lists of numbers and tables of scales."""
+
+
+def peak_bytes(work):
+    """Bytes that work holds at most at a time beyond what was held before: tensors on the CPU, and Python with numpy.
+
+    The two peaks need not be at the same moment: their sum is a bound. What is imported or compiled once had better be
+    there before.
+    """
+    tracemalloc.start()
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            work()
+        _, numpy_peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    results = profiler.profiler.kineto_results  # type: ignore[union-attr]
+    events = [event for event in results.events() if event.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(sizes), default=0), numpy_peak
 
 
 @pytest.mark.parametrize(

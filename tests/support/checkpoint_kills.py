@@ -22,7 +22,6 @@ OPTIONS = {"network": NETWORK, "uid": 5, "signer": ALICE.hotkey, "clock": Simula
 
 
 def write_files(folder):
-    """The folder of the checkpoint."""
     folder.mkdir(parents=True)
     for name, data in FILES.items():
         (folder / name).write_bytes(data)
@@ -30,7 +29,6 @@ def write_files(folder):
 
 
 def publish(store, folder, *, concurrency=3):
-    """Publish it."""
     publish_checkpoint(store, folder, MARK, **OPTIONS, concurrency=concurrency)
 
 
@@ -47,7 +45,6 @@ def is_shown(store, target):
 
 
 def bucket_in(folder):
-    """The bucket of a prepared folder."""
     return DirectoryStore(folder / "bucket")
 
 

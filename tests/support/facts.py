@@ -139,7 +139,6 @@ def concluded_again(true, facts, standing, hparams):
 
 
 def record_of(evidence, uid):
-    """The record of one miner."""
     return next(record for record in evidence.miners if record.uid == uid)
 
 

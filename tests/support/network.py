@@ -108,7 +108,6 @@ class Network:
         return node
 
     def stop(self):
-        """Stop every node."""
         for node in (*self.nodes.values(), *self._observers):
             node.stop()
         self.nodes.clear()

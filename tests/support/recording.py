@@ -8,13 +8,12 @@ from templar.neuron.node import Node
 N = TypeVar("N", bound=Node)
 
 
-class Calls(list[tuple[Any, ...]]):
-    """Method and arguments of each call, in order."""
-
-
 def recording_node(kind, **answers):
-    """A node of a kind whose named methods are recorded, and return these answers or raise them if they are errors."""
-    calls = Calls()
+    """A node of a kind whose named methods return these answers, or raise them if they are errors.
+
+    And their calls: method and arguments of each, in order.
+    """
+    calls: list[tuple[Any, ...]] = []
 
     def method(name):
         def call(_, *arguments, **keywords):
