@@ -20,8 +20,6 @@ from tests.support.subnet import ROOT, Subnet
 WINDOW = 3
 HASH = "0x" + "5a" * 32
 HOTKEY = "5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY"
-
-
 SHAPES = {"embed": (40, 16), "norm": (16,), "scale": (), "head": (16, 40)}
 
 

@@ -72,7 +72,6 @@ class Scene:
         self.subnet.put(self.validator(rank), self.key(rank), roster)
 
     def cache(self):
-        """An empty cache."""
         self.caches += 1
         return PayloadCache(self.folder / f"payloads-{self.caches}", LAYOUT)
 

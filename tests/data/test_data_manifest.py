@@ -112,11 +112,10 @@ class TestManifest:
         )
 
 
-class TestBlocks:
-    @given(size=st.integers(1, 2**45))
-    def test_few_blocks_make_a_small_manifest(self, size):
-        block_bytes = block_bytes_for(size)
-        assert block_bytes >= SMALLEST_BLOCK_BYTES
-        assert block_bytes & (block_bytes - 1) == 0
-        assert -(-size // block_bytes) <= MOST_BLOCKS
-        assert block_bytes == SMALLEST_BLOCK_BYTES or -(-size // (block_bytes // 2)) > MOST_BLOCKS
+@given(size=st.integers(1, 2**45))
+def test_few_blocks_make_a_small_manifest(size):
+    block_bytes = block_bytes_for(size)
+    assert block_bytes >= SMALLEST_BLOCK_BYTES
+    assert block_bytes & (block_bytes - 1) == 0
+    assert -(-size // block_bytes) <= MOST_BLOCKS
+    assert block_bytes == SMALLEST_BLOCK_BYTES or -(-size // (block_bytes // 2)) > MOST_BLOCKS

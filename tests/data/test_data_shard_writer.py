@@ -34,18 +34,17 @@ def text_of(root, split):
     return load_tokenizer(str(root)).decode(tokens)
 
 
-class TestKnownAnswers:
-    def test_a_shard(self, tmp_path):
-        samples = np.arange(8, dtype=np.int32).reshape(1, 8)
-        (entry,) = write_split(tmp_path, "train", [samples], ShardLayout("uint16", 8, 4))
-        files = contents(tmp_path)
-        assert sorted(files) == ["sample_ids_000000.bin", "train_000000.json", "train_000000.npy"]
-        header = b"\x93NUMPY\x01\x00v\x00{'descr': '<u2', 'fortran_order': False, 'shape': (8,), }"
-        assert files["train_000000.npy"] == header.ljust(127) + b"\n" + np.arange(8, dtype="<u2").tobytes()
-        assert files["sample_ids_000000.bin"] == (1540592555457660432).to_bytes(8, "little")
-        assert entry.manifest_sha256 == sha256_hex(files["train_000000.json"])
-        assert (entry.num_samples, entry.num_bytes) == (1, HEADER_BYTES + 16 + 8)
-        assert entry.manifest_sha256 == "cfeeab542a1c9057a660feda01dcbe0a07900f7a740943accc0bd8005f522151"
+def test_the_known_answer_of_a_shard(tmp_path):
+    samples = np.arange(8, dtype=np.int32).reshape(1, 8)
+    (entry,) = write_split(tmp_path, "train", [samples], ShardLayout("uint16", 8, 4))
+    files = contents(tmp_path)
+    assert sorted(files) == ["sample_ids_000000.bin", "train_000000.json", "train_000000.npy"]
+    header = b"\x93NUMPY\x01\x00v\x00{'descr': '<u2', 'fortran_order': False, 'shape': (8,), }"
+    assert files["train_000000.npy"] == header.ljust(127) + b"\n" + np.arange(8, dtype="<u2").tobytes()
+    assert files["sample_ids_000000.bin"] == (1540592555457660432).to_bytes(8, "little")
+    assert entry.manifest_sha256 == sha256_hex(files["train_000000.json"])
+    assert (entry.num_samples, entry.num_bytes) == (1, HEADER_BYTES + 16 + 8)
+    assert entry.manifest_sha256 == "cfeeab542a1c9057a660feda01dcbe0a07900f7a740943accc0bd8005f522151"
 
 
 @settings(max_examples=20)

@@ -90,28 +90,27 @@ def prepare(wanted):
     return plan_units(wanted, read_units(wanted, find_groups(wanted.sources)))
 
 
-class TestTheSameBytes:
-    def test_the_bytes_are_those_of_a_build_in_memory(self, source_folder, tmp_path, monkeypatch):
-        monkeypatch.setattr(units, "MOST_TEXT_FILES", 5)
-        save_tokenizer(train_embedded_tokenizer(["a document of lines"], 260), tmp_path / "tokenizer")
-        documents = [*texts(source_folder), *rows(source_folder)]
-        index = build_shards(
-            documents,
-            tmp_path / "memory",
-            vocab_size=1,
-            sequence_length=16,
-            samples_per_shard=100,
-            held_out_fraction=0.2,
-            block_bytes=512,
-            tokenizer=load_tokenizer(str(tmp_path / "tokenizer")),
-        )
-        wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS, tokenizer=str(tmp_path / "tokenizer"))
-        built = build(wanted)
-        assert len(find_groups(wanted.sources)) == 5
-        found = contents(built.root)
-        assert found.keys() - contents(tmp_path / "memory").keys() == {"card.json", "README.md"}
-        assert contents(tmp_path / "memory").items() <= found.items()
-        assert built.card.digest == index.digest
+def test_the_bytes_are_those_of_a_build_in_memory(source_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(units, "MOST_TEXT_FILES", 5)
+    save_tokenizer(train_embedded_tokenizer(["a document of lines"], 260), tmp_path / "tokenizer")
+    documents = [*texts(source_folder), *rows(source_folder)]
+    index = build_shards(
+        documents,
+        tmp_path / "memory",
+        vocab_size=1,
+        sequence_length=16,
+        samples_per_shard=100,
+        held_out_fraction=0.2,
+        block_bytes=512,
+        tokenizer=load_tokenizer(str(tmp_path / "tokenizer")),
+    )
+    wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS, tokenizer=str(tmp_path / "tokenizer"))
+    built = build(wanted)
+    assert len(find_groups(wanted.sources)) == 5
+    found = contents(built.root)
+    assert found.keys() - contents(tmp_path / "memory").keys() == {"card.json", "README.md"}
+    assert contents(tmp_path / "memory").items() <= found.items()
+    assert built.card.digest == index.digest
 
 
 KILLED = """

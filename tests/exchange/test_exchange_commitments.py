@@ -42,7 +42,6 @@ def commit(subnet, miner, *, seed=0):
 
 @pytest.fixture
 def committed(subnet):
-    """Every miner has committed."""
     for each in subnet.miners:
         commit(subnet, each)
 

@@ -131,11 +131,10 @@ class TestSubset:
         assert [BUCKET_RULES["withheld"](ask, reader) for reader in readers] == [None, refused, None, refused]
 
 
-class TestLineup:
-    @pytest.mark.parametrize("miners", [1, 2])
-    def test_without_an_honest_miner_there_is_no_network(self, miners):
-        with raising(PermanentError, Reason.BAD_PARAMETERS, match=f"miners: {miners} are too few for 2 attackers"):
-            lineup_of(chosen(["late", "pickle"]), Order(miners=miners))
+@pytest.mark.parametrize("miners", [1, 2])
+def test_without_an_honest_miner_there_is_no_network(miners):
+    with raising(PermanentError, Reason.BAD_PARAMETERS, match=f"miners: {miners} are too few for 2 attackers"):
+        lineup_of(chosen(["late", "pickle"]), Order(miners=miners))
 
 
 class TestStorm:

@@ -201,21 +201,19 @@ def test_a_store_that_goes_away_is_no_verdict_and_what_was_written_is_removed(po
     assert policies.objects() == []
 
 
-class TestRclone:
+def test_inconclusive_rights_are_reported(rclone):
     """A server whose read-only process answers a forbidden write with 500: that is no refusal, and it is said."""
-
-    def test_inconclusive_rights_are_reported(self, rclone):
-        bucket = uuid4().hex
-        (rclone.root / bucket).mkdir()
-        keys = [
-            credential("read key", rclone.read_only.endpoint_url, bucket, rclone.read_key, writes=False),
-            credential("write key", rclone.writable.endpoint_url, bucket, rclone.write_key, writes=True),
-        ]
-        report = check_access([keys])
-        assert report.problems == ()
-        assert {row.right for row in report.rows if row.has is None} <= {*Right} - {Right.LIST, Right.HEAD, Right.GET}
-        assert "read key: put (store_busy, which is not a refusal)" in report.unknown
-        assert list(keys[1].store.list()) == []
+    bucket = uuid4().hex
+    (rclone.root / bucket).mkdir()
+    keys = [
+        credential("read key", rclone.read_only.endpoint_url, bucket, rclone.read_key, writes=False),
+        credential("write key", rclone.writable.endpoint_url, bucket, rclone.write_key, writes=True),
+    ]
+    report = check_access([keys])
+    assert report.problems == ()
+    assert {row.right for row in report.rows if row.has is None} <= {*Right} - {Right.LIST, Right.HEAD, Right.GET}
+    assert "read key: put (store_busy, which is not a refusal)" in report.unknown
+    assert list(keys[1].store.list()) == []
 
 
 def test_a_listing_that_breaks_off_removes_what_was_written(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The files that a clean-up removes from a neuron's folder, and that no restart needs them."""
 
 import errno
-import hashlib
 import os
 import shutil
 import tempfile
@@ -15,6 +14,7 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.signed import Network as NetworkId
 from templar.housekeeping.disk_cleanup import LocalRules, clean_local
 from templar.neuron.snapshot import PRIVATE_FILE, Snapshots
+from tests.support.commands import contents
 from tests.support.errors import raising
 from tests.support.network import tiny
 
@@ -60,15 +60,6 @@ def clean(network, home, *, later=2 * DAY, dry_run=False):
     return clean_local(home, rules(network, later=later), kernels=None, dry_run=dry_run)
 
 
-def files(folder):
-    """Every file of a folder by its hash."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
 def litter(home):
     """What processes that died leave behind; the paths."""
     names = [
@@ -94,11 +85,11 @@ def litter(home):
 
 
 def test_abandoned_files_are_removed_and_their_bytes_counted(network, home):
-    before = files(home)
+    before = contents(home)
     names = litter(home)
     old = {name for name in names if not name.startswith(("spool/payload-1", "spool/staged-1", "payloads/"))}
     report = clean(network, home)
-    left = files(home)
+    left = contents(home)
     assert not old & set(left)
     assert set(before) - set(left) <= {name for name in before if name.startswith(("genesis/", "payloads/", "spool/"))}
     assert report.failed == ()
@@ -114,7 +105,7 @@ def test_private_state_stays_and_a_file_of_two_names_is_counted_once(network, ho
     """The live state may be older than every snapshot, and only the neuron knows which it is."""
     half = home / "private" / f".9-{'d' * 64}.safetensors.part"
     half.write_bytes(b"half")
-    before = files(home / "private")
+    before = contents(home / "private")
     assert len(before) > 1
     once = clean(network, home, dry_run=True).total("num_bytes")
     (home / "private" / f"0-{'e' * 64}.safetensors").hardlink_to(home / "snapshots" / "6" / PRIVATE_FILE)
@@ -122,14 +113,14 @@ def test_private_state_stays_and_a_file_of_two_names_is_counted_once(network, ho
     assert report.total("num_bytes") == once
     row = next(row for row in report.rows if row.room == "private state")
     assert (row.removed, half.exists()) == (1, False)
-    assert len(files(home / "private")) == len(before)
+    assert len(contents(home / "private")) == len(before)
 
 
 def test_young_files_stay_and_a_stamp_makes_nothing_old(network, home):
     for name in litter(home):
         os.utime(home / name, (1000, 1000))
-    before = files(home)
-    assert (clean(network, home, later=3600).total("removed"), files(home)) == (0, before)
+    before = contents(home)
+    assert (clean(network, home, later=3600).total("removed"), contents(home)) == (0, before)
 
 
 def test_files_that_may_be_read_stay_for_a_day(network, home, temporary):

@@ -34,7 +34,6 @@ RUN = evidences(
 
 
 def with_finals(evidence, finals):
-    """The same with other final scores."""
     miners = [
         record.model_copy(update={"after": record.after.model_copy(update={"final": finals[record.uid]})})
         for record in evidence.miners

@@ -16,21 +16,12 @@ from templar.training.model import build_model, parameters_of
 from templar.training.schedule import inner_learning_rate
 from templar.training.train import OptimizerState, StepState, Trainer
 from tests.support.errors import raising, stopped
+from tests.support.ranked_training import forever, times
 from tests.support.threads import threads
 
 HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 4, "micro_batch_size": 2, "inner_steps": 3}})
 TRAINING, MODEL = HPARAMS.training, HPARAMS.model
 DEMO = TRAINING.model_copy(update={"recipe": "demo"})
-
-
-def forever():
-    return True
-
-
-def times(count):
-    """Keep going for `count` micro-batches."""
-    left = iter(range(count))
-    return lambda: next(left, None) is not None
 
 
 def sparseloco(net, sequences, **changes):

@@ -11,7 +11,6 @@ SIMULATION = load_hparams("simulation")
 
 
 def tokens(num_sequences, seed=0, hparams=SIMULATION):
-    """Random sequences of tokens."""
     generator = torch.Generator().manual_seed(seed)
     shape = (num_sequences, hparams.data.sequence_length)
     return torch.randint(0, hparams.model.vocab_size, shape, generator=generator, dtype=torch.int32)
