@@ -46,14 +46,14 @@ gauntlet: $(VENV)/.dev ## Attack a network on a real S3 endpoint, and say what c
 	@$(BIN)/python -m lab.adversary --where s3 --endpoint $(ENDPOINT)
 
 test: $(VENV)/.dev ## Run the tests.
-	$(BIN)/python -m pytest -m "not slow and not prefect" --ignore tests/network --numprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest -m "not slow and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not prefect" --ignore tests/network --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and prefect" --ignore tests/network --numprocesses 2 --dist loadfile
 
 test-slow: $(VENV)/.dev ## Run the tests that take minutes.
 	@./deployments/debian.sh postgresql prometheus
 	$(BIN)/python -m pytest -m "slow and not long and not prefect" --ignore tests/network --numprocesses 4 --maxschedchunk 2
 	$(BIN)/python -m pytest -m "slow and not long and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
-	$(BIN)/python -m pytest -m "not long" tests/network
+	$(BIN)/python -m pytest -m "not long" --durations 12 tests/network
 
 test-long: $(VENV)/.dev ## Run more of the same cases than CI has time for.
 	$(BIN)/python -m pytest -m "long and not prefect" --ignore tests/network --numprocesses 4 --maxschedchunk 2

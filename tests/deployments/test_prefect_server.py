@@ -159,6 +159,7 @@ def test_garbage_of_a_connection_that_waits_does_not_stop_the_thread_that_it_wai
 
 
 @pytest.mark.prefect
+@pytest.mark.slow
 def test_no_request_and_no_service_is_refused_because_others_write_as_well(tmp_path):
     """Stock Prefect refuses a tenth of these heartbeats and runs, and logs what its own services meet."""
     with RunningPrefectServer(tmp_path) as server:

@@ -25,7 +25,7 @@ MOST_MB = 50.0
 """Memory that reading one object may take beyond its own length."""
 SMALL_BYTES = 1 << 17
 """Kinds below this cannot cost much."""
-STEP = 15
+STEP = 50
 """One of so many objects is read; with `-m long` all are."""
 SIGNER = hotkey_from_seed(bytes(31) + b"\x01")
 MARK = "@MARK@"

@@ -189,16 +189,12 @@ class TestCommand:
         return [sys.executable, "-m", "lab.adversary", "--where", "s3", *options]
 
     def test_what_cannot_be_run_says_why_and_leaves_nothing(self, tmp_path):
-        environment = os.environ | {"TMPDIR": str(tmp_path)}
-        for options, words in [
-            (["--scenario", "clean_up"], "[bad_parameters] scenarios: 'clean_up': it runs on simulated time only"),
-            (["--scenario", "late", "--miners", "2", "--attackers", "2"], "[bad_parameters] miners: 2 are too few"),
-        ]:
-            answer = subprocess.run(
-                self.command(*options), cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
-            )
-            assert (answer.returncode, answer.stdout) == (1, "")
-            assert words in answer.stderr
+        environment, options = os.environ | {"TMPDIR": str(tmp_path)}, ["--scenario", "clean_up"]
+        answer = subprocess.run(
+            self.command(*options), cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
+        )
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert "[bad_parameters] scenarios: 'clean_up': it runs on simulated time only" in answer.stderr
         assert leftovers(tmp_path) == []
 
     @pytest.mark.slow

@@ -308,6 +308,7 @@ def test_a_kill_at_any_step_of_a_backup_leaves_the_one_before_or_the_new_one(kil
     assert all(each["whole"] for each in killed["backup"])
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_step_of_a_restore_leaves_no_folder_or_a_whole_one(killed):
     assert len(killed["restore"]) > 20
     *half, last = [each["home"] for each in killed["restore"]]

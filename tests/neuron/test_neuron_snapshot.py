@@ -199,6 +199,7 @@ def test_a_kill_at_any_step_of_a_save_leaves_a_snapshot_that_loads(killed):
         assert snapshots(folder).windows()[0] == 4
 
 
+@pytest.mark.slow
 def test_a_kill_while_a_window_is_replaced_leaves_an_older_one_at_least(killed):
     seen = {assert_sound(snapshots(folder)) for folder in killed["replace"]}
     assert (2, 1) in seen <= {(2, 1), (1,)}
