@@ -224,6 +224,7 @@ def _trainer(reader: EnvironmentReader) -> TrainerSettings:
     compiles = reader.matching("TEMPLAR_COMPILE", "off", "on|off", "on or off")
     threads = reader.matching("TEMPLAR_THREADS", AUTO, f"auto|{_SIZE}", f"auto or {_A_SIZE}")
     micro_batch = reader.matching("TEMPLAR_MICRO_BATCH", "preset", f"preset|auto|{_SIZE}", f"preset, auto or {_A_SIZE}")
+    optimizer = reader.matching("TEMPLAR_OPTIMIZER", "preset", "preset|adamw|muon", "preset, adamw or muon")
     layers = reader.matching("TEMPLAR_CHECKPOINT_LAYERS", "off", f"off|{_SIZE}", f"off or {_A_SIZE}")
     ranks = reader.matching("TEMPLAR_RANKS", "1", f"auto|{_SIZE}", f"auto or {_A_SIZE}")
 
@@ -254,6 +255,7 @@ def _trainer(reader: EnvironmentReader) -> TrainerSettings:
         micro_batch=_number_or_word(micro_batch),
         compile_layers=compiles == "on",
         checkpoint_layers=0 if layers == "off" else int(layers),
+        optimizer=optimizer,
         ranks=_number_or_word(ranks),
         hosts=hosts,
         rendezvous=rendezvous,

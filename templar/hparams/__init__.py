@@ -17,7 +17,6 @@ from templar.canonical import canonical_json, sha256_hex
 from templar.errors import PermanentError, Reason
 from templar.hparams.groups import (
     MAX_PEERS,
-    PRODUCTION_TRAINER,
     RENDEZVOUS,
     AdamW,
     Data,
@@ -60,6 +59,11 @@ __all__ = [
     "load_hparams",
     "preset_names",
 ]
+
+PRODUCTION_TRAINER = TrainerSettings(
+    device="auto", threads=0, precision="auto", repeatable=False, inner_snapshot_seconds=300.0
+)
+"""The settings of a neuron of a real network unless its operator chooses otherwise."""
 
 HPARAMS_FILE = Path("hparams.json")
 DEFAULT_PRESET = "local"

@@ -208,8 +208,12 @@ class Training(SettingsGroup):
     """Most inner steps of a miner that has time left at its `inner_steps` (sparseloco); 0 if all stop there."""
     max_grad_norm: float = Field(gt=0)
     """Clip of the inner gradient's norm (sparseloco)."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Inner optimizer of the matrices between hidden states (sparseloco); AdamW moves embedding, head and norms."""
     adamw: AdamW
     """Inner optimizer of sparseloco."""
+    muon_learning_rate: float = Field(default=0.02, gt=0)
+    """Peak inner learning rate of Muon, by the rule of its authors: the same for matrices of every width."""
     schedule: Schedule
     """Schedule of the inner learning rate (sparseloco, in inner steps) or of the outer one (demo, in outer steps)."""
     outer_learning_rate: float = Field(gt=0)
@@ -465,6 +469,8 @@ class TrainerSettings(SettingsGroup):
     """Whether torch.compile compiles the layers of the model; it needs a C++ compiler at run time."""
     checkpoint_layers: int = Field(default=0, ge=0)
     """Activation checkpointing of every n-th layer: 1 for every layer, 0 for none. It saves memory and costs time."""
+    optimizer: Literal["preset", "adamw", "muon"] = "preset"
+    """Inner optimizer of the matrices between hidden states; `preset` takes `training.optimizer`."""
     ranks: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
     """Processes that train together on a host, one per device; `auto` takes one per CUDA device, and 1 on a CPU."""
     hosts: int = Field(default=1, ge=1)
@@ -491,9 +497,3 @@ class TrainerSettings(SettingsGroup):
         if self.repeatable and (self.device, self.threads, self.precision, is_alone) != ("cpu", 1, "float32", True):
             raise ValueError("repeatable training takes one rank and one thread of the CPU in float32")
         return self
-
-
-PRODUCTION_TRAINER = TrainerSettings(
-    device="auto", threads=0, precision="auto", repeatable=False, inner_snapshot_seconds=300.0
-)
-"""The settings of a neuron of a real network unless its operator chooses otherwise."""

@@ -10,6 +10,7 @@ import torch
 from templar.errors import PermanentError, Reason, TransientError
 from templar.hparams import Model, TrainerSettings, Training
 from templar.training.device import TRAINING, Device, Work, bad_environment, num_parameters
+from templar.training.model import inner_optimizer
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +181,9 @@ class MicroBatches(PassSizes):
         with on_device(self._device):
             size = self.smallest(training, length)
             is_sharded = self.sharded(length)
+            if is_sharded and self._ranks > 1 and inner_optimizer(training, self._settings) == "muon":
+                choice = "set TEMPLAR_SHARDING=replicated or TEMPLAR_OPTIMIZER=adamw"
+                raise bad_environment(f"the optimizer is muon, and sharded ranks have parts of its matrices: {choice}")
             others = []
             if self._ranks > 1 and not is_sharded:
                 others.append("TEMPLAR_SHARDING=sharded")

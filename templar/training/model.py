@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from templar.errors import PermanentError, Reason, one_line
-from templar.hparams import Model
+from templar.hparams import Model, TrainerSettings, Training
 from templar.tensorfile import MAX_HEADER_BYTES, reading_header
 
 if TYPE_CHECKING:
@@ -183,6 +183,16 @@ def named_parameters(net: nn.Module) -> tuple[tuple[str, nn.Parameter], ...]:
     if (found := _named_parameters.get(net)) is None:
         found = _named_parameters[net] = tuple(net.named_parameters())
     return found
+
+
+def is_hidden_matrix(name: str, param: Tensor) -> bool:
+    """Whether a parameter is a matrix between hidden states: neither embedding nor head nor norm."""
+    return param.dim() == 2 and "embed" not in name and "lm_head" not in name
+
+
+def inner_optimizer(training: Training, settings: TrainerSettings) -> Literal["adamw", "muon"]:
+    """The optimizer of the hidden matrices: the operator's choice, else the network's."""
+    return training.optimizer if settings.optimizer == "preset" else settings.optimizer
 
 
 def parameters_of(net: nn.Module) -> dict[str, Tensor]:

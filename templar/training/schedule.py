@@ -22,20 +22,25 @@ def schedule_factor(schedule: Schedule, step: int) -> float:
     return lowest + (1 - lowest) * _half_cosine(min(position, period) / period)
 
 
-def inner_learning_rate(training: Training, outer_steps: int, inner_step: int) -> float:
-    """The learning rate of `sparseloco` after so many inner steps of a window.
+def inner_factor(training: Training, outer_steps: int, inner_step: int) -> float:
+    """The factor on the peak learning rates of `sparseloco` after so many inner steps of a window.
 
     `outer_steps` are those since genesis, before this window; null windows do not count (docs/protocol.md 9).
     """
-    step = outer_steps * training.inner_steps + inner_step
-    return training.adamw.learning_rate * schedule_factor(training.schedule, step)
+    return schedule_factor(training.schedule, outer_steps * training.inner_steps + inner_step)
+
+
+def inner_learning_rate(training: Training, outer_steps: int, inner_step: int) -> float:
+    """The learning rate of AdamW in `sparseloco`, as `inner_factor`."""
+    return training.adamw.learning_rate * inner_factor(training, outer_steps, inner_step)
 
 
 def loudest_coefficient(training: Training, momentum_decay: float, outer_steps: int) -> float | None:
     """Bound a payload's coefficients in a window (docs/protocol.md 9); None in `demo`, which has no sizes.
 
-    AdamW moves a parameter by about its learning rate in a step (Kingma and Ba 2015, 2.1), so a run moves it by at most
-    the sum of its rates. With what error feedback keeps of all runs before it is `1 / (1 - momentum_decay)` times that.
+    AdamW moves a parameter by about its learning rate in a step (Kingma and Ba 2015, 2.1), and Muon in matrices of 256
+    columns or more by no more. So a run moves it by at most the sum of its rates, and what error feedback keeps of all
+    runs before it makes that `1 / (1 - momentum_decay)` times as much.
     """
     if training.recipe == "demo":
         return None

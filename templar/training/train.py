@@ -8,7 +8,7 @@ machine's number of threads.
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -16,13 +16,21 @@ import torch
 from torch import Tensor, nn
 
 from templar.errors import PermanentError, Reason
-from templar.hparams import AdamW, Model, TrainerSettings, Training
+from templar.hparams import Model, TrainerSettings, Training
 from templar.training.device import Device, PhaseClock, choose_device, flops_per_token
 from templar.training.group import Alone
 from templar.training.loss import mean_loss, token_losses, torch_threads
 from templar.training.memory import MicroBatches, on_device
-from templar.training.model import check_shapes, hidden_states, named_parameters, output_weight, parameter_shapes
-from templar.training.schedule import inner_learning_rate
+from templar.training.model import (
+    check_shapes,
+    hidden_states,
+    inner_optimizer,
+    is_hidden_matrix,
+    named_parameters,
+    output_weight,
+    parameter_shapes,
+)
+from templar.training.schedule import inner_factor
 
 LARGEST_UPDATE = 2.0**64
 """The largest magnitude of an update's element: the error feedback adds up unpublished ones and must stay finite."""
@@ -34,11 +42,11 @@ MOST_AHEAD = 2  # micro-batches that a GPU may be behind the program: a deadline
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """The state of the inner AdamW, by parameter name."""
+    """The state of the inner optimizer, by parameter name: the same for both, so a miner may change it at any time."""
 
     num_steps: int  # inner steps that went into it
-    exp_avg: Mapping[str, Tensor]  # first moments, float32
-    exp_avg_sq: Mapping[str, Tensor]  # second moments, float32
+    exp_avg: Mapping[str, Tensor]  # first moments, float32: Muon's momentum in the matrices that it moves
+    exp_avg_sq: Mapping[str, Tensor]  # second moments, float32: in Muon's matrices those of the last AdamW
 
     @classmethod
     def zeros(cls, params: Mapping[str, Tensor]) -> Self:
@@ -269,28 +277,15 @@ class _Run:
         with device.autocast():
             return self.group.loss(self.net, compute)
 
-    def adamw(self, settings: AdamW, state: OptimizerState) -> torch.optim.AdamW:
-        """The AdamW of torch, continued from copies of a state."""
+    def optimizers(self, state: OptimizerState) -> "_Optimizers":
+        """The inner optimizers, continued from copies of a state."""
         params = dict(named_parameters(self.net))
         if set(params) != set(state.exp_avg) or set(params) != set(state.exp_avg_sq):
             raise ValueError("the optimizer state does not have exactly the model's parameters")
-        repeatable = self.trainer.settings.repeatable
-        adamw = torch.optim.AdamW(
-            params.values(),
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            weight_decay=settings.weight_decay,
-            foreach=True if repeatable else None,  # one call for all tensors, with the same bits as one for each
-            fused=None if repeatable else True,  # one pass over the memory
-        )
-        for name, param in params.items():
-            adamw.state[param] = {
-                "step": torch.tensor(float(state.num_steps), device="cpu" if repeatable else param.device),
-                "exp_avg": self.group.part(param, state.exp_avg, name, param.device),
-                "exp_avg_sq": self.group.part(param, state.exp_avg_sq, name, param.device),
-            }
-        return adamw
+        training, settings = self.training, self.trainer.settings
+        matrices = {name for name, param in params.items() if is_hidden_matrix(name, param)}
+        of_muon = matrices if inner_optimizer(training, settings) == "muon" else set[str]()
+        return _Optimizers(self.group, training, params, state, of_muon, repeatable=settings.repeatable)
 
     def tensors(self) -> dict[str, Tensor]:
         """The working parameters themselves, in the order of their names."""
@@ -305,21 +300,6 @@ class _Run:
                 if not largest <= LARGEST_UPDATE:  # also true for NaN
                     self._too_large[name] = largest
             yield name, tensor
-
-    def optimizer_state(self, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:
-        """The state of an AdamW: its own tensors, in the order of their names."""
-        states = {name: adamw.state[param] for name, param in sorted(named_parameters(self.net))}
-        first, second = ({name: state[key] for name, state in states.items()} for key in ("exp_avg", "exp_avg_sq"))
-        return OptimizerState(num_steps, first, second)
-
-    def final_state(self, adamw: torch.optim.AdamW, num_steps: int) -> OptimizerState:
-        """The state of an AdamW on the CPU, as a part of the result."""
-        state = self.optimizer_state(adamw, num_steps)
-        first, second = (
-            self.group.keep((name, self.group.whole(tensor)) for name, tensor in tensors.items())
-            for tensors in (state.exp_avg, state.exp_avg_sq)
-        )
-        return OptimizerState(num_steps, first, second)
 
     def result(
         self, update: Mapping[str, Tensor], optimizer: OptimizerState | None, losses: list[float], *, num_wanted: int
@@ -367,10 +347,75 @@ class _Run:
         )
 
 
+class _Optimizers:
+    """AdamW for all parameters, or beside Muon for the rest (Jordan et al. 2024, torch's own)."""
+
+    def __init__(
+        self,
+        group: Alone,
+        training: Training,
+        params: Mapping[str, nn.Parameter],
+        state: OptimizerState,
+        of_muon: Collection[str],
+        *,
+        repeatable: bool,
+    ) -> None:
+        self._group, self._training, self._params = group, training, dict(sorted(params.items()))
+        settings, host = training.adamw, torch.device("cpu")
+        # 1. AdamW.
+        rest = [param for name, param in params.items() if name not in of_muon]
+        self._adamw = torch.optim.AdamW(
+            rest,
+            lr=settings.learning_rate,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
+            foreach=True if repeatable else None,  # one call for all tensors, with the same bits as one for each
+            fused=None if repeatable else True,  # one pass over the memory
+        )
+        # 2. Muon.
+        matrices, decay = [param for name, param in params.items() if name in of_muon], settings.weight_decay
+        self._muon = torch.optim.Muon(matrices, weight_decay=decay) if matrices else None
+        # 3. Their state. Second moments that Muon does not use stay on the host.
+        self._first, self._second = dict[str, Tensor](), dict[str, Tensor]()
+        for name, param in params.items():
+            place = host if name in of_muon else param.device
+            first = self._first[name] = group.part(param, state.exp_avg, name, param.device)
+            second = self._second[name] = group.part(param, state.exp_avg_sq, name, place)
+            if self._muon is not None and name in of_muon:
+                self._muon.state[param] = {"momentum_buffer": first}
+            else:
+                step = torch.tensor(float(state.num_steps), device="cpu" if repeatable else param.device)
+                self._adamw.state[param] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+
+    def step(self, factor: float) -> None:
+        """One step with the gradients, which are dropped; the factor is on the peak learning rates."""
+        training = self._training
+        for optimizer, rate in ((self._adamw, training.adamw.learning_rate), (self._muon, training.muon_learning_rate)):
+            if optimizer is not None:
+                optimizer.param_groups[0]["lr"] = rate * factor
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+    def state(self, num_steps: int) -> OptimizerState:
+        """Their own tensors, in the order of their names."""
+        first, second = ({name: moments[name] for name in self._params} for moments in (self._first, self._second))
+        return OptimizerState(num_steps, first, second)
+
+    def final_state(self, num_steps: int) -> OptimizerState:
+        """Their state on the CPU, as a part of the result."""
+        state = self.state(num_steps)
+        first, second = (
+            self._group.keep((name, self._group.whole(tensor)) for name, tensor in tensors.items())
+            for tensors in (state.exp_avg, state.exp_avg_sq)
+        )
+        return OptimizerState(num_steps, first, second)
+
+
 def train_sparseloco(
     run: _Run, before: Mapping[str, Tensor], *, outer_steps: int, optimizer: OptimizerState
 ) -> TrainResult:
-    """Take up to `most_steps` AdamW steps from the agreed parameters (DiLoCo, arXiv 2311.08105).
+    """Take up to `most_steps` inner steps from the agreed parameters (DiLoCo, arXiv 2311.08105).
 
     Sequences are used in order, from the start again when they run out.
     """
@@ -378,7 +423,7 @@ def train_sparseloco(
     if (known := run.restore()) is not None and known.optimizer is not None:
         run.load(known.tensors)
         losses, state = list(known.losses), known.optimizer
-    adamw = run.adamw(training.adamw, state)
+    optimizers = run.optimizers(state)
     run.clock.mark("other")
     for inner_step in range(len(losses), training.most_steps):
         # 1. The mean gradient of one batch.
@@ -388,21 +433,19 @@ def train_sparseloco(
         # 2. Clip its norm.
         norm = nn.utils.clip_grad_norm_([param for _, param in named_parameters(net)], training.max_grad_norm)
         _check_finite(float(run.group.whole(norm)), f"gradient norm of inner step {inner_step}")
-        # 3. One step of AdamW.
-        adamw.param_groups[0]["lr"] = inner_learning_rate(training, outer_steps, inner_step)
-        adamw.step()
-        adamw.zero_grad(set_to_none=True)
+        # 3. One step of the optimizer.
+        optimizers.step(inner_factor(training, outer_steps, inner_step))
         losses.append(loss)
         run.clock.mark("step")
         if run.progress is not None:
-            run.keep(losses, run.tensors(), run.optimizer_state(adamw, optimizer.num_steps + len(losses)))
+            run.keep(losses, run.tensors(), optimizers.state(optimizer.num_steps + len(losses)))
     # 4. The pseudo-gradient, in the working copy's own memory: how far the parameters moved, negated.
     net.zero_grad(set_to_none=True)
     after = ((name, run.group.whole(tensor)) for name, tensor in run.tensors().items())
     is_first = run.group.rank == 0  # the only rank that has the parameters before
     moved = ((name, torch.sub(before[name], each, out=each) if is_first else each) for name, each in after)
     update = run.group.keep(run.checked(moved))
-    moments = run.final_state(adamw, optimizer.num_steps + len(losses))
+    moments = optimizers.final_state(optimizer.num_steps + len(losses))
     return run.result(update, moments, losses, num_wanted=training.most_steps)
 
 

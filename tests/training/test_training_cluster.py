@@ -237,6 +237,12 @@ def test_a_batch_that_the_ranks_do_not_divide(tmp_path, ranks, micro_batch, reme
         trainer.check(TRAINING, length=HPARAMS.data.sequence_length)
 
 
+def test_muon_takes_whole_matrices(tmp_path):
+    trainer = alone(settings(sharding="sharded", optimizer="muon"), tmp_path)
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT, match="TEMPLAR_SHARDING=replicated or TEMPLAR_OPTIMIZER=adam"):
+        trainer.check(TRAINING, length=HPARAMS.data.sequence_length)
+
+
 def test_auto_shards_a_model_that_does_not_fit_one_device(tmp_path, monkeypatch):
     trainer, length = alone(settings(sharding="auto"), tmp_path), HPARAMS.data.sequence_length
     assert not trainer.micro_batches.sharded(length)

@@ -9,7 +9,7 @@ from training_cases import tokens
 from templar import interrupt
 from templar.agreement.state import parameters_digest
 from templar.errors import PermanentError, Reason
-from templar.hparams import load_hparams
+from templar.hparams import TrainerSettings, load_hparams
 from templar.training import train
 from templar.training.loss import token_losses
 from templar.training.model import build_model, parameters_of
@@ -64,21 +64,29 @@ def test_training_does_not_depend_on_threads(recipe):
         assert parameters_digest(one.optimizer.exp_avg_sq) == parameters_digest(two.optimizer.exp_avg_sq)
 
 
-def test_inner_steps_are_those_of_adamw(net):
-    """Against a plain loop with torch's optimizer over whole batches."""
-    sequences = tokens(12)
-    result = sparseloco(net, sequences)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_inner_steps_are_those_of_torchs_optimizers(net, optimizer):
+    """Against a plain loop over whole batches; Muon rounds to bfloat16, so its gradients must have the same bits."""
+    sequences, whole = tokens(12), {"micro_batch_size": 4} if optimizer == "muon" else {}
+    training = TRAINING.model_copy(update={"optimizer": optimizer, **whole})
+    result = sparseloco(net, sequences, training=training)
     plain = build_model(HPARAMS.model)
     settings = TRAINING.adamw
-    adamw = torch.optim.AdamW(plain.parameters(), betas=(settings.beta1, settings.beta2), weight_decay=0.1)
+    matrices = [param for name, param in plain.named_parameters() if "proj" in name and optimizer == "muon"]
+    rest = [param for name, param in plain.named_parameters() if "proj" not in name or optimizer == "adamw"]
+    adamw = torch.optim.AdamW(rest, betas=(settings.beta1, settings.beta2), weight_decay=0.1)
+    muon = torch.optim.Muon(matrices, weight_decay=0.1) if matrices else adamw
     losses = []
     for step in range(3):
         loss = token_losses(plain, sequences[4 * step : 4 * step + 4]).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), TRAINING.max_grad_norm)
-        adamw.param_groups[0]["lr"] = inner_learning_rate(TRAINING, 2, step)
-        adamw.step()
-        adamw.zero_grad()
+        rate = inner_learning_rate(TRAINING, 2, step)
+        muon.param_groups[0]["lr"] = TRAINING.muon_learning_rate * rate / settings.learning_rate
+        adamw.param_groups[0]["lr"] = rate
+        for each in {adamw, muon}:
+            each.step()
+            each.zero_grad()
         losses.append(loss.item())
     before = parameters_of(net)
     for name, param in parameters_of(plain).items():
@@ -101,6 +109,19 @@ def test_training_is_staged_and_continues_from_its_state(net):
     assert (first.optimizer.num_steps, second.optimizer.num_steps) == (3, 6)
     assert parameters_digest(first.optimizer.exp_avg) == kept != parameters_digest(second.optimizer.exp_avg)
     assert parameters_digest(first.update) != parameters_digest(second.update)
+
+
+def test_a_miner_may_change_its_optimizer_at_any_time(net):
+    operator = Trainer(MODEL, TrainerSettings(optimizer="muon"))
+    arguments = {"training": TRAINING, "outer_steps": 2, "keep_going": forever}
+    adamw = sparseloco(net, tokens(12))
+    muon = operator.learn(parameters_of(net), tokens(12), optimizer=adamw.optimizer, **arguments)
+    again = sparseloco(net, tokens(12), optimizer=muon.optimizer)
+    assert [each.optimizer.num_steps for each in (adamw, muon, again)] == [3, 6, 9]
+    assert parameters_digest(adamw.update) != parameters_digest(muon.update) != parameters_digest(again.update)
+    for name, second in muon.optimizer.exp_avg_sq.items():
+        assert torch.equal(second, adamw.optimizer.exp_avg_sq[name]) == ("proj" in name)
+        assert not torch.equal(muon.optimizer.exp_avg[name], adamw.optimizer.exp_avg[name])
 
 
 def test_an_early_stop_takes_whole_steps_only(net):
