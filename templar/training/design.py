@@ -15,6 +15,9 @@ Every rule stands here, with its source:
 * **Rates.** AdamW's peak is 1.5e-3 at 124 M parameters (modded-nanogpt, track 3) and falls with the power 0.4, as the
   rates of GPT-3 do (arXiv 2005.14165, table 2.1). The warm-up is at most 2 % of 20 tokens per parameter. Then the rate
   is constant: an open network does not know its end.
+* **Density.** The more inner steps a window has, the more coefficients a payload needs: with 80 of them, 64 of 4096
+  lose a nat to a dense exchange, and 1024 a seventh of that (docs/codec.md). A chunk keeps the largest share of its
+  coefficients with which the device is busy enough, or less busy by at most 2 %.
 * **Error feedback.** A decay of 0.95, all of it at the end of a training (SparseLoCo, arXiv 2508.15706, at 512 M). What
   is better for a quarter of a million parameters is worse for three (docs/codec.md).
 * **Loss.** Hoffmann et al. (arXiv 2203.15556, approach 3), on their text: a direction, not a promise.
@@ -25,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from templar.errors import PermanentError, Reason
-from templar.hparams import Gradient, HParams, Model
+from templar.hparams import HParams, Model
 from templar.training.device import PEAK_FLOPS, flops_per_token, num_parameters
 
 HEAD = 128
@@ -43,6 +46,8 @@ WEIGHTS_BLOCKS = 100  # between two settings of weights, on most subnets
 RATE, RATE_PARAMETERS, RATE_POWER = 1.5e-3, 124e6, -0.4
 ENOUGH = 20  # tokens per parameter (Hoffmann et al.)
 WARMUP_SHARE = 0.02
+DENSITIES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)  # of the coefficients of a chunk
+DENSITY_COST = 0.02  # of a window, for a denser code than the sparsest
 FEEDBACK_DECAY, FEEDBACK_CARRY = 0.95, 0.0
 WANTED_OUTER_STEPS = 1000  # to learn as well as in one place (hypertrain's assumption: 1,000 to 3,000)
 MOST_BLOCKS = 125  # of a window
@@ -52,6 +57,7 @@ DECIDING_SECONDS = 6.0  # to see who published, to vote and to see the decision
 TRAIN_MARGIN_SECONDS = 6.0
 BACKUP_BYTES = 16  # per parameter of a private backup (docs/storage.md)
 FINISH_BYTES, DISK_BYTES_PER_SECOND = 24, 2e9  # per parameter, from the last step to the payload on the disk
+COMBINE_SECONDS = 2e-9  # per coefficient of a peer, on four threads: on one 7.3e-9 were measured
 SPARE_TRANSFER = 3.0  # times that a transfer may take what the link allows
 
 
@@ -107,11 +113,23 @@ def design(wishes: Wishes, base: HParams) -> Design:
     """
     peak = _checked(wishes)
     model = wishes.model or architecture(wishes, base.model)
+    sparsest, *denser = (_with_density(wishes, base, model, peak, density) for density in DENSITIES)
+    chosen, busy = sparsest, min(BUSY, sparsest.expects.busy_fraction - DENSITY_COST)
+    blocks = max(MOST_BLOCKS, sparsest.preset["windows"]["blocks_per_window"])
+    for each in denser:
+        if each.expects.busy_fraction >= busy and each.preset["windows"]["blocks_per_window"] <= blocks:
+            chosen = each
+    return chosen
+
+
+def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, density: float) -> Design:
+    """The design whose payloads have this share of the coefficients."""
     count, length = num_parameters(model), base.data.sequence_length
-    payload = count * _bits_per_parameter(base.gradient) / 8
+    coefficients = max(1, round(density * base.gradient.target_chunk**2))
+    payload = count * _bits_per_parameter(base.gradient.target_chunk**2, coefficients) / 8
     speed = wishes.devices * MFU * peak / flops_per_token(model, length)
 
-    windows, idle = _windows(wishes, base, count, payload)
+    windows, idle = _windows(wishes, base, count, payload, density)
     work = _work(wishes, base, count, speed, idle=idle, least_blocks=windows["blocks_per_window"])
     tokens, seconds = work.steps * work.batch * length, work.blocks * base.windows.block_seconds
     samples = (wishes.miners + base.data.spare_slots) * work.steps * work.batch  # assigned in a window
@@ -129,7 +147,11 @@ def design(wishes: Wishes, base: HParams) -> Design:
             "adamw": {"learning_rate": float(f"{RATE * (count / RATE_PARAMETERS) ** RATE_POWER:.2g}")},
             "schedule": {"warmup_steps": warmup, "warmup_start_factor": 0.01, "eta_min_factor": 1.0},
         },
-        "gradient": {"momentum_decay": FEEDBACK_DECAY, "feedback_carry": FEEDBACK_CARRY},
+        "gradient": {
+            "momentum_decay": FEEDBACK_DECAY,
+            "feedback_carry": FEEDBACK_CARRY,
+            "topk_compression": coefficients,
+        },
         "peers": {"gather_peer_count": wishes.miners, "reserve_peer_count": _reserve(wishes.miners)},
         "weights": {"windows_per_weights": math.ceil(WEIGHTS_BLOCKS / work.blocks + 0.5)},
         "storage": {"private_backup_windows": math.ceil(_backup_seconds(wishes, count) / seconds)},
@@ -205,7 +227,7 @@ def _checked(wishes: Wishes) -> float:
     return device_peak(wishes.device)
 
 
-def _windows(wishes: Wishes, base: HParams, count: int, payload: float) -> tuple[dict[str, Any], float]:
+def _windows(wishes: Wishes, base: HParams, count: int, payload: float, density: float) -> tuple[dict[str, Any], float]:
     """The section of windows, and the seconds of a window in which the reference device does not train."""
     old, peers = base.windows, wishes.miners + _reserve(wishes.miners)
     up, down = payload * 8e-6 / wishes.uplink, payload * peers * 8e-6 / wishes.downlink
@@ -217,8 +239,10 @@ def _windows(wishes: Wishes, base: HParams, count: int, payload: float) -> tuple
         "train_margin_seconds": TRAIN_MARGIN_SECONDS,
     }
     changed = old.model_copy(update=windows)
-    step = 4 * count / DISK_BYTES_PER_SECOND  # the outer step, at the speed of a copy
-    begins = changed.settle_delay_seconds + down + DECIDING_SECONDS + step
+    combine = COMBINE_SECONDS * density * count * wishes.miners
+    step = 4 * count / DISK_BYTES_PER_SECOND + combine  # the outer step at the speed of a copy
+    gathered = max(changed.settle_delay_seconds, up + down)  # nodes fetch what is revealed before it settles
+    begins = gathered + DECIDING_SECONDS + step
     idle = begins + finish + changed.train_margin_seconds + changed.commit_guard_seconds
     least = min(MOST_BLOCKS, math.ceil(idle / (1 - BUSY) / old.block_seconds))
     shortest = math.ceil(2 * changed.reserved_seconds / old.block_seconds)
@@ -252,9 +276,8 @@ def _work(wishes: Wishes, base: HParams, count: int, speed: float, *, idle: floa
     return _Work(blocks, batch, steps)
 
 
-def _bits_per_parameter(gradient: Gradient) -> float:
-    """Of a matrix: a chunk has its places, a sign for each, and one scale."""
-    length, k = gradient.target_chunk**2, gradient.topk_compression
+def _bits_per_parameter(length: int, k: int) -> float:
+    """Of a matrix: a chunk of this length has the places of k coefficients, a sign for each, and one scale."""
     return (place_bits(length, k) + k + 8) / length
 
 
