@@ -12,14 +12,12 @@ import asyncio
 import contextvars
 import copy
 import functools
-import inspect
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -69,11 +67,7 @@ class ResidentConfiguration(BaseJobConfiguration):
     )
 
 
-class ResidentResult(BaseWorkerResult):
-    """Reports only that a run has ended; its state says how."""
-
-
-class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentResult]):
+class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, BaseWorkerResult]):
     """Runs the flow runs of one pool in its own process, one at a time.
 
     The limit is 1 and nothing is fetched before it is due, even if the command line asks for it: a run fetched early
@@ -186,8 +180,8 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
         flow_run: FlowRun,
         configuration: ResidentConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
-    ) -> ResidentResult:
-        """Execute a flow run on the run thread, and give it a final state."""
+    ) -> BaseWorkerResult:
+        """Execute a flow run on the run thread, and give it a final state; the result says only that it has ended."""
         self._current, self._configuration = flow_run, configuration
         try:
             try:
@@ -210,7 +204,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, ResidentRe
             raise
         finally:
             self._current = None
-        return ResidentResult(status_code=0, identifier=str(os.getpid()))
+        return BaseWorkerResult(status_code=0, identifier=str(os.getpid()))
 
     async def _watch_for_cancellation(self, flow_run: FlowRun) -> None:
         """Ask the run to stop as soon as it was cancelled, closed or deleted on the server."""
@@ -291,9 +285,8 @@ def _execute(flow: Flow[..., Any], flow_run: FlowRun) -> str | None:
     try:
         # An async flow has no client for its sync tasks: without this one each of them builds its own, 30 ms apiece.
         with SyncClientContext.get_or_create():
-            outcome = run_flow(_failing_when_stopped(flow), flow_run=flow_run, return_type="state")
-            if inspect.iscoroutine(outcome):
-                asyncio.run(outcome)
+            run: Any = run_flow(_failing_when_stopped(flow), flow_run=flow_run, return_type="state")
+            asyncio.run(run)
     except BaseException as error:  # noqa: BLE001 - SystemExit of a flow must not end the worker
         # As text: the exception's frames would keep the run's tensors alive.
         return f"{type(error).__name__}: {error}"
@@ -301,28 +294,20 @@ def _execute(flow: Flow[..., Any], flow_run: FlowRun) -> str | None:
 
 
 def _failing_when_stopped(flow: Flow[..., Any]) -> Flow[..., Any]:
-    """The flow, of which a stop is a failure that the server refuses to a run that is being cancelled.
+    """The flow as an async one, of which a stop is a failure that the server refuses to a run that is being cancelled.
 
     The engine takes an error outside of `Exception` for a crash and forces that state on the server, also on a
     cancelled run.
     """
     original, stoppable = flow.fn, copy.copy(flow)
-    if inspect.iscoroutinefunction(original):
 
-        @functools.wraps(original)
-        async def run(*arguments: Any, **keywords: Any) -> Any:
-            with _stop_as_failure():
-                return await original(*arguments, **keywords)
+    @functools.wraps(original)
+    async def run(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            outcome = original(*arguments, **keywords)
+            return await outcome if flow.isasync else outcome
+        except StoppedError as stop:
+            raise RuntimeError(str(stop)) from stop
 
-        stoppable.fn = run
-    else:  # as a decorator, a context manager covers a plain function
-        stoppable.fn = _stop_as_failure()(original)
+    stoppable.fn, stoppable.isasync = run, True
     return stoppable
-
-
-@contextmanager
-def _stop_as_failure() -> Iterator[None]:
-    try:
-        yield
-    except StoppedError as stop:
-        raise RuntimeError(str(stop)) from stop
