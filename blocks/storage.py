@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import unquote, urlsplit
 
-from prefect.blocks.abstract import CredentialsBlock
 from prefect.blocks.core import Block
 from pydantic import AfterValidator, ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
@@ -95,7 +94,7 @@ class StorageEndpoint(Block):
         return self.open(address.account_id, address.account_id, key, writable=False)
 
 
-class BucketCredentials(CredentialsBlock):
+class BucketCredentials(Block):
     """One key to a bucket."""
 
     _block_type_name = "Bucket Credentials"
@@ -103,18 +102,6 @@ class BucketCredentials(CredentialsBlock):
 
     access_key_id: str = Field(description="Id of the key.")
     secret_access_key: SecretStr = Field(description="Secret of the key.")
-
-    def get_client(self, endpoint_url: str) -> Any:
-        """A boto3 S3 client that uses this key at an endpoint."""
-        from templar.store.s3_client import make_client
-
-        return make_client(
-            "s3",
-            endpoint_url=endpoint_url,
-            access_key_id=self.access_key_id,
-            secret_access_key=self.secret_access_key.get_secret_value(),
-            settings=S3Settings(),
-        )
 
 
 class NeuronBucket(Block):
