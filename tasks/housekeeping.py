@@ -57,9 +57,8 @@ def back_up_private_state(neuron: str) -> BackupReport:
 @task(task_run_name="clean bucket", **HOUSEKEEPING)
 def clean_bucket(neuron: str, dry_run: bool) -> CleanupReport:
     """Delete what has expired from the neuron's bucket; the counts by kind are a table artifact."""
-    report = _count_tries(maintenance.clean_bucket(load_block(neuron).config(neuron), dry_run=dry_run), dry_run=dry_run)
-    _show(f"cleanup-{neuron}", f"Window {report.window}", report, dry_run=dry_run)
-    return report
+    report = maintenance.clean_bucket(load_block(neuron).config(neuron), dry_run=dry_run)
+    return _shown(f"cleanup-{neuron}", f"Window {report.window}", report, dry_run=dry_run)
 
 
 @task(task_run_name="purge bucket", **HOUSEKEEPING)
@@ -73,10 +72,8 @@ def purge_bucket(
     report = maintenance.purge_bucket(
         target, chain, block.hparams(), criterion, dry_run=dry_run, confirm_bucket=confirm_bucket
     )
-    report = _count_tries(report, dry_run=dry_run)
     title = f"Bucket {target.store.name}, {criterion.mode}, window {report.window}"
-    _show(f"purge-{neuron}", title, report, dry_run=dry_run)
-    return report
+    return _shown(f"purge-{neuron}", title, report, dry_run=dry_run)
 
 
 @task(task_run_name="clean temporary", **HOUSEKEEPING)
@@ -90,9 +87,7 @@ def clean_temporary(
     report = maintenance.clean_temporary(
         target, chain, block.hparams(), hours=hours, dry_run=dry_run, confirm_bucket=confirm_bucket
     )
-    report = _count_tries(report, dry_run=dry_run)
-    _show(f"temporary-{neuron}", f"Bucket {target.store.name}, {hours:g} hours", report, dry_run=dry_run)
-    return report
+    return _shown(f"temporary-{neuron}", f"Bucket {target.store.name}, {hours:g} hours", report, dry_run=dry_run)
 
 
 @task(task_run_name="clean local", **HOUSEKEEPING)
@@ -178,17 +173,18 @@ def cleanup_state(report: CleanupReport, *, verb: str, note: str = "") -> State[
     return Failed(message=f"[{Reason.OBJECTS_LEFT}] {message}, {failed} failed, the first: {first}{note}")
 
 
-def _show(key: str, title: str, report: CleanupReport, *, dry_run: bool) -> None:
-    """Show a clean-up's counts as a table, with a line above it that names the first failure."""
+def _shown(key: str, title: str, report: CleanupReport, *, dry_run: bool) -> CleanupReport:
+    """Show a clean-up's counts as a table, with a line above it that names the first failure.
+
+    Returns the report with the number of tries of the running task; a dry run deletes nothing in any of them.
+    """
+    tries: int = task_run.run_count
+    if tries > 1 and not dry_run:
+        report = replace(report, tries=tries)
     first = "" if not report.failed else ", the first: {} ({})".format(*report.failed[0])
     outcome = f"what {'would be' if dry_run else 'was'} deleted; {report.total('failed')} failed{first}"
     table(key, cleanup_rows(report), f"{title}: {outcome}{_try_note(report)}.")
-
-
-def _count_tries(report: CleanupReport, *, dry_run: bool) -> CleanupReport:
-    """The report with the number of tries of the running task; a dry run deletes nothing in any of them."""
-    tries: int = task_run.run_count
-    return report if dry_run or tries <= 1 else replace(report, tries=tries)
+    return report
 
 
 def _try_note(report: CleanupReport) -> str:

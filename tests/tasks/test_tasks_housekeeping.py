@@ -29,18 +29,14 @@ def test_a_failure_is_named_first():
     )
 
 
-def test_a_report_says_that_it_is_that_of_a_later_try(monkeypatch):
-    for dry_run, runs, tries in ((False, 1, 1), (False, 2, 2), (True, 2, 1)):
-        monkeypatch.setenv("PREFECT__RUNTIME__TASK_RUN__RUN_COUNT", str(runs))
-        assert housekeeping._count_tries(DONE, dry_run=dry_run).tries == tries
-
-
-def test_the_line_above_a_table_says_what_failed(monkeypatch):
+def test_the_line_above_a_table_says_what_failed_and_that_it_is_a_later_try(monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr(housekeeping, "table", lambda key, rows, description: lines.append(description))
-    housekeeping._show("cleanup-a", "Bucket b", FAILED, dry_run=False)
-    housekeeping._show("cleanup-a", "Bucket b", DONE, dry_run=True)
+    for report, dry_run, runs, tries in ((FAILED, False, 1, 1), (DONE, False, 2, 2), (DONE, True, 2, 1)):
+        monkeypatch.setenv("PREFECT__RUNTIME__TASK_RUN__RUN_COUNT", str(runs))
+        assert housekeeping._shown("cleanup-a", "Bucket b", report, dry_run=dry_run) == replace(report, tries=tries)
     assert lines == [
         "Bucket b: what was deleted; 1 failed, the first: key (access_denied).",
+        f"Bucket b: what was deleted; 0 failed{NOTE}.",
         "Bucket b: what would be deleted; 0 failed.",
     ]
