@@ -116,51 +116,33 @@ def _metrics(point: Point) -> list[Metric]:
 
 def _spans(trace: WindowTrace, who: Identity) -> list[Span]:
     """The window's span, and those of its steps below it."""
-    # 1. Ids: every attempt at a window is a root of its own in the window's trace.
+    # Every attempt at a window is a root of its own in the window's trace.
     key = f"templar trace {who.genesis} {who.netuid} {who.hotkey} {who.role} {trace.window}"
     trace_id = hashlib.sha256(key.encode()).digest()[:16]
-    root = _span_id(trace_id, trace.begin, "window")
 
-    # 2. The window.
-    about: dict[str, str | int] = {"templar.window": trace.window or 0, "templar.outcome": trace.outcome}
-    if trace.reason is not None:
-        about["templar.reason"] = str(trace.reason)
-    failed = trace.outcome not in ("Completed", "Skipped", "CatchingUp")
-    spans = [
-        Span(
+    def span(name: str, begin: int, end: int, status: Status, **about: str | None) -> Span:
+        told = {f"templar.{what}": value for what, value in about.items() if value is not None}
+        return Span(
             trace_id=trace_id,
-            span_id=root,
-            name="window",
+            span_id=hashlib.sha256(trace_id + f"{begin} {name}".encode()).digest()[:8],
+            name=name,
             kind=Span.SPAN_KIND_INTERNAL,
-            start_time_unix_nano=trace.begin,
-            end_time_unix_nano=trace.end,
-            attributes=_attributes(about),
-            status=Status(code=Status.STATUS_CODE_ERROR if failed else Status.STATUS_CODE_OK),
+            start_time_unix_nano=begin,
+            end_time_unix_nano=end,
+            attributes=_attributes({"templar.window": trace.window or 0, **told}),
+            status=status,
         )
-    ]
 
-    # 3. Its steps.
+    failed = trace.outcome not in ("Completed", "Skipped", "CatchingUp")
+    status = Status(code=Status.STATUS_CODE_ERROR if failed else Status.STATUS_CODE_OK)
+    root = span("window", trace.begin, trace.end, status, outcome=trace.outcome, reason=trace.reason)
+    spans = [root]
     for step in trace.steps:
-        reason = {} if step.reason is None else {"templar.reason": str(step.reason)}
-        error = Status(code=Status.STATUS_CODE_ERROR, message=step.error)
-        spans.append(
-            Span(
-                trace_id=trace_id,
-                span_id=_span_id(trace_id, step.begin, step.name),
-                parent_span_id=root,
-                name=step.name,
-                kind=Span.SPAN_KIND_INTERNAL,
-                start_time_unix_nano=step.begin,
-                end_time_unix_nano=step.end,
-                attributes=_attributes({"templar.window": trace.window or 0, **reason}),
-                status=error if step.error else Status(code=Status.STATUS_CODE_UNSET),
-            )
-        )
+        code = Status.STATUS_CODE_ERROR if step.error else Status.STATUS_CODE_UNSET
+        status = Status(code=code, message=step.error)
+        spans.append(span(step.name, step.begin, step.end, status, reason=step.reason))
+        spans[-1].parent_span_id = root.span_id
     return spans
-
-
-def _span_id(trace_id: bytes, begin: int, name: str) -> bytes:
-    return hashlib.sha256(trace_id + f"{begin} {name}".encode()).digest()[:8]
 
 
 def _attributes(values: Mapping[str, str | int]) -> list[KeyValue]:
