@@ -71,7 +71,7 @@ class LogHandler(logging.Handler):
         """Leave a record; one that cannot be formatted is reported as logging does it."""
         if record.name == own_log.name:
             return
-        if self._sender.is_full or not self._is_allowed():
+        if not self._is_allowed():
             self._sender.dropped += 1
             return
         try:

@@ -102,11 +102,6 @@ class Sender(Generic[T]):
         """Return how the target keeps up."""
         return QueueState(self._queue.qsize() + self._under_way, self.dropped)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether another item would be dropped; an item that is costly to make need not be made then."""
-        return self._queue.full()
-
     def put(self, item: T) -> None:
         """Leave an item for the thread; it is dropped if the queue is full."""
         try:
