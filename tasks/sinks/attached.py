@@ -85,9 +85,7 @@ class SinkSettings:
 class NeuronSinks:
     """The sinks of one neuron; one that cannot be opened is a warning."""
 
-    def __init__(
-        self, settings: SinkSettings, who: Identity, home: Path, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, settings: SinkSettings, who: Identity, home: Path, environment: Mapping[str, str]) -> None:
         self._points: list[Sender[Point]] = []
         self._traces: list[Sender[WindowTrace]] = []
         self._lines: list[Sender[LogLine]] = []
@@ -97,7 +95,7 @@ class NeuronSinks:
             (settings.influx_url, self._open_influx),
             (settings.loki_url, self._open_loki),
             (settings.otel_url, self._open_otel),
-            (settings.wandb_project, partial(self._open_wandb, home, environment or {})),
+            (settings.wandb_project, partial(self._open_wandb, home, environment)),
             (settings.prometheus, self._open_prometheus),
         ):
             if not is_on:

@@ -28,7 +28,7 @@ from tests.support.sinks import FIGURES, WHO
 def sinks(receiver, request, tmp_path):
     """The sinks of the variables that the test names, with the receiver's address for URL."""
     given = {name: value.replace("URL", receiver.endpoint_url) for name, value in request.param.items()}
-    found = NeuronSinks(SinkSettings.of(given), WHO, tmp_path)
+    found = NeuronSinks(SinkSettings.of(given), WHO, tmp_path, {})
     yield found
     found.close()
 
@@ -205,7 +205,7 @@ def scraped(port):
 
 def test_prometheus_scrapes_the_newest_window(tmp_path):
     port = free_port()
-    sinks = NeuronSinks(SinkSettings(prometheus=f"127.0.0.1:{port}"), WHO, tmp_path)
+    sinks = NeuronSinks(SinkSettings(prometheus=f"127.0.0.1:{port}"), WHO, tmp_path, {})
     assert scraped(port) == {}
     sinks.put(Metrics("default", "validator", 11, {"loss": 4.0}))
     sinks.put(FIGURES)
@@ -229,7 +229,7 @@ def test_how_other_sinks_keep_up_is_scraped(receiver, tmp_path):
     receiver.refusing.set()
     port = free_port()
     settings = SinkSettings(prometheus=f"127.0.0.1:{port}", influx_url=receiver.endpoint_url)
-    sinks = NeuronSinks(settings, WHO, tmp_path)
+    sinks = NeuronSinks(settings, WHO, tmp_path, {})
     assert scraped(port) == {"templar_sink_dropped_total[('sink', 'influx')]": 0} | waiting(0)
     sinks.put(FIGURES)
     wait_until(lambda: receiver.refused >= 2, "it is tried again")
@@ -284,7 +284,7 @@ def test_a_misspelt_variable_is_named_without_its_secret(name, value, problem):
 
 def test_nothing_is_on_by_default(tmp_path):
     assert SinkSettings.of({"TEMPLAR_SINK_LOKI_URL": " ", "PATH": "/bin"}) == SinkSettings()
-    sinks = NeuronSinks(SinkSettings(), WHO, tmp_path)
+    sinks = NeuronSinks(SinkSettings(), WHO, tmp_path, {})
     sinks.put(FIGURES)
     assert (sinks.queues(), sinks.endpoint) == ({}, None)
     sinks.close()

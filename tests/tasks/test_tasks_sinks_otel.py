@@ -26,7 +26,7 @@ def sinks(receiver, tmp_path, monkeypatch):
         "TEMPLAR_SINK_OTEL_URL": f"{receiver.endpoint_url}/otlp",
         "TEMPLAR_SINK_OTEL_HEADERS": "Authorization=Bearer%secret==,x-team=ops",
     }
-    found = NeuronSinks(SinkSettings.of(settings), WHO, tmp_path)
+    found = NeuronSinks(SinkSettings.of(settings), WHO, tmp_path, {})
     monkeypatch.setitem(attached._attached, "default", found)
     yield found
     found.close()
@@ -132,7 +132,7 @@ def test_a_missing_extra_is_named_once_and_other_sinks_stay(monkeypatch, caplog,
     monkeypatch.setattr(attached, "find_spec", lambda _: None)
     settings = SinkSettings(otel_url="http://127.0.0.1:4318", wandb_project="p", influx_url=receiver.endpoint_url)
     with caplog.at_level(logging.INFO, "templar.sinks"):
-        found = NeuronSinks(settings, WHO, tmp_path)
+        found = NeuronSinks(settings, WHO, tmp_path, {})
     assert [*found.queues()] == ["influx"]
     assert caplog.messages == [
         f"a sink of default is not open: [bad_environment] TEMPLAR_SINK_{variable} needs the extra `{extra}`, which is "
