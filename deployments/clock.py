@@ -62,10 +62,6 @@ class WindowDeployment:
     role: str
     hotkey: str  # ss58 address
 
-    def key(self, netuid: int, genesis: str, window: int) -> str:
-        """The idempotency key of one window's run."""
-        return f"{netuid}/{genesis}/{self.hotkey}/{self.role}/{window}"
-
 
 async def find_deployments(client: PrefectClient) -> tuple[list[WindowDeployment], dict[str, Neuron]]:
     """The window deployments on the server, and the block of each neuron that they run.
@@ -133,6 +129,7 @@ class WindowClock:
             await self._start_one(deployment, window)
 
     async def _start_one(self, deployment: WindowDeployment, window: int) -> None:
+        key = f"{self._chain.netuid}/{self._genesis}/{deployment.hotkey}/{deployment.role}/{window}"
         while True:
             try:
                 with anyio.fail_after(API_PATIENCE_SECONDS):
@@ -142,7 +139,7 @@ class WindowClock:
                         flow_run_name=f"{deployment.neuron} window {window}",
                         timeout=0,
                         as_subflow=False,
-                        idempotency_key=deployment.key(self._chain.netuid, self._genesis, window),
+                        idempotency_key=key,
                     )
                 log.info("window %d: %s is started", window, deployment.name)
                 return

@@ -92,7 +92,7 @@ class Rig:
         )
 
     def runs(self, client, window):
-        keys = [deployment.key(self.netuid, self.genesis, window) for deployment in self.deployments]
+        keys = [f"{self.netuid}/{self.genesis}/{each.hotkey}/{each.role}/{window}" for each in self.deployments]
         return client.read_flow_runs(
             flow_run_filter=FlowRunFilter(idempotency_key=FlowRunFilterIdempotencyKey(any_=keys)), limit=200
         )
@@ -144,7 +144,6 @@ def test_deployments_that_are_not_for_the_clock_are_left_out(caplog):
     assert ours.keys() == {f"miner-window/{MINER}", f"validator-window/{OTHER}"}
     miner = ours[f"miner-window/{MINER}"]
     assert (miner.role, miner.hotkey) == ("miner", neurons[MINER].wallet.open().address)
-    assert miner.key(1, "ab", 5) == f"1/ab/{miner.hotkey}/miner/5"
     assert "miner-window/clock-broken is left out: [bad_wallet]" in caplog.text
     assert "miner-window/clock-nobody is left out: [bad_environment]" in caplog.text
 
