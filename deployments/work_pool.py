@@ -10,8 +10,8 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import UUID
@@ -129,18 +129,13 @@ def default_worker_name(pool: str) -> str:
     return f"{pool}@{socket.gethostname()}".replace("/", "-").replace("%", "-")
 
 
-@contextmanager
-def sole_worker_of(pool: str) -> Iterator[None]:
+def sole_worker_of(pool: str) -> AbstractContextManager[None]:
     """Hold a pool of the configured server against this user's other processes here; `already_running` if held."""
     address = require_server_address().rstrip("/").replace("//localhost:", "//127.0.0.1:")
     digest = hashlib.sha256(f"{address}\n{pool}".encode()).hexdigest()
-
-    def refusal(pid: int) -> str:
-        holder = f"work pool {pool!r} is served by process {pid} of this machine"
-        return f"{holder}: stop that one first, or give this neuron a pool of its own"
-
-    with sole_process(state_folder() / "workers" / f"{digest[:16]}.lock", refusal):
-        yield
+    held, remedy = f"work pool {pool!r} is served by process", "or give this neuron a pool of its own"
+    lock = state_folder() / "workers" / f"{digest[:16]}.lock"
+    return sole_process(lock, lambda pid: f"{held} {pid} of this machine: stop that one first, {remedy}")
 
 
 async def claim_pool(client: PrefectClient, pool: str, *, worker_type: str, own_name: str) -> None:
