@@ -49,6 +49,7 @@ class NeuronFolder:
     name: str
     logs = FileOf("logs")  # a log per process
     server_home = FileOf("prefect")  # of the Prefect server that `neuron start` runs itself, with its log
+    address_file = FileOf("server.json")  # where the Prefect server of the newest start listens
     lock = FileOf("supervisor.lock")  # held by the process that supervises the others
 
     @property
@@ -64,11 +65,7 @@ class NeuronFolder:
     @property
     def address(self) -> Address | None:
         """The Prefect server of the newest start; None if there was none."""
-        return Address.read(self.folder / "server.json")
-
-    def save(self, address: Address) -> None:
-        """Keep the address of the Prefect server for other commands."""
-        address.save(self.folder / "server.json")
+        return Address.read(self.address_file)
 
 
 def known_neurons() -> list[NeuronFolder]:

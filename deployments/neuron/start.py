@@ -86,7 +86,7 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
     if password is None:
         own.pop("PREFECT_API_AUTH_STRING", None)  # an empty one is not the same to Prefect
     address = Address(own["PREFECT_API_URL"], None if server is None else str(server.home), password)
-    folder.save(address)
+    address.save(folder.address_file)
     if (hotkey_password := block.wallet.given_password) is not None:
         own[PASSWORD] = hotkey_password  # the processes have no terminal that they could ask
     supervisor = Supervisor(folder.record, say)

@@ -162,7 +162,7 @@ def refused(network, tmp_path, run_main, monkeypatch):
 
 def test_a_folder_of_another_neuron_is_refused(network, refused):
     home, owner = Path(network.environment("lazy")["TEMPLAR_HOME"]), NeuronFolder(f"test-{uuid4().hex[:8]}")
-    owner.save(Address("http://127.0.0.1:4200/api"))
+    Address("http://127.0.0.1:4200/api").save(owner.address_file)
     with sole_process(owner.lock, str), sole_process(home / HOME_LOCK, str):
         said = refused()
     shutil.rmtree(owner.folder)
