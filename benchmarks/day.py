@@ -141,7 +141,7 @@ def due_times(deployment: DeploymentResponse, begin: datetime, end: datetime) ->
 
 def bucket_bytes(network: LocalNetwork) -> int:
     """Bytes of all objects in the buckets of a network's neurons."""
-    stores = [network.neuron_block(neuron).bucket.open().store for neuron in network.plan.running]
+    stores = [network.neuron_block(neuron.name).bucket.open().store for neuron in network.plan.running]
     return sum(info.size for store in stores for info in store.list())
 
 

@@ -103,7 +103,7 @@ class Bench:
             child.stop()
 
     def _block(self, neuron: LocalNeuron) -> Neuron:
-        values = dotenv_values(self.plan.env_file(neuron))
+        values = dotenv_values(self.plan.env_file(neuron.name))
         return neuron_from_environment({name: value for name, value in values.items() if value is not None})
 
 

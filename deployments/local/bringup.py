@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from prefect.client.orchestration import get_client
@@ -18,7 +17,7 @@ from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.local.acting import acting_command, actors
 from deployments.local.pace import slowed_windows, write_slowed
-from deployments.local.plan import DEFAULT_NEURON, NETUID, LocalNeuron, LocalPlan
+from deployments.local.plan import DEFAULT_NEURON, NETUID, LocalPlan
 from deployments.local.prepare import (
     announce_bucket,
     keep_buckets,
@@ -104,7 +103,7 @@ class LocalNetwork:
         """
         self._stop_neurons()
         # The environments say what was brought up; the plan of another command may not.
-        blocks = {name: _block_of(self.plan.folder / "env" / f"{name}.env") for name in self.plan.brought_up}
+        blocks = {name: self.neuron_block(name) for name in self.plan.brought_up}
         block = next((block for block in blocks.values() if block.role == "aggregator"), None)
         if block is None:
             raise PermanentError(Reason.OBJECT_MISSING, f"{self.plan.folder}: no aggregator was prepared here")
@@ -140,9 +139,9 @@ class LocalNetwork:
             self.down()
             raise
 
-    def neuron_block(self, neuron: LocalNeuron) -> Neuron:
-        """A neuron's block, from its environment."""
-        return _block_of(self.plan.env_file(neuron))
+    def neuron_block(self, neuron: str) -> Neuron:
+        """The block of the neuron of this name, from its environment."""
+        return neuron_from_environment(read_env_file(self.plan.env_file(neuron)))
 
     def _check(self) -> HParams:
         """Find out, before anything is touched, whether the network can be brought up."""
@@ -192,7 +191,7 @@ class LocalNetwork:
         plan, environment = self.plan, self.plan.server.environment()
         # 1. Work pools, and a worker for each neuron: they take seconds to start.
         self._say(f"registering {len(plan.running)} neurons and starting their workers")
-        blocks = {neuron: self.neuron_block(neuron) for neuron in plan.running}
+        blocks = {neuron: self.neuron_block(neuron.name) for neuron in plan.running}
         with get_client(sync_client=True) as client:
             for neuron in plan.running:
                 ensure_pool(client, f"neuron-{neuron.name}", "resident", grace_seconds=WORKER_GRACE_SECONDS)
@@ -265,7 +264,3 @@ class LocalNetwork:
         log = log_file(self.plan.logs, name)
         is_ready = (lambda: announces in log.read_text()) if announces else None
         self._supervisor.start(Service(name, command, log, environment), is_ready, timeout_seconds=self._patience)
-
-
-def _block_of(env_file: Path) -> Neuron:
-    return neuron_from_environment(read_env_file(env_file))

@@ -92,7 +92,7 @@ def run(network: LocalNetwork, num_windows: int) -> int:
     birth = network.up()
     try:
         network.supervise()
-        view = LocalView(network.plan, network.neuron_block(network.plan.running[0]), birth)
+        view = LocalView(network.plan, network.neuron_block(network.plan.running[0].name), birth)
         ui = network.plan.server.ui_url
         console.print(f"Prefect UI: {ui}  ·  first window {birth.start.start_window}")
         tell_of_streaks(network.plan.brought_up, network.address, warn)

@@ -108,9 +108,9 @@ class LocalPlan:
         """A neuron's folder."""
         return self.folder / "neurons" / neuron.name
 
-    def env_file(self, neuron: LocalNeuron) -> Path:
-        """A neuron's environment."""
-        return self.folder / "env" / f"{neuron.name}.env"
+    def env_file(self, neuron: str) -> Path:
+        """The environment of the neuron of this name."""
+        return self.folder / "env" / f"{neuron}.env"
 
     @property
     def brought_up(self) -> list[str]:

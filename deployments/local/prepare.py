@@ -124,7 +124,7 @@ def write_environments(plan: LocalPlan, keys: Mapping[str, BucketKeys]) -> None:
             "TEMPLAR_STORAGE_MAX_ATTEMPTS": "1",  # retries are the task's: they are seen in the UI
             **plan.settings.get(neuron.name, {}),
         }
-        write_private(plan.env_file(neuron), "".join(env_lines(values)).encode())
+        write_private(plan.env_file(neuron.name), "".join(env_lines(values)).encode())
     write_private(plan.network_env, "".join(env_lines(public)).encode())
 
 

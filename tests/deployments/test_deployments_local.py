@@ -107,7 +107,7 @@ class TestActing:
 class TestEnvironments:
     def test_they_are_for_this_user_alone_and_make_neurons(self, network):
         for neuron in network.plan.running:
-            file = network.plan.env_file(neuron)
+            file = network.plan.env_file(neuron.name)
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             block = network.block(neuron.name)
             assert block.role == neuron.role
@@ -121,7 +121,7 @@ class TestEnvironments:
         accounts = [prepare.DATASET_ACCOUNT, *(neuron.account_id for neuron in plan.running)]
         prepare.write_environments(plan, dict.fromkeys(accounts, prepare.LOCAL_KEYS))
         for neuron in plan.running:
-            values = dotenv_values(plan.env_file(neuron))
+            values = dotenv_values(plan.env_file(neuron.name))
             changes = settings.get(neuron.name, {"TEMPLAR_THREADS": "1"})
             assert {name: values.get(name) for name in changes} == changes
             assert ("TEMPLAR_RANKS" in values) == (neuron.name == "default")
@@ -312,7 +312,7 @@ class TestRefusals:
     def test_status_of_a_network_that_is_not_whole(self, local, folder, options, running, capsys):
         plan = LocalPlan(folder)
         for name in ("miner-2", "default"):
-            plan.env_file(next(each for each in plan.running if each.name == name)).parent.mkdir(exist_ok=True)
+            plan.env_file(name).parent.mkdir(exist_ok=True)
             (folder / "env" / f"{name}.env").touch()
         command.main(["status", "--folder", str(folder), "--json"])
         found = json.loads(capsys.readouterr().out)

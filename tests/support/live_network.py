@@ -82,7 +82,7 @@ class LiveNetwork:
         self.down()
 
     def attach(self):
-        block = self._network.neuron_block(self.plan.running[0])
+        block = self._network.neuron_block(self.plan.running[0].name)
         chain = block.subnet.open(None)
         birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), block.hparams())
         self.view = LocalView(self.plan, block, birth)
@@ -221,7 +221,7 @@ class LiveNetwork:
     def start_worker(self, neuron):
         """Start a neuron's worker again, as an operator would."""
         pool = f"neuron-{neuron}"
-        block = self._network.neuron_block(next(each for each in self.neurons if each.name == neuron))
+        block = self._network.neuron_block(neuron)
         command = bringup.ranked_command(bringup.worker_command(pool, "resident"), block)
         log = self.plan.logs / f"{pool}-again.log"
         self.start(Service(f"worker of {neuron}", command, log, self.plan.server.environment()))
