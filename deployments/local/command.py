@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -28,7 +29,7 @@ from deployments.local.bringup import LocalNetwork
 from deployments.local.pace import measure_pace
 from deployments.local.plan import DEFAULT_NEURON, LOCAL_FOLDER, LocalPlan
 from deployments.local.view import LocalView, Summary, WindowRow, as_table, summarise
-from deployments.neuron.status import is_green, show_network_status, show_warnings, tell_of_streaks
+from deployments.neuron.status import is_green, show_network_status, show_warning, tell_of_streaks
 from deployments.options import command_parser
 from deployments.processes import PROJECT_ROOT, program
 from deployments.schedules import scheduled_work
@@ -95,7 +96,7 @@ def run(network: LocalNetwork, num_windows: int) -> int:
         view = LocalView(network.plan, network.neuron_block(network.plan.running[0].name), birth)
         ui = network.plan.server.ui_url
         console.print(f"Prefect UI: {ui}  ·  first window {birth.start.start_window}")
-        tell_of_streaks(network.plan.brought_up, network.address, warn)
+        tell_of_streaks(network.plan.brought_up, network.address, partial(show_warning, console=console))
         last = watch(view, num_windows)
         summary = summarise(view, last, num_windows, started).with_scheduled(*network.scheduled())
         console.print(f"Prefect UI (while the network runs; `make up` keeps it): {ui}")
@@ -154,17 +155,12 @@ def scheduled_deployments(plan: LocalPlan) -> list[str]:
 def follow(network: LocalNetwork) -> None:
     """Say so when a neuron misses several windows in a row, until the network is down or Ctrl-C, which leaves it up."""
     console.print("Neurons that miss several windows in a row are named here; Ctrl-C leaves the network running.")
-    tell_of_streaks(network.plan.brought_up, network.address, warn)
+    tell_of_streaks(network.plan.brought_up, network.address, partial(show_warning, console=console))
     try:
         while network.is_running:
             time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         console.print("the network goes on running; `make down` stops it")
-
-
-def warn(line: str) -> None:
-    """Say on this terminal what goes wrong with a neuron."""
-    show_warnings([line], console)
 
 
 def down(network: LocalNetwork) -> int:

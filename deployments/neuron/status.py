@@ -155,7 +155,8 @@ def _show(
             console.print(title)
         table = folding_table("window", "state", "message", rows=(row.values() for row in rows))
         console.print(table if rows else found["problem"] or "no window has begun yet")
-    show_warnings([*found["warnings"], *found["services"]], console)
+    for line in (*found["warnings"], *found["services"]):
+        show_warning(line, console)
     if found["api_url"] and any(windows.values()):
         console.print(f"more: PREFECT_API_URL={found['api_url']} {program('prefect')} flow-run ls", soft_wrap=True)
 
@@ -170,10 +171,9 @@ def folding_table(*columns: str, rows: Iterable[Iterable[object]] = (), title: s
     return table
 
 
-def show_warnings(warnings: Sequence[str], console: Console) -> None:
-    """Print what goes wrong with neurons, a red line each."""
-    for line in warnings:
-        console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+def show_warning(line: str, console: Console) -> None:
+    """Print what goes wrong with a neuron, in red."""
+    console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _row(run: FlowRun) -> dict[str, str]:
