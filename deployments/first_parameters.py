@@ -55,8 +55,8 @@ def _folder_of(source: str, hub_token: str | None) -> Path:
         return folder
     repository, _, revision = source.partition("@")
     if source.startswith(("/", ".", "~")) or repository.count("/") > 1:
-        problem = f"--from {source}: no such folder; name one, or a repository of the Hub (USER/NAME)"
-        raise PermanentError(Reason.BAD_PARAMETERS, problem)
+        problem = "no such folder; name one, or a repository of the Hub (USER/NAME)"
+        raise _refusal(source, problem, Reason.BAD_PARAMETERS)
     from deployments.hub import download_model  # noqa: PLC0415 - a folder does without the Hub's client
 
     return download_model(repository, revision or None, token=hub_token)
@@ -68,7 +68,7 @@ def _check_config(path: Path, source: str, model: Model) -> None:
 
     # 1. What the model says of itself.
     if not path.exists():
-        raise _broken(source, f"there is no {CONFIG_FILE}; name a model in the Hugging Face layout")
+        raise _refusal(source, f"there is no {CONFIG_FILE}; name a model in the Hugging Face layout")
     what, size = f"--from {source}: {CONFIG_FILE}", path.stat().st_size
     with parsing(what, Reason.CHECKPOINT_BROKEN, size=size, most=MAX_CONFIG_BYTES, remedy="restore the file"):
         given = json.loads(path.read_text(encoding="utf-8"))
@@ -76,14 +76,12 @@ def _check_config(path: Path, source: str, model: Model) -> None:
         found = AutoConfig.for_model(kind, **given) if kind in FAMILIES else None
         theirs = {} if found is None else _shape_of(found)
     if found is None:
-        shown = one_line(repr(kind))
-        raise PermanentError(
-            Reason.BAD_HPARAMS, f"--from {source}: model_type is {shown}, not one of {', '.join(FAMILIES)}; {REMEDY}"
-        )
+        problem = f"model_type is {one_line(repr(kind))}, not one of {', '.join(FAMILIES)}; {REMEDY}"
+        raise _refusal(source, problem, Reason.BAD_HPARAMS)
     for name, values in KNOWN.items():
         if (value := str(getattr(found, name, found.rope_parameters.get(name, values[0])))) not in values:
             problem = f"{name} is {one_line(value)}, and no preset has that; name another model"
-            raise PermanentError(Reason.BAD_HPARAMS, f"--from {source}: {problem}")
+            raise _refusal(source, problem, Reason.BAD_HPARAMS)
 
     # 2. What differs from the preset.
     ours = _shape_of(model_config(model))
@@ -93,7 +91,7 @@ def _check_config(path: Path, source: str, model: Model) -> None:
         others = f" (and {len(differing) - 1} more settings differ)" if len(differing) > 1 else ""
         shown = f"{name} is {one_line(str(value))}, the preset's is {ours.get(name)}{others}"
         wanted = f"in hparams.json its `model` has {one_line(json.dumps(differing), 1000)}"
-        raise PermanentError(Reason.BAD_HPARAMS, f"--from {source}: {shown}; {REMEDY}: {wanted}")
+        raise _refusal(source, f"{shown}; {REMEDY}: {wanted}", Reason.BAD_HPARAMS)
 
 
 def _shape_of(config: Any) -> dict[str, Any]:
@@ -123,32 +121,29 @@ def _check_tokenizer(folder: Path, source: str, tokenizer: Tokenizer) -> None:
     sizes = f"it has {theirs.vocab_size} ids, the network's {tokenizer.vocab_size}"
     problem = f"{sizes}; token {one_line(differing)!r} is {ids} there and {own} here"
     remedy = "set data.tokenizer_name to the model's tokenizer and build the dataset with it, or name another model"
-    text = f"--from {source}: its tokenizer is not the network's: {problem}; {remedy}"
-    raise PermanentError(Reason.TOKENIZER_MISSING, text)
+    raise _refusal(source, f"its tokenizer is not the network's: {problem}; {remedy}", Reason.TOKENIZER_MISSING)
 
 
 def _parameters(folder: Path, source: str, model: Model) -> dict[str, Tensor]:
     """The model's tensors in float32, checked one by one; they are converted one at a time."""
     found, shapes = _tensors(folder, source), parameter_shapes(model)
     if not found:
-        raise _broken(source, f"there is no {WEIGHTS_PATTERN}; convert the weights to safetensors")
+        raise _refusal(source, f"there is no {WEIGHTS_PATTERN}; convert the weights to safetensors")
     for name in _spare(found, shapes):
         del found[name]
     for stored in sorted(shapes.keys() | found.keys()):
         tensor, shape, name = found.get(stored), shapes.get(stored), one_line(stored)
         if tensor is None:
-            raise _broken(source, f"tensor {name} is missing; restore the file of weights that has it")
+            raise _refusal(source, f"tensor {name} is missing; restore the file of weights that has it")
         if shape is None or tuple(tensor.shape) != tuple(shape):
             wanted = "not there" if shape is None else f"of shape {tuple(shape)}"
             shown = one_line(str(tuple(tensor.shape)))
-            raise PermanentError(
-                Reason.BAD_HPARAMS,
-                f"--from {source}: tensor {name} has the shape {shown}, in the preset's model it is {wanted}; {REMEDY}",
-            )
+            problem = f"tensor {name} has the shape {shown}, in the preset's model it is {wanted}; {REMEDY}"
+            raise _refusal(source, problem, Reason.BAD_HPARAMS)
         if tensor.dtype not in STORED_TYPES:
-            raise _broken(source, f"tensor {name} is stored as {tensor.dtype}; store it as float32 or bfloat16")
+            raise _refusal(source, f"tensor {name} is stored as {tensor.dtype}; store it as float32 or bfloat16")
         if not torch.isfinite(tensor).all():
-            raise _broken(source, f"tensor {name} has numbers that are not finite; name another checkpoint")
+            raise _refusal(source, f"tensor {name} has numbers that are not finite; name another checkpoint")
         found[stored] = tensor.to(torch.float32)
     return found
 
@@ -169,7 +164,7 @@ def _tensors(folder: Path, source: str) -> dict[str, Tensor]:
     for file in files:
         if Path(file).name != file or not file.endswith(".safetensors") or not (folder / file).is_file():
             problem = f"{INDEX_FILE} names {one_line(file)!r}, and the folder has no such safetensors file"
-            raise _broken(source, f"{problem}; restore the file")
+            raise _refusal(source, f"{problem}; restore the file")
         tensors |= {name: each for name, each in read_tensors(folder / file).items() if places.get(name) == file}
     return tensors
 
@@ -181,5 +176,5 @@ def _spare(found: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -
     return [*spare, OUTPUT] if tied and torch.equal(found[OUTPUT], found[EMBEDDING]) else spare
 
 
-def _broken(source: str, problem: str) -> PermanentError:
-    return PermanentError(Reason.CHECKPOINT_BROKEN, f"--from {source}: {problem}")
+def _refusal(source: str, problem: str, reason: Reason = Reason.CHECKPOINT_BROKEN) -> PermanentError:
+    return PermanentError(reason, f"--from {source}: {problem}")
