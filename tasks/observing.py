@@ -32,9 +32,7 @@ class PublicNetwork:
 def network_of(block: Neuron, folder: str = AUDIT_FOLDER) -> PublicNetwork:
     """The network of a neuron, for a reader that keeps its own files in this folder of the neuron's.
 
-    Raises:
-        PermanentError: `bad_hparams`.
-        TransientError: The chain cannot be reached.
+    `bad_hparams`; a TransientError while the chain cannot be reached.
     """
     return _network(dict(block), block.bucket.endpoint, folder)
 
@@ -42,9 +40,7 @@ def network_of(block: Neuron, folder: str = AUDIT_FOLDER) -> PublicNetwork:
 def network_from_environment(environment: Mapping[str, str], folder: str = AUDIT_FOLDER) -> PublicNetwork:
     """The same from the variables of `.env.example` that say where the network is; no wallet, no bucket.
 
-    Raises:
-        PermanentError: `bad_environment`, which names every variable that is missing or malformed; `bad_hparams`.
-        TransientError: The chain cannot be reached.
+    Errors as in `network_of`, and `bad_environment`, which names every variable that is missing or malformed.
     """
     reader = EnvironmentReader(environment)
     endpoint = endpoint_block(reader)
@@ -76,9 +72,7 @@ def _network(fields: Mapping[str, Any], endpoint: StorageEndpoint, folder: str) 
 def auditing(config: NeuronConfig, tolerance: float | None) -> Iterator[Auditor]:
     """An auditor with a node of its own, as long as the context manager is open.
 
-    Raises:
-        PermanentError: `already_running`: another audit uses the folder; and as `Node`.
-        TransientError: As `Node`.
+    `already_running` if another audit uses the folder; other errors as `Node`.
     """
     node = Node(config)
     try:
