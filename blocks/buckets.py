@@ -41,8 +41,7 @@ def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str
     If the bucket holds the neuron's dataset too, the dataset's folder is kept unless the dataset was chosen. A dataset
     at the root of the bucket keeps the whole bucket, since no key says which objects are the dataset's.
 
-    Raises:
-        PermanentError: `bad_parameters`, `bad_environment`; the message names every parameter and variable.
+    The message of `bad_parameters` or `bad_environment` names every parameter and variable.
     """
     from templar.housekeeping.maintenance import Target
 

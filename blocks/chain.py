@@ -38,11 +38,7 @@ class Wallet(Block):
     _password: Password | None = PrivateAttr(default=None)
 
     def open(self) -> Hotkey:
-        """The hotkey.
-
-        Raises:
-            PermanentError: `bad_wallet`; also for a password that is missing or wrong.
-        """
+        """The hotkey; `bad_wallet`, also for a password that is missing or wrong."""
         return load_hotkey(Path(self.path), self.name, self.hotkey, self.password)
 
     @property

@@ -79,9 +79,8 @@ class Neuron(Block):
     def build(self, name: str) -> "Node":
         """The node, started.
 
-        Raises:
-            PermanentError: As `config`, or what keeps a node from starting, such as `already_running`.
-            TransientError: As `config`, or stores could not be reached, or the network has not started.
+        Errors as in `config`; what keeps a node from starting, such as `already_running`; a TransientError if stores
+        could not be reached, or the network has not started.
         """
         kind, config = self.node_class(), self.config(name)
         chain, hparams = config.chain, config.hparams
