@@ -1,6 +1,7 @@
 """Measure what a network loses by its code, and which optimizer, rule of aggregation and error feedback lose least.
 
-    python -m benchmarks.quality [--quick] [--size SIZE] [--seeds N] [--windows N] [--device cuda] [--results FILE]
+    python -m benchmarks.quality [--quick] [--size SIZE] [--rows short] [--seeds N] [--windows N] [--inner-steps N]
+        [--device cuda] [--results FILE]
 
 Four workers train a small model on real text (`exchange_rules`), once for every row of the grid and every seed, on the
 same data. The table has the held-out loss after the last window in nats per token, mean and spread over the seeds, how
@@ -72,6 +73,7 @@ GRID: dict[str, Row] = {
     "turned error feedback": replace(LESS, turned=True),
     # 3. The code.
     **{f"{k} of 4096": replace(FAST, k=k) for k in (32, 48, 128)},
+    **{f"decay 0.95, {k} of 4096": replace(PLAIN, k=k) for k in (256, 1024, 4096)},
     "60, and 24 of embedding and head": replace(FAST, k=60, other_k=24),
     "two levels": replace(FAST, code="levels"),
     "values": replace(FAST, code="values"),
@@ -87,6 +89,7 @@ GRID: dict[str, Row] = {
         f"Muon {rate}, carry {carry}": replace(LESS, optimizer="muon", matrix_rate=rate, carry=carry)
         for rate, carry in ((0.005, 0.4), (0.01, 0.4), (0.02, 0.4))
     },
+    "Muon 0.02, 4096 of 4096": replace(PLAIN, optimizer="muon", k=4096),
     "Muon 0.01, sum / sqrt(R)": replace(LESS, optimizer="muon", matrix_rate=0.01, rule="root"),
     "Muon 0.01, 128 of 4096, sum / sqrt(R)": replace(LESS, optimizer="muon", matrix_rate=0.01, rule="root", k=128),
 }
@@ -119,15 +122,24 @@ SHORT: Mapping[str, Sequence[str]] = {  # by size: a larger model wants lower ra
     ),
 }
 
+LONG = (  # what a density takes from windows of many inner steps
+    "dense, AdamW 0.004",
+    "dense, Muon 0.02",
+    "decay 0.95",
+    *(f"decay 0.95, {k} of 4096" for k in (256, 1024, 4096)),
+    "Muon 0.02, 4096 of 4096",
+)
+USUAL_STEPS = 10  # inner steps of a window
+
 Outcomes = Mapping[str, Sequence[Outcome]]  # by name of the row, one for each seed
 
 
-def network(size: str, seed: int) -> HParams:
+def network(size: str, seed: int, inner_steps: int = USUAL_STEPS) -> HParams:
     """The hyper-parameters of a size: short windows, and the chunks of large models."""
     base: dict[str, dict[str, Any]] = {
         "model": {"max_position_embeddings": 128, "initializer_seed": seed},
-        "data": {"sequence_length": 128, "pages_per_window": 1},
-        "training": {"inner_steps": 10, "batch_size": 8, "micro_batch_size": 8},
+        "data": {"sequence_length": 128, "pages_per_window": -(-inner_steps // USUAL_STEPS)},
+        "training": {"inner_steps": inner_steps, "batch_size": 8, "micro_batch_size": 8},
         "gradient": {"target_chunk": 64, "topk_compression": 64},
     }
     for section, settings in SIZES[size].items():
@@ -136,17 +148,25 @@ def network(size: str, seed: int) -> HParams:
 
 
 def measure(
-    names: Sequence[str], size: str, *, seeds: int, windows: int, device: str, results: Path | None
+    names: Sequence[str],
+    size: str,
+    *,
+    seeds: int,
+    windows: int,
+    inner_steps: int = USUAL_STEPS,
+    device: str,
+    results: Path | None,
 ) -> dict[str, list[Outcome]]:
     """Train the networks of these rows, seed by seed; those that the file has are read."""
+    longer = [] if inner_steps == USUAL_STEPS else [inner_steps]
     known = dict(_read(results)) if results is not None and results.exists() else {}
     outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
     with embedded_text() as text:
         for seed in range(seeds):
-            hparams = network(size, seed)
+            hparams = network(size, seed, inner_steps)
             setup = Setup.of(text, seed=seed, workers=NUM_WORKERS, windows=windows, hparams=hparams)
             for name in track(names, description=f"seed {seed}", console=Console(stderr=True)):
-                key = json.dumps([size, seed, windows, asdict(GRID[name])], sort_keys=True)
+                key = json.dumps([size, seed, windows, *longer, asdict(GRID[name])], sort_keys=True)
                 if key not in known:
                     known[key] = learn(GRID[name], setup, device)
                     _append(results, name, key, known[key])
@@ -232,16 +252,26 @@ def main() -> int:
     parser.add_argument("--size", choices=SIZES, default="0.25M", help="parameters of the model")
     parser.add_argument("--seeds", type=int, default=3, help="networks of each row")
     parser.add_argument("--windows", type=int, default=30, help="windows of each network")
-    parser.add_argument("--rows", choices=("all", "short"), default="all", help="`short`: what decides the presets")
+    parser.add_argument("--inner-steps", type=int, default=USUAL_STEPS, metavar="N", help="of each window")
+    rows = "`short`: what decides the presets; `long`: what a density takes from windows of many inner steps"
+    parser.add_argument("--rows", choices=("all", "short", "long"), default="all", help=rows)
     parser.add_argument("--device", default="cpu", help="device of torch")
     parser.add_argument("--results", type=Path, metavar="FILE", help="outcomes so far, and where new ones are appended")
     chosen = parser.parse_args()
-    names = QUICK if chosen.quick else SHORT[chosen.size] if chosen.rows == "short" else tuple(GRID)
+    names = QUICK if chosen.quick else {"all": tuple(GRID), "short": SHORT[chosen.size], "long": LONG}[chosen.rows]
     seeds, windows = (1, 4) if chosen.quick else (chosen.seeds, chosen.windows)
-    found = measure(names, chosen.size, seeds=seeds, windows=windows, device=chosen.device, results=chosen.results)
+    found = measure(
+        names,
+        chosen.size,
+        seeds=seeds,
+        windows=windows,
+        inner_steps=chosen.inner_steps,
+        device=chosen.device,
+        results=chosen.results,
+    )
     figures = figures_of(found)
     _print(found, figures, chosen.size, windows)
-    is_halved = figures["gap_best"] <= figures["gap_today"] / 2
+    is_halved = chosen.rows == "long" or figures["gap_best"] <= figures["gap_today"] / 2
     holds = chosen.quick or is_halved
     return finish(figures | {"size": chosen.size, "seeds": seeds, "windows": windows, "holds": holds})
 
