@@ -137,7 +137,7 @@ def error_table(errors: Mapping[str, float]) -> Table:
 
 def run(quick: bool) -> dict[str, Any]:
     """Measure, print the tables, and return the figures."""
-    sizes = {k: payload_size(k) for k in ((64, 32) if quick else (128, 64, 32, 16))}
+    sizes = {k: payload_size(k) for k in ((64, 32) if quick else (1024, 128, 64, 32, 16))}
     errors = train_small(*((8, 2) if quick else (30, 6)))
     console = Console()
     console.print(size_table(sizes))
