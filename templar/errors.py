@@ -1,4 +1,4 @@
-"""Two families of errors and the machine-readable reason that each of them carries.
+"""Two families of errors, and the list of the reason codes that they carry (docs/protocol.md 16).
 
 The reason code ends up in flow state messages, artifacts and evidence; the message is for a person and names the
 field, the object and the remedy.

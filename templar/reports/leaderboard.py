@@ -1,4 +1,4 @@
-"""The leaderboard: a validator's evidence of some windows as pandas tables, as text and as a drawing.
+"""The leaderboard and its columns: a validator's evidence of some windows as pandas tables, as text and as a drawing.
 
 A window without evidence is a gap: nothing is filled in, and means are over the windows that are there. Miners are
 followed by hotkey, under any uid.
