@@ -93,6 +93,7 @@ class TestPace:
 
 
 class TestActing:
+    @pytest.mark.slow
     def test_in_its_process_every_miner_is_the_actor(self, tmp_path):
         told = "import sys\nfrom blocks.neuron import Neuron\nprint(Neuron.node_class(None).__name__, sys.argv[1:])"
         (tmp_path / "told.py").write_text(told)

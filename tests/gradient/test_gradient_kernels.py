@@ -161,6 +161,7 @@ def test_large_models_compile_the_kernels_of_a_window(recipe, monkeypatch):
     assert all(kernel.signatures for kernel in (*written, bit_planes._largest_index, step))
 
 
+@pytest.mark.slow
 def test_compiled_code_lies_where_the_operator_says_and_otherwise_in_memory(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "chosen"))
