@@ -74,6 +74,7 @@ GRID: dict[str, Row] = {
     # 3. The code.
     **{f"{k} of 4096": replace(FAST, k=k) for k in (32, 48, 128)},
     **{f"decay 0.95, {k} of 4096": replace(PLAIN, k=k) for k in (256, 1024, 4096)},
+    "decay 0.95, 1024 of 4096, rate 0.001": replace(PLAIN, k=1024, learning_rate=0.001),
     "60, and 24 of embedding and head": replace(FAST, k=60, other_k=24),
     "two levels": replace(FAST, code="levels"),
     "values": replace(FAST, code="values"),
@@ -122,13 +123,18 @@ SHORT: Mapping[str, Sequence[str]] = {  # by size: a larger model wants lower ra
     ),
 }
 
-LONG = (  # what a density takes from windows of many inner steps
-    "dense, AdamW 0.004",
-    "dense, Muon 0.02",
-    "decay 0.95",
-    *(f"decay 0.95, {k} of 4096" for k in (256, 1024, 4096)),
-    "Muon 0.02, 4096 of 4096",
-)
+LONG: Mapping[str, Sequence[str]] = {  # what a density takes from windows of many inner steps
+    "0.25M": (
+        "dense, AdamW 0.004",
+        "dense, Muon 0.02",
+        "decay 0.95",
+        *(f"decay 0.95, {k} of 4096" for k in (256, 1024, 4096)),
+        "Muon 0.02, 4096 of 4096",
+    ),
+    **dict.fromkeys(
+        ("3M", "30M"), ("dense, AdamW 0.001", "decay 0.95, rate 0.001", "decay 0.95, 1024 of 4096, rate 0.001")
+    ),
+}
 USUAL_STEPS = 10  # inner steps of a window
 
 Outcomes = Mapping[str, Sequence[Outcome]]  # by name of the row, one for each seed
@@ -258,7 +264,11 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="device of torch")
     parser.add_argument("--results", type=Path, metavar="FILE", help="outcomes so far, and where new ones are appended")
     chosen = parser.parse_args()
-    names = QUICK if chosen.quick else {"all": tuple(GRID), "short": SHORT[chosen.size], "long": LONG}[chosen.rows]
+    names = (
+        QUICK
+        if chosen.quick
+        else {"all": tuple(GRID), "short": SHORT[chosen.size], "long": LONG[chosen.size]}[chosen.rows]
+    )
     seeds, windows = (1, 4) if chosen.quick else (chosen.seeds, chosen.windows)
     found = measure(
         names,
