@@ -24,6 +24,7 @@ Every rule stands here, with its source:
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,12 +114,14 @@ def design(wishes: Wishes, base: HParams) -> Design:
     """
     peak = _checked(wishes)
     model = wishes.model or architecture(wishes, base.model)
-    sparsest, *denser = (_with_density(wishes, base, model, peak, density) for density in DENSITIES)
-    chosen, busy = sparsest, min(BUSY, sparsest.expects.busy_fraction - DENSITY_COST)
-    blocks = max(MOST_BLOCKS, sparsest.preset["windows"]["blocks_per_window"])
-    for each in denser:
-        if each.expects.busy_fraction >= busy and each.preset["windows"]["blocks_per_window"] <= blocks:
-            chosen = each
+    chosen = _with_density(wishes, base, model, peak, DENSITIES[0])
+    busy = min(BUSY, chosen.expects.busy_fraction - DENSITY_COST)
+    blocks = max(MOST_BLOCKS, chosen.preset["windows"]["blocks_per_window"])
+    for density in DENSITIES[1:]:
+        with suppress(PermanentError):  # its transfers leave no time for an inner step
+            denser = _with_density(wishes, base, model, peak, density)
+            if denser.expects.busy_fraction >= busy and denser.preset["windows"]["blocks_per_window"] <= blocks:
+                chosen = denser
     return chosen
 
 

@@ -71,6 +71,14 @@ def test_an_architecture_has_about_the_wished_parameters_and_heads_of_128(parame
     assert 32 <= model.hidden_size / model.num_hidden_layers <= 256
 
 
+@pytest.mark.parametrize(
+    ("device", "parameters", "uplink"), [("A100", 13e9, 20), ("4090", 1e10, 50), ("h100", 3e10, 100)]
+)
+def test_a_code_that_leaves_no_time_to_train_is_no_choice(device, parameters, uplink):
+    made = design(Wishes(2, device, parameters, uplink=uplink), BASE)
+    assert made.preset["training"]["inner_steps"] >= 1
+
+
 def test_a_slower_device_is_as_busy_and_a_faster_one_waits():
     wishes = Wishes(20, "A100", 1e9)
     busy = busy_fractions(wishes, BASE, design(wishes, BASE))
