@@ -264,11 +264,8 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="device of torch")
     parser.add_argument("--results", type=Path, metavar="FILE", help="outcomes so far, and where new ones are appended")
     chosen = parser.parse_args()
-    names = (
-        QUICK
-        if chosen.quick
-        else {"all": tuple(GRID), "short": SHORT[chosen.size], "long": LONG[chosen.size]}[chosen.rows]
-    )
+    named = {"all": tuple(GRID), "short": SHORT[chosen.size], "long": LONG[chosen.size]}
+    names = QUICK if chosen.quick else named[chosen.rows]
     seeds, windows = (1, 4) if chosen.quick else (chosen.seeds, chosen.windows)
     found = measure(
         names,
@@ -281,8 +278,8 @@ def main() -> int:
     )
     figures = figures_of(found)
     _print(found, figures, chosen.size, windows)
-    is_halved = chosen.rows == "long" or figures["gap_best"] <= figures["gap_today"] / 2
-    holds = chosen.quick or is_halved
+    is_judged = not chosen.quick and chosen.rows != "long"
+    holds = not is_judged or figures["gap_best"] <= figures["gap_today"] / 2
     return finish(figures | {"size": chosen.size, "seeds": seeds, "windows": windows, "holds": holds})
 
 

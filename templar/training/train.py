@@ -360,7 +360,7 @@ class _Optimizers:
         *,
         repeatable: bool,
     ) -> None:
-        self._group, self._training, self._params = group, training, dict(sorted(params.items()))
+        self._group, self._training = group, training
         settings, host = training.adamw, torch.device("cpu")
         # 1. AdamW.
         rest = [param for name, param in params.items() if name not in of_muon]
@@ -376,9 +376,9 @@ class _Optimizers:
         # 2. Muon.
         matrices, decay = [param for name, param in params.items() if name in of_muon], settings.weight_decay
         self._muon = torch.optim.Muon(matrices, weight_decay=decay) if matrices else None
-        # 3. Their state. Second moments that Muon does not use stay on the host.
+        # 3. Their state, in the order of the names. Second moments that Muon does not use stay on the host.
         self._first, self._second = dict[str, Tensor](), dict[str, Tensor]()
-        for name, param in params.items():
+        for name, param in sorted(params.items()):
             place = host if name in of_muon else param.device
             first = self._first[name] = group.part(param, state.exp_avg, name, param.device)
             second = self._second[name] = group.part(param, state.exp_avg_sq, name, place)
@@ -399,15 +399,13 @@ class _Optimizers:
 
     def state(self, num_steps: int) -> OptimizerState:
         """Their own tensors, in the order of their names."""
-        first, second = ({name: moments[name] for name in self._params} for moments in (self._first, self._second))
-        return OptimizerState(num_steps, first, second)
+        return OptimizerState(num_steps, self._first, self._second)
 
     def final_state(self, num_steps: int) -> OptimizerState:
         """Their state on the CPU, as a part of the result."""
-        state = self.state(num_steps)
         first, second = (
-            self._group.keep((name, self._group.whole(tensor)) for name, tensor in tensors.items())
-            for tensors in (state.exp_avg, state.exp_avg_sq)
+            self._group.keep((name, self._group.whole(tensor)) for name, tensor in moments.items())
+            for moments in (self._first, self._second)
         )
         return OptimizerState(num_steps, first, second)
 
