@@ -2,9 +2,9 @@
 
     python -m benchmarks.speeds [--quick] [--windows N] [--seed N ...] [--jobs N]
 
-Three miners train on real text, on simulated time (`benchmarks.incentive_population`): two slow ones, which take
-`inner_steps` in a window, beside one that takes `max_inner_steps`, four times as many; and three slow ones, for 1.5
-times the windows. The table has the held-out loss of each network and the pay of its miners by seed.
+Three miners train on real text, on simulated time (`benchmarks.incentive_population`): two slow ones, which take one
+batch for each inner step, beside one that takes four; and three slow ones, for 1.5 times the windows. The table has the
+held-out loss of each network and the pay of its miners by seed.
 
 The last line is JSON; `holds` says that with the fast miner the loss is at most that of the slow network after 1.5
 times the windows (means over the seeds), and that the fast miner earns more than 1.5 times what a slow one does.
@@ -27,16 +27,16 @@ from benchmarks.incentive_population import HONEST, IncentiveReport, Population,
 from templar.arguments import whole_number
 from templar.hparams import HParams
 
-SLOW, SPEED, LONGER, PAY = "quarter", 4, 1.5, 1.5
+SLOW, SPEED, LONGER, PAY = "slow", 4, 1.5, 1.5
 WINDOWS, QUICK_WINDOWS, SEEDS = 60, 4, (11, 12, 13)
 MIXED = Population("two slow, one fast", 1, (SLOW, SLOW))
 EQUAL = Population("three slow", 0, (SLOW,) * 3)
 
 
 def unequal_hparams() -> HParams:
-    """The settings of the incentive experiment, with time and data for four times the inner steps."""
+    """The settings of the incentive experiment, with time and data for four batches in each inner step."""
     hparams = incentive_hparams()
-    training = hparams.training.model_copy(update={"max_inner_steps": SPEED * hparams.training.inner_steps})
+    training = hparams.training.model_copy(update={"max_step_batches": SPEED})
     data = hparams.data.model_copy(update={"pages_per_window": SPEED * hparams.data.pages_per_window})
     return hparams.model_copy(update={"training": training, "data": data})
 

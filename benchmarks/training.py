@@ -31,10 +31,10 @@ from torch.nn import functional
 from benchmarks import neuron_memory
 from benchmarks.command import command_line, finish
 from templar.hparams import Model, TrainerSettings, Training, load_hparams
-from templar.training.device import given_threads
+from templar.training.device import TrainFigures, given_threads
 from templar.training.loss import torch_threads
 from templar.training.model import build_model, genesis_parameters
-from templar.training.train import OptimizerState, Trainer, TrainFigures
+from templar.training.train import OptimizerState, Trainer
 
 PLAIN_BAR = {"cpu": 0.97, "cuda": 0.95}
 COMPUTING = ("forward", "backward", "step")
@@ -69,7 +69,7 @@ class Row:
     def training(self) -> Training:
         """The recipe with this row's sizes."""
         sizes = {"batch_size": self.batch, "micro_batch_size": self.micro_batch, "inner_steps": self.steps}
-        return load_hparams("150M").training.model_copy(update=sizes)
+        return load_hparams("150M").training.model_copy(update=sizes | {"max_step_batches": 1})
 
     def settings(self) -> TrainerSettings:
         """Return what an operator would choose for this row."""

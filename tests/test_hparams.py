@@ -92,12 +92,7 @@ def test_presets_and_overrides_are_merged_key_by_key():
         ("training", {"outer_learning_rate": float("inf")}, "training.outer_learning_rate: Input should be a finite"),
         ("windows", {"roster_ranks": 4}, "raise blocks_per_window or lower roster_slot_seconds"),
         ("training", {"micro_batch_size": 5}, "batch_size is not a multiple of micro_batch_size 5"),
-        (
-            "training",
-            {"inner_steps": 4, "max_inner_steps": 3},
-            "max_inner_steps 3 must be 0, or with sparseloco at least inner_steps 4",
-        ),
-        ("training", {"recipe": "demo", "max_inner_steps": 90}, "max_inner_steps 90 must be 0, or with sparseloco"),
+        ("training", {"recipe": "demo", "max_step_batches": 2}, "max_step_batches 2 must be 1 with demo"),
         ("model", {"num_attention_heads": 5}, "hidden_size is not a multiple of num_attention_heads 5"),
         ("model", {"num_key_value_heads": 3}, "is not a multiple of num_key_value_heads 3"),
         ("weights", {"burn_uid": None}, "burn_uid is null, and burn_rate 0.5: name the uid or set burn_rate to 0"),

@@ -157,7 +157,7 @@ ACTORS: Mapping[str, type[Miner]] = {
     "within_norm": copiers.WithinNormMiner,
     "sybil": copiers.SybilMiner,
     "fifth": cheats.FifthMiner,
-    "quarter": cheats.QuarterMiner,
+    "slow": cheats.SlowMiner,
     "pool": cheats.PoolMiner,
     "pooled": cheats.PooledMiner,
     "split": cheats.SplitMiner,

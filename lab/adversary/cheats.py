@@ -138,7 +138,7 @@ class OwnRulesMiner(Miner, ABC):
 
 def steps_of(training: Training, steps: int) -> Training:
     """The settings of somebody who takes so many inner steps, with all the time in the world."""
-    return training.model_copy(update={"inner_steps": steps, "max_inner_steps": 0})
+    return training.model_copy(update={"inner_steps": steps})
 
 
 class HalfMiner(OwnRulesMiner):
@@ -148,7 +148,7 @@ class HalfMiner(OwnRulesMiner):
 
     def bend(self, training: Training) -> Training:
         """Its part of the steps, one at least."""
-        return steps_of(training, max(1, training.most_steps // self.divisor))
+        return steps_of(training, max(1, training.inner_steps // self.divisor))
 
 
 class OverfittingMiner(OwnRulesMiner):
@@ -157,7 +157,7 @@ class OverfittingMiner(OwnRulesMiner):
     def bend(self, training: Training) -> Training:
         """More and larger steps."""
         adamw = training.adamw.model_copy(update={"learning_rate": training.adamw.learning_rate * OVERFIT_RATE})
-        return steps_of(training.model_copy(update={"adamw": adamw}), training.most_steps * OVERFIT_STEPS)
+        return steps_of(training.model_copy(update={"adamw": adamw}), training.inner_steps * OVERFIT_STEPS)
 
     def learn(self, window: int, sequences: Tensor, keep_going: KeepGoing) -> TrainResult:
         """Again and again the sequences that an honest miner sees."""
@@ -269,7 +269,7 @@ class GamingMiner(Miner):
             optimizer=self.private.optimizer,
             keep_going=keep_going,
         )
-        size = training.adamw.learning_rate * training.most_steps
+        size = training.adamw.learning_rate * training.inner_steps
         update = {
             name: gradient * (size / max(float(gradient.square().mean().sqrt()), TINY))
             for name, gradient in found.update.items()
@@ -286,10 +286,12 @@ class FifthMiner(HalfMiner):
     divisor = 5
 
 
-class QuarterMiner(HalfMiner):
-    """Trains a quarter of the most inner steps: an honest miner with a slow device."""
+class SlowMiner(OwnRulesMiner):
+    """Takes one batch for each inner step: an honest miner with a slow device."""
 
-    divisor = 4
+    def bend(self, training: Training) -> Training:
+        """No time for more."""
+        return training.model_copy(update={"max_step_batches": 1})
 
 
 class PoolMiner(OwnRulesMiner):
@@ -297,7 +299,7 @@ class PoolMiner(OwnRulesMiner):
 
     def bend(self, training: Training) -> Training:
         """Three times the steps."""
-        return steps_of(training, training.most_steps * POOL_COMPUTE)
+        return steps_of(training, training.inner_steps * POOL_COMPUTE)
 
     def _training_sequences(self, window: int) -> Tensor:
         own = super()._training_sequences(window)

@@ -204,8 +204,8 @@ class Training(SettingsGroup):
     """Sequences per forward pass; divides batch_size."""
     inner_steps: int = Field(ge=1)
     """Inner steps per window that every miner should have time for (sparseloco), or most batches averaged (demo)."""
-    max_inner_steps: int = Field(default=0, ge=0)
-    """Most inner steps of a miner that has time left at its `inner_steps` (sparseloco); 0 if all stop there."""
+    max_step_batches: int = Field(default=1, ge=1)
+    """Most batches whose gradients a faster miner averages for one inner step (sparseloco)."""
     max_grad_norm: float = Field(gt=0)
     """Clip of the inner gradient's norm (sparseloco)."""
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -228,16 +228,15 @@ class Training(SettingsGroup):
         return self
 
     @model_validator(mode="after")
-    def _max_inner_steps_are_no_fewer(self) -> Self:
-        if self.max_inner_steps and (self.recipe == "demo" or self.max_inner_steps < self.inner_steps):
-            least = f"with sparseloco at least inner_steps {self.inner_steps}"
-            raise ValueError(f"max_inner_steps {self.max_inner_steps} must be 0, or {least}")
+    def _a_step_of_demo_is_a_batch(self) -> Self:
+        if self.recipe == "demo" and self.max_step_batches > 1:
+            raise ValueError(f"max_step_batches {self.max_step_batches} must be 1 with demo, which takes one step")
         return self
 
     @property
-    def most_steps(self) -> int:
-        """Inner steps of a miner that runs out of nothing."""
-        return max(self.inner_steps, self.max_inner_steps)
+    def most_sequences(self) -> int:
+        """Sequences of a window of a miner that runs out of nothing."""
+        return self.inner_steps * self.max_step_batches * self.batch_size
 
 
 class Gradient(SettingsGroup):

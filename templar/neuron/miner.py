@@ -28,8 +28,8 @@ from templar.neuron.window_time import TrainingEnd, spends
 from templar.store.files import local_file
 from templar.timeline import closing_block
 from templar.training.cluster import GroupEndedError, open_trainer
-from templar.training.device import num_parameters
-from templar.training.train import TrainFigures, TrainResult
+from templar.training.device import TrainFigures, num_parameters
+from templar.training.train import TrainResult
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +141,7 @@ class Miner(PrivateStateNode):
             sequences = self._in_own_order(window, self._training_sequences(window))
             self._end.begin(clock.now(), deadline)
             result = clock.compute(lambda: self.learn(window, sequences, lambda: clock.now() < self._end.at))
+            self._end.ended(clock.now())
         except PermanentError as error:
             if error.reason not in NOTHING_TO_PUBLISH:
                 raise
@@ -171,11 +172,15 @@ class Miner(PrivateStateNode):
             keep_going=keep_going,
             progress=self._progress(window, sequences) if self.config.trainer.inner_snapshot_seconds else None,
             begin=self.beginning(),
+            seconds_left=self._seconds_left,
         )
 
     def _progress(self, window: int, sequences: Tensor) -> ProgressFile:
-        clock, assignment = self.chain.clock, self._assignment(window).digest
-        return self.progress(window, sequences, assignment, seconds_left=lambda: self._end.at - clock.now())
+        assignment = self._assignment(window).digest
+        return self.progress(window, sequences, assignment, seconds_left=self._seconds_left)
+
+    def _seconds_left(self) -> float:
+        return self._end.at - self.chain.clock.now()
 
     @spends("compressing")
     def compress(self, window: int) -> PayloadReport:
@@ -214,7 +219,7 @@ class Miner(PrivateStateNode):
         self.journal.enter_together(window, entries)
         self._progress_path(window).unlink(missing_ok=True)
         self._trained.clear()
-        self._end.finished(self.chain.clock.now(), was_stopped=result.stopped_early)
+        self._end.finished(self.chain.clock.now())
         return report
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:

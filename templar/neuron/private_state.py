@@ -54,7 +54,7 @@ _NAME = re.compile(r"([0-9]+)-[0-9a-f]{64}\.safetensors")
 _COUNTERS = "num_calls", "num_steps"
 _STATE = "state/"
 _BYTES_PER_SECOND = 1e9  # the assumed speed of a write, until one has shown it
-_LOSSES, _NUM_STEPS, _CHECKSUM = "losses", "num_steps", "crc32"
+_LOSSES, _NUM_BATCHES, _NUM_STEPS, _CHECKSUM = "losses", "num_batches", "num_steps", "crc32"
 
 
 @dataclass(frozen=True)
@@ -221,6 +221,7 @@ class ProgressFile:
             return
         metadata = self._key | {
             _LOSSES: json.dumps(state.losses),
+            _NUM_BATCHES: str(state.num_batches),
             _NUM_STEPS: str(0 if state.optimizer is None else state.optimizer.num_steps),
         }
         metadata[_CHECKSUM] = _checksum(metadata, (tensor for _, tensor in self._tensors(state)))
@@ -267,7 +268,7 @@ class ProgressFile:
             raise self._refused("it is not what was written: its checksum differs")
         try:
             losses = tuple(float(loss) for loss in json.loads(metadata[_LOSSES]))
-            num_steps = int(metadata[_NUM_STEPS])
+            num_batches, num_steps = int(metadata[_NUM_BATCHES]), int(metadata[_NUM_STEPS])
         except (KeyError, ValueError, TypeError) as error:
             raise self._refused(f"its losses or steps cannot be read: {error!r}") from None
         if not losses or not all(map(math.isfinite, losses)):
@@ -277,7 +278,7 @@ class ProgressFile:
         if self._has_moments:
             moments = (StoredTensors(self._path, prefix) for prefix in (EXP_AVG, EXP_AVG_SQ))
             optimizer = OptimizerState(num_steps, *moments)
-        return StepState(losses, StoredTensors(self._path, _STATE), optimizer)
+        return StepState(losses, num_batches, StoredTensors(self._path, _STATE), optimizer)
 
     def _refused(self, why: str) -> PermanentError:
         return PermanentError(Reason.BAD_STATE_FILE, f"{self._path}: {why}")

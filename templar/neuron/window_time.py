@@ -109,11 +109,14 @@ class TrainingEnd:
                 *(latest - now, self._finish),
             )
 
-    def finished(self, now: float, *, was_stopped: bool) -> None:
-        """The payload of that training is on the disk; `was_stopped` if not all of its steps were taken."""
-        took = now - self.at
+    def ended(self, now: float) -> None:
+        """The training is over: all of its steps were taken, or it was stopped."""
+        self.at = min(self.at, now)
+
+    def finished(self, now: float) -> None:
+        """The payload of that training is on the disk."""
         if self._is_measured:
-            self._finish = took if was_stopped else max(self._finish, took)
+            self._finish = now - self.at
         self._is_measured = False
 
 

@@ -185,7 +185,7 @@ def _trained(exchange: NetworkView, birth: Birth, window: int, known: Mapping[in
 
 def _most_tokens(hparams: HParams) -> int:
     """Tokens of one miner in one window, if it does all inner steps."""
-    return hparams.training.most_steps * hparams.training.batch_size * hparams.data.sequence_length
+    return hparams.training.most_sequences * hparams.data.sequence_length
 
 
 # Reading everybody's.

@@ -136,8 +136,8 @@ def _training(hparams: HParams, history: TrainingHistory) -> list[str]:
     lines = [
         "## Training",
         "",
-        f"Recipe `{training.recipe}`, up to {training.most_steps} inner steps of {training.batch_size} sequences by "
-        "each miner in a window.",
+        f"Recipe `{training.recipe}`, up to {training.inner_steps} inner steps and {training.most_sequences} sequences "
+        "by each miner in a window.",
         f"Of the windows {history.windows.start} to {history.windows.stop - 1}, {len(history.entries)} are counted: "
         f"{null} of them without a step.",
         f"{len(entries)} payloads were applied. By their authors' word they stand for "

@@ -40,7 +40,7 @@ from templar.training.device import bad_environment, choose_device, given_thread
 from templar.training.group import ReplicatedGroup, ShardedGroup
 from templar.training.memory import MicroBatches
 from templar.training.model import parameter_shapes
-from templar.training.train import OptimizerState, Trainer, TrainProgress, TrainResult, check_inputs
+from templar.training.train import FOREVER, OptimizerState, Trainer, TrainProgress, TrainResult, check_inputs
 
 log = logging.getLogger(__name__)
 
@@ -181,6 +181,7 @@ class Member:
         keep_going: Callable[[], bool],
         *,
         begin: Mapping[str, Tensor] | None = None,
+        seconds_left: Callable[[], float] = lambda: FOREVER,
     ) -> TrainResult:
         """Train with all other ranks, which call the same; the tensors that count are those of rank 0."""
         # 1. What rank 0 has.
@@ -199,6 +200,7 @@ class Member:
                 optimizer=optimizer,
                 keep_going=keep_going,
                 begin=begin,
+                seconds_left=seconds_left,
             )
         except PermanentError as error:
             if error.reason not in IN_STEP:
@@ -338,6 +340,7 @@ class ClusterTrainer:
         keep_going: Callable[[], bool],
         progress: TrainProgress | None = None,
         begin: Mapping[str, Tensor] | None = None,
+        seconds_left: Callable[[], float] = lambda: FOREVER,
     ) -> TrainResult:
         """As `Trainer.learn`, without progress; GroupEndedError: `out_of_memory`, `trainer_failed`."""
         del progress
@@ -349,7 +352,9 @@ class ClusterTrainer:
         try:
             self._member.give(job)
             words = sequences.to(torch.int32).contiguous()
-            result = self._member.work(job, params, words, optimizer, keep_going, begin=begin)
+            result = self._member.work(
+                job, params, words, optimizer, keep_going, begin=begin, seconds_left=seconds_left
+            )
         except Exception as error:
             if isinstance(error, PermanentError) and error.reason in IN_STEP:
                 raise

@@ -11,7 +11,8 @@ Every rule stands here, with its source:
   (nanochat); but a miner takes at most 500 inner steps in a window (DiLoCo, arXiv 2311.08105), so fast devices take
   larger batches.
 * **Data.** Tokens in shards: a node would need minutes to tokenise the text of a window. A shard serves as many windows
-  as hold about 2^34 tokens, which are 34 GB at 16 bits, and no fewer than a snapshot.
+  as hold about 2^34 tokens, which are 34 GB at 16 bits, and no fewer than a snapshot. Data for steps of 2 or 4
+  batches, which a faster device takes (docs/validator.md), as long as shards take a tenth of the downlink at most.
 * **Rates.** AdamW's peak is 1.5e-3 at 124 M parameters (modded-nanogpt, track 3) and falls with the power 0.4, as the
   rates of GPT-3 do (arXiv 2005.14165, table 2.1). The warm-up is at most 2 % of 20 tokens per parameter. Then the rate
   is constant: an open network does not know its end.
@@ -40,7 +41,8 @@ MFU = 0.40  # assumed: nanochat 41 % at 0.11 B on an H100; this trainer 43 % and
 BUSY = 0.95  # least share of a window that the reference device's inner steps take
 BATCH_TOKENS, BATCH_PARAMETERS, BATCH_POWER = 2**19, 235e6, 0.38
 MAX_INNER_STEPS = 500
-SHARD_TOKENS = 2**34
+SHARD_TOKENS, TOKEN_BYTES = 2**34, 2
+STEP_BATCHES, SHARD_LINK = (4, 2), 0.1  # batches of a faster device's step; share of the downlink for shards
 SAMPLES_PER_PAGE = 64
 SHARED = 64  # a large batch is a multiple of it, so that so many devices or fewer can share it
 WEIGHTS_BLOCKS = 100  # between two settings of weights, on most subnets
@@ -135,18 +137,22 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
     windows, idle = _windows(wishes, base, count, payload, density)
     work = _work(wishes, base, count, speed, idle=idle, least_blocks=windows["blocks_per_window"])
     tokens, seconds = work.steps * work.batch * length, work.blocks * base.windows.block_seconds
-    samples = (wishes.miners + base.data.spare_slots) * work.steps * work.batch  # assigned in a window
+    samples = (wishes.miners + base.data.spare_slots) * work.steps * work.batch  # assigned in a window, for each batch
+    shard_share = 8e-6 * TOKEN_BYTES * samples * length / (seconds * wishes.downlink)
+    batches = next((each for each in STEP_BATCHES if each * shard_share <= SHARD_LINK), 1)
+    samples *= batches
     enough, per_step = float(ENOUGH * count), work.batch * length * wishes.miners
     warmup = max(1, int(WARMUP_SHARE * enough / per_step))
 
     preset: dict[str, dict[str, Any]] = {
         "windows": windows | {"blocks_per_window": work.blocks},
         "model": model.model_dump(mode="json", exclude={"initializer_seed", "max_position_embeddings"}),
-        "data": _data(base, work, samples),
+        "data": _data(base, work, batches, samples),
         "training": {
             "batch_size": work.batch,
             "micro_batch_size": min(base.training.micro_batch_size, work.batch),
             "inner_steps": work.steps,
+            "max_step_batches": batches,
             "adamw": {"learning_rate": float(f"{RATE * (count / RATE_PARAMETERS) ** RATE_POWER:.2g}")},
             "schedule": {"warmup_steps": warmup, "warmup_start_factor": 0.01, "eta_min_factor": 1.0},
         },
@@ -208,6 +214,7 @@ def busy_fractions(wishes: Wishes, base: HParams, made: Design) -> dict[str, flo
     """The share of a window in which each known device would train in this network, with as many to a miner."""
     seconds = made.preset["windows"]["blocks_per_window"] * base.windows.block_seconds
     peak, training = device_peak(wishes.device), seconds - made.expects.idle_seconds
+    peak *= made.preset["training"]["max_step_batches"]
     return {name: min(1.0, peak / other) * training / seconds for name, other in PEAK_FLOPS.items()}
 
 
@@ -305,12 +312,12 @@ def _reserve(miners: int) -> int:
     return math.ceil(miners / 2)
 
 
-def _data(base: HParams, work: _Work, samples: int) -> dict[str, Any]:
+def _data(base: HParams, work: _Work, batches: int, samples: int) -> dict[str, Any]:
     """The section of data: as many pages as the inner steps take, and shards that last for some windows."""
     return {
         "layout": "shards",
         "samples_per_page": SAMPLES_PER_PAGE,
-        "pages_per_window": math.ceil(work.steps * work.batch / SAMPLES_PER_PAGE),
+        "pages_per_window": math.ceil(batches * work.steps * work.batch / SAMPLES_PER_PAGE),
         "outer_steps_per_shard": max(
             SHARD_TOKENS // (samples * base.data.sequence_length), base.storage.snapshot_frequency
         ),

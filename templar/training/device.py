@@ -8,7 +8,7 @@ import logging
 import os
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -243,6 +243,28 @@ pinned = cache(Pinned)  # the pieces of a type, made once
 def to_host(tensor: Tensor) -> Tensor:
     """A tensor in the host's memory; one that is there is not copied."""
     return pinned(tensor.dtype).to_host(tensor) if tensor.is_cuda else tensor
+
+
+@dataclass(frozen=True)
+class TrainFigures:
+    """The time that training took, and how well it used the device."""
+
+    device: str  # its name
+    precision: str  # of the products
+    choice: str  # what `auto` took and why
+    micro_batch: int  # sequences of a forward pass
+    tokens: int  # of the whole steps that were taken; those of an interrupted training before it went on are not here
+    seconds: float
+    phases: Mapping[str, float]  # seconds by phase: forward, backward, step, other
+    peak_bytes: int  # of the device's memory (on a CPU the process's, since its start); the largest of a host's ranks
+    is_cuda: bool = False
+    mfu: float | None = None  # share of the peak that is assumed; None where no peak is known
+    assumed_peak: float | None = None  # FLOP/s
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens trained per second of training."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
 class PhaseClock:

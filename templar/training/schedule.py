@@ -45,7 +45,7 @@ def loudest_coefficient(training: Training, momentum_decay: float, outer_steps: 
     if training.recipe == "demo":
         return None
     reach = 0.0
-    for step in range(training.most_steps):
+    for step in range(training.inner_steps):
         reach += inner_learning_rate(training, outer_steps, step)
     return training.outer_learning_rate * reach / (1 - momentum_decay)
 

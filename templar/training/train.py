@@ -7,6 +7,7 @@ machine's number of threads.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings, Training
-from templar.training.device import Device, PhaseClock, choose_device, flops_per_token
+from templar.training.device import Device, PhaseClock, TrainFigures, choose_device, flops_per_token
 from templar.training.group import Alone
 from templar.training.loss import mean_loss, token_losses, torch_threads
 from templar.training.memory import MicroBatches, on_device
@@ -37,6 +38,7 @@ LARGEST_UPDATE = 2.0**64
 _DIVERGED = (
     "nothing is published in this window; lower the learning rate, check the data, or return to the last snapshot"
 )
+FOREVER = sys.float_info.max  # seconds
 MOST_AHEAD = 2  # micro-batches that a GPU may be behind the program: a deadline is kept to within so many
 
 
@@ -53,28 +55,6 @@ class OptimizerState:
         """The state of a miner that never trained, in the shapes and on the devices of the parameters."""
         first, second = ({name: torch.zeros_like(param) for name, param in params.items()} for _ in range(2))
         return cls(0, first, second)
-
-
-@dataclass(frozen=True)
-class TrainFigures:
-    """The time that training took, and how well it used the device."""
-
-    device: str  # its name
-    precision: str  # of the products
-    choice: str  # what `auto` took and why
-    micro_batch: int  # sequences of a forward pass
-    tokens: int  # of the whole steps that were taken; those of an interrupted training before it went on are not here
-    seconds: float
-    phases: Mapping[str, float]  # seconds by phase: forward, backward, step, other
-    peak_bytes: int  # of the device's memory (on a CPU the process's, since its start); the largest of a host's ranks
-    is_cuda: bool = False
-    mfu: float | None = None  # share of the peak that is assumed; None where no peak is known
-    assumed_peak: float | None = None  # FLOP/s
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens trained per second of training."""
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -96,6 +76,7 @@ class StepState:
     """Training after an inner step (`sparseloco`) or a batch (`demo`): all that the next one needs."""
 
     losses: tuple[float, ...]  # of every step done, in order
+    num_batches: int  # that went into them
     tensors: Mapping[str, Tensor]  # float32, by parameter name: the working parameters, or the sum of gradients (demo)
     optimizer: OptimizerState | None  # None for demo
 
@@ -136,6 +117,7 @@ class Trainer:
         keep_going: Callable[[], bool],
         progress: TrainProgress | None = None,
         begin: Mapping[str, Tensor] | None = None,
+        seconds_left: Callable[[], float] = lambda: FOREVER,
     ) -> TrainResult:
         """Train from these parameters until the steps are done or `keep_going` ends it.
 
@@ -150,6 +132,8 @@ class Trainer:
                 training that goes on gives the same bits as one that was not interrupted.
             begin: The parameters that the first step starts from, float32; `params` if None. The recipe `sparseloco`
                 alone: the update is measured from `params` in any case.
+            seconds_left: For the rest of the training. A step takes as many batches as its share of them allows, one
+                at least and at most `training.max_step_batches`.
 
         Raises:
             ValueError: There are no sequences; names or shapes are not the model's.
@@ -160,7 +144,7 @@ class Trainer:
         check_inputs(self.model, params, sequences)
         with torch_threads(self.device.threads), on_device(self.device):
             self.micro_batches.size(training, sequences.shape[1])  # while the memory for the state is free
-            run = _Run(self, training, sequences, keep_going, progress)
+            run = _Run(self, training, sequences, keep_going, progress=progress, seconds_left=seconds_left)
             try:
                 run.load(params if begin is None else begin)
                 if training.recipe == "demo":
@@ -186,11 +170,14 @@ class _Run:
         training: Training,
         sequences: Tensor,
         keep_going: Callable[[], bool],
-        progress: TrainProgress | None = None,
+        *,
+        progress: TrainProgress | None,
+        seconds_left: Callable[[], float],
     ) -> None:
         self.trainer, self.training, self.sequences, self._keep_going = trainer, training, sequences, keep_going
-        self.progress = progress
-        self._num_restored = 0  # steps that an earlier call took
+        self.progress, self._seconds_left = progress, seconds_left
+        self.num_batches = self._num_restored = 0  # that were taken, and of these by an earlier call
+        self._longest = 0.0  # seconds of a batch
         self.net, self.device, self.group = trainer.net, trainer.device, trainer.group
         self.device.reset_peak()
         self.clock = PhaseClock(self.device)
@@ -206,13 +193,13 @@ class _Run:
     def restore(self) -> StepState | None:
         """The state to go on from, if there is one."""
         state = None if self.progress is None else self.progress.restore()
-        self._num_restored = 0 if state is None else len(state.losses)
+        self.num_batches = self._num_restored = 0 if state is None else state.num_batches
         return state
 
     def keep(self, losses: list[float], tensors: Mapping[str, Tensor], optimizer: OptimizerState | None) -> None:
         """Let the state after a step be kept."""
         if self.progress is not None:
-            self.progress.save(StepState(tuple(losses), tensors, optimizer))
+            self.progress.save(StepState(tuple(losses), self.num_batches, tensors, optimizer))
             self.clock.mark("other")
 
     def release(self) -> None:
@@ -221,18 +208,45 @@ class _Run:
             param.grad = None
             self.group.unload(param)
 
-    def mean_gradient(self, batch: int) -> float | None:
-        """Add the mean gradient of the run's `batch`-th batch to the parameters' gradients, and return its mean loss.
+    def mean_gradient(self, steps_left: int = 1) -> float | None:
+        """Add the mean gradient of the next batches to the parameters' gradients, and return their mean loss.
 
-        After out-of-memory the batch begins again with smaller micro-batches. None if `keep_going` ended the batch:
-        then the gradients are incomplete.
+        There are as many as the share of one of the steps that are left has time for. After out-of-memory they begin
+        again with smaller micro-batches. None if `keep_going` ended one: then the gradients are incomplete.
         """
+        taken, left = self.num_batches, self._seconds_left()
+        until = left - left / steps_left
+
+        def compute(size: int) -> float | None:
+            losses, self.num_batches = list[float](), taken
+            while not losses or self._has_time(len(losses), until):
+                before = self._seconds_left()
+                if (loss := self._accumulate(self.num_batches, size)) is None:
+                    self.num_batches = taken
+                    return None
+                losses.append(loss)
+                self.num_batches += 1
+                self._longest = max(self._longest, before - self._seconds_left())
+            self._average(len(losses))
+            return sum(losses) / len(losses)
+
         return self.trainer.micro_batches.fitting(
-            self.training,
-            self.sequences.shape[1],
-            lambda size: self._accumulate(batch, size),
-            forget=lambda: self.net.zero_grad(set_to_none=True),
+            self.training, self.sequences.shape[1], compute, forget=lambda: self.net.zero_grad(set_to_none=True)
         )
+
+    def _has_time(self, num_batches: int, until: float) -> bool:
+        """Whether a step of so many batches takes one more, and ends with `until` seconds left at the latest."""
+        if num_batches == self.training.max_step_batches:
+            return False
+        return self.group.decide(lambda: self._seconds_left() - self._longest >= until)
+
+    def _average(self, num_batches: int) -> None:
+        """Turn the sum of the batches' gradients into their mean, over all ranks."""
+        if num_batches > 1:
+            for _, param in named_parameters(self.net):
+                if param.grad is not None:
+                    param.grad /= num_batches
+        self.group.mean_gradients(self.net)
 
     def _accumulate(self, batch: int, size: int) -> float | None:
         training, group = self.training, self.group
@@ -254,7 +268,6 @@ class _Run:
         numbers = group.mean_losses([float(number) for number in torch.stack(losses).tolist()])
         for index, number in enumerate(numbers):
             _check_finite(number, f"loss of batch {batch}, micro-batch {index}")
-        group.mean_gradients(self.net)
         return sum(numbers) / num_micro_batches
 
     def _loss(self, sequences: Tensor) -> Tensor:
@@ -321,16 +334,16 @@ class _Run:
             first_loss=losses[0],
             last_loss=losses[-1],
             num_steps=len(losses),
-            num_sequences=len(losses) * training.batch_size,
+            num_sequences=self.num_batches * training.batch_size,
             stopped_early=len(losses) < num_wanted,
-            figures=self._figures(len(losses)),
+            figures=self._figures(),
         )
 
-    def _figures(self, num_steps: int) -> TrainFigures:
+    def _figures(self) -> TrainFigures:
         self.clock.mark("other")
         phases, seconds, device = self.clock.seconds(), time.perf_counter() - self.clock.started, self.device
         length, size = self.sequences.shape[1], self.group.size
-        tokens = (num_steps - self._num_restored) * self.training.batch_size * length
+        tokens = (self.num_batches - self._num_restored) * self.training.batch_size * length
         peak = None if device.peak_flops is None else size * device.peak_flops
         return TrainFigures(
             device=device.name if size == 1 else f"{size} x {device.name}",
@@ -413,7 +426,7 @@ class _Optimizers:
 def train_sparseloco(
     run: _Run, before: Mapping[str, Tensor], *, outer_steps: int, optimizer: OptimizerState
 ) -> TrainResult:
-    """Take up to `most_steps` inner steps from the agreed parameters (DiLoCo, arXiv 2311.08105).
+    """Take up to `inner_steps` inner steps from the agreed parameters (DiLoCo, arXiv 2311.08105).
 
     Sequences are used in order, from the start again when they run out.
     """
@@ -423,9 +436,9 @@ def train_sparseloco(
         losses, state = list(known.losses), known.optimizer
     optimizers = run.optimizers(state)
     run.clock.mark("other")
-    for inner_step in range(len(losses), training.most_steps):
-        # 1. The mean gradient of one batch.
-        loss = run.mean_gradient(inner_step)
+    for inner_step in range(len(losses), training.inner_steps):
+        # 1. The mean gradient of its batches.
+        loss = run.mean_gradient(training.inner_steps - inner_step)
         if loss is None:
             break
         # 2. Clip its norm.
@@ -444,7 +457,7 @@ def train_sparseloco(
     moved = ((name, torch.sub(before[name], each, out=each) if is_first else each) for name, each in after)
     update = run.group.keep(run.checked(moved))
     moments = optimizers.final_state(optimizer.num_steps + len(losses))
-    return run.result(update, moments, losses, num_wanted=training.most_steps)
+    return run.result(update, moments, losses, num_wanted=training.inner_steps)
 
 
 def train_demo(run: _Run) -> TrainResult:
@@ -461,9 +474,9 @@ def train_demo(run: _Run) -> TrainResult:
             tensor.copy_(known.tensors[name])
     num_batches = min(training.inner_steps, -(-len(run.sequences) // training.batch_size))
     run.clock.mark("other")
-    for batch in range(len(losses), num_batches):
+    for _ in range(len(losses), num_batches):
         # 1. The mean gradient of one batch.
-        loss = run.mean_gradient(batch)
+        loss = run.mean_gradient()
         if loss is None:
             break
         # 2. Add it up.

@@ -180,7 +180,7 @@ def test_each_payload_is_valued_alone():
 )
 def test_a_fast_miner_must_help_the_network_and_earn_more(pay, loss, penalised, holds):
     def report(loss, weights, penalties=()):
-        roles = dict.fromkeys(weights, "quarter") | {1: "honest" if pay in weights.values() else "quarter"}
+        roles = dict.fromkeys(weights, "slow") | {1: "honest" if pay in weights.values() else "slow"}
         return IncentiveReport(1, roles, {}, {1: weights}, penalties, loss, "", True, 1.0)
 
     mixed = report(loss, {1: pay, 2: 0.25, 3: 0.25}, (Penalised(1, 1, "large"),) * penalised)

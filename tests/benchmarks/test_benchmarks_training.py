@@ -7,8 +7,9 @@ from benchmarks import training
 from benchmarks.neuron_memory import BARS
 from benchmarks.training import Row, Speed, bare_loop, measure, two_processes
 from templar.hparams import load_hparams
+from templar.training.device import TrainFigures
 from templar.training.model import build_model, load_parameters, parameters_of
-from templar.training.train import OptimizerState, Trainer, TrainFigures
+from templar.training.train import OptimizerState, Trainer
 
 ROW = Row("tiny", load_hparams("simulation").model, batch=4, micro_batch=2, length=32, steps=2, rounds=1)
 

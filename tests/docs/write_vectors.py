@@ -301,7 +301,7 @@ def _schedule(each):
     inner, outer = training["inner_steps"], training["outer_learning_rate"]
     for text in each["loudest"]:
         reach, first = 0.0, int(text) * inner
-        for step in range(first, first + max(inner, training["max_inner_steps"])):
+        for step in range(first, first + inner):
             reach += each["learning_rate"] * Spec.factor(each, step)
         loudest[text] = outer * reach / (1 - each["momentum_decay"])
     return {"factors": {text: Spec.factor(each, int(text)) for text in each["factors"]}, "loudest": loudest}

@@ -48,9 +48,9 @@ def previewed(network, uid):
 
 
 SHARDS = {"layout": "shards", "samples_per_page": 4, "pages_per_window": 2, "outer_steps_per_shard": 2}
-STORAGE = {"checkpoint_frequency": 5, "private_backup_windows": 5, "retention_windows": 6}
-HOUR = timedelta(seconds=180)
-"""Of scheduled work: what runs every hour runs twice in the life of this network."""
+STORAGE = {"checkpoint_frequency": 3, "private_backup_windows": 3, "retention_windows": 5}
+HOUR = timedelta(seconds=120)
+"""Of scheduled work: what runs every hour runs three times in the life of this network."""
 
 printed: list[str] = []
 """The commands that `up` prints."""

@@ -310,7 +310,7 @@ def test_training_ends_early_enough_for_what_followed_it_the_last_time(network, 
     assert miner._end.at == pytest.approx(later - 2.0, abs=0.25)
 
 
-def test_how_long_it_takes_to_finish_is_learned_from_trainings_that_were_stopped():
+def test_how_long_it_takes_to_finish_is_learned_from_the_training_before():
     end = TrainingEnd(10.0)
 
     def stops(now=0.0, latest=1000.0):
@@ -318,18 +318,16 @@ def test_how_long_it_takes_to_finish_is_learned_from_trainings_that_were_stopped
         return end.at
 
     assert stops() == 990
-    end.finished(1015.0, was_stopped=True)
+    end.ended(990.1)  # the micro-batch at hand was finished
+    end.finished(1015.0)
     assert stops() == 975
-    end.finished(900.0, was_stopped=False)
-    assert stops() == 975, "a training that ended by itself says little"
-    end.finished(1025.0, was_stopped=False)
-    assert stops() == 950, "but this one took so long in any case"
-    end.finished(955.0, was_stopped=True)
+    end.ended(900.0)  # all steps were taken
+    end.finished(905.0)
     assert stops() == 995
-    end.finished(995.0 + 960.0, was_stopped=True)
+    end.finished(995.0 + 960.0)
     assert stops() == 250, "a quarter of the time is for training"
     assert stops(now=1001.0) == 1000
-    end.finished(5000.0, was_stopped=True)
+    end.finished(5000.0)
     assert stops() == 250, "a training that could not begin shows nothing"
 
 

@@ -123,7 +123,7 @@ def test_with_a_file_of_another_training_or_a_damaged_one_training_starts_from_t
     miner = Miner(replace(network.kill(network.miners[0]).config, trainer=ALWAYS, secret_order=True))
     path = die_in_training(miner, 1)
     key = {"window", "root_before", "assignment", "order", "optimizer_steps", "feedback_calls", "settings"}
-    assert header(path).keys() == key | {"losses", "num_steps", "crc32"}
+    assert header(path).keys() == key | {"losses", "num_batches", "num_steps", "crc32"}
     harm(miner, path)
     seen = []
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
@@ -172,7 +172,7 @@ KEY = {"window": "1", "settings": "f" * 64}
 
 def state(number, steps=1):
     each = {name: torch.full(shape, number) for name, shape in SHAPES.items()}
-    return StepState((number,) * steps, each, OptimizerState(steps + 10, each, each))
+    return StepState((number,) * steps, steps, each, OptimizerState(steps + 10, each, each))
 
 
 def file_at(path, seconds=10, **options):

@@ -121,4 +121,4 @@ def save_progress(folder, steps=2):
     """So many steps are done."""
     folder.mkdir(exist_ok=True, parents=True)
     optimizer = OptimizerState(steps, parameters(steps), parameters(steps))
-    progress_file(folder).save(StepState((float(steps),) * steps, parameters(steps), optimizer))
+    progress_file(folder).save(StepState((float(steps),) * steps, steps, parameters(steps), optimizer))

@@ -19,7 +19,7 @@ from templar.exchange.reveal import Submission
 from templar.housekeeping.bucket_cleanup import CleanupReport, CleanupRow
 from templar.neuron.miner import PageReport, TrainReport
 from templar.scoring.evidence import Estimate
-from templar.training.train import TrainFigures
+from templar.training.device import TrainFigures
 from tests.support.facts import (
     LOSS,
     WINDOW,

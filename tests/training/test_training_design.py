@@ -53,8 +53,8 @@ def test_a_design_is_a_valid_preset_that_keeps_its_device_busy(miners, device, p
     assert (expects.busy_fraction >= 0.95) != bool(expects.why_less_busy)
     assert not expects.why_less_busy or windows.blocks_per_window == 125 or expects.idle_seconds > 70
     assert needed <= windows.seconds - expects.idle_seconds
-    assert hparams.data.pages_per_window * hparams.data.samples_per_page >= training.most_steps * training.batch_size
-    assert expects.shard_samples >= training.inner_steps * training.batch_size * (miners + 4)
+    assert hparams.data.pages_per_window * hparams.data.samples_per_page >= training.most_sequences
+    assert expects.shard_samples >= training.most_sequences * (miners + 4)
     warmup = training.schedule.warmup_steps * tokens / training.inner_steps * miners / (20 * expects.parameters)
     assert warmup == pytest.approx(expects.warmup_share)
     assert warmup <= 0.02 or training.schedule.warmup_steps == 1
@@ -79,11 +79,14 @@ def test_a_code_that_leaves_no_time_to_train_is_no_choice(device, parameters, up
     assert made.preset["training"]["inner_steps"] >= 1
 
 
-def test_a_slower_device_is_as_busy_and_a_faster_one_waits():
-    wishes = Wishes(20, "A100", 1e9)
-    busy = busy_fractions(wishes, BASE, design(wishes, BASE))
+@pytest.mark.parametrize(("downlink", "batches"), [(500.0, 4), (20.0, 1)])
+def test_a_slower_device_is_as_busy_and_a_much_faster_one_waits(downlink, batches):
+    wishes = Wishes(20, "A100", 1e9, downlink=downlink)
+    made = design(wishes, BASE)
+    busy = busy_fractions(wishes, BASE, made)
     assert busy["RTX 4090"] == busy["A100"] > 0.9
-    assert busy["H100"] == pytest.approx(busy["A100"] * 312 / 989)
+    assert busy["H100"] == pytest.approx(busy["A100"] * min(1.0, batches * 312 / 989))
+    assert made.preset["training"]["max_step_batches"] == batches
 
 
 @pytest.mark.parametrize(

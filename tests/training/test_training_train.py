@@ -1,6 +1,7 @@
 """Both recipes: right, staged, and the same on any number of threads."""
 
 import copy
+from itertools import accumulate
 
 import pytest
 import torch
@@ -130,17 +131,30 @@ def test_an_early_stop_takes_whole_steps_only(net):
     assert parameters_digest(result.update) == parameters_digest(two.update)  # 3 * 2 is 2 * 3 in the schedule
 
 
-def test_a_miner_with_time_left_takes_up_to_the_most_steps(net):
-    longer = TRAINING.model_copy(update={"max_inner_steps": 5})
-    found = [
-        sparseloco(net, tokens(12), training=longer, outer_steps=0),
-        sparseloco(net, tokens(12), training=longer, outer_steps=0, keep_going=times(8)),  # until after the fourth step
-    ]
-    assert [(each.num_steps, each.stopped_early) for each in found] == [(5, False), (4, True)]
-    for each in found:
-        fixed = TRAINING.model_copy(update={"inner_steps": each.num_steps})
-        same = sparseloco(net, tokens(12), training=fixed, outer_steps=0)
-        assert parameters_digest(each.update) == parameters_digest(same.update)
+def test_a_miner_with_all_the_time_takes_larger_batches(net):
+    several = sparseloco(net, tokens(40), training=TRAINING.model_copy(update={"max_step_batches": 3}))
+    larger = sparseloco(net, tokens(40), training=TRAINING.model_copy(update={"batch_size": 12}))
+    assert several.num_steps == larger.num_steps == TRAINING.inner_steps
+    assert several.num_sequences == larger.num_sequences == 12 * TRAINING.inner_steps
+    assert several.first_loss == pytest.approx(larger.first_loss)
+    for name, update in several.update.items():
+        torch.testing.assert_close(update, larger.update[name], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("seconds", "batches"), [(3, (1, 1, 1)), (20, (3, 3, 4)), (14, (2, 2, 3)), (99, (4, 4, 4))])
+def test_a_step_takes_the_batches_that_its_share_of_the_time_has_room_for(net, seconds, batches):
+    """A micro-batch takes a second, a batch two."""
+    training, kept, passed = TRAINING.model_copy(update={"max_step_batches": 4}), Kept(), 0
+
+    def micro_batch():
+        nonlocal passed
+        passed += 1
+        return True
+
+    timed = {"keep_going": micro_batch, "seconds_left": lambda: seconds - passed}
+    found = sparseloco(net, tokens(48), training=training, progress=kept, **timed)
+    assert kept.num_batches == [*accumulate(batches)]
+    assert found.num_sequences == sum(batches) * training.batch_size
 
 
 def test_demo_averages_the_gradient(net):
@@ -221,10 +235,12 @@ class Kept:
 
     def __init__(self, dies_after=None):
         self.state: StepState | None = None
+        self.num_batches: list[int] = []  # after each step
         self.dies_after = dies_after
 
     def save(self, state):
         self.state = copy.deepcopy(state)
+        self.num_batches.append(state.num_batches)
         if len(state.losses) == self.dies_after:
             raise Died
 
@@ -246,7 +262,8 @@ def bits(result):
 @pytest.mark.parametrize("recipe", ["sparseloco", "demo"])
 @pytest.mark.parametrize("dies_after", [1, 2, 3, 4])
 def test_training_that_goes_on_gives_the_same_bits(net, recipe, dies_after):
-    training = TRAINING.model_copy(update={"recipe": recipe, "inner_steps": 4})
+    steps = {"inner_steps": 4, "max_step_batches": 2 if recipe == "sparseloco" else 1}
+    training = TRAINING.model_copy(update={"recipe": recipe, **steps})
     before = sparseloco(net, tokens(16, seed=1), training=TRAINING).optimizer  # moments that are not zero
     calm = sparseloco(net, tokens(16), training=training, optimizer=before)
     kept = Kept(dies_after)
