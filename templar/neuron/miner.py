@@ -104,7 +104,7 @@ class Miner(PrivateStateNode):
             self.trainer = open_trainer(self.hparams.model, config.trainer, self.home)
             self.trainer.check(self.hparams.training, length=self.hparams.data.sequence_length)
         self._trained: dict[int, TrainResult] = {}
-        self._end = TrainingEnd(finish_seconds(self.hparams))
+        self._end = TrainingEnd(finish_seconds(self.hparams), self.chain.clock.now)
 
     @spends("exchanging")
     def fetch_pages(self, window: int) -> PageReport:
@@ -134,14 +134,13 @@ class Miner(PrivateStateNode):
         if self.state.window != window - 1 or clock.now() >= (times.commit_interval.last if kept else deadline):
             late = Reason.NO_TIME_LEFT if self.state.window == window - 1 else Reason.WINDOW_FINISHED
             return TrainReport(window, late if self._assignment(window).units else Reason.NO_ASSIGNMENT)
-
         # 2. Train; a result that cannot be published is a report, not a failure.
         self._trained.clear()  # if an earlier window's was not compressed, its memory is needed now
         try:
             sequences = self._in_own_order(window, self._training_sequences(window))
-            self._end.begin(clock.now(), deadline)
-            result = clock.compute(lambda: self.learn(window, sequences, lambda: clock.now() < self._end.at))
-            self._end.ended(clock.now())
+            self._end.begin(deadline)
+            result = clock.compute(lambda: self.learn(window, sequences, lambda: self._end.seconds_left() > 0))
+            self._end.ended()
         except PermanentError as error:
             if error.reason not in NOTHING_TO_PUBLISH:
                 raise
@@ -172,15 +171,12 @@ class Miner(PrivateStateNode):
             keep_going=keep_going,
             progress=self._progress(window, sequences) if self.config.trainer.inner_snapshot_seconds else None,
             begin=self.beginning(),
-            seconds_left=self._seconds_left,
+            seconds_left=self._end.seconds_left,
         )
 
     def _progress(self, window: int, sequences: Tensor) -> ProgressFile:
-        assignment = self._assignment(window).digest
-        return self.progress(window, sequences, assignment, seconds_left=self._seconds_left)
-
-    def _seconds_left(self) -> float:
-        return self._end.at - self.chain.clock.now()
+        digest = self._assignment(window).digest
+        return self.progress(window, sequences, digest, seconds_left=self._end.seconds_left)
 
     @spends("compressing")
     def compress(self, window: int) -> PayloadReport:
@@ -194,7 +190,6 @@ class Miner(PrivateStateNode):
         if (known := self.journal.result(window, "compress")) is not None:
             self._progress_path(window).unlink(missing_ok=True)
             return PAYLOAD_REPORT.validate_json(known)
-
         # 1. Compress with the live error feedback, and stage the new private state tensor by tensor.
         result, neuron = self._trained[window], self.exchange.identity(window)
         tensors = self._stage(window, result)
@@ -219,7 +214,7 @@ class Miner(PrivateStateNode):
         self.journal.enter_together(window, entries)
         self._progress_path(window).unlink(missing_ok=True)
         self._trained.clear()
-        self._end.finished(self.chain.clock.now())
+        self._end.finished()
         return report
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:

@@ -86,20 +86,21 @@ class TrainingEnd:
 
     Args:
         finish_seconds: From the last step until the payload is on the disk: an estimate, until a window has shown it.
+        now: The clock, in seconds.
     """
 
-    def __init__(self, finish_seconds: float) -> None:
-        self._finish = finish_seconds
+    def __init__(self, finish_seconds: float, now: Callable[[], float]) -> None:
+        self._finish, self._now = finish_seconds, now
         self.at = math.inf
         """When the training at hand must stop."""
         self._is_measured = False
 
-    def begin(self, now: float, latest: float) -> None:
+    def begin(self, latest: float) -> None:
         """Begin a training that must be finished at `latest`.
 
         At least a quarter of the time until then is for training, even if the commitment may be too late after it.
         """
-        early = latest - self._finish
+        now, early = self._now(), latest - self._finish
         self.at = min(latest, max(early, now + (latest - now) / 4))
         self._is_measured = now < latest
         if self._is_measured and self.at > early:
@@ -109,14 +110,18 @@ class TrainingEnd:
                 *(latest - now, self._finish),
             )
 
-    def ended(self, now: float) -> None:
-        """The training is over: all of its steps were taken, or it was stopped."""
-        self.at = min(self.at, now)
+    def seconds_left(self) -> float:
+        """How long the training may still take."""
+        return self.at - self._now()
 
-    def finished(self, now: float) -> None:
+    def ended(self) -> None:
+        """The training is over: all of its steps were taken, or it was stopped."""
+        self.at = min(self.at, self._now())
+
+    def finished(self) -> None:
         """The payload of that training is on the disk."""
         if self._is_measured:
-            self._finish = now - self.at
+            self._finish = self._now() - self.at
         self._is_measured = False
 
 

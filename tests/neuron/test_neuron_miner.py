@@ -1,5 +1,6 @@
 """A miner's window: each step does its work once, even if the process dies between two steps."""
 
+from collections import deque
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -306,28 +307,36 @@ def test_training_ends_early_enough_for_what_followed_it_the_last_time(network, 
     assert latest - 0.01 <= clock.now() <= latest + 0.25
     miner.compress(1)
     later = clock.now() + 100.0
-    miner._end.begin(clock.now(), later)
+    miner._end.begin(later)
     assert miner._end.at == pytest.approx(later - 2.0, abs=0.25)
 
 
 def test_how_long_it_takes_to_finish_is_learned_from_the_training_before():
-    end = TrainingEnd(10.0)
+    times = deque[float]()
+    end = TrainingEnd(10.0, times.popleft)
 
-    def stops(now=0.0, latest=1000.0):
-        end.begin(now, latest)
+    def stops(now=0.0):
+        times.append(now)
+        end.begin(1000.0)
         return end.at
 
+    def finishes(*moments):
+        """The last step is taken, and the payload is on the disk."""
+        times.extend(moments)
+        end.ended()
+        end.finished()
+
     assert stops() == 990
-    end.ended(990.1)  # the micro-batch at hand was finished
-    end.finished(1015.0)
+    finishes(990.1, 1015.0)  # the micro-batch at hand was finished
     assert stops() == 975
-    end.ended(900.0)  # all steps were taken
-    end.finished(905.0)
+    finishes(900.0, 905.0)  # all steps were taken
     assert stops() == 995
-    end.finished(995.0 + 960.0)
+    finishes(995.0, 995.0 + 960.0)
     assert stops() == 250, "a quarter of the time is for training"
     assert stops(now=1001.0) == 1000
-    end.finished(5000.0)
+    times.append(1001.0)
+    end.ended()
+    end.finished()
     assert stops() == 250, "a training that could not begin shows nothing"
 
 
