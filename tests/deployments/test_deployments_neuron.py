@@ -1,14 +1,15 @@
 """`templar neuron ...`: an operator's neuron as processes that come back, and end with one command."""
 
 import errno
+import io
 import json
 import os
 import shutil
 import signal
 import socket
 import stat
-import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -55,9 +56,9 @@ class Started:
         return start_child("neuron", command, log=self._log, env=env, cwd=PROJECT_ROOT)
 
     def status(self):
-        command = [sys.executable, "-m", "deployments", "neuron", "status", "--name", self.name, "--json"]
-        shown = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, check=False).stdout
-        found: dict[str, Any] = json.loads(shown)[self.name]
+        with redirect_stdout(io.StringIO()) as shown:
+            manage.main(["status", "--name", self.name, "--json"])
+        found: dict[str, Any] = json.loads(shown.getvalue())[self.name]
         return found
 
     def wait(self, holds, what):
