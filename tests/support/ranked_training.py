@@ -107,9 +107,10 @@ def train_as_one(trainer, chosen):
     assert first.figures is not None
     where = "" if chosen.hosts == 1 else f" on {chosen.hosts} hosts"
     assert first.figures.choice.endswith(f"{ranks} ranks{where}, {chosen.sharding}")
-    # 2. The other recipe.
-    demo = TRAINING.model_copy(update={"recipe": "demo"})
-    assert_close(learn(trainer, training=demo), learn(alone, training=demo))
+    # 2. Several batches in a step, and the other recipe.
+    for change in ({"max_step_batches": 2}, {"recipe": "demo"}):
+        other = TRAINING.model_copy(update=change)
+        assert_close(learn(trainer, training=other), learn(alone, training=other))
     # 3. A loss that is not finite in one rank ends the call in all; so does an update that is too large.
     poisoned = {name: tensor.clone() for name, tensor in PARAMS.items()}
     poisoned["model.embed_tokens.weight"][MODEL.vocab_size - 1] = torch.nan
