@@ -36,7 +36,7 @@ BUDGETS: tuple[tuple[str, str, int], ...] = (
     ("lines of templar/", "the design of a network, the choice of an inner optimizer, batches by speed", 452),
     ("lines of blocks/, tasks/, flows/ and deployments/", "its command, and the operator's choice", 97),
     ("lines of lab/, benchmarks/ and docs/", "the table of codes and optimizers, and that of speeds", 601),
-    ("lines of tests/", "the tests of these", 294),
+    ("lines of tests/", "the tests of these", 297),
 )
 """What may be added to a limit: (limit, feature, number); the learner's features may have 1,500 lines, and as many of
 tests."""

@@ -33,7 +33,7 @@ SECONDS = (
 
 
 def measure_pace(num_neurons: int) -> float:
-    """How many times as long as the preset's this machine's windows should be: 1, 2, ...; `process_died` on failure."""
+    """How many times as long as the preset's windows should be: 1, 1.5, 2, ...; `process_died` on failure."""
     started = time.perf_counter()
     command = [sys.executable, "-I", "-c", WORK]
     workers = [subprocess.Popen(command) for _ in range(num_neurons)]  # noqa: S603 - our own command
@@ -46,7 +46,7 @@ def measure_pace(num_neurons: int) -> float:
 
 def rounded_pace(quotient: float) -> float:
     """Return the pace for a measured quotient of the time that the work took and the expected time."""
-    return 1.0 if quotient < NOISE else float(math.ceil(quotient))
+    return 1.0 if quotient < NOISE else math.ceil(2 * quotient) / 2
 
 
 def slowed_windows(hparams: HParams, pace: float) -> dict[str, Any]:

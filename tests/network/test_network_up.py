@@ -17,6 +17,7 @@ from prefect.client.schemas.objects import FlowRun
 from deployments.local.command import scheduled_deployments
 from deployments.local.plan import DEFAULT_NEURON
 from deployments.processes import require_free_port
+from templar.hparams import load_hparams
 from templar.window import Missed
 from tests.support.live_network import LiveNetwork, logs_on_failure
 from tests.support.servers import REPOSITORY
@@ -29,7 +30,8 @@ def local(network, what, *more):
     plan = network.plan
     options = ["--folder", plan.folder, "--preset", plan.preset, "--hparams", plan.hparams_path, "--store", "directory"]
     options += ["--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]
-    options += ["--hour-seconds", plan.hour.total_seconds()]
+    seconds = plan.pace * load_hparams(plan.preset, path=plan.hparams_path).windows.seconds
+    options += ["--hour-seconds", plan.hour.total_seconds(), "--window-seconds", seconds]
     command = [sys.executable, "-m", "deployments", what, *map(str, options), *more]
     return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
 
