@@ -33,7 +33,7 @@ SECONDS = (
 
 
 def measure_pace(num_neurons: int) -> float:
-    """How many times as long as the preset's windows should be: 1, 1.5, 2, ...; `process_died` on failure."""
+    """How many times as long as the preset's windows this machine's are: 1, 1.5, 2, ...; `process_died` on failure."""
     started = time.perf_counter()
     command = [sys.executable, "-I", "-c", WORK]
     workers = [subprocess.Popen(command) for _ in range(num_neurons)]  # noqa: S603 - our own command

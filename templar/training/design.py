@@ -11,8 +11,8 @@ Every rule stands here, with its source:
   (nanochat); but a miner takes at most 500 inner steps in a window (DiLoCo, arXiv 2311.08105), so fast devices take
   larger batches.
 * **Data.** Tokens in shards: a node would need minutes to tokenise the text of a window. A shard serves as many windows
-  as hold about 2^34 tokens, which are 34 GB at 16 bits, and no fewer than a snapshot. Data for steps of 2 or 4
-  batches, which a faster device takes (docs/validator.md), as long as shards take a tenth of the downlink at most.
+  as hold about 2^34 tokens, which are 34 GB at 16 bits, and no fewer than a snapshot. Faster devices get
+  data for steps of 4 or 2 batches (docs/validator.md), if shards then need at most a tenth of the downlink.
 * **Rates.** AdamW's peak is 1.5e-3 at 124 M parameters (modded-nanogpt, track 3) and falls with the power 0.4, as the
   rates of GPT-3 do (arXiv 2005.14165, table 2.1). The warm-up is at most 2 % of 20 tokens per parameter. Then the rate
   is constant: an open network does not know its end.

@@ -38,7 +38,7 @@ LARGEST_UPDATE = 2.0**64
 _DIVERGED = (
     "nothing is published in this window; lower the learning rate, check the data, or return to the last snapshot"
 )
-FOREVER = sys.float_info.max  # seconds
+FOREVER = sys.float_info.max  # seconds; not infinite, for a share of them is taken off
 MOST_AHEAD = 2  # micro-batches that a GPU may be behind the program: a deadline is kept to within so many
 
 
