@@ -41,7 +41,7 @@ MFU = 0.40  # assumed: nanochat 41 % at 0.11 B on an H100; this trainer 43 % and
 BUSY = 0.95  # least share of a window that the reference device's inner steps take
 BATCH_TOKENS, BATCH_PARAMETERS, BATCH_POWER = 2**19, 235e6, 0.38
 MAX_INNER_STEPS = 500
-SHARD_TOKENS, TOKEN_BYTES = 2**34, 2
+SHARD_TOKENS = 2**34
 STEP_BATCHES, SHARD_LINK = (4, 2), 0.1  # batches of a faster device's step; share of the downlink for shards
 SAMPLES_PER_PAGE = 64
 SHARED = 64  # a large batch is a multiple of it, so that so many devices or fewer can share it
@@ -138,7 +138,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
     work = _work(wishes, base, count, speed, idle=idle, least_blocks=windows["blocks_per_window"])
     tokens, seconds = work.steps * work.batch * length, work.blocks * base.windows.block_seconds
     samples = (wishes.miners + base.data.spare_slots) * work.steps * work.batch  # assigned in a window, for each batch
-    shard_share = 8e-6 * TOKEN_BYTES * samples * length / (seconds * wishes.downlink)
+    shard_share = 8e-6 * (2 if model.vocab_size <= 2**16 else 4) * samples * length / (seconds * wishes.downlink)
     batches = next((each for each in STEP_BATCHES if each * shard_share <= SHARD_LINK), 1)
     samples *= batches
     enough, per_step = float(ENOUGH * count), work.batch * length * wishes.miners
