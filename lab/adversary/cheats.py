@@ -264,7 +264,7 @@ class GamingMiner(Miner):
         found = self.trainer.learn(
             self.state.params,
             sequences,
-            training=training.model_copy(update={"recipe": "demo"}),
+            training=training.model_copy(update={"recipe": "demo", "max_step_batches": 1}),
             outer_steps=self.state.outer_steps,
             optimizer=self.private.optimizer,
             keep_going=keep_going,
