@@ -26,7 +26,7 @@ LIMITS = {
     "lines of templar/": 32_979,
     "lines of blocks/, tasks/, flows/ and deployments/": 10_982,
     "lines of lab/, benchmarks/ and docs/": 9_971,
-    "lines of tests/": 43_947,
+    "lines of tests/": 43_863,
     "files on the reading path": 10,
     "lines on the reading path": 3_162,
     "words of pages": 61_897,

@@ -23,9 +23,11 @@ from deployments import prefect_server
 from deployments.neuron import manage, start
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder
 from deployments.options import read_environment
+from deployments.prefect_server import DATABASE_URL
 from deployments.processes import PROJECT_ROOT, end_of, free_port, sole_process, start_child
 from tests.support.commands import write_env
 from tests.support.operator import wait_until
+from tests.support.postgresql import PostgreSQL
 from tests.support.prepared import PreparedNetwork
 
 PASSWORD = "templar:only-for-a-test"
@@ -34,7 +36,9 @@ SERVICES = {"the Prefect server", "worker", "housekeeping worker", "window clock
 
 
 class Started:
-    def __init__(self, folder):
+    """A neuron; its server's database is in PostgreSQL, or in Prefect's SQLite file where `database_url` is None."""
+
+    def __init__(self, folder, database_url):
         self.name = f"test-{uuid4().hex[:8]}"
         self.folder = NeuronFolder(self.name)
         self._env_file = folder / ".env"
@@ -45,6 +49,8 @@ class Started:
         wallet = bt.Wallet(values["WALLET_NAME"], values["WALLET_HOTKEY"], values["WALLET_PATH"])
         wallet.hotkey_file.set_keypair(wallet.hotkey, encrypt=True, overwrite=True, password=HOTKEY_PASSWORD)
         secrets = {"PREFECT_API_AUTH_STRING": PASSWORD, "WALLET_HOTKEY_PASSWORD": HOTKEY_PASSWORD}
+        if database_url is not None:
+            secrets[DATABASE_URL] = database_url
         write_env(self._env_file, values | secrets)
         self.port = free_port()
         self.child = self.start()
@@ -77,8 +83,18 @@ class Started:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    started = Started(tmp_path_factory.mktemp("neuron"))
+def postgresql():
+    """The server with Prefect's database, where Debian's package is installed."""
+    if not PostgreSQL.installed():
+        yield None
+        return
+    with PostgreSQL() as postgresql:
+        yield postgresql
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory, postgresql):
+    started = Started(tmp_path_factory.mktemp("neuron"), postgresql.url if postgresql else None)
     yield started
     started.child.stop(grace_seconds=60.0)
     started.folder.record.stop_all()
@@ -89,7 +105,7 @@ def started(tmp_path_factory):
 @pytest.mark.prefect
 @pytest.mark.timeout(900)
 class TestOneCommand:
-    def test_it_runs_windows_with_processes_that_come_back_when_they_are_killed(self, started):
+    def test_it_runs_windows_with_processes_that_come_back_when_they_are_killed(self, started, postgresql):
         # 1. One command, and windows begin.
         before = started.wait(lambda found: found["runs"] and found["windows"], "windows begin")
         assert {entry["name"] for entry in before["processes"]} == SERVICES
@@ -102,9 +118,12 @@ class TestOneCommand:
         logs = [started.said(), *(log.read_text() for log in files)]
         assert len(files) == len(SERVICES)
         assert not [log for log in logs if PASSWORD in log or HOTKEY_PASSWORD in log]
-        database = [*(started.folder.folder / "prefect").glob("prefect.db*")]
+        database = [file.read_bytes() for file in (started.folder.folder / "prefect").glob("prefect.db*")]
+        if postgresql:
+            assert not database, "no SQLite file was made"
+            database = [postgresql.dump().encode()]
         assert database
-        assert not [file for file in database if HOTKEY_PASSWORD.encode() in file.read_bytes()]
+        assert not [content for content in database if HOTKEY_PASSWORD.encode() in content]
         second = started.start()
         assert second.handle.wait() == 1
         assert f"neuron {started.name!r} is run by process {started.child.identity.pid}" in started.said()

@@ -1,5 +1,6 @@
 """The scheduled flows of a neuron on a real Prefect server: what a schedule makes, and what is told if it does not."""
 
+import itertools
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -45,6 +46,12 @@ FLOWS = {
     "validator": EVERYBODY | {"checkpoint", "evaluate-checkpoint"},
     "aggregator": EVERYBODY | {"checkpoint", "evaluate-checkpoint"},
 }
+ROLE_OF = dict(zip(sorted(EVERYBODY), itertools.cycle(FLOWS), strict=False)) | {
+    "private-backup": "miner",
+    "checkpoint": "validator",
+    "evaluate-checkpoint": "aggregator",
+}
+"""Whose schedule runs each flow once."""
 SHARDS = {"layout": "shards", "samples_per_page": 4, "pages_per_window": 2}
 MEMBERS = {"miner": "lazy", "validator": "validator", "aggregator": "aggregator"}
 BETWEEN, AGAIN = timedelta(seconds=2), timedelta(minutes=3)
@@ -63,7 +70,7 @@ def by_flow(client, neuron):
 
 
 class TestRuns:
-    """One worker runs what the schedules of a neuron of each role make; nobody starts anything."""
+    """One worker runs what the schedules of neurons make; nobody starts anything."""
 
     @pytest.fixture(scope="class")
     def neurons(self, network, prefect_server, tmp_path_factory):
@@ -73,6 +80,8 @@ class TestRuns:
         def shortly(role, hparams, *, hour):
             nonlocal soon
             for work in work_of(role, hparams, hour=hour):
+                if ROLE_OF[work.flow.replace("_", "-")] != role:
+                    continue
                 after = (datetime.now(UTC) - EPOCH + soon) % AGAIN
                 soon += BETWEEN
                 yield replace(work, every=AGAIN, after=after)
@@ -96,9 +105,10 @@ class TestRuns:
 
     @pytest.mark.slow
     @pytest.mark.timeout(400)
-    @pytest.mark.parametrize(("role", "flow"), [(role, flow) for role in FLOWS for flow in sorted(FLOWS[role])])
-    def test_a_schedule_makes_a_run_of_each_flow(self, role, flow, neurons, prefect_server):
+    @pytest.mark.parametrize("flow", ROLE_OF)
+    def test_a_schedule_makes_a_run_of_each_flow(self, flow, neurons, prefect_server):
         """The network has no window yet, so that some of it finds nothing to do and says so by a reason."""
+        role = ROLE_OF[flow]
         with prefect_server.client() as client:
             deployment = by_flow(client, neurons[role])[flow]
 

@@ -1,31 +1,28 @@
 """A local network of processes, as `make up` starts it, watched through its chain, its buckets and the server's API."""
 
+import io
 import os
-import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterName
 
-from deployments.local import bringup
+from deployments.local import command
 from deployments.local.bringup import STORAGE, LocalNetwork
 from deployments.local.pace import measure_pace
 from deployments.local.plan import LocalPlan
 from deployments.local.view import LocalView
-from deployments.processes import PROJECT_ROOT, ProcessRecord, free_port, require_free_port
-from deployments.schedules import HOUR, runs_until
-from deployments.supervisor import Service, Supervisor
+from deployments.processes import ProcessRecord, free_port
+from deployments.schedules import deployments_of, runs_until
 from templar.agreement.genesis import find_birth
-from templar.errors import PermanentError, RejectedError, TransientError
+from templar.errors import RejectedError, TransientError
 from templar.exchange.buckets import Buckets
 from templar.timeline import window_of
 from tests.support.operator import POLL_SECONDS, wait_until
@@ -47,14 +44,14 @@ twice that of the preset `local`, for a machine that does other things as well. 
 
 
 class LiveNetwork:
-    """A network that is up as long as its context lasts, or that something else brings up and `attach` finds.
+    """A network that is up as long as its context lasts, supervised as that of `make up`.
 
-    `data` and `storage` change the preset's sections of those names; `settings` are variables of neurons; `hour` is how
-    long an hour takes for scheduled work.
+    `sections` change the preset; `settings` are variables of neurons; `hour` is how long an hour takes for scheduled
+    work. `printed` is what `make up` prints.
     """
 
-    def __init__(self, folder, *, directory_store=False, data=None, storage=None, settings=None, hour=HOUR):
-        sections = {"windows": WINDOWS, "training": {"inner_steps": 10}, "data": data or {}, "storage": storage or {}}
+    def __init__(self, folder, *, settings, hour, **sections):
+        sections |= {"windows": WINDOWS, "training": {"inner_steps": 10}}
         self.plan = LocalPlan(
             folder=folder / "network",
             preset=PRESET,
@@ -62,9 +59,8 @@ class LiveNetwork:
             bad_actors=("lazy",),
             prefect_port=free_port(),
             storage_port=free_port(),
-            directory_store=directory_store,
             hparams_path=write_hparams(folder / "hparams.json", **sections),
-            settings=settings or {},
+            settings=settings,
             hour=hour,
         )
         self.plan = replace(self.plan, pace=measure_pace(len(self.plan.running)))
@@ -72,22 +68,23 @@ class LiveNetwork:
         self.record = ProcessRecord(self.plan.processes)
         self.view: LocalView
         self.client: Any = None
+        self.printed = ""
 
     def __enter__(self):
-        self._network.up()
-        self.attach()
-        return self
-
-    def __exit__(self, *error):
-        self.down()
-
-    def attach(self):
+        with redirect_stdout(io.StringIO()) as shown:
+            command.up(self._network)
+        self.printed = shown.getvalue()
         block = self._network.neuron_block(self.plan.running[0].name)
         chain = block.subnet.open(None)
         birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), block.hparams())
         self.view = LocalView(self.plan, block, birth)
         self.client = SyncPrefectClient(self.plan.server.api_url, httpx_settings={"transport": PromptTransport()})
         self.client.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.client.__exit__(*error)
+        self._network.down()
 
     @property
     def first_window(self):
@@ -109,14 +106,6 @@ class LiveNetwork:
     def miners(self):
         return tuple(self.uids[neuron.name] for neuron in self.neurons if neuron.role == "miner")
 
-    def prefect(self, *arguments):
-        """What `prefect` says in the shell that `up` prints."""
-        command = [sys.executable, "-m", "prefect", *arguments]
-        environment = self.plan.server.environment()
-        answer = subprocess.run(command, cwd=PROJECT_ROOT, env=environment, capture_output=True, text=True, check=False)
-        assert answer.returncode == 0, answer.stdout + answer.stderr
-        return answer.stdout
-
     def end_of_a_run(self, deployment):
         """How a run of a scheduled deployment ends that is started by hand, while none that is planned is under way."""
         while "[already_running]" in str((state := self.end_of(self.start_run(deployment))).message):
@@ -127,15 +116,16 @@ class LiveNetwork:
         """Start a run of a deployment with the API that the UI has for it; which one it is."""
         return self.client.create_flow_run_from_deployment(self.client.read_deployment_by_name(deployment).id).id
 
-    def typed_run(self, deployment):
-        (run,) = re.findall(r"UUID: ([0-9a-f-]{36})", self.prefect("deployment", "run", deployment))
-        return UUID(run)
-
     def scheduled_runs(self, deployment):
         """The runs that a deployment's schedule has made and that have completed, the first one first."""
         of = self.client.read_deployment_by_name(deployment).id
         runs = [run for run in runs_until(self.client, datetime.now(UTC)) if run.deployment_id == of]
         return [run for run in runs if run.auto_scheduled and run.state_name == "Completed"]
+
+    def pause_scheduled_work(self, neuron):
+        for deployment in deployments_of(self.client, neuron):
+            if deployment.schedules:
+                self.client.update_deployment(deployment.id, DeploymentUpdate(paused=True))
 
     def end_of(self, run):
         def state():
@@ -209,26 +199,18 @@ class LiveNetwork:
         assert not split
         return [root for roots in proved.values() for root in roots]
 
-    def down(self):
-        if self.client is not None:
-            self.client.__exit__(None, None, None)
-            self.client = None
-        self._network.down()
-
     def process(self, name):
         return next(entry.identity for entry in self.record.running() if entry.name == name)
 
-    def start_worker(self, neuron):
-        """Start a neuron's worker again, as an operator would."""
-        pool = f"neuron-{neuron}"
-        block = self._network.neuron_block(neuron)
-        command = bringup.ranked_command(bringup.worker_command(pool, "resident"), block)
-        log = self.plan.logs / f"{pool}-again.log"
-        self.start(Service(f"worker of {neuron}", command, log, self.plan.server.environment()))
+    def kill(self, name):
+        """Kill a process, and wait until another one has taken its place."""
+        killed = self.process(name)
+        os.kill(killed.pid, signal.SIGKILL)
 
-    def start(self, service):
-        """Start a process of the network, for which nobody waits."""
-        Supervisor(self.record, print).start(service)
+        def is_back():
+            return {entry.name: entry.identity for entry in self.record.running()}.get(name) not in (None, killed)
+
+        self.wait(is_back, f"{name} runs again")
 
     def steps(self, neuron, window):
         """The steps of a window that a neuron's journal has; `claimed` among them if the window is claimed."""
@@ -287,15 +269,6 @@ class LiveNetwork:
 
     def artifacts(self, run):
         return artifacts_of(self.client, run.id)
-
-
-def is_free(port):
-    """Whether the kernel has closed the sockets of a process that listened on a port."""
-    try:
-        require_free_port("127.0.0.1", port, remedy="wait")
-    except PermanentError:
-        return False
-    return True
 
 
 @contextmanager

@@ -74,6 +74,10 @@ class PostgreSQL:
         options = ["--host", str(self._folder), "--port", str(self.port), "--username", SUPERUSER]
         return self._run("psql", *options, "--tuples-only", "--no-align", "--command", statement, database)
 
+    def dump(self):
+        """All that Prefect has stored, as text."""
+        return self._run("pg_dump", "--host", str(self._folder), "--port", str(self.port), "-U", SUPERUSER, "prefect")
+
     def _run(self, program, *arguments):
         command = [*self._prefix, str(self._programs / program), *arguments]
         done = subprocess.run(command, cwd=self._folder, capture_output=True, text=True, check=False)
