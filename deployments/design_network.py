@@ -19,7 +19,7 @@ from deployments.neuron.status import folding_table
 from deployments.options import command_parser
 from templar.arguments import positive, whole_number
 from templar.hparams import load_hparams
-from templar.training.design import ENOUGH, Design, Wishes, busy_fractions, design
+from templar.training.design import ENOUGH, Design, RoleCosts, Wishes, busy_fractions, design
 
 UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
@@ -68,6 +68,15 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
+def costs(role: RoleCosts) -> str:
+    """Say what a role moves and stores, and what its bucket costs."""
+    return (
+        f"{role.up_bytes_per_day / 1e9:.3g} GB up and {role.down_bytes_per_day / 1e9:.3g} GB down per day, "
+        f"{role.disk_bytes / 1e9:.3g} GB of disk, {role.bucket_bytes / 1e9:.3g} GB in its bucket "
+        f"for {role.usd_per_month:.2f} USD per month on R2"
+    )
+
+
 def show(made: Design, busy: Mapping[str, float], hours: int, console: Console) -> None:
     """Print the sections, and a table of what to expect."""
     console.print_json(json.dumps(made.preset))
@@ -82,11 +91,9 @@ def show(made: Design, busy: Mapping[str, float], hours: int, console: Console) 
         "loss then": f"{expects.expected_loss:.2f} nats per token by Hoffmann's fit, about 0.1 more by the code; "
         "another text differs by more than that",
         "a payload": f"{expects.payload_bytes / 1e6:.3g} MB",
-        "a miner's traffic per day": f"{expects.up_bytes_per_day / 1e9:.3g} GB up, "
-        f"{expects.down_bytes_per_day / 1e9:.3g} GB down, without the dataset",
-        "its disk": f"{expects.disk_bytes / 1e9:.3g} GB, without the dataset",
+        **{f"{role}, without the dataset": costs(each) for role, each in expects.roles.items()},
         "a shard of the dataset": f"{expects.shard_samples:,} samples; with fewer, texts come again before the next",
-        "its device hours per day": str(hours),
+        "a miner's device hours per day": str(hours),
         "busy share of other devices": ", ".join(f"{name} {share:.2f}" for name, share in busy.items()),
         "why so few windows": expects.why_fewer,
         "why not 0.95 busy": expects.why_less_busy,

@@ -62,6 +62,8 @@ BACKUP_BYTES = 16  # per parameter of a private backup (docs/storage.md)
 FINISH_BYTES, DISK_BYTES_PER_SECOND = 24, 2e9  # per parameter, from the last step to the payload on the disk
 COMBINE_SECONDS = 2e-9  # per coefficient of a peer, on four threads: on one 7.3e-9 were measured
 SPARE_TRANSFER = 3.0  # times that a transfer may take what the link allows
+PART_BYTES, PART_USD, READ_USD, GB_USD = 2**24, 4.5e-6, 0.36e-6, 0.015  # R2's prices: per write, read, GB and month
+SMALL_WRITES, READS = 6, {"miner": 10.0, "validator": 7.5, "aggregator": 17.5}  # counted, per window; by member
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,21 @@ class Expectation:
     days_to_20: float
     expected_loss: float  # nats per token after 20 tokens per parameter
     payload_bytes: float
-    up_bytes_per_day: float  # of a miner
-    down_bytes_per_day: float
-    disk_bytes: float
+    roles: dict[str, "RoleCosts"]  # miner, validator, aggregator
     shard_samples: int  # that a shard should have, so that its windows read none twice
     why_fewer: str  # than a thousand outer steps; empty if there are as many
     why_less_busy: str  # than 95 % of a window; empty if the device is
+
+
+@dataclass(frozen=True)
+class RoleCosts:
+    """What a role moves and stores, without the dataset (docs/storage.md, "What it costs")."""
+
+    up_bytes_per_day: float
+    down_bytes_per_day: float
+    bucket_bytes: float  # once `retention_windows` have passed
+    disk_bytes: float
+    usd_per_month: float  # of its bucket, in 30 days
 
 
 @dataclass(frozen=True)
@@ -177,9 +188,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
         days_to_20=outer / per_day,
         expected_loss=1.69 + 406.4 / count**0.34 + 410.7 / enough**0.28,
         payload_bytes=payload,
-        up_bytes_per_day=payload * per_day,
-        down_bytes_per_day=payload * (wishes.miners + _reserve(wishes.miners)) * per_day,
-        disk_bytes=count * _disk_bytes(base),
+        roles=_role_costs(wishes, base, count, payload, seconds=seconds),
         shard_samples=preset["data"]["outer_steps_per_shard"] * samples,
         why_fewer=_why_fewer(outer, seconds, count),
         why_less_busy="" if tokens / speed >= BUSY * seconds else WHY_LESS_BUSY,
@@ -324,10 +333,26 @@ def _data(base: HParams, work: _Work, batches: int, samples: int) -> dict[str, A
     }
 
 
-def _disk_bytes(base: HParams) -> float:
-    """Bytes per parameter of snapshots, the genesis checkpoint and private states (docs/storage.md)."""
-    kept, often = base.storage.snapshots_kept, base.storage.snapshot_frequency
-    return 4 * (kept + 2) + 12 * (kept + often)
+def _role_costs(wishes: Wishes, base: HParams, count: int, payload: float, *, seconds: float) -> dict[str, RoleCosts]:
+    """What each role moves and stores in windows of so many seconds."""
+    storage, miners, model = base.storage, wishes.miners, 4.0 * count
+    per_day, kept, backup = 86_400 / seconds, storage.snapshots_kept, float(BACKUP_BYTES * count)
+    disk, private = model * (kept + 2), 3 * model * (kept + storage.snapshot_frequency)
+    received = payload * (miners + _reserve(miners)) * per_day
+    checkpoint, checkpoints = model / storage.checkpoint_frequency, model * storage.checkpoints_kept
+    payloads = storage.retention_windows * payload
+
+    def costs(role: str, sent: float, stored: float, disk: float) -> RoleCosts:
+        """Of what it sends in a window, and what its bucket has in the end."""
+        requests = PART_USD * (SMALL_WRITES + sent / PART_BYTES) + READ_USD * READS[role] * (miners + 2)
+        return RoleCosts(sent * per_day, received, stored, disk, 30 * per_day * requests + 1e-9 * GB_USD * stored)
+
+    sent = payload + backup * seconds / _backup_seconds(wishes, count)
+    return {
+        "miner": costs("miner", sent, payloads + 2 * backup, disk + private),
+        "validator": costs("validator", checkpoint, checkpoints, disk),
+        "aggregator": costs("aggregator", checkpoint + miners * payload, checkpoints + model + miners * payloads, disk),
+    }
 
 
 def _why_fewer(outer: float, seconds: float, count: int) -> str:

@@ -54,6 +54,9 @@ def test_a_design_is_a_valid_preset_that_keeps_its_device_busy(miners, device, p
     assert not expects.why_less_busy or windows.blocks_per_window == 125 or expects.idle_seconds > 70
     assert needed <= windows.seconds - expects.idle_seconds
     assert hparams.data.pages_per_window * hparams.data.samples_per_page >= training.most_sequences
+    assert expects.roles["aggregator"].bucket_bytes >= miners * 100 * expects.payload_bytes
+    assert expects.roles["miner"].disk_bytes == 104 * expects.parameters
+    assert all(each.usd_per_month > 0.015e-9 * each.bucket_bytes for each in expects.roles.values())
     assert expects.shard_samples >= training.most_sequences * (miners + 4)
     warmup = training.schedule.warmup_steps * tokens / training.inner_steps * miners / (20 * expects.parameters)
     assert warmup == pytest.approx(expects.warmup_share)
@@ -112,6 +115,7 @@ def test_the_command_prints_what_fits_into_the_file(capsys):
     assert load_hparams("150M", overrides=found["preset"]) == BASE
     assert {"busy_fraction", "warmup_share", "outer_steps_to_20", "tokens_per_day"} < found.keys()
     assert main(words) == 0
-    assert "busy share of other devices" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert all(each in shown for each in ("busy share of other devices", "aggregator, without the dataset"))
     assert exit_status(main, ["--depth", "12", "--miners", "900", "--device", "h100"]) == 1
     assert "peers.gather_peer_count" in capsys.readouterr().err
