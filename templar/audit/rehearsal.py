@@ -135,13 +135,18 @@ def _train(
         )
     private = PrivateState.fresh(node.layout)
     limit = started + min(seconds, times.train_until - times.opened)
+
+    def seconds_left() -> float:
+        return limit - time.monotonic()
+
     result = trainer.learn(
         node.state.params,
         torch.from_numpy(node.workload.sequences(assignment)),
         training=hparams.training,
         outer_steps=node.state.outer_steps,
         optimizer=private.optimizer,
-        keep_going=lambda: time.monotonic() < limit,
+        keep_going=lambda: seconds_left() > 0,
+        seconds_left=seconds_left,
     )
     # 2. Compress.
     rule = feedback_rule(hparams, node.state.outer_steps)

@@ -237,9 +237,8 @@ class TestADayOfANetwork:
         assert all(run.auto_scheduled for run in (published, measured, stored, rotated, cleaned))
 
     def test_the_model_of_a_scheduled_checkpoint_goes_on_with_a_text(self, network):
-        words = ["model", "generate", "--env-file", str(network.plan.network_env), "--prompt", "def "]
-        command = [sys.executable, "-m", "deployments", *words, "--tokens", "4"]
-        answer = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        options = ["--env-file", network.plan.network_env, "--prompt", "def ", "--tokens", 4]
+        answer = deployments("model", "generate", *options)
         assert answer.returncode == 0, answer.stderr
         assert answer.stdout.startswith("def ")
         (window,) = re.findall(r"model of window (\d+), [1-9]\d* outer steps", answer.stderr)
