@@ -69,39 +69,40 @@ def by_flow(client, neuron):
     return {flows[each.flow_id]: each for each in deployments_of(client, neuron)}
 
 
+@pytest.fixture(scope="class")
+def neurons(network, prefect_server, tmp_path_factory):
+    """The name of a neuron of each role, whose schedules have their first run one after the other, soon."""
+    names, work_of, soon = {role: f"soon-{role}" for role in FLOWS}, scheduled_work, timedelta(seconds=15)
+
+    def shortly(role, hparams, *, hour):
+        nonlocal soon
+        for work in work_of(role, hparams, hour=hour):
+            if ROLE_OF[work.flow.replace("_", "-")] != role:
+                continue
+            after = (datetime.now(UTC) - EPOCH + soon) % AGAIN
+            soon += BETWEEN
+            yield replace(work, every=AGAIN, after=after)
+
+    log = tmp_path_factory.mktemp("worker") / "worker.log"
+    with prefect_server.configured(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(register, "scheduled_work", shortly)
+        for role, name in names.items():
+            block = network.block(MEMBERS[role])
+            Path(block.home).mkdir(parents=True, exist_ok=True)  # as the neuron's first start has made it
+            register_neuron(name, block)
+            deploy_scheduled(name, block, hour=timedelta(seconds=1))
+        command, env = worker_command(HOUSEKEEPING_POOL, "process"), prefect_server.environment
+        worker = start_child("housekeeping", command, log=log, env=env, cwd=PROJECT_ROOT)
+        yield names
+        worker.stop()
+        with prefect_server.client() as client:
+            for name in names.values():
+                for deployment in deployments_of(client, name):
+                    client.delete_deployment(deployment.id)
+
+
 class TestRuns:
     """One worker runs what the schedules of neurons make; nobody starts anything."""
-
-    @pytest.fixture(scope="class")
-    def neurons(self, network, prefect_server, tmp_path_factory):
-        """The name of a neuron of each role, whose schedules have their first run one after the other, soon."""
-        names, work_of, soon = {role: f"soon-{role}" for role in FLOWS}, scheduled_work, timedelta(seconds=15)
-
-        def shortly(role, hparams, *, hour):
-            nonlocal soon
-            for work in work_of(role, hparams, hour=hour):
-                if ROLE_OF[work.flow.replace("_", "-")] != role:
-                    continue
-                after = (datetime.now(UTC) - EPOCH + soon) % AGAIN
-                soon += BETWEEN
-                yield replace(work, every=AGAIN, after=after)
-
-        log = tmp_path_factory.mktemp("worker") / "worker.log"
-        with prefect_server.configured(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(register, "scheduled_work", shortly)
-            for role, name in names.items():
-                block = network.block(MEMBERS[role])
-                Path(block.home).mkdir(parents=True, exist_ok=True)  # as the neuron's first start has made it
-                register_neuron(name, block)
-                deploy_scheduled(name, block, hour=timedelta(seconds=1))
-            command, env = worker_command(HOUSEKEEPING_POOL, "process"), prefect_server.environment
-            worker = start_child("housekeeping", command, log=log, env=env, cwd=PROJECT_ROOT)
-            yield names
-            worker.stop()
-            with prefect_server.client() as client:
-                for name in names.values():
-                    for deployment in deployments_of(client, name):
-                        client.delete_deployment(deployment.id)
 
     @pytest.mark.slow
     @pytest.mark.timeout(400)
