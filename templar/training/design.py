@@ -81,6 +81,17 @@ class Wishes:
 
 
 @dataclass(frozen=True)
+class RoleCosts:
+    """What a role moves and stores, without the dataset (docs/storage.md, "What it costs")."""
+
+    up_bytes_per_day: float
+    down_bytes_per_day: float
+    bucket_bytes: float  # once `retention_windows` have passed
+    disk_bytes: float
+    usd_per_month: float  # of its bucket, in 30 days
+
+
+@dataclass(frozen=True)
 class Expectation:
     """What to expect of a design, at the tokens per second that the rules assume."""
 
@@ -94,21 +105,10 @@ class Expectation:
     days_to_20: float
     expected_loss: float  # nats per token after 20 tokens per parameter
     payload_bytes: float
-    roles: dict[str, "RoleCosts"]  # miner, validator, aggregator
+    roles: dict[str, RoleCosts]  # miner, validator, aggregator
     shard_samples: int  # that a shard should have, so that its windows read none twice
     why_fewer: str  # than a thousand outer steps; empty if there are as many
     why_less_busy: str  # than 95 % of a window; empty if the device is
-
-
-@dataclass(frozen=True)
-class RoleCosts:
-    """What a role moves and stores, without the dataset (docs/storage.md, "What it costs")."""
-
-    up_bytes_per_day: float
-    down_bytes_per_day: float
-    bucket_bytes: float  # once `retention_windows` have passed
-    disk_bytes: float
-    usd_per_month: float  # of its bucket, in 30 days
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ def _role_costs(wishes: Wishes, base: HParams, count: int, payload: float, *, se
     """What each role moves and stores in windows of so many seconds."""
     storage, miners, model = base.storage, wishes.miners, 4.0 * count
     per_day, kept, backup = 86_400 / seconds, storage.snapshots_kept, float(BACKUP_BYTES * count)
-    disk, private = model * (kept + 2), 3 * model * (kept + storage.snapshot_frequency)
+    snapshots, private = model * (kept + 2), 3 * model * (kept + storage.snapshot_frequency)
     received = payload * (miners + _reserve(miners)) * per_day
     checkpoint, checkpoints = model / storage.checkpoint_frequency, model * storage.checkpoints_kept
     payloads = storage.retention_windows * payload
@@ -347,11 +347,12 @@ def _role_costs(wishes: Wishes, base: HParams, count: int, payload: float, *, se
         requests = PART_USD * (SMALL_WRITES + sent / PART_BYTES) + READ_USD * READS[role] * (miners + 2)
         return RoleCosts(sent * per_day, received, stored, disk, 30 * per_day * requests + 1e-9 * GB_USD * stored)
 
-    sent = payload + backup * seconds / _backup_seconds(wishes, count)
+    uploads = payload + backup * seconds / _backup_seconds(wishes, count)
+    published = checkpoints + model + miners * payloads  # by the aggregator
     return {
-        "miner": costs("miner", sent, payloads + 2 * backup, disk + private),
-        "validator": costs("validator", checkpoint, checkpoints, disk),
-        "aggregator": costs("aggregator", checkpoint + miners * payload, checkpoints + model + miners * payloads, disk),
+        "miner": costs("miner", uploads, payloads + 2 * backup, snapshots + private),
+        "validator": costs("validator", checkpoint, checkpoints, snapshots),
+        "aggregator": costs("aggregator", checkpoint + miners * payload, published, snapshots),
     }
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import sqlite3
 import time
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -67,24 +67,26 @@ class LiveNetwork:
         self._network = LocalNetwork(self.plan, print)
         self.record = ProcessRecord(self.plan.processes)
         self.view: LocalView
-        self.client: Any = None
-        self.printed = ""
+        self.client: Any
+        self.printed: str
 
     def __enter__(self):
-        with redirect_stdout(io.StringIO()) as shown:
-            command.up(self._network)
-        self.printed = shown.getvalue()
-        block = self._network.neuron_block(self.plan.running[0].name)
-        chain = block.subnet.open(None)
-        birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), block.hparams())
-        self.view = LocalView(self.plan, block, birth)
-        self.client = SyncPrefectClient(self.plan.server.api_url, httpx_settings={"transport": PromptTransport()})
-        self.client.__enter__()
+        with ExitStack() as stack:
+            with redirect_stdout(io.StringIO()) as shown:
+                command.up(self._network)
+            stack.callback(self._network.down)
+            self.printed = shown.getvalue()
+            block = self._network.neuron_block(self.plan.running[0].name)
+            chain = block.subnet.open(None)
+            birth = find_birth(chain, Buckets(chain, block.bucket.endpoint.open_reader), block.hparams())
+            self.view = LocalView(self.plan, block, birth)
+            settings = {"transport": PromptTransport()}
+            self.client = stack.enter_context(SyncPrefectClient(self.plan.server.api_url, httpx_settings=settings))
+            self._open = stack.pop_all()
         return self
 
     def __exit__(self, *error):
-        self.client.__exit__(*error)
-        self._network.down()
+        self._open.close()
 
     @property
     def first_window(self):
