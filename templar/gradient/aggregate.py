@@ -10,9 +10,10 @@ squared norm, exact as well:
                 each magnitude becomes floor(s * sqrt(m2 / n2))
 
 Rounding down keeps every peer's contribution at or below the target norm. A coefficient's sum is divided by the number
-of peers that contributed to it, those whose magnitude there is not 0: zeros dilute no other peer. The quotient is that
-of IEEE 754 float64; the inverse DCT, if there is one, is exact in the sense of `dct`; then `sparseloco` multiplies by
-the quantum and rounds to float32, and `demo` takes the sign, with sign(0) = 0.
+of peers that contributed to it, those whose magnitude there is not 0; or, with `mean_over` "payloads", by the number of
+peers whose n2 is not 0: a payload of zeros dilutes no other peer. The quotient is that of IEEE 754 float64; the inverse
+DCT, if there is one, is exact in the sense of `dct`; then `sparseloco` multiplies by the quantum and rounds to float32,
+and `demo` takes the sign, with sign(0) = 0.
 
 No update is ever non-finite: a magnitude is below 2^54 quanta of 2^-44, so a mean is below 2^10 and no inverse DCT of
 edges up to 64 makes it larger than 2^16. So finite parameters stay finite, and no node has to decide what to skip.
@@ -112,14 +113,23 @@ def signed_magnitudes(section: Section, table: NDArray[np.int64]) -> tuple[NDArr
 
 
 def combine_sections(
-    sections: Sequence[Section], tables: Sequence[NDArray[np.int64]], tensor: TensorLayout, layout: Layout, out: Tensor
+    sections: Sequence[Section],
+    tables: Sequence[NDArray[np.int64]],
+    tensor: TensorLayout,
+    layout: Layout,
+    out: Tensor,
+    *,
+    divisor: int,
 ) -> Tensor:
-    """Overwrite `out` with the update of one tensor, from each peer's section and `magnitudes`."""
+    """Overwrite `out` with the update of one tensor, from each peer's section and `magnitudes`.
+
+    A coefficient's sum is divided by the divisor, or by the number of its contributors if that is 0.
+    """
     if kernels.uses_kernels(layout.num_elements, out.device):
         from templar.gradient.kernels.combine import combine  # noqa: PLC0415 - numba takes a second to import
 
         finish = None if layout.updates_are_plain else lambda means: _finish(means, tensor, layout)
-        return combine(sections, tables, tensor, out, finish)
+        return combine(sections, tables, tensor, out, finish, divisor)
     shape = tensor.num_chunks, tensor.chunk_length
     total = torch.zeros(shape, dtype=torch.int64, device=out.device)
     contributors = torch.zeros(shape, dtype=torch.int64, device=out.device)
@@ -127,7 +137,8 @@ def combine_sections(
         places, signed = (torch.from_numpy(each).to(out.device) for each in signed_magnitudes(section, table))
         total.scatter_add_(1, places, signed)  # no index twice in a chunk of one peer
         contributors.scatter_add_(1, places, (signed != 0).to(torch.int64))
-    means = total.to(torch.float64) / contributors.clamp(min=1).to(torch.float64)
+    divisors = torch.tensor(divisor) if divisor else contributors.clamp(min=1)
+    means = total.to(torch.float64) / divisors.to(torch.float64)
     return out.copy_(from_chunks(_finish(means, tensor, layout), tensor))
 
 
@@ -199,7 +210,9 @@ def _updates(
             magnitudes(section, peer[name], targets[name], layout.recipe)
             for section, peer in zip(sections, norms, strict=True)
         ]
-        updates[name] = combine_sections(sections, tables, tensor, layout, out[name])
+        audible = sum(peer[name] > 0 for peer in norms)
+        divisor = max(1, audible) if layout.mean_over == "payloads" else 0
+        updates[name] = combine_sections(sections, tables, tensor, layout, out[name], divisor=divisor)
     return updates
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from typing import Self
+from typing import Literal, Self
 
 from torch import Tensor
 
@@ -112,6 +112,7 @@ class Layout:
     tensors: tuple[TensorLayout, ...]
     use_dct: bool  # whether coefficients are those of an orthonormal DCT-II of each chunk, or its elements themselves
     recipe: Recipe  # of error feedback and aggregation
+    mean_over: Literal["contributors", "payloads"] = "contributors"  # what an aggregate divides its sums by
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient, recipe: Recipe) -> Self:
@@ -119,7 +120,7 @@ class Layout:
         if not shapes:
             raise ValueError("a layout needs at least one parameter")
         tensors = tuple(TensorLayout.of(name, shapes[name], gradient) for name in sorted(shapes))
-        return cls(tensors, gradient.use_dct, recipe)
+        return cls(tensors, gradient.use_dct, recipe, gradient.mean_over)
 
     @property
     def updates_are_plain(self) -> bool:

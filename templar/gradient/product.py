@@ -54,7 +54,9 @@ class UpdateProducts:
                 continue
             for place, index in enumerate(which):
                 section, table = self._payloads[index].sections[tensor.name], self._tables[index][tensor.name]
-                update = combine_sections([section], [table], tensor, self._layout, torch.empty(tensor.shape))
+                update = combine_sections(
+                    [section], [table], tensor, self._layout, torch.empty(tensor.shape), divisor=1
+                )
                 totals[place] += float((update.to(gradient.device).double() * gradient.double()).sum())
         return totals.tolist()
 

@@ -19,6 +19,9 @@ Every rule stands here, with its source:
 * **Density.** The more inner steps a window has, the more coefficients a payload needs: with 80 of them, 64 of 4096
   lose a nat to a dense exchange, and 1024 a seventh of that (docs/codec.md). A chunk keeps the largest share of its
   coefficients with which the device is busy enough, or less busy by at most 2 %.
+* **Mean.** Where miners share most coefficients in time, each of them sends its own part, and a mean over those that
+  send one now moves it too far: with 1024 of 4096, a mean over all payloads ends 0.66 nats lower (docs/codec.md). With
+  64, few miners share one in a window, and a mean over all would be as much too slow.
 * **Error feedback.** A decay of 0.95, all of it at the end of a training (SparseLoCo, arXiv 2508.15706, at 512 M). What
   is better for a quarter of a million parameters is worse for three (docs/codec.md).
 * **Loss.** Hoffmann et al. (arXiv 2203.15556, approach 3), on their text: a direction, not a promise.
@@ -51,6 +54,7 @@ ENOUGH = 20  # tokens per parameter (Hoffmann et al.)
 WARMUP_SHARE = 0.02
 DENSITIES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)  # of the coefficients of a chunk
 DENSITY_COST = 0.02  # of a window, for a denser code than the sparsest
+DENSE = 1 / 16  # from here on sums are divided by the number of payloads
 FEEDBACK_DECAY, FEEDBACK_CARRY = 0.95, 0.0
 WANTED_OUTER_STEPS = 1000  # to learn as well as in one place (hypertrain's assumption: 1,000 to 3,000)
 MOST_BLOCKS = 125  # of a window
@@ -171,6 +175,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
             "momentum_decay": FEEDBACK_DECAY,
             "feedback_carry": FEEDBACK_CARRY,
             "topk_compression": coefficients,
+            "mean_over": "payloads" if density >= DENSE else "contributors",
         },
         "peers": {"gather_peer_count": wishes.miners, "reserve_peer_count": _reserve(wishes.miners)},
         "weights": {"windows_per_weights": math.ceil(WEIGHTS_BLOCKS / work.blocks + 0.5)},

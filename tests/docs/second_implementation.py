@@ -559,6 +559,9 @@ class Spec:
                     s = s if keeps else math.isqrt(s**2 * m2 // n2)
                     total[chunk][index] += sign * s
                     count[chunk][index] += s != 0
+        if layout.get("mean_over") == "payloads":
+            heard = sum(n2 > 0 for n2 in Spec.norms(payloads, name)[0])
+            count = [[heard] * length for _ in range(chunks)]
         means = [
             [float(t) / float(max(c, 1)) for t, c in zip(*rows, strict=True)] for rows in zip(total, count, strict=True)
         ]

@@ -5,7 +5,7 @@ import random
 import re
 import struct
 import zlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -329,10 +329,10 @@ def test_product_compresses():
             assert hex_of(state.buffers) == window["residual"]
 
 
-@pytest.mark.parametrize("name", ["sparseloco", "sparseloco, too loud", "demo"])
+@pytest.mark.parametrize("name", ["sparseloco", "sparseloco, too loud", "sparseloco, mean over payloads", "demo"])
 def test_product_aggregates_and_steps(name):
     case = recorded("aggregate")["cases"][name]
-    layout, limit = LAYOUTS[case["recipe"]], case["limit"]
+    layout, limit = replace(LAYOUTS[case["recipe"]], mean_over=case.get("mean_over", "contributors")), case["limit"]
     payloads = [wire.decode(bytes.fromhex(text), layout) for text in case["payloads"]]
     targets, update = target_norms(payloads, layout, limit), aggregate(payloads, layout, limit)
     params = tensors_of(case["parameters_before"])

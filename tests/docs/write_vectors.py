@@ -245,7 +245,7 @@ def aggregate(found):
 
 
 def _aggregate(case):
-    layout = layout_with(case["recipe"])
+    layout = layout_with(case["recipe"]) | {"mean_over": case.get("mean_over", "contributors")}
     encoded = [newest_payload(text, layout) for text in case["payloads"]]
     payloads = [Spec.read_payload(data, layout) for data in encoded]
     norms: dict[str, dict[str, int]] = {str(each["header"]["uid"]): {} for each in payloads}

@@ -41,6 +41,7 @@ gradients = st.builds(
     topk_compression=st.integers(1, 80),
     target_chunk=st.integers(1, 20),
     use_dct=st.booleans(),
+    mean_over=st.sampled_from(["contributors", "payloads"]),
 )
 recipes = st.sampled_from(RECIPES)
 layouts = st.builds(Layout.of, shapes, gradients, recipes)
@@ -187,6 +188,7 @@ def spec_of(layout):
         "digest": layout.digest,
         "recipe": layout.recipe,
         "use_dct": layout.use_dct,
+        "mean_over": layout.mean_over,
         "tensors": [spec_of_tensor(tensor) for tensor in layout.tensors],
     }
 

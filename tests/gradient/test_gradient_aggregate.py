@@ -67,6 +67,12 @@ def test_coefficients_clipped_to_zero_dilute_no_other_peer():
     assert aggregate([small, large], SCALARS)["p"].tolist() == [2.0**-36, 255 * QUANTUM, 0, 0, 0, 0, 0]
 
 
+def test_a_mean_over_payloads_counts_all_that_are_not_zero():
+    both, one, nothing = scalars(8, 2, 0, 0, 0, 0, 0), scalars(8, 0, 2, 0, 0, 0, 0), scalars(0, 0, 0, 0, 0, 0, 0)
+    found = aggregate([both, one, nothing], replace(SCALARS, mean_over="payloads"))["p"]
+    assert found.tolist() == [8, 1, 1, 0, 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

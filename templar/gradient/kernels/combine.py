@@ -30,17 +30,19 @@ def combine(
     tensor: TensorLayout,
     out: Tensor,
     finish: Callable[[Tensor], Tensor] | None,
+    divisor: int,
 ) -> Tensor:
     """Overwrite `out`, contiguous float32, with the update of one tensor, from each peer's section and magnitudes.
 
     Each of `tables` has a peer's magnitudes by scale code, shape (256,). `finish` makes float32 chunks of the update
-    from mean coefficients in quanta, float64; it is None if it only multiplies them by a quantum.
+    from mean coefficients in quanta, float64; it is None if it only multiplies them by a quantum. Sums are divided by
+    `divisor`, or by the number of contributors if that is 0.
     """
     peers, magnitudes, update = views(sections), np.stack(tables), out.view(-1).numpy()
     grid, size = grid_of(tensor), len(sections) * tensor.k + tensor.chunk_length
     if finish is None:
         in_ranges(
-            lambda first, stop: _combine(peers, magnitudes, first, stop, starts(peers, first), grid, update),
+            lambda first, stop: _combine(peers, magnitudes, first, stop, starts(peers, first), divisor, grid, update),
             tensor.num_chunks,
             size=size,
         )
@@ -48,7 +50,7 @@ def combine(
 
     def take_means(slab_first: int, means: NDArray[np.float64], first: int, stop: int) -> None:
         begin = starts(peers, slab_first + first)
-        _means(peers, magnitudes, slab_first + first, slab_first + stop, begin, means[first:stop])
+        _means(peers, magnitudes, slab_first + first, slab_first + stop, begin, divisor, means[first:stop])
 
     slab = max(_SLAB_ELEMENTS // tensor.chunk_length, 1)
     for first in range(0, tensor.num_chunks, slab):
@@ -59,23 +61,23 @@ def combine(
 
 
 @kernel
-def _combine(peers: Any, tables: Any, first: int, stop: int, begin: Any, grid: Any, update: Any) -> None:
+def _combine(peers: Any, tables: Any, first: int, stop: int, begin: Any, divisor: int, grid: Any, update: Any) -> None:
     """The update of chunks `first` to `stop`, which begin at `begin`, without transform or sign."""
     total, counts, indices = _scratch(peers, grid.height * grid.width)
     means = np.empty(len(total), np.float64)
     for chunk in range(first, stop):
         _add_all(peers, tables, chunk, begin, indices, total, counts)
-        _take_means(total, counts, means)
+        _take_means(total, counts, divisor, means)
         store(means, QUANTUM, grid, chunk, update)
 
 
 @kernel
-def _means(peers: Any, tables: Any, first: int, stop: int, begin: Any, means: Any) -> None:
+def _means(peers: Any, tables: Any, first: int, stop: int, begin: Any, divisor: int, means: Any) -> None:
     """Mean coefficients in quanta of chunks `first` to `stop`, which begin at `begin`."""
     total, counts, indices = _scratch(peers, means.shape[1])
     for chunk in range(first, stop):
         _add_all(peers, tables, chunk, begin, indices, total, counts)
-        _take_means(total, counts, means[chunk - first])
+        _take_means(total, counts, divisor, means[chunk - first])
 
 
 @inlined
@@ -104,10 +106,10 @@ def _add_all(peers: Any, tables: Any, chunk: int, begin: Any, indices: Any, tota
 
 
 @inlined
-def _take_means(total: Any, counts: Any, means: Any) -> None:
+def _take_means(total: Any, counts: Any, divisor: int, means: Any) -> None:
     """Mean coefficients in quanta; the sums are zero again."""
     for place in range(len(means)):
-        means[place] = np.float64(total[place]) / np.float64(max(counts[place], 1))
+        means[place] = np.float64(total[place]) / np.float64(divisor if divisor else max(counts[place], 1))
         total[place] = 0
         counts[place] = 0
 
