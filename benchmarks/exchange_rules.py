@@ -163,8 +163,8 @@ def combine(received: list[Tensor], rule: str) -> Tensor:
     positive = norms[norms > 0].sort().values
     median = positive[(len(positive) - 1) // 2] if len(positive) else norms[0]
     stack = stack * (median / (norms + 1e-30)).clamp(max=1).view(-1, *[1] * (stack.dim() - 1))
-    number = float(len(received))
-    divisors = (stack != 0).sum(0).clamp(min=1) if rule == "contributors" else torch.tensor(number)
+    number = torch.tensor(max(1, len(positive)))
+    divisors = (stack != 0).sum(0).clamp(min=1) if rule == "contributors" else number
     total: Tensor = stack.sum(0)
     return total / (divisors.sqrt() if rule == "root" else divisors)
 

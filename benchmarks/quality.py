@@ -36,6 +36,7 @@ from benchmarks.pseudo_gradients import Setup, embedded_text
 from templar.hparams import HParams, load_hparams
 
 NUM_WORKERS = 4
+RATES = (0.001, 0.0014, 0.002, 0.004, 0.006, 0.008)
 SAME_BYTES = 0.99  # a row is as small as the plain one if its payloads are, to a per cent
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "0.25M": {"model": {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4}},
@@ -56,10 +57,10 @@ FAST = replace(CARRIED, learning_rate=0.008)
 MUON = replace(DENSE, optimizer="muon")
 GRID: dict[str, Row] = {
     # 1. What the code costs.
-    **{f"dense, AdamW {rate}": replace(DENSE, learning_rate=rate) for rate in (0.001, 0.002, 0.004, 0.006, 0.008)},
+    **{f"dense, AdamW {rate}": replace(DENSE, learning_rate=rate) for rate in RATES},
     **{f"dense, Muon {rate}": replace(MUON, matrix_rate=rate) for rate in (0.01, 0.02, 0.04)},
     "decay 0.95": PLAIN,
-    **{f"decay 0.95, rate {rate}": replace(PLAIN, learning_rate=rate) for rate in (0.001, 0.002, 0.008)},
+    **{f"decay 0.95, rate {rate}": replace(PLAIN, learning_rate=rate) for rate in RATES if rate != 0.004},
     "the reference's code": replace(PLAIN, code="reference"),
     # 2. Error feedback: its decay, and a share of it at the beginning of a training.
     **{f"decay {decay}": replace(PLAIN, decay=decay) for decay in (0.6, 0.8, 0.9)},
@@ -74,7 +75,14 @@ GRID: dict[str, Row] = {
     # 3. The code.
     **{f"{k} of 4096": replace(FAST, k=k) for k in (32, 48, 128)},
     **{f"decay 0.95, {k} of 4096": replace(PLAIN, k=k) for k in (256, 1024, 4096)},
-    "decay 0.95, 1024 of 4096, rate 0.001": replace(PLAIN, k=1024, learning_rate=0.001),
+    **{
+        f"decay 0.95, {k} of 4096, sum / R{at}": replace(PLAIN, k=k, rule="all", learning_rate=rate)
+        for k in (512, 1024)
+        for at, rate in (("", 0.004), (", rate 0.0014", 0.0014))
+    },
+    **{
+        f"decay 0.95, 1024 of 4096, rate {rate}": replace(PLAIN, k=1024, learning_rate=rate) for rate in (0.001, 0.0014)
+    },
     "60, and 24 of embedding and head": replace(FAST, k=60, other_k=24),
     "two levels": replace(FAST, code="levels"),
     "values": replace(FAST, code="values"),
@@ -113,10 +121,10 @@ SHORT: Mapping[str, Sequence[str]] = {  # by size: a larger model wants lower ra
     **dict.fromkeys(
         ("3M", "30M"),
         (
-            "dense, AdamW 0.001",
-            "dense, AdamW 0.002",
-            "decay 0.95, rate 0.001",
-            "decay 0.95, rate 0.002",
+            *(f"dense, AdamW {rate}" for rate in RATES[:3]),
+            *(f"decay 0.95, rate {rate}" for rate in RATES[:3]),
+            "decay 0.95, 1024 of 4096, rate 0.0014",
+            "decay 0.95, 1024 of 4096, sum / R, rate 0.0014",
             "decay 0.8, carry 0.4, rate 0.001",
             "decay 0.8, carry 0.4, rate 0.002",
         ),
@@ -129,6 +137,7 @@ LONG: Mapping[str, Sequence[str]] = {  # what a density takes from windows of ma
         "dense, Muon 0.02",
         "decay 0.95",
         *(f"decay 0.95, {k} of 4096" for k in (256, 1024, 4096)),
+        *(f"decay 0.95, {k} of 4096, sum / R" for k in (512, 1024)),
         "Muon 0.02, 4096 of 4096",
     ),
     **dict.fromkeys(
