@@ -99,6 +99,7 @@ GRID: dict[str, Row] = {
         for rate, carry in ((0.005, 0.4), (0.01, 0.4), (0.02, 0.4))
     },
     "Muon 0.02, 4096 of 4096": replace(PLAIN, optimizer="muon", k=4096),
+    "Muon 0.02, 1024 of 4096, sum / R": replace(PLAIN, optimizer="muon", k=1024, rule="all"),
     "Muon 0.01, sum / sqrt(R)": replace(LESS, optimizer="muon", matrix_rate=0.01, rule="root"),
     "Muon 0.01, 128 of 4096, sum / sqrt(R)": replace(LESS, optimizer="muon", matrix_rate=0.01, rule="root", k=128),
 }
@@ -139,6 +140,7 @@ LONG: Mapping[str, Sequence[str]] = {  # what a density takes from windows of ma
         *(f"decay 0.95, {k} of 4096" for k in (256, 1024, 4096)),
         *(f"decay 0.95, {k} of 4096, sum / R" for k in (512, 1024)),
         "Muon 0.02, 4096 of 4096",
+        "Muon 0.02, 1024 of 4096, sum / R",
     ),
     **dict.fromkeys(
         ("3M", "30M"), ("dense, AdamW 0.001", "decay 0.95, rate 0.001", "decay 0.95, 1024 of 4096, rate 0.001")
