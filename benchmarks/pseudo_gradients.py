@@ -57,7 +57,13 @@ def small_network(seed: int) -> HParams:
         "model": {"initializer_seed": seed},
         "data": {"pages_per_window": 1},
         "training": {"inner_steps": 10, "adamw": {"learning_rate": 0.002}},
-        "gradient": {"target_chunk": 64, "topk_compression": 64, "momentum_decay": 0.95, "feedback_carry": 0.0},
+        "gradient": {
+            "target_chunk": 64,
+            "topk_compression": 64,
+            "momentum_decay": 0.95,
+            "feedback_carry": 0.0,
+            "mean_over": "contributors",
+        },
     }
     return load_hparams("local", overrides=overrides)
 
