@@ -75,14 +75,9 @@ GRID: dict[str, Row] = {
     # 3. The code.
     **{f"{k} of 4096": replace(FAST, k=k) for k in (32, 48, 128)},
     **{f"decay 0.95, {k} of 4096": replace(PLAIN, k=k) for k in (256, 1024, 4096)},
-    **{
-        f"decay 0.95, {k} of 4096, sum / R{at}": replace(PLAIN, k=k, rule="all", learning_rate=rate)
-        for k in (512, 1024)
-        for at, rate in (("", 0.004), (", rate 0.0014", 0.0014))
-    },
-    **{
-        f"decay 0.95, 1024 of 4096, rate {rate}": replace(PLAIN, k=1024, learning_rate=rate) for rate in (0.001, 0.0014)
-    },
+    **{f"decay 0.95, 1024 of 4096, rate {rate}": replace(PLAIN, k=1024, learning_rate=rate) for rate in RATES[:2]},
+    "decay 0.95, 1024 of 4096, sum / R": replace(PLAIN, k=1024, rule="all"),
+    "decay 0.95, 1024 of 4096, sum / R, rate 0.0014": replace(PLAIN, k=1024, rule="all", learning_rate=0.0014),
     "60, and 24 of embedding and head": replace(FAST, k=60, other_k=24),
     "two levels": replace(FAST, code="levels"),
     "values": replace(FAST, code="values"),
@@ -138,7 +133,7 @@ LONG: Mapping[str, Sequence[str]] = {  # what a density takes from windows of ma
         "dense, Muon 0.02",
         "decay 0.95",
         *(f"decay 0.95, {k} of 4096" for k in (256, 1024, 4096)),
-        *(f"decay 0.95, {k} of 4096, sum / R" for k in (512, 1024)),
+        "decay 0.95, 1024 of 4096, sum / R",
         "Muon 0.02, 4096 of 4096",
         "Muon 0.02, 1024 of 4096, sum / R",
     ),

@@ -119,11 +119,12 @@ def combine_sections(
     layout: Layout,
     out: Tensor,
     *,
-    divisor: int,
+    divisor: int = 0,
 ) -> Tensor:
     """Overwrite `out` with the update of one tensor, from each peer's section and `magnitudes`.
 
-    A coefficient's sum is divided by the divisor, or by the number of its contributors if that is 0.
+    A coefficient's sum is divided by the divisor, or by the number of its contributors if that is 0. For one peer both
+    are the same.
     """
     if kernels.uses_kernels(layout.num_elements, out.device):
         from templar.gradient.kernels.combine import combine  # noqa: PLC0415 - numba takes a second to import
@@ -210,8 +211,8 @@ def _updates(
             magnitudes(section, peer[name], targets[name], layout.recipe)
             for section, peer in zip(sections, norms, strict=True)
         ]
-        audible = sum(peer[name] > 0 for peer in norms)
-        divisor = max(1, audible) if layout.mean_over == "payloads" else 0
+        audible = sum(peer[name] > 0 for peer in norms)  # without one, all sums are 0
+        divisor = audible if layout.mean_over == "payloads" else 0
         updates[name] = combine_sections(sections, tables, tensor, layout, out[name], divisor=divisor)
     return updates
 

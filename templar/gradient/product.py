@@ -54,9 +54,7 @@ class UpdateProducts:
                 continue
             for place, index in enumerate(which):
                 section, table = self._payloads[index].sections[tensor.name], self._tables[index][tensor.name]
-                update = combine_sections(
-                    [section], [table], tensor, self._layout, torch.empty(tensor.shape), divisor=1
-                )
+                update = combine_sections([section], [table], tensor, self._layout, torch.empty(tensor.shape))
                 totals[place] += float((update.to(gradient.device).double() * gradient.double()).sum())
         return totals.tolist()
 
