@@ -40,7 +40,8 @@ from templar.neuron.private_state import feedback_rule
 from templar.store.directory import DirectoryStore
 from templar.training.loss import sequence_losses
 from templar.training.model import build_model, parameter_shapes, parameters_of
-from templar.training.train import OptimizerState, Trainer
+from templar.training.optimizers import OptimizerState
+from templar.training.train import Trainer
 
 NUM_HELD_OUT = 256
 HELD_OUT_BATCH = 64

@@ -44,8 +44,9 @@ from templar.scoring.score import CurvaturePrior, score_payload
 from templar.scoring.standing import FRESH
 from templar.training.loss import sequence_losses, single_threaded
 from templar.training.model import build_model, load_parameters, parameters_of
+from templar.training.optimizers import OptimizerState
 from templar.training.schedule import outer_learning_rate
-from templar.training.train import OptimizerState, Trainer
+from templar.training.train import Trainer
 
 STEPS = (2, 4, 6, 8, 11, 15, 20, 26)  # inner steps of the grades
 EXACT_MINERS, EXACT_SEGMENTS, FACTOR, MICRO_BATCH = 8, 4, 0.2, 16

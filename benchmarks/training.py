@@ -34,7 +34,8 @@ from templar.hparams import Model, TrainerSettings, Training, load_hparams
 from templar.training.device import TrainFigures, given_threads
 from templar.training.loss import torch_threads
 from templar.training.model import build_model, genesis_parameters
-from templar.training.train import OptimizerState, Trainer
+from templar.training.optimizers import OptimizerState
+from templar.training.train import Trainer
 
 PLAIN_BAR = {"cpu": 0.97, "cuda": 0.95}
 COMPUTING = ("forward", "backward", "step")

@@ -23,7 +23,8 @@ from templar.neuron.evaluate import evaluate
 from templar.neuron.miner import Miner, PageReport
 from templar.neuron.validator import Validator
 from templar.scoring.evidence import WindowFacts
-from templar.training.train import OptimizerState, TrainResult
+from templar.training.optimizers import OptimizerState
+from templar.training.train import TrainResult
 
 KeepGoing = Callable[[], bool]
 HUGE_FACTOR = 1e6
@@ -51,7 +52,7 @@ class UntrainedMiner(Miner, ABC):
 
 def untrained(miner: Miner, update: dict[str, Tensor]) -> TrainResult:
     """An update without any training."""
-    return TrainResult(update, OptimizerState.zeros(miner.state.params), 0.0, 0.0, 0, 0, stopped_early=False)
+    return TrainResult(update, OptimizerState.zeros(miner.state.params), (), 0, stopped_early=False)
 
 
 def zero_update(miner: Miner) -> dict[str, Tensor]:

@@ -43,8 +43,9 @@ from templar.neuron.node import Node
 from templar.store.files import link_or_copy, sync
 from templar.tensorfile import MadeTensors, StoredTensors, Zeros, stream_tensors
 from templar.training.model import parameter_shapes
+from templar.training.optimizers import OptimizerState
 from templar.training.schedule import outer_learning_rate
-from templar.training.train import OptimizerState, StepState, TrainResult
+from templar.training.train import StepState, TrainResult
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,8 @@ from templar.training.device import bad_environment, choose_device, given_thread
 from templar.training.group import ReplicatedGroup, ShardedGroup
 from templar.training.memory import MicroBatches
 from templar.training.model import parameter_shapes
-from templar.training.train import FOREVER, OptimizerState, Trainer, TrainProgress, TrainResult, check_inputs
+from templar.training.optimizers import OptimizerState
+from templar.training.train import FOREVER, Trainer, TrainProgress, TrainResult, check_inputs
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ machine's number of threads.
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from templar.training.model import (
     output_weight,
     parameter_shapes,
 )
+from templar.training.optimizers import InnerOptimizers, OptimizerState
 from templar.training.schedule import inner_factor
 
 LARGEST_UPDATE = 2.0**64
@@ -43,32 +44,30 @@ MOST_AHEAD = 2  # micro-batches that a GPU may be behind the program: a deadline
 
 
 @dataclass(frozen=True)
-class OptimizerState:
-    """The state of the inner optimizer, by parameter name: the same for both, so a miner may change it at any time."""
-
-    num_steps: int  # inner steps that went into it
-    exp_avg: Mapping[str, Tensor]  # first moments, float32: Muon's momentum in the matrices that it moves
-    exp_avg_sq: Mapping[str, Tensor]  # second moments, float32: in Muon's matrices those of the last AdamW
-
-    @classmethod
-    def zeros(cls, params: Mapping[str, Tensor]) -> Self:
-        """The state of a miner that never trained, in the shapes and on the devices of the parameters."""
-        first, second = ({name: torch.zeros_like(param) for name, param in params.items()} for _ in range(2))
-        return cls(0, first, second)
-
-
-@dataclass(frozen=True)
 class TrainResult:
     """The result of one window of training; losses are means in nats per token."""
 
     update: Mapping[str, Tensor]  # float32: parameters before minus after (sparseloco), or the mean gradient (demo)
     optimizer: OptimizerState | None  # the new state of the inner optimizer; None for demo, which has none
-    first_loss: float
-    last_loss: float
-    num_steps: int  # inner steps (sparseloco) or batches (demo) that went into the update
+    losses: tuple[float, ...]  # of the inner steps (sparseloco) or batches (demo) that went into the update
     num_sequences: int  # a sequence used twice counts twice
     stopped_early: bool  # whether `keep_going` ended the training
     figures: TrainFigures | None = None  # None for an update that was not trained
+
+    @property
+    def num_steps(self) -> int:
+        """Inner steps (sparseloco) or batches (demo) that went into the update."""
+        return len(self.losses)
+
+    @property
+    def first_loss(self) -> float:
+        """Of the first step; 0 for an update that was not trained."""
+        return self.losses[0] if self.losses else 0.0
+
+    @property
+    def last_loss(self) -> float:
+        """Of the last step, in the same way."""
+        return self.losses[-1] if self.losses else 0.0
 
 
 @dataclass(frozen=True)
@@ -290,7 +289,7 @@ class _Run:
         with device.autocast():
             return self.group.loss(self.net, compute)
 
-    def optimizers(self, state: OptimizerState) -> "_Optimizers":
+    def optimizers(self, state: OptimizerState) -> InnerOptimizers:
         """The inner optimizers, continued from copies of a state."""
         params = dict(named_parameters(self.net))
         if set(params) != set(state.exp_avg) or set(params) != set(state.exp_avg_sq):
@@ -298,7 +297,7 @@ class _Run:
         training, settings = self.training, self.trainer.settings
         matrices = {name for name, param in params.items() if is_hidden_matrix(name, param)}
         of_muon = matrices if inner_optimizer(training, settings) == "muon" else set[str]()
-        return _Optimizers(self.group, training, params, state, of_muon, repeatable=settings.repeatable)
+        return InnerOptimizers(self.group, training, params, state, of_muon, repeatable=settings.repeatable)
 
     def tensors(self) -> dict[str, Tensor]:
         """The working parameters themselves, in the order of their names."""
@@ -331,9 +330,7 @@ class _Run:
         return TrainResult(
             update=update,
             optimizer=optimizer,
-            first_loss=losses[0],
-            last_loss=losses[-1],
-            num_steps=len(losses),
+            losses=tuple(losses),
             num_sequences=self.num_batches * training.batch_size,
             stopped_early=len(losses) < num_wanted,
             figures=self._figures(),
@@ -360,69 +357,6 @@ class _Run:
         )
 
 
-class _Optimizers:
-    """AdamW for all parameters, or beside Muon for the rest (Jordan et al. 2024, torch's own)."""
-
-    def __init__(
-        self,
-        group: Alone,
-        training: Training,
-        params: Mapping[str, nn.Parameter],
-        state: OptimizerState,
-        of_muon: Collection[str],
-        *,
-        repeatable: bool,
-    ) -> None:
-        self._group, self._training = group, training
-        settings, host = training.adamw, torch.device("cpu")
-        # 1. AdamW.
-        rest = [param for name, param in params.items() if name not in of_muon]
-        self._adamw = torch.optim.AdamW(
-            rest,
-            lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            weight_decay=settings.weight_decay,
-            foreach=True if repeatable else None,  # one call for all tensors, with the same bits as one for each
-            fused=None if repeatable else True,  # one pass over the memory
-        )
-        # 2. Muon.
-        matrices, decay = [param for name, param in params.items() if name in of_muon], settings.weight_decay
-        self._muon = torch.optim.Muon(matrices, weight_decay=decay) if matrices else None
-        # 3. Their state, in the order of the names. Second moments that Muon does not use stay on the host.
-        self._first, self._second = dict[str, Tensor](), dict[str, Tensor]()
-        for name, param in sorted(params.items()):
-            place = host if name in of_muon else param.device
-            first = self._first[name] = group.part(param, state.exp_avg, name, param.device)
-            second = self._second[name] = group.part(param, state.exp_avg_sq, name, place)
-            if self._muon is not None and name in of_muon:
-                self._muon.state[param] = {"momentum_buffer": first}
-            else:
-                step = torch.tensor(float(state.num_steps), device="cpu" if repeatable else param.device)
-                self._adamw.state[param] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
-
-    def step(self, factor: float) -> None:
-        """One step with the gradients, which are dropped; the factor is on the peak learning rates."""
-        training = self._training
-        for optimizer, rate in ((self._adamw, training.adamw.learning_rate), (self._muon, training.muon_learning_rate)):
-            if optimizer is not None:
-                optimizer.param_groups[0]["lr"] = rate * factor
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-
-    def state(self, num_steps: int) -> OptimizerState:
-        """Their own tensors, in the order of their names."""
-        return OptimizerState(num_steps, self._first, self._second)
-
-    def final_state(self, num_steps: int) -> OptimizerState:
-        """Their state on the CPU, as a part of the result."""
-        first, second = (
-            self._group.keep((name, self._group.whole(tensor)) for name, tensor in moments.items())
-            for moments in (self._first, self._second)
-        )
-        return OptimizerState(num_steps, first, second)
-
-
 def train_sparseloco(
     run: _Run, before: Mapping[str, Tensor], *, outer_steps: int, optimizer: OptimizerState
 ) -> TrainResult:
@@ -430,11 +364,8 @@ def train_sparseloco(
 
     Sequences are used in order, from the start again when they run out.
     """
-    training, net, losses, state = run.training, run.net, list[float](), optimizer
-    if (known := run.restore()) is not None and known.optimizer is not None:
-        run.load(known.tensors)
-        losses, state = list(known.losses), known.optimizer
-    optimizers = run.optimizers(state)
+    training, net = run.training, run.net
+    losses, optimizers = _begin(run, optimizer)
     run.clock.mark("other")
     for inner_step in range(len(losses), training.inner_steps):
         # 1. The mean gradient of its batches.
@@ -458,6 +389,15 @@ def train_sparseloco(
     update = run.group.keep(run.checked(moved))
     moments = optimizers.final_state(optimizer.num_steps + len(losses))
     return run.result(update, moments, losses, num_wanted=training.inner_steps)
+
+
+def _begin(run: _Run, state: OptimizerState) -> tuple[list[float], InnerOptimizers]:
+    """The losses so far and the optimizers; what a training goes on from needs no memory after this."""
+    losses = list[float]()
+    if (known := run.restore()) is not None and known.optimizer is not None:
+        run.load(known.tensors)
+        losses, state = list(known.losses), known.optimizer
+    return losses, run.optimizers(state)
 
 
 def train_demo(run: _Run) -> TrainResult:

@@ -9,7 +9,8 @@ from benchmarks.training import Row, Speed, bare_loop, measure, two_processes
 from templar.hparams import load_hparams
 from templar.training.device import TrainFigures
 from templar.training.model import build_model, load_parameters, parameters_of
-from templar.training.train import OptimizerState, Trainer
+from templar.training.optimizers import OptimizerState
+from templar.training.train import Trainer
 
 ROW = Row("tiny", load_hparams("simulation").model, batch=4, micro_batch=2, length=32, steps=2, rounds=1)
 

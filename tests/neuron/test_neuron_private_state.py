@@ -15,7 +15,7 @@ from templar.gradient.compress import compress
 from templar.gradient.dct import to_chunks
 from templar.hparams import load_hparams
 from templar.neuron.private_state import NO_OPTIMIZER, PrivateState, StartingPoint, feedback_rule, write_private
-from templar.training.train import OptimizerState
+from templar.training.optimizers import OptimizerState
 from tests.support import kill_points
 from tests.support.errors import raising
 from tests.support.snapshots import (

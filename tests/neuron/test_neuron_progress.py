@@ -13,7 +13,8 @@ from templar.agreement.state import parameters_digest
 from templar.hparams import TrainerSettings
 from templar.neuron.miner import Miner
 from templar.neuron.private_state import ProgressFile
-from templar.training.train import OptimizerState, StepState
+from templar.training.optimizers import OptimizerState
+from templar.training.train import StepState
 from templar.window import open_window
 from tests.support import kill_points
 from tests.support.network import tiny

@@ -19,7 +19,8 @@ from templar.hparams import TrainerSettings, load_hparams
 from templar.interrupt import StoppedError, clear_stop, request_stop
 from templar.training.cluster import ClusterTrainer, GroupEndedError, open_trainer
 from templar.training.model import build_model, parameters_of
-from templar.training.train import OptimizerState, Trainer
+from templar.training.optimizers import OptimizerState
+from templar.training.train import Trainer
 
 HPARAMS = load_hparams("simulation", overrides={"training": {"batch_size": 8, "micro_batch_size": 2, "inner_steps": 4}})
 TRAINING, MODEL = HPARAMS.training, HPARAMS.model

@@ -12,7 +12,8 @@ from templar.hparams import load_hparams
 from templar.neuron.private_state import PrivateFolder, PrivateState, ProgressFile, shapes_of, write_private
 from templar.neuron.snapshot import Snapshots
 from templar.training.model import parameter_shapes
-from templar.training.train import OptimizerState, StepState
+from templar.training.optimizers import OptimizerState
+from templar.training.train import StepState
 
 HPARAMS = load_hparams("simulation")
 NETWORK = Network(1, "a" * 64)

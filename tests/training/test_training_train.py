@@ -14,8 +14,9 @@ from templar.hparams import TrainerSettings, load_hparams
 from templar.training import train
 from templar.training.loss import token_losses
 from templar.training.model import build_model, parameters_of
+from templar.training.optimizers import OptimizerState
 from templar.training.schedule import inner_learning_rate
-from templar.training.train import OptimizerState, StepState, Trainer
+from templar.training.train import StepState, Trainer
 from tests.support.errors import raising, stopped
 from tests.support.ranked_training import forever, times
 from tests.support.threads import threads

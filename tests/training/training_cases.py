@@ -5,7 +5,8 @@ import torch
 from templar.agreement.state import parameters_digest
 from templar.hparams import load_hparams
 from templar.training.model import build_model, parameters_of
-from templar.training.train import OptimizerState, Trainer
+from templar.training.optimizers import OptimizerState
+from templar.training.train import Trainer
 
 SIMULATION = load_hparams("simulation")
 
