@@ -124,6 +124,7 @@ class Reason(StrEnum):
     DECISION_MISSING = "decision_missing"
     WORDS_HAVE_EXPIRED = "words_have_expired"
     MINORITY = "minority"
+    NOT_APPLIED = "not_applied"
     ROOT_DIFFERS = "root_differs"
     CHECKPOINT_BROKEN = "checkpoint_broken"
     BACKUP_BROKEN = "backup_broken"

@@ -141,6 +141,16 @@ class StoredTensors(MadeTensors):
         return tensor
 
 
+class GivenTensors(MadeTensors):
+    """Tensors that are handed over: each can be read once, and is its reader's then."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.shapes, self._tensors = {name: tuple(tensor.shape) for name, tensor in tensors.items()}, dict(tensors)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors.pop(name)
+
+
 class Zeros(MadeTensors):
     """Zeros of these shapes, made at each access."""
 

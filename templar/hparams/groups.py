@@ -461,11 +461,9 @@ class TrainerSettings(SettingsGroup):
     threads: int = Field(default=1, ge=0)
     """Threads of torch's operations on the CPU; 0 takes all that this process is given."""
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
-    """Precision of the products; parameters, moments and gradients are float32 in any case. `auto` takes bfloat16 where
-    the device is faster with it."""
+    """Precision of the products; all else is float32. `auto`: bfloat16 where the device is faster with it."""
     micro_batch: int | Literal["preset", "auto"] = "preset"
-    """Sequences per forward pass, a divisor of `training.batch_size`; `preset` takes `training.micro_batch_size`, and
-    `auto` the most that fit into the device's memory."""
+    """Sequences per forward pass, a divisor of the batch; `preset`: `training.micro_batch_size`; `auto`: what fits."""
     compile_layers: bool = False
     """Whether torch.compile compiles the layers of the model; it needs a C++ compiler at run time."""
     checkpoint_layers: int = Field(default=0, ge=0)
@@ -485,6 +483,8 @@ class TrainerSettings(SettingsGroup):
     everywhere. Without it, faster operations compute the loss and AdamW's step."""
     inner_snapshot_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Least seconds between two writes of a window's training progress to the disk; 0 writes none."""
+    train_ahead: bool = False
+    """Whether the next window's first steps are taken while a window settles (docs/miner.md)."""
 
     @model_validator(mode="after")
     def _choices_agree(self) -> Self:
@@ -493,8 +493,8 @@ class TrainerSettings(SettingsGroup):
         if (self.hosts > 1) is not bool(self.rendezvous):
             raise ValueError("hosts above 1 and rendezvous belong together")
         is_alone = (self.ranks, self.hosts) == (1, 1)
-        if self.inner_snapshot_seconds and not is_alone:
-            raise ValueError("inner_snapshot_seconds must be 0: several ranks keep no progress")
+        if (self.inner_snapshot_seconds or self.train_ahead) and not is_alone:
+            raise ValueError("inner_snapshot_seconds and train_ahead are for one rank alone")
         if self.repeatable and (self.device, self.threads, self.precision, is_alone) != ("cpu", 1, "float32", True):
             raise ValueError("repeatable training takes one rank and one thread of the CPU in float32")
         return self

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Self
 
 import torch
@@ -15,12 +16,13 @@ from torch import Tensor
 from templar.canonical import file_sha256, keyed_seed, sha256_hex
 from templar.data.assignment import Assignment
 from templar.data.replicas import EndpointReport
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.objects import Manifest
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import publish_commit, publish_reveal
 from templar.gradient.codec.wire import Header, Payload, encode
 from templar.hparams import HParams
+from templar.neuron.ahead import AheadTraining
 from templar.neuron.configuration import NeuronConfig
 from templar.neuron.lock import write_file
 from templar.neuron.private_state import PAYLOAD_REPORT, PayloadReport, PrivateStateNode, ProgressFile
@@ -104,6 +106,9 @@ class Miner(PrivateStateNode):
             self.trainer = open_trainer(self.hparams.model, config.trainer, self.home)
             self.trainer.check(self.hparams.training, length=self.hparams.data.sequence_length)
         self._trained: dict[int, TrainResult] = {}
+        self._reading = Lock()  # of the dataset
+        self._ahead = AheadTraining(self, self.trainer)
+        self._resources.callback(self._ahead.drop)
         self._end = TrainingEnd(finish_seconds(self.hparams), self.chain.clock.now)
 
     @spends("exchanging")
@@ -116,7 +121,7 @@ class Miner(PrivateStateNode):
         assignment, num_sequences = self._assignment(window), 0
         in_time = self.chain.clock.now() < self.exchange.expected_times(window).train_until
         if in_time and self.journal.result(window, "train") is None:
-            num_sequences = len(self.workload.sequences(assignment))
+            num_sequences = len(self._sequences(assignment))
         return PageReport(window, assignment.units, num_sequences, assignment.digest, self.workload.dataset.endpoints)
 
     @spends("training")
@@ -132,6 +137,7 @@ class Miner(PrivateStateNode):
         clock, times = self.chain.clock, self.exchange.expected_times(window)
         deadline, kept = times.train_until, self._progress_path(window).exists()
         if self.state.window != window - 1 or clock.now() >= (times.commit_interval.last if kept else deadline):
+            self._ahead.drop()
             late = Reason.NO_TIME_LEFT if self.state.window == window - 1 else Reason.WINDOW_FINISHED
             return TrainReport(window, late if self._assignment(window).units else Reason.NO_ASSIGNMENT)
         # 2. Train; a result that cannot be published is a report, not a failure.
@@ -155,13 +161,15 @@ class Miner(PrivateStateNode):
             *(window, result.num_steps, result.first_loss, result.last_loss, rate),
         )
         self._trained = {window: result}
+        self._ahead.keep(sequences, result)
         return TrainReport.of(window, result)
 
     def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
         """Train from the agreed parameters on sequences of shape (n, L) while `keep_going`; no state changes.
 
-        An honest miner's training does not depend on the window.
+        An honest miner's training does not depend on the window. It goes on from steps ahead, if there are any.
         """
+        file = self._progress(window, sequences) if self.config.trainer.inner_snapshot_seconds else None
         return self.trainer.learn(
             self.state.params,
             sequences,
@@ -169,7 +177,7 @@ class Miner(PrivateStateNode):
             outer_steps=self.state.outer_steps,
             optimizer=self.private.optimizer,
             keep_going=keep_going,
-            progress=self._progress(window, sequences) if self.config.trainer.inner_snapshot_seconds else None,
+            progress=self._ahead.progress(window, file),
             begin=self.beginning(),
             seconds_left=self._end.seconds_left,
         )
@@ -213,8 +221,9 @@ class Miner(PrivateStateNode):
         }
         self.journal.enter_together(window, entries)
         self._progress_path(window).unlink(missing_ok=True)
-        self._trained.clear()
         self._end.finished()
+        live = self._private_files.path(window, report.sha256)
+        self._ahead.begin(window + 1, self._trained.pop(window), live)
         return report
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
@@ -257,6 +266,7 @@ class Miner(PrivateStateNode):
             stored_at = min((receipt.last_modified for receipt in report.receipts), default=None)
             times = self.exchange.settled_times(latest, stored_at)
             if stored_at is None or stored_at >= times.reveal_interval.first:
+                self._open_ahead(window + 1)
                 return report
             clock.sleep_until(math.floor(clock.now()) + 1)  # the next stamp that a store can give
 
@@ -268,6 +278,18 @@ class Miner(PrivateStateNode):
             )
         )
 
+    def _open_ahead(self, window: int) -> None:
+        """Let the steps ahead go on with the data of their own window, now that its opening is final."""
+        if not self._ahead.is_running:
+            return
+        try:
+            assignment = self._assignment(window)
+        except TemplarError as error:
+            log.info("window %d: its data is not known yet: %s", window, error)
+            return
+        if assignment.units:
+            self._ahead.open(lambda: self._in_own_order(window, self._sequences(assignment)))
+
     def _assignment(self, window: int) -> Assignment:
         return self.workload.assignment(window, self.exchange.identity(window).uid)
 
@@ -276,7 +298,11 @@ class Miner(PrivateStateNode):
         assignment = self._assignment(window)
         if not assignment.units:
             raise PermanentError(Reason.NO_ASSIGNMENT, f"window {window}: all slots are taken; this miner waits")
-        return torch.from_numpy(self.workload.sequences(assignment))
+        return self._sequences(assignment)
+
+    def _sequences(self, assignment: Assignment) -> Tensor:
+        with self._reading:
+            return torch.from_numpy(self.workload.sequences(assignment))
 
     def _in_own_order(self, window: int, sequences: Tensor) -> Tensor:
         """The sequences that an honest miner trains on first, in an order of this node's own.
