@@ -1,17 +1,18 @@
 """Measure what a network loses by its code, and which optimizer, rule of aggregation and error feedback lose least.
 
-    python -m benchmarks.quality [--quick] [--size SIZE] [--rows short] [--seeds N] [--windows N] [--inner-steps N]
-        [--device cuda] [--results FILE]
+    python -m benchmarks.quality [--quick] [--size SIZE] [--rows short] [--seeds N] [--windows N] [--device cuda]
+        [--results FILE]
 
 Four workers train a small model on real text (`exchange_rules`), once for every row of the grid and every seed, on the
 same data. The table has the held-out loss after the last window in nats per token, mean and spread over the seeds, how
-far it is above the best dense exchange with AdamW, and how many times smaller than float32 the payloads are. With
+far it is above the best dense exchange with AdamW, and how many times fewer bytes a trained token takes than float32
+every ten inner steps: by smaller payloads, or by fewer. With
 `--results` each network's outcome is appended to a file with commit and machine, and what the file has is not trained
 again.
 
 The last line is JSON: the gaps to that exchange of the plain code at its best rate (64 of 4096, error feedback 0.95)
 and of the best row that is as small, and what Muon gains over AdamW with dense payloads and with coded ones (negative:
-it loses).
+it loses). With `--rows ahead` it has what steps ahead of a window lose instead.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,12 @@ from rich.progress import track
 
 from benchmarks.command import command_line, figures_table, finish
 from benchmarks.exchange_rules import Outcome, Row, learn
-from benchmarks.pseudo_gradients import Setup, embedded_text
+from benchmarks.pseudo_gradients import Setup, Text, embedded_text
 from templar.hparams import HParams, load_hparams
 
 NUM_WORKERS = 4
 RATES = (0.001, 0.0014, 0.002, 0.004, 0.006, 0.008)
+USUAL_STEPS, LONG_STEPS = 10, 80  # inner steps of a window
 SAME_BYTES = 0.99  # a row is as small as the plain one if its payloads are, to a per cent
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "0.25M": {"model": {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4}},
@@ -77,7 +79,10 @@ GRID: dict[str, Row] = {
     **{f"decay 0.95, {k} of 4096": replace(PLAIN, k=k) for k in (256, 1024, 4096)},
     **{f"decay 0.95, 1024 of 4096, rate {rate}": replace(PLAIN, k=1024, learning_rate=rate) for rate in RATES[:2]},
     "decay 0.95, 1024 of 4096, sum / R": replace(PLAIN, k=1024, rule="all"),
-    "decay 0.95, 1024 of 4096, sum / R, rate 0.0014": replace(PLAIN, k=1024, rule="all", learning_rate=0.0014),
+    **{
+        f"decay 0.95, 1024 of 4096, sum / R, rate {rate}": replace(PLAIN, k=1024, rule="all", learning_rate=rate)
+        for rate in RATES[:2]
+    },
     "60, and 24 of embedding and head": replace(FAST, k=60, other_k=24),
     "two levels": replace(FAST, code="levels"),
     "values": replace(FAST, code="values"),
@@ -88,13 +93,23 @@ GRID: dict[str, Row] = {
     "outer rate 0.7": replace(FAST, outer_rate=0.7),
     "outer Nesterov 0.5": replace(LESS, nesterov=0.5),
     "outer Nesterov 0.8, rate 0.7": replace(LESS, nesterov=0.8, outer_rate=0.7),
-    # 5. Muon through the code.
+    # 5. Inner steps of the next window that are taken while one settles, and windows in which nothing is applied.
+    "settling": FAST,
+    "ahead": replace(FAST, ahead=1),
+    "five void windows": replace(FAST, left_out=5),
+    "ahead, five void windows": replace(FAST, ahead=1, left_out=5),
+    # 6. Muon through the code.
     **{
         f"Muon {rate}, carry {carry}": replace(LESS, optimizer="muon", matrix_rate=rate, carry=carry)
         for rate, carry in ((0.005, 0.4), (0.01, 0.4), (0.02, 0.4))
     },
     "Muon 0.02, 4096 of 4096": replace(PLAIN, optimizer="muon", k=4096),
-    "Muon 0.02, 1024 of 4096, sum / R": replace(PLAIN, optimizer="muon", k=1024, rule="all"),
+    **{
+        f"Muon 0.02, 1024 of 4096, sum / R{name}": replace(
+            PLAIN, optimizer="muon", k=1024, rule="all", learning_rate=rate
+        )
+        for name, rate in (("", 0.004), (", rate 0.001", 0.001), (", rate 0.002", 0.002))
+    },
     "Muon 0.01, sum / sqrt(R)": replace(LESS, optimizer="muon", matrix_rate=0.01, rule="root"),
     "Muon 0.01, 128 of 4096, sum / sqrt(R)": replace(LESS, optimizer="muon", matrix_rate=0.01, rule="root", k=128),
 }
@@ -127,27 +142,44 @@ SHORT: Mapping[str, Sequence[str]] = {  # by size: a larger model wants lower ra
     ),
 }
 
-LONG: Mapping[str, Sequence[str]] = {  # what a density takes from windows of many inner steps
+LONG: Mapping[str, Sequence[str]] = {  # windows of many inner steps: more coefficients at the same bytes per token
     "0.25M": (
         "dense, AdamW 0.004",
-        "dense, Muon 0.02",
         "decay 0.95",
-        *(f"decay 0.95, {k} of 4096" for k in (256, 1024, 4096)),
-        "decay 0.95, 1024 of 4096, sum / R",
-        "Muon 0.02, 4096 of 4096",
-        "Muon 0.02, 1024 of 4096, sum / R",
+        *(f"{LONG_STEPS} steps, {name}" for name in ("dense, AdamW 0.004", "dense, Muon 0.02", "decay 0.95")),
+        *(f"{LONG_STEPS} steps, decay 0.95, {k} of 4096" for k in (256, 1024, 4096)),
+        f"{LONG_STEPS} steps, decay 0.95, 1024 of 4096, sum / R",
+        f"{LONG_STEPS} steps, Muon 0.02, 4096 of 4096",
+        f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R",
     ),
     **dict.fromkeys(
-        ("3M", "30M"), ("dense, AdamW 0.001", "decay 0.95, rate 0.001", "decay 0.95, 1024 of 4096, rate 0.001")
+        ("3M", "30M"),
+        (
+            "dense, AdamW 0.001",
+            "dense, AdamW 0.0014",
+            "decay 0.95, rate 0.001",
+            "decay 0.95, rate 0.0014",
+            f"{LONG_STEPS} steps, decay 0.95, 1024 of 4096, rate 0.001",
+            f"{LONG_STEPS} steps, decay 0.95, 1024 of 4096, sum / R, rate 0.001",
+            f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R, rate 0.001",
+        ),
     ),
 }
-USUAL_STEPS = 10  # inner steps of a window
+GRID |= {
+    name: replace(GRID[name.removeprefix(f"{LONG_STEPS} steps, ")], inner_steps=LONG_STEPS)
+    for names in LONG.values()
+    for name in names
+    if name not in GRID
+}
 
+AHEAD = {"settling": "ahead", "five void windows": "ahead, five void windows"}  # the row to compare with, and the row
+ROWS = {"all": 30, "short": 30, "long": 64, "ahead": 60}  # and their windows
+MOST_LOST = 0.01  # nats per token, for steps ahead
 Outcomes = Mapping[str, Sequence[Outcome]]  # by name of the row, one for each seed
 
 
 def network(size: str, seed: int, inner_steps: int = USUAL_STEPS) -> HParams:
-    """The hyper-parameters of a size: short windows, and the chunks of large models."""
+    """The hyper-parameters of a size, with the chunks of large models."""
     base: dict[str, dict[str, Any]] = {
         "model": {"max_position_embeddings": 128, "initializer_seed": seed},
         "data": {"sequence_length": 128, "pages_per_window": -(-inner_steps // USUAL_STEPS)},
@@ -165,25 +197,36 @@ def measure(
     *,
     seeds: int,
     windows: int,
-    inner_steps: int = USUAL_STEPS,
     device: str,
     results: Path | None,
 ) -> dict[str, list[Outcome]]:
-    """Train the networks of these rows, seed by seed; those that the file has are read."""
-    longer = [] if inner_steps == USUAL_STEPS else [inner_steps]
+    """Train the networks of these rows, seed by seed, on the same number of tokens; those that the file has are read.
+
+    Args:
+        names: The rows.
+        size: Parameters of the model.
+        seeds: Networks of each row.
+        windows: Of the usual number of inner steps; a row with longer windows has fewer.
+        device: Of torch.
+        results: The file.
+    """
     known = dict(_read(results)) if results is not None and results.exists() else {}
     outcomes: dict[str, list[Outcome]] = {name: [] for name in names}
     with embedded_text() as text:
         for seed in range(seeds):
-            hparams = network(size, seed, inner_steps)
-            setup = Setup.of(text, seed=seed, workers=NUM_WORKERS, windows=windows, hparams=hparams)
+            setup_of = cache(partial(_setup, text, size, seed, windows))
             for name in track(names, description=f"seed {seed}", console=Console(stderr=True)):
-                key = json.dumps([size, seed, windows, *longer, asdict(GRID[name])], sort_keys=True)
+                key = json.dumps([size, seed, windows, asdict(GRID[name])], sort_keys=True)
                 if key not in known:
-                    known[key] = learn(GRID[name], setup, device)
+                    known[key] = learn(GRID[name], setup_of(GRID[name].inner_steps), device)
                     _append(results, name, key, known[key])
                 outcomes[name].append(known[key])
     return outcomes
+
+
+def _setup(text: Text, size: str, seed: int, windows: int, inner_steps: int) -> Setup:
+    count = windows * USUAL_STEPS // inner_steps
+    return Setup.of(text, seed=seed, workers=NUM_WORKERS, windows=count, hparams=network(size, seed, inner_steps))
 
 
 def _read(path: Path) -> Iterator[tuple[str, Outcome]]:
@@ -215,45 +258,59 @@ def mean_loss(outcomes: Sequence[Outcome]) -> float:
     return statistics.fmean(one.losses[-1] for one in outcomes)
 
 
+def ratio(name: str, found: Sequence[Outcome]) -> float:
+    """How many times fewer bytes a trained token takes than float32 does every ten inner steps."""
+    return found[0].ratio * GRID[name].inner_steps / USUAL_STEPS
+
+
+def figures_ahead(outcomes: Outcomes) -> dict[str, Any]:
+    """The figures of the last line for steps ahead: how much higher the loss ends with them."""
+    lost = {name: mean_loss(outcomes[name]) - mean_loss(outcomes[base]) for base, name in AHEAD.items()}
+    return {name: round(value, 4) for name, value in lost.items()} | {"holds": max(lost.values()) <= MOST_LOST}
+
+
 def figures_of(outcomes: Outcomes) -> dict[str, Any]:
     """The figures of the last line."""
 
-    def best(optimizer: str, *, dense: bool) -> str | None:
+    def best(*optimizers: str, dense: bool) -> str | None:
         rows = [
             name
             for name, found in outcomes.items()
-            if GRID[name].optimizer == optimizer and (GRID[name].code == "dense") == dense
-            if dense or found[0].ratio >= smallest
+            if GRID[name].optimizer in optimizers and (GRID[name].code == "dense") == dense
+            if dense or ratio(name, found) >= smallest
         ]
         return min(rows, key=lambda name: mean_loss(outcomes[name]), default=None)
 
     plain = [name for name in outcomes if replace(GRID[name], learning_rate=PLAIN.learning_rate) == PLAIN]
     today = min(mean_loss(outcomes[name]) for name in plain)
-    smallest = SAME_BYTES * outcomes[plain[0]][0].ratio
+    smallest = SAME_BYTES * ratio(plain[0], outcomes[plain[0]])
     dense, coded = best("adamw", dense=True), best("adamw", dense=False)
-    if dense is None or coded is None:
+    chosen = best("adamw", "muon", dense=False)
+    if dense is None or coded is None or chosen is None:
         raise ValueError("the rows have no dense exchange and no coded one")
     floor = mean_loss(outcomes[dense])
-    figures = {
+    figures: dict[str, Any] = {
         "gap_today": today - floor,
-        "gap_best": mean_loss(outcomes[coded]) - floor,
-        "best": coded,
+        "gap_best": mean_loss(outcomes[chosen]) - floor,
+        "best": chosen,
         "dense": dense,
     }
     for name, is_dense, base in (("muon_dense_gain", True, dense), ("muon_coded_gain", False, coded)):
         muon = best("muon", dense=is_dense)
         figures[name] = None if muon is None else mean_loss(outcomes[base]) - mean_loss(outcomes[muon])
+    figures["holds"] = figures["gap_best"] <= figures["gap_today"] / 2
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
 
 
-def _print(outcomes: Outcomes, figures: Mapping[str, Any], size: str, windows: int) -> None:
-    floor = outcomes[figures["dense"]]
+def _print(outcomes: Outcomes, base: str, size: str, windows: int) -> None:
+    floor = outcomes[base]
     title = f"{size} parameters, {NUM_WORKERS} workers, {windows} windows, {len(floor)} seeds"
-    table = figures_table(title, "network", "times smaller", "held-out loss", "spread", "above dense, by seed")
+    table = figures_table(title, "network", "times smaller", "held-out loss", "spread", f"above {base}, by seed")
     for name, found in outcomes.items():
         last = [one.losses[-1] for one in found]
         gaps = " ".join(f"{one - other.losses[-1]:+.3f}" for one, other in zip(last, floor, strict=True))
-        table.add_row(name, f"{found[0].ratio:.0f}", f"{mean_loss(found):.3f}", f"{max(last) - min(last):.3f}", gaps)
+        spread = max(last) - min(last)
+        table.add_row(name, f"{ratio(name, found):.0f}", f"{mean_loss(found):.3f}", f"{spread:.3f}", gaps)
     Console(width=140).print(table)
 
 
@@ -263,29 +320,30 @@ def main() -> int:
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--size", choices=SIZES, default="0.25M", help="parameters of the model")
     parser.add_argument("--seeds", type=int, default=3, help="networks of each row")
-    parser.add_argument("--windows", type=int, default=30, help="windows of each network")
-    parser.add_argument("--inner-steps", type=int, default=USUAL_STEPS, metavar="N", help="of each window")
-    rows = "`short`: what decides the presets; `long`: what a density takes from windows of many inner steps"
-    parser.add_argument("--rows", choices=("all", "short", "long"), default="all", help=rows)
+    parser.add_argument(
+        "--rows",
+        choices=ROWS,
+        default="all",
+        help="`short`: what decides the error feedback; `long`: "
+        "windows of many inner steps; `ahead`: steps that are taken while a window settles",
+    )
+    parser.add_argument("--windows", type=int, help="of ten inner steps; 30, for `long` 64, for `ahead` 60")
     parser.add_argument("--device", default="cpu", help="device of torch")
     parser.add_argument("--results", type=Path, metavar="FILE", help="outcomes so far, and where new ones are appended")
     chosen = parser.parse_args()
-    named = {"all": tuple(GRID), "short": SHORT[chosen.size], "long": LONG[chosen.size]}
+    named = {
+        "all": tuple(GRID),
+        "short": SHORT[chosen.size],
+        "long": LONG[chosen.size],
+        "ahead": [*AHEAD, *AHEAD.values()],
+    }
     names = QUICK if chosen.quick else named[chosen.rows]
-    seeds, windows = (1, 4) if chosen.quick else (chosen.seeds, chosen.windows)
-    found = measure(
-        names,
-        chosen.size,
-        seeds=seeds,
-        windows=windows,
-        inner_steps=chosen.inner_steps,
-        device=chosen.device,
-        results=chosen.results,
-    )
-    figures = figures_of(found)
-    _print(found, figures, chosen.size, windows)
-    is_judged = not chosen.quick and chosen.rows != "long"
-    holds = not is_judged or figures["gap_best"] <= figures["gap_today"] / 2
+    seeds, windows = (1, 4) if chosen.quick else (chosen.seeds, chosen.windows or ROWS[chosen.rows])
+    found = measure(names, chosen.size, seeds=seeds, windows=windows, device=chosen.device, results=chosen.results)
+    is_ahead = chosen.rows == "ahead" and not chosen.quick
+    figures = figures_ahead(found) if is_ahead else figures_of(found)
+    _print(found, names[0] if is_ahead else figures["dense"], chosen.size, windows)
+    holds = chosen.quick or figures["holds"]
     return finish(figures | {"size": chosen.size, "seeds": seeds, "windows": windows, "holds": holds})
 
 
