@@ -22,6 +22,9 @@ Every rule stands here, with its source:
 * **Mean.** Where miners share most coefficients in time, each of them sends its own part, and a mean over those that
   send one now moves it too far: with 1024 of 4096, a mean over all payloads ends 0.66 nats lower (docs/codec.md). With
   64, few miners share one in a window, and a mean over all would be as much too slow.
+* **Optimizer.** Muon for the matrices where payloads are dense: there it keeps what it gains over AdamW, and at equal
+  bytes it ends lower than AdamW through a sparse code. Through sparse codes it loses (docs/codec.md). The iterations of
+  Newton and Schulz are 1 to 2 % more operations at these batches.
 * **Error feedback.** A decay of 0.95, all of it at the end of a training (SparseLoCo, arXiv 2508.15706, at 512 M). What
   is better for a quarter of a million parameters is worse for three (docs/codec.md).
 * **Loss.** Hoffmann et al. (arXiv 2203.15556, approach 3), on their text: a direction, not a promise.
@@ -168,6 +171,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
             "micro_batch_size": min(base.training.micro_batch_size, work.batch),
             "inner_steps": work.steps,
             "max_step_batches": batches,
+            "optimizer": "muon" if density >= DENSE else "adamw",
             "adamw": {"learning_rate": float(f"{RATE * (count / RATE_PARAMETERS) ** RATE_POWER:.2g}")},
             "schedule": {"warmup_steps": warmup, "warmup_start_factor": 0.01, "eta_min_factor": 1.0},
         },
