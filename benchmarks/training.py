@@ -68,9 +68,9 @@ class Row:
         return self.device != "cpu"
 
     def training(self) -> Training:
-        """The recipe with this row's sizes."""
+        """The recipe with this row's sizes, and the optimizer of the bare loop."""
         sizes = {"batch_size": self.batch, "micro_batch_size": self.micro_batch, "inner_steps": self.steps}
-        return load_hparams("150M").training.model_copy(update=sizes | {"max_step_batches": 1})
+        return load_hparams("150M").training.model_copy(update=sizes | {"max_step_batches": 1, "optimizer": "adamw"})
 
     def settings(self) -> TrainerSettings:
         """Return what an operator would choose for this row."""
