@@ -66,7 +66,7 @@ def learn(row: Row, setup: Setup, device: str = "cpu") -> Outcome:
     """Train one network from its genesis parameters over all windows of a setup."""
     net = build_model(setup.hparams.model)
     nn.Module.to(net, device)
-    agreed = {name: param.detach().clone() for name, param in named_parameters(net)}
+    agreed = _copy(net)
     workers = [_Worker(row, setup, agreed) for _ in range(setup.num_workers)]
     momentum = {name: torch.zeros_like(param) for name, param in agreed.items()}
     num_windows, losses, bits = len(setup.sequences), list[float](), list[float]()
@@ -76,9 +76,10 @@ def learn(row: Row, setup: Setup, device: str = "cpu") -> Outcome:
         published = [worker.publish(net, agreed, share, window) for worker, share in zip(workers, shares, strict=True)]
         bits += [one.bits for one in published]
         # 2. Aggregate, and take the outer step with Nesterov's momentum.
+        is_applied = window not in void
         for worker in workers:
-            worker.settle(is_applied=window not in void)
-        for name in agreed if window not in void else ():
+            worker.settle(is_applied=is_applied)
+        for name in agreed if is_applied else ():
             update = combine([one.received[name] for one in published], row.rule)
             momentum[name] = row.nesterov * momentum[name] + update
             agreed[name] -= row.outer_rate * (update + row.nesterov * momentum[name])
@@ -106,7 +107,7 @@ class _Worker:
         self._feedback = {name: torch.zeros_like(param) for name, param in agreed.items()}
         self._staged: dict[str, Tensor] = {}
         self._optimizers = self._trained = list[dict[str, object]]()
-        self._own: dict[str, Tensor] | None = None  # the parameters after the window's steps, to go on from
+        self._own: dict[str, Tensor] = {}  # the parameters after the window's steps, to go on from
         self._is_applied = True
 
     def publish(self, net: nn.Module, agreed: Mapping[str, Tensor], sequences: Tensor, window: int) -> Published:
@@ -116,7 +117,7 @@ class _Worker:
         _load(net, begin)
         first = row.ahead if self._own else 0  # without an applied window these steps were in vain
         is_ahead = first > 0 and self._is_applied
-        if self._own and is_ahead:
+        if is_ahead:
             _load(net, self._own)
             self._train(net, range(first), sequences, window, self._optimizers)
             _load(net, {name: begin[name] + after - self._own[name] for name, after in _copy(net).items()})

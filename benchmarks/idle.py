@@ -22,7 +22,7 @@ from benchmarks.command import figures_table, measured
 from lab.simulate.run import run_nodes, world_for
 from templar.hparams import HParams, load_hparams
 from templar.neuron.ahead import AHEAD_SHARE
-from templar.training.design import COMBINE_SECONDS, DISK_BYTES_PER_SECOND, FINISH_BYTES, place_bits
+from templar.training.design import COMBINE_SECONDS, DISK_BYTES_PER_SECOND, FINISH_BYTES, bits_per_parameter
 from templar.training.device import num_parameters
 
 PRESETS = ("150M", "8B")
@@ -66,7 +66,7 @@ def phases(hparams: HParams, windows: int) -> Phases:
     """The phases of a preset's window."""
     rules, count = hparams.windows, num_parameters(hparams.model)
     length, k = hparams.gradient.target_chunk**2, hparams.gradient.topk_compression
-    payload = count * (place_bits(length, k) + k + 8) / length / 8
+    payload = count * bits_per_parameter(length, k) / 8
     late = max(0.0, 8 * payload / UP + 8 * PEERS * payload / DOWN - rules.settle_delay_seconds)
     return Phases(
         window=rules.seconds,

@@ -149,7 +149,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
     """The design whose payloads have this share of the coefficients."""
     count, length = num_parameters(model), base.data.sequence_length
     coefficients = max(1, round(density * base.gradient.target_chunk**2))
-    payload = count * _bits_per_parameter(base.gradient.target_chunk**2, coefficients) / 8
+    payload = count * bits_per_parameter(base.gradient.target_chunk**2, coefficients) / 8
     speed = wishes.devices * MFU * peak / flops_per_token(model, length)
 
     windows, idle = _windows(wishes, base, count, payload, density)
@@ -304,7 +304,7 @@ def _work(wishes: Wishes, base: HParams, count: int, speed: float, *, idle: floa
     return _Work(blocks, batch, steps)
 
 
-def _bits_per_parameter(length: int, k: int) -> float:
+def bits_per_parameter(length: int, k: int) -> float:
     """Of a matrix: a chunk of this length has the places of k coefficients, a sign for each, and one scale."""
     return (place_bits(length, k) + k + 8) / length
 
