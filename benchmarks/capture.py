@@ -120,7 +120,6 @@ def capture_hparams() -> HParams:
 
 def play(scene: Scene) -> Outcome:
     """Run one scene."""
-    logging.disable(logging.WARNING)
     count = round(scene.miners * MINERS)
     actors = ["honest"] * (MINERS - count) + ["uphill"] * count
     losses: dict[int, float] = {}
@@ -132,6 +131,8 @@ def play(scene: Scene) -> Outcome:
         nulls.update([window] if applied is None or applied.roster is None else [])
 
     with ExitStack() as stack:
+        logging.disable(logging.WARNING)  # the nodes warn of what is done to them
+        stack.callback(logging.disable, logging.NOTSET)
         stack.enter_context(sharing(True))
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=memory_folder()))
         for changed in (

@@ -45,8 +45,6 @@ class Row:
     nesterov: float = 0.0  # momentum of the outer step
     turned: bool = False  # negative control: the error feedback with the sign turned
     inner_steps: int = 10  # of a window
-    ahead: int = 0  # inner steps of the next window that are taken before this one is settled
-    left_out: int = 0  # windows, spread over all, in which nothing is applied
 
 
 @dataclass(frozen=True)
@@ -66,20 +64,16 @@ def learn(row: Row, setup: Setup, device: str = "cpu") -> Outcome:
     """Train one network from its genesis parameters over all windows of a setup."""
     net = build_model(setup.hparams.model)
     nn.Module.to(net, device)
-    agreed = _copy(net)
+    agreed = {name: param.detach().clone() for name, param in named_parameters(net)}
     workers = [_Worker(row, setup, agreed) for _ in range(setup.num_workers)]
     momentum = {name: torch.zeros_like(param) for name, param in agreed.items()}
     num_windows, losses, bits = len(setup.sequences), list[float](), list[float]()
-    void = {(2 * number + 1) * num_windows // (2 * row.left_out) for number in range(row.left_out)}
     for window, shares in enumerate(setup.sequences):
         # 1. Train, and publish.
         published = [worker.publish(net, agreed, share, window) for worker, share in zip(workers, shares, strict=True)]
         bits += [one.bits for one in published]
         # 2. Aggregate, and take the outer step with Nesterov's momentum.
-        is_applied = window not in void
-        for worker in workers:
-            worker.settle(is_applied=is_applied)
-        for name in agreed if is_applied else ():
+        for name in agreed:
             update = combine([one.received[name] for one in published], row.rule)
             momentum[name] = row.nesterov * momentum[name] + update
             agreed[name] -= row.outer_rate * (update + row.nesterov * momentum[name])
@@ -99,54 +93,33 @@ class Published:
 
 
 class _Worker:
-    """A worker's private state, the live one and the one of the window at hand: optimizers and error feedback."""
+    """A worker's private state: optimizers and error feedback."""
 
     def __init__(self, row: Row, setup: Setup, agreed: Mapping[str, Tensor]) -> None:
         self._row, self._training = row, setup.hparams.training
         self._layouts = {tensor.name: tensor for tensor in setup.layout.tensors}
         self._feedback = {name: torch.zeros_like(param) for name, param in agreed.items()}
-        self._staged: dict[str, Tensor] = {}
-        self._optimizers = self._trained = list[dict[str, object]]()
-        self._own: dict[str, Tensor] = {}  # the parameters after the window's steps, to go on from
-        self._is_applied = True
+        self._optimizers: list[dict[str, object]] | None = None
 
     def publish(self, net: nn.Module, agreed: Mapping[str, Tensor], sequences: Tensor, window: int) -> Published:
         """Train on a window's sequences, and code what was learnt."""
         row, received, bits = self._row, dict[str, Tensor](), 0.0
-        begin = {name: param - row.carry * self._feedback[name] for name, param in agreed.items()}
-        _load(net, begin)
-        first = row.ahead if self._own else 0  # without an applied window these steps were in vain
-        is_ahead = first > 0 and self._is_applied
-        if is_ahead:
-            _load(net, self._own)
-            self._train(net, range(first), sequences, window, self._optimizers)
-            _load(net, {name: begin[name] + after - self._own[name] for name, after in _copy(net).items()})
-        steps = range(first, self._training.inner_steps)
-        self._train(net, steps, sequences, window, self._trained if is_ahead else self._optimizers)
-        self._own = _copy(net)
-        for name, param in self._own.items():
+        _load(net, {name: param - row.carry * self._feedback[name] for name, param in agreed.items()})
+        self._train(net, sequences, window)
+        for name, param in named_parameters(net):
             kept = 0.0 if row.code == "dense" else row.decay - row.carry
-            wanted = kept * self._feedback[name] + (agreed[name] - param)
+            wanted = kept * self._feedback[name] + (agreed[name] - param.detach())
             received[name], size = code(row, wanted, self._layouts[name])
-            self._staged[name] = (received[name] - wanted) if row.turned else (wanted - received[name])
+            self._feedback[name] = (received[name] - wanted) if row.turned else (wanted - received[name])
             bits += size
         return Published(received, bits)
 
-    def settle(self, *, is_applied: bool) -> None:
-        """Go on with the state of the window at hand, unless nothing was applied."""
-        self._is_applied = is_applied
-        if is_applied:
-            self._feedback, self._optimizers = self._staged, self._trained
-        self._staged = {}  # the live one is not changed
-
-    def _train(
-        self, net: nn.Module, steps: range, sequences: Tensor, window: int, states: list[dict[str, object]]
-    ) -> None:
+    def _train(self, net: nn.Module, sequences: Tensor, window: int) -> None:
         training, optimizers = self._training, optimizers_of(self._row, net)
-        for optimizer, state in zip(optimizers, states, strict=False):
+        for optimizer, state in zip(optimizers, self._optimizers or (), strict=False):
             optimizer.load_state_dict(copy.deepcopy(state))
         peaks = [self._row.learning_rate, self._row.matrix_rate]
-        for step in steps:
+        for step in range(training.inner_steps):
             places = (step * training.batch_size + torch.arange(training.batch_size)) % len(sequences)
             token_losses(net, sequences[places]).mean().backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_([param for _, param in named_parameters(net)], training.max_grad_norm)
@@ -155,7 +128,7 @@ class _Worker:
                 optimizer.param_groups[0]["lr"] = peak * factor
                 optimizer.step()
             net.zero_grad(set_to_none=True)
-        self._trained = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
+        self._optimizers = [copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers]
 
 
 def optimizers_of(row: Row, net: nn.Module) -> list[torch.optim.Optimizer]:
@@ -237,10 +210,6 @@ def _low_rank(wanted: Tensor, rank: int) -> tuple[Tensor, float]:
     steps = [factor.abs().amax().clamp(min=1e-30) / 127 for factor in factors]
     first, second = [(factor / step).round() * step for factor, step in zip(factors, steps, strict=True)]
     return torch.mm(first, second), float(FACTOR_BITS * rank * sum(wanted.shape))
-
-
-def _copy(net: nn.Module) -> dict[str, Tensor]:
-    return {name: param.detach().clone() for name, param in named_parameters(net)}
 
 
 def _load(net: nn.Module, params: Mapping[str, Tensor]) -> None:

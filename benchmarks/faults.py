@@ -27,7 +27,6 @@ WINDOWS, QUICK_WINDOWS = 30, 10
 
 def run_seed(windows: int, seed: int) -> FaultReport:
     """Run the network of one seed."""
-    logging.disable(logging.WARNING)  # a node with faults warns of each
     return run_plan(draw_plan(seed, windows))
 
 
@@ -71,4 +70,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # the nodes warn of what is done to them
     sys.exit(main())

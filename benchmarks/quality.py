@@ -11,7 +11,7 @@ with commit and machine, and what the file has is not trained again.
 
 The last line is JSON: the gaps to that exchange of the plain code at its best rate (64 of 4096, error feedback 0.95)
 and of the best row that is as small, and what Muon gains over AdamW with dense payloads and with coded ones (negative:
-it loses). With `--rows ahead` it has what steps ahead of a window lose instead.
+it loses).
 """
 
 import argparse
@@ -55,8 +55,6 @@ DENSE, PLAIN = Row(code="dense"), Row()
 LESS = replace(PLAIN, decay=0.8)
 CARRIED = replace(LESS, carry=0.4)
 FAST = replace(CARRIED, learning_rate=0.008)
-TWENTY = replace(PLAIN, inner_steps=20)
-TWENTY_DENSE = replace(TWENTY, k=1024, rule="all")
 MUON = replace(DENSE, optimizer="muon")
 MUON_DENSE = replace(PLAIN, optimizer="muon", k=1024, rule="all")
 GRID: dict[str, Row] = {
@@ -92,14 +90,7 @@ GRID: dict[str, Row] = {
     "outer rate 0.7": replace(FAST, outer_rate=0.7),
     "outer Nesterov 0.5": replace(LESS, nesterov=0.5),
     "outer Nesterov 0.8, rate 0.7": replace(LESS, nesterov=0.8, outer_rate=0.7),
-    # 5. Inner steps of the next window that are taken while one settles, and windows in which nothing is applied.
-    "20 steps": TWENTY,
-    "20 steps, 1 ahead": replace(TWENTY, ahead=1),
-    "20 steps, 1024 of 4096": TWENTY_DENSE,
-    "20 steps, 1024 of 4096, 1 ahead": replace(TWENTY_DENSE, ahead=1),
-    "20 steps, five void windows": replace(TWENTY, left_out=5),
-    "20 steps, 1 ahead, five void windows": replace(TWENTY, ahead=1, left_out=5),
-    # 6. Muon through the code.
+    # 5. Muon through the code.
     **{
         f"Muon {rate}, carry {carry}": replace(LESS, optimizer="muon", matrix_rate=rate, carry=carry)
         for rate, carry in ((0.005, 0.4), (0.01, 0.4), (0.02, 0.4))
@@ -165,13 +156,7 @@ GRID |= {
     if name not in GRID
 }
 
-AHEAD = {  # the row to compare with, and the row
-    "20 steps": "20 steps, 1 ahead",
-    "20 steps, 1024 of 4096": "20 steps, 1024 of 4096, 1 ahead",
-    "20 steps, five void windows": "20 steps, 1 ahead, five void windows",
-}
-ROWS = {"all": 30, "short": 30, "long": 64, "ahead": 120}  # and their windows
-MOST_LOST = 0.01  # nats per token, for steps ahead
+ROWS = {"all": 30, "short": 30, "long": 64}  # and their windows
 Outcomes = Mapping[str, Sequence[Outcome]]  # by name of the row, one for each seed
 
 
@@ -260,12 +245,6 @@ def ratio(name: str, found: Sequence[Outcome]) -> float:
     return found[0].ratio * GRID[name].inner_steps / USUAL_STEPS
 
 
-def figures_ahead(outcomes: Outcomes) -> dict[str, Any]:
-    """The figures of the last line for steps ahead: how much higher the loss ends with them."""
-    lost = {name: mean_loss(outcomes[name]) - mean_loss(outcomes[base]) for base, name in AHEAD.items()}
-    return {name: round(value, 4) for name, value in lost.items()} | {"holds": max(lost.values()) <= MOST_LOST}
-
-
 def figures_of(outcomes: Outcomes) -> dict[str, Any]:
     """The figures of the last line."""
 
@@ -321,25 +300,18 @@ def main() -> int:
         "--rows",
         choices=ROWS,
         default="all",
-        help="`short`: what decides the error feedback; `long`: "
-        "windows of many inner steps; `ahead`: steps that are taken while a window settles",
+        help="`short`: what decides the error feedback; `long`: windows of many inner steps",
     )
-    parser.add_argument("--windows", type=int, help="of ten inner steps; 30, for `long` 64, for `ahead` 120")
+    parser.add_argument("--windows", type=int, help="of ten inner steps; 30, for `long` 64")
     parser.add_argument("--device", default="cpu", help="device of torch")
     parser.add_argument("--results", type=Path, metavar="FILE", help="outcomes so far, and where new ones are appended")
     chosen = parser.parse_args()
-    named = {
-        "all": tuple(GRID),
-        "short": SHORT[chosen.size],
-        "long": LONG[chosen.size],
-        "ahead": [*AHEAD, *AHEAD.values()],
-    }
+    named = {"all": tuple(GRID), "short": SHORT[chosen.size], "long": LONG[chosen.size]}
     names = QUICK if chosen.quick else named[chosen.rows]
     seeds, windows = (1, 4) if chosen.quick else (chosen.seeds, chosen.windows or ROWS[chosen.rows])
     found = measure(names, chosen.size, seeds=seeds, windows=windows, device=chosen.device, results=chosen.results)
-    is_ahead = chosen.rows == "ahead" and not chosen.quick
-    figures = figures_ahead(found) if is_ahead else figures_of(found)
-    _print(found, names[0] if is_ahead else figures["dense"], chosen.size, windows)
+    figures = figures_of(found)
+    _print(found, figures["dense"], chosen.size, windows)
     holds = chosen.quick or figures["holds"]
     return finish(figures | {"size": chosen.size, "seeds": seeds, "windows": windows, "holds": holds})
 
