@@ -247,7 +247,9 @@ def _trainer(reader: EnvironmentReader) -> TrainerSettings:
         reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set seconds, or 0 for off")
     elif interval and not is_alone:
         reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set 0, for several ranks keep no progress")
-    ahead = reader.matching("TEMPLAR_TRAIN_AHEAD", "off", "on|off", "on or off")
+    repeatable = is_alone and (device, _number_or_word(threads), precision, compiles) == ("cpu", 1, "float32", "off")
+    usual_ahead = "on" if is_alone and not repeatable else "off"
+    ahead = reader.matching("TEMPLAR_TRAIN_AHEAD", usual_ahead, "on|off", "on or off")
     if ahead == "on" and not is_alone:
         reader.problem("TEMPLAR_TRAIN_AHEAD", "is on: set off, for several ranks do not train ahead")
 
@@ -263,7 +265,7 @@ def _trainer(reader: EnvironmentReader) -> TrainerSettings:
         hosts=hosts,
         rendezvous=rendezvous,
         sharding=sharding,
-        repeatable=is_alone and (device, _number_or_word(threads), precision, compiles) == ("cpu", 1, "float32", "off"),
+        repeatable=repeatable,
         inner_snapshot_seconds=interval,
         train_ahead=ahead == "on",
     )

@@ -141,14 +141,15 @@ class StoredTensors(MadeTensors):
         return tensor
 
 
-class GivenTensors(MadeTensors):
-    """Tensors that are handed over: each can be read once, and is its reader's then."""
+class LessShare(MadeTensors):
+    """Tensors less a share of others of the same names and shapes, made at each access."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.shapes, self._tensors = {name: tuple(tensor.shape) for name, tensor in tensors.items()}, dict(tensors)
+    def __init__(self, tensors: Mapping[str, Tensor], others: Mapping[str, Tensor], share: float) -> None:
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self._tensors, self._others, self._share = tensors, others, share
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors.pop(name)
+        return self._tensors[name] - self._share * self._others[name]
 
 
 class Zeros(MadeTensors):

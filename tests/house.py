@@ -37,12 +37,12 @@ BUDGETS: tuple[tuple[str, str, int], ...] = (
     ("lines of blocks/, tasks/, flows/ and deployments/", "its command, and the operator's choice", 104),
     ("lines of lab/, benchmarks/ and docs/", "the table of codes and optimizers, and that of speeds", 613),
     ("lines of tests/", "the tests of these", 302),
-    ("files of templar/", "steps ahead, and the inner optimizers that they hand over", 2),
-    ("lines of templar/", "the same", 292),
-    ("lines on the reading path", "the same", 26),
-    ("lines of blocks/, tasks/, flows/ and deployments/", "the operator's switch", 4),
-    ("lines of lab/, benchmarks/ and docs/", "what steps ahead lose and give; windows of many inner steps", 209),
-    ("lines of tests/", "the tests of steps ahead", 213),
+    ("files of templar/", "training that begins ahead, and the inner optimizers", 2),
+    ("lines of templar/", "the same, and margins that are learned", 307),
+    ("lines on the reading path", "the same", 54),
+    ("lines of blocks/, tasks/, flows/ and deployments/", "the operator's switch", 6),
+    ("lines of lab/, benchmarks/ and docs/", "how long a device waits; windows of many inner steps", 161),
+    ("lines of tests/", "the tests of training ahead and of margins", 196),
 )
 """What may be added to a limit: (limit, feature, number). The learner's features may have 1,500 lines of product and as
 many of tests, those of a network that changes (the second half) 1,800 of each."""

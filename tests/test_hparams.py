@@ -66,8 +66,8 @@ def test_a_window_leaves_time_for_all_inner_steps_at_40_percent_of_the_peak(pres
     # A window's training begins once the window before is decided, early in the first roster slot.
     begins = windows.settle_delay_seconds + min(windows.roster_slot_seconds, 8)
     latest = windows.seconds - windows.commit_guard_seconds - windows.train_margin_seconds
-    end = TrainingEnd(finish_seconds(hparams), lambda: begins)
-    end.begin(latest)
+    end = TrainingEnd(finish_seconds(hparams), windows.train_margin_seconds, lambda: begins)
+    end.begin(latest + windows.train_margin_seconds)
     assert end.at + finish_seconds(hparams) <= latest
     assert needed <= end.at - begins
 

@@ -113,16 +113,25 @@ class AgreedState:
             raise ValueError(f"the state is that of window {self.window}: window {window} cannot be applied to it")
         self.previous_root = self.root  # the parameters must be hashed before they change
         if payloads:
-            rates = outer_learning_rate(self._training, self.outer_steps), outer_weight_decay(self._training)
-            outer_step(
-                self.params, _update(payloads, self._layout, self.limit), learning_rate=rates[0], weight_decay=rates[1]
-            )
+            rates = self._step(self.params, payloads)
             self.outer_steps += 1
             step = (self.previous_root, *rates, self._layout.digest, *map(Same, payloads))
             self._digest = _digest_after(step, self.params)
         if self._outer_steps_per_shard is not None:
             self.epochs = advanced(self.epochs, window, self.outer_steps, self._outer_steps_per_shard)
         self.window, self._null, self._mark = window, not payloads, None
+
+    def foreseen(self, payloads: Sequence[Payload]) -> dict[str, Tensor]:
+        """The parameters after the next window, if these payloads, one at least, are applied; nothing is changed."""
+        params = {name: param.clone() for name, param in self.params.items()}
+        self._step(params, payloads)
+        return params
+
+    def _step(self, params: Mapping[str, Tensor], payloads: Sequence[Payload]) -> tuple[float, float]:
+        """Take the outer step of the next window, in place; its learning rate and weight decay."""
+        rate, decay = outer_learning_rate(self._training, self.outer_steps), outer_weight_decay(self._training)
+        outer_step(params, _update(payloads, self._layout, self.limit), learning_rate=rate, weight_decay=decay)
+        return rate, decay
 
 
 @shared(lambda payloads, layout, limit: (layout.digest, limit, *map(Same, payloads)), most=4)

@@ -30,10 +30,10 @@ MIN_FINAL_SECONDS = 1.0  # time that a gather has at least after the settling se
 
 HEALTHY_REQUESTS = 8
 """Requests to a healthy peer: HEAD, GET and HEAD of commitment and manifest, HEAD and GET of the payload."""
+FIRST_LOOK_SECONDS = 4.0  # pause before a peer without a reveal is looked at again; each further one is twice as long
 FIRST_PAUSE_SECONDS = 0.25  # pause before a failed store is asked again; each further pause is three times as long
 GRACE_SECONDS = 1.0  # time in which the result of a cancelled attempt still counts
 POLL_SECONDS = 0.25  # poll interval of the scheduler while attempts are running
-
 SLOW_SECONDS = 2.0
 """A slower attempt no longer occupies one of the `concurrency` places: it waits for its peer, not for this machine."""
 HEAD_START_SECONDS = 1.0
@@ -129,6 +129,7 @@ class Gatherer:
         reserve: Sequence[NeuronInfo] = (),
         others: Sequence[NeuronInfo] = (),
         retry_until: float,
+        found: Callable[[GatherReport], None] = lambda report: None,
     ) -> GatherReport:
         """Fetch the peers, then as many of the reserve, in order, as are needed to fill the places of failed ones.
 
@@ -136,7 +137,8 @@ class Gatherer:
         requests that a healthy peer costs. Everything ends at `retry_until`, or a few seconds after a late begin.
 
         Those of the reserve that are not needed are not in the report unless they are also in `others`, which are
-        fetched as well, never as replacements: a validator scores them.
+        fetched as well, never as replacements: a validator scores them. `found` gets the report so far when every peer
+        has revealed, or when the reserve has filled the places of failed ones.
 
         Raises:
             TemplarError: `local_file`; this machine cannot keep what it reads. No peer is blamed for it.
@@ -148,24 +150,28 @@ class Gatherer:
         scheduler = _Scheduler(self, rules, retry_until, deadline)
         try:
             # 1. Prefetch everybody at once. What is found stands; a peer that has revealed nothing yet, or too early,
-            #    is looked at again when reveals have ended and once more when they are final.
+            #    is looked at again after growing pauses, when reveals have ended and once more when they are final.
             scheduler.add(peers, Tier.GATHER)
             in_reserve, wanted = {each.uid for each in reserve}, {each.uid for each in others}
             scheduler.add([each for each in others if each.uid not in in_reserve], Tier.OTHER)
             scheduler.run(tuple(Tier), settles)
+            if is_whole := scheduler.num_filled == len(peers):
+                found(scheduler.report())
             # 2. Reveals are final. If there is a reserve, the peers have half of the remaining time.
             self.clock.sleep_until(settles)
             begin = max(now, settles)
             scheduler.run((Tier.GATHER,), begin + (deadline - begin) / (2 if reserve else 1))
             # 3. The reserve fills the places of failed peers.
             unneeded = scheduler.fill_places(len(peers), reserve)
+            if not is_whole:
+                found(scheduler.report())
             # 4. The others have the rest of the time, now joined by those of the reserve that are not needed.
             scheduler.add([each for each in unneeded if each.uid in wanted], Tier.OTHER)
             scheduler.run(tuple(Tier), deadline)
             scheduler.cancel(tuple(Tier))
         finally:
             scheduler.workers.close()
-        report = GatherReport(rules.window, scheduler.outcomes(), time.perf_counter() - started)
+        report = scheduler.report(time.perf_counter() - started)
         log.info("window %d: %s", rules.window, report.summary)
         return report
 
@@ -182,6 +188,7 @@ class _Peer:
     reason: Reason | None = None
     detail: str = "its turn did not come before the deadline"
     progress: Progress = field(default_factory=Progress)
+    looks: int = 0  # attempts that found no reveal yet
     failures: int = 0  # attempts in a row that its store failed
     num_requests: int = 0
     num_bytes: int = 0
@@ -276,6 +283,11 @@ class _Scheduler:
             else:
                 self._clock.sleep_until(due)
 
+    @property
+    def num_filled(self) -> int:
+        """Places of the gather tier that a peer or a reserve has filled."""
+        return sum(1 for peer in self._peers.values() if peer.submission and peer.tier is not Tier.OTHER)
+
     def fill_places(self, num_places: int, reserve: Sequence[NeuronInfo]) -> list[NeuronInfo]:
         """Fetch as many of the reserve, in order, as the gather tier leaves places empty; the rest, not needed.
 
@@ -284,8 +296,7 @@ class _Scheduler:
         waiting = list(reserve)
         while waiting:
             self.cancel((Tier.GATHER, Tier.RESERVE))
-            counted = (peer for peer in self._peers.values() if peer.submission and peer.tier is not Tier.OTHER)
-            places = num_places - sum(1 for _ in counted)
+            places = num_places - self.num_filled
             if places <= 0:
                 break
             batch, waiting = waiting[:places], waiting[places:]
@@ -307,9 +318,10 @@ class _Scheduler:
                 peer.reason, peer.detail = Reason.TOO_SLOW, "its turn did not come again before the deadline"
             peer.due = None
 
-    def outcomes(self) -> tuple[PeerOutcome, ...]:
-        """The outcome for every peer, in uid order."""
-        return tuple(self._peers[uid].outcome for uid in sorted(self._peers))
+    def report(self, seconds: float = 0.0) -> GatherReport:
+        """The outcomes so far."""
+        outcomes = tuple(self._peers[uid].outcome for uid in sorted(self._peers))
+        return GatherReport(self._rules.window, outcomes, seconds)
 
     def _next_due(self) -> _Peer | None:
         """The peer to try next. Peers of the tier `other` leave some threads free, for they may all hang."""
@@ -349,10 +361,10 @@ class _Scheduler:
         if error is not None:
             is_named = isinstance(error, RejectedError | TransientError)
             peer.reason, peer.detail = error.reason if is_named else Reason.BUCKET_UNREADABLE, str(error)[:300]
-        now, settles = self._clock.now(), self._rules.times.settles
-        if peer.reason in _NOT_YET and now < settles:
-            revealed = self._rules.times.reveal_interval.last + 1
-            peer.due = revealed if now < revealed else settles
+        now, times = self._clock.now(), self._rules.times
+        if peer.reason in _NOT_YET and now < times.settles:
+            revealed, pause = times.reveal_interval.last + 1, self._jittered(peer, FIRST_LOOK_SECONDS * 2**peer.looks)
+            peer.due, peer.looks = (min(now + pause, revealed) if now < revealed else times.settles), peer.looks + 1
         elif isinstance(error, TransientError):
             peer.failures += 1
             peer.due = self._next_try(peer, now)
@@ -363,15 +375,18 @@ class _Scheduler:
         All attempts together make at most twice the requests of a healthy peer, and at most one and a half times
         before the settling second.
         """
-        settles, uid = self._rules.times.settles, peer.neuron.uid
-        seed = keyed_seed("templar.gather.retry", self._node, self._rules.window, uid, peer.num_requests, peer.failures)
-        due = now + jittered(FIRST_PAUSE_SECONDS * 3 ** (peer.failures - 1), seed)
-        requests = peer.num_requests_after_next
+        settles, requests = self._rules.times.settles, peer.num_requests_after_next
+        due = now + self._jittered(peer, FIRST_PAUSE_SECONDS * 3 ** (peer.failures - 1))
         if now < settles:
             if due >= settles or requests > HEALTHY_REQUESTS + HEALTHY_REQUESTS // 2:
                 peer.failures, due = 0, settles
             return due
         return due if requests <= 2 * HEALTHY_REQUESTS and due <= self._retry_until else None
+
+    def _jittered(self, peer: _Peer, seconds: float) -> float:
+        """A pause before the next attempt, other than those of other nodes."""
+        attempt = peer.neuron.uid, peer.num_requests, peer.failures
+        return jittered(seconds, keyed_seed("templar.gather.retry", self._node, self._rules.window, *attempt))
 
 
 @dataclass(frozen=True)

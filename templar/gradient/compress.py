@@ -31,6 +31,7 @@ from templar.gradient import Recipe, dct, kernels
 from templar.gradient.codec.values import Coefficients, decode_values, encode_values
 from templar.gradient.dct import from_chunks, to_chunks
 from templar.gradient.layout import MAX_CHUNK_LENGTH, Layout, TensorLayout
+from templar.tensorfile import LessShare
 
 DEMO_WARMUP_CALLS = 5
 _INDEX_BITS = 12
@@ -71,6 +72,13 @@ class FeedbackState:
     def zeros(cls, layout: Layout, device: torch.device | str = "cpu") -> Self:
         """The state of a miner that never published."""
         return cls({tensor.name: torch.zeros(tensor.shape, device=device) for tensor in layout.tensors}, 0)
+
+    def beginning(self, params: Mapping[str, Tensor], share: float) -> Mapping[str, Tensor] | None:
+        """Where a training begins: the agreed parameters less a share of the buffers (docs/protocol.md 6).
+
+        None for the agreed ones.
+        """
+        return LessShare(params, self.buffers, share) if share and self.num_calls else None
 
 
 @dataclass(frozen=True)

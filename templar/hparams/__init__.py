@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 PRODUCTION_TRAINER = TrainerSettings(
-    device="auto", threads=0, precision="auto", repeatable=False, inner_snapshot_seconds=300.0
+    device="auto", threads=0, precision="auto", repeatable=False, inner_snapshot_seconds=300.0, train_ahead=True
 )
 """The settings of a neuron of a real network unless its operator chooses otherwise."""
 

@@ -484,7 +484,7 @@ class TrainerSettings(SettingsGroup):
     inner_snapshot_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Least seconds between two writes of a window's training progress to the disk; 0 writes none."""
     train_ahead: bool = False
-    """Whether the next window's first steps are taken while a window settles (docs/miner.md)."""
+    """Whether the next window's training begins while a window settles (docs/miner.md)."""
 
     @model_validator(mode="after")
     def _choices_agree(self) -> Self:

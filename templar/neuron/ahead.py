@@ -1,220 +1,173 @@
-"""Training ahead: a miner's next window begins while the last one settles.
+"""Training ahead: a miner's next window begins before the last one is decided.
 
-Between the last inner step of a window and the agreed parameters of the next one a device would wait: the payload is
-compressed, committed, revealed and gathered, and the validators decide. Meanwhile the miner goes on from its own
-parameters, in a thread, first on data that the window has left over and, once the next window has opened, on that
-window's own. When the agreed parameters are there, it adds to them how far it has come, and takes the remaining steps:
-begin + (ahead - own). The update is measured from the agreed parameters as ever, so nobody else can tell
-(docs/protocol.md 6). The inner optimizer goes on through it.
+Once a miner has gathered what its peers revealed, it knows what will probably be decided: to apply all of it. Until the
+decision is there, is applied and is proven, a device would wait. So the miner computes the parameters that it foresees,
+and begins the next window's training from them in a thread. If the decision is the foreseen one, this is the training
+that would have begun later, bit for bit, and the window takes it over; nobody else can tell. Otherwise it is dropped,
+the log says why, and the window begins as ever.
 
-It holds if the window was decided as the miner expected: its own payload was applied to the state that it was made on.
-Otherwise the steps are dropped, and the log says why. They are in memory alone, so a process that is killed loses them.
+It is in memory alone until then, so a process that is killed loses it.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from templar.errors import Reason, TemplarError
+from templar.agreement.voter import Settlement
+from templar.errors import Reason, TemplarError, TransientError
+from templar.exchange.gather import GatherReport, Tier
 from templar.interrupt import StoppedError
-from templar.neuron.private_state import PrivateStateNode, StartingPoint
-from templar.tensorfile import GivenTensors
+from templar.neuron.private_state import PrivateState, PrivateStateNode
+from templar.neuron.window_time import TrainingEnd
 from templar.training.cluster import ClusterTrainer
-from templar.training.optimizers import OptimizerState
 from templar.training.train import StepState, Trainer, TrainProgress, TrainResult
 
 log = logging.getLogger(__name__)
 
-AHEAD_SHARE = 0.1
-"""Most of a window's inner steps that may be taken ahead: with a twentieth the loss ends 0.025 nats higher, about what
-these steps are worth in a small model (`python -m benchmarks.quality --rows ahead`)."""
 
+@dataclass
+class Begun:
+    """A training that has begun, what it rests on, and its `TrainProgress`."""
 
-class StepsAhead:
-    """The inner steps of the next window that a thread takes; the `TrainProgress` of that training.
-
-    Args:
-        window: The window that the steps belong to.
-        live: The private state that is live when they hold.
-        sequences: What they are trained on at first, of shape (n, L); its memory is used.
-        most: The largest number of steps.
-        learn: Trains on the sequences with this object, which says when to stop.
-    """
-
-    def __init__(
-        self, window: int, live: Path, sequences: Tensor, most: int, learn: Callable[["StepsAhead"], TrainResult]
-    ) -> None:
-        self.window, self.live, self.sequences = window, live, sequences
-        self._most, self._learn = most, learn
-        self._read: Callable[[], Tensor] | None = None
-        self._stops, self._quits, self._is_over = Event(), Event(), False
-        self._result: TrainResult | None = None
-        self._failure: BaseException | None = None
-        self._thread = Thread(target=self._train, name="train-ahead", daemon=True)
-        self._thread.start()
-
-    def open(self, read: Callable[[], Tensor]) -> None:
-        """The window has opened: from the next step on, train on its sequences, which the thread reads."""
-        self._read = read
-
-    def keep_going(self) -> bool:
-        """Whether another micro-batch is computed."""
-        return not (self._is_over or self._quits.is_set())
+    window: int
+    root: str  # of the state before the step that is foreseen
+    payloads: Sequence[str]  # SHA-256 of those that are foreseen to be applied, in the roster's order
+    live: Path | None  # the private state that is live after it
+    sequences: "Future[Tensor]" = field(init=False)
+    result: "Future[TrainResult]" = field(init=False)
+    file: TrainProgress | None = None  # for the state after each step, once the window has taken the training over
+    quits: Event = field(default_factory=Event)
 
     def save(self, state: StepState) -> None:
-        """After each step: stop if that was asked for or enough steps are taken, and see to the sequences."""
-        self._is_over = self._stops.is_set() or len(state.losses) >= self._most
-        read, self._read = self._read, None
-        if read is None or self._is_over:
-            return
-        try:
-            sequences = read()
-        except TemplarError as error:
-            log.info("window %d: its data is not here yet, the steps ahead take other data: %s", self.window, error)
-            return
-        count = min(len(sequences), len(self.sequences))
-        self.sequences[:count] = sequences[:count]
+        """Take note of the state after a step."""
+        if self.file is not None:
+            self.file.save(state)
 
     def restore(self) -> None:
-        """Steps ahead begin where the window before ended."""
-
-    def result(self) -> TrainResult | None:
-        """Stop after the step at hand, and wait for it; None, and a line in the log, if not one was taken."""
-        self._stops.set()
-        self._thread.join()
-        if isinstance(self._failure, TemplarError | StoppedError):
-            log.warning("window %d: no steps ahead: %s", self.window, self._failure)
-        elif self._failure is not None:
-            raise self._failure
-        return self._result
+        """It begins at its first step."""
 
     def drop(self) -> None:
-        """Stop after the micro-batch at hand, and forget the steps."""
-        self._quits.set()
-        self._thread.join()
-
-    def _train(self) -> None:
-        try:
-            self._result = self._learn(self)
-        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that asks for the result
-            self._failure = error
+        """Stop after the micro-batch at hand, and wait for that."""
+        self.quits.set()
+        self.result.exception()
 
 
-class Continued:
-    """The progress of a training that goes on from steps ahead, unless its file knows a later step.
+class DataOfWindows(Protocol):
+    """The data that a miner trains on."""
 
-    Args:
-        begin: The parameters that the window begins from.
-        ahead: The result of the steps ahead, whose update is measured from the own parameters.
-        batch_size: Sequences of a batch.
-        file: Where the state after each later step is kept.
-    """
-
-    def __init__(
-        self, begin: Mapping[str, Tensor], ahead: TrainResult, batch_size: int, file: TrainProgress | None
-    ) -> None:
-        self._begin, self._batch_size, self._file = begin, batch_size, file
-        self._ahead: TrainResult | None = ahead
-
-    def save(self, state: StepState) -> None:
-        """As the file."""
-        if self._file is not None:
-            self._file.save(state)
-
-    def restore(self) -> StepState | None:
-        """The state of the file, or the one after the steps ahead, once: its memory goes to the training."""
-        found = None if self._file is None else self._file.restore()
-        ahead, self._ahead = self._ahead, None
-        if found is not None or ahead is None or ahead.optimizer is None:
-            return found
-        moved = StartingPoint(self._begin, ahead.update, 1.0)
-        return StepState(ahead.losses, ahead.num_sequences // self._batch_size, moved, _given(ahead.optimizer))
+    def reading(self, window: int) -> Callable[[], Tensor]:
+        """Look up a window's assignment; the result reads its sequences."""
 
 
 class AheadTraining:
-    """A miner's steps ahead, from the end of one window's training to the beginning of the next one's."""
+    """The training of a miner's next window, from the end of a gather until the window takes it over."""
 
-    def __init__(self, node: PrivateStateNode, trainer: Trainer | ClusterTrainer) -> None:
-        self._node, self._trainer, self._training = node, trainer, node.hparams.training
-        self._most = int(AHEAD_SHARE * self._training.inner_steps) if node.config.trainer.train_ahead else 0
-        self._left_over: Tensor | None = None
-        self._steps: StepsAhead | None = None
+    def __init__(
+        self, node: PrivateStateNode, trainer: Trainer | ClusterTrainer, data: DataOfWindows, end: TrainingEnd
+    ) -> None:
+        self._node, self._trainer, self._data, self._end = node, trainer, data, end
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train-ahead")
+        self._begun: Begun | None = None
 
-    @property
-    def is_running(self) -> bool:
-        """Whether there are steps ahead."""
-        return self._steps is not None
+    def begin(self, window: int, report: GatherReport) -> None:
+        """Begin a window on what was gathered in the one before, once; if that fails, the window begins as ever."""
+        is_next = self._node.state.window == window - 2
+        if not self._node.config.trainer.train_ahead or not is_next or (self._begun and self._begun.window == window):
+            return
+        self.drop()
+        try:
+            self._begin(window, report)
+        except (TemplarError, OSError) as error:
+            log.info("window %d: nothing is trained ahead: %s", window, error)
 
-    def keep(self, sequences: Tensor, result: TrainResult) -> None:
-        """After a training: keep as many of the sequences that follow the used ones as steps ahead may need."""
-        training, first = self._training, result.num_sequences
-        count = self._most * training.max_step_batches * training.batch_size
-        self._left_over = None
-        if count and result.figures is not None and result.optimizer is not None:
-            self._left_over = sequences[torch.arange(first, first + count) % len(sequences)]
+    def _begin(self, window: int, report: GatherReport) -> None:
+        # 1. What will be applied to this state, the private state after it, and the data.
+        node, before = self._node, window - 1
+        found = (each.submission for each in report.outcomes if each.tier is not Tier.OTHER)
+        payloads = tuple(submission.manifest.payload_sha256 for submission in found if submission is not None)
+        if not payloads:
+            return
+        self._end.begin(node.exchange.expected_times(window).commit_interval.last)
+        private, live = node.foreseen_private(before, payloads)
+        read = self._data.reading(window)
+        begun = Begun(window, node.state.root, payloads, live)
 
-    def begin(self, window: int, before: TrainResult, live: Path) -> None:
-        """Take the first steps of a window.
+        # 2. The parameters after it, and the training from them.
+        params = node.state.foreseen([node.cache.payload(before, digest) for digest in payloads])
+        outer_steps, training, share = node.state.outer_steps + 1, node.hparams.training, node.hparams.feedback_carry
+
+        def learn(private: PrivateState) -> TrainResult:
+            return self._trainer.learn(
+                params,
+                begun.sequences.result(),
+                training=training,
+                outer_steps=outer_steps,
+                optimizer=private.optimizer,
+                keep_going=lambda: not begun.quits.is_set() and self._end.seconds_left() > 0,
+                progress=begun,
+                begin=private.feedback.beginning(params, share),
+                seconds_left=self._end.seconds_left,
+            )
+
+        begun.sequences = self._thread.submit(read)
+        begun.result = self._thread.submit(learn, private)
+        self._begun = begun
+
+    def take(self, window: int, sequences: Tensor, file: TrainProgress | None) -> TrainResult | None:
+        """The result of the window's training, which is waited for, if the one that has begun is the right one.
 
         Args:
             window: The window.
-            before: The result of the window before; its memory is used.
-            live: The private state that is live if the payload that was made of it is applied.
+            sequences: What it trains on, of shape (n, L).
+            file: Where the state after each further step is kept.
+
+        Raises:
+            PermanentError: As in `Trainer.learn`.
         """
-        self.drop()
-        node, training, left_over = self._node, self._training, self._left_over
-        if left_over is None or before.optimizer is None:
-            return
-        # Where the training ended is known to within rounding: the agreed parameters less its update.
-        own = {name: torch.sub(node.state.params[name], moved, out=moved) for name, moved in before.update.items()}
-        optimizer, outer_steps = _given(before.optimizer), node.state.outer_steps + 1
-        clock, until = node.chain.clock, node.chain.clock.now() + node.hparams.windows.seconds
-
-        def learn(steps: StepsAhead) -> TrainResult:
-            return self._trainer.learn(
-                own,
-                steps.sequences,
-                training=training,
-                outer_steps=outer_steps,
-                optimizer=optimizer,
-                keep_going=steps.keep_going,
-                progress=steps,
-                seconds_left=lambda: until - clock.now(),
-            )
-
-        self._left_over, self._steps = None, StepsAhead(window, live, left_over, self._most, learn)
-
-    def open(self, read: Callable[[], Tensor]) -> None:
-        """Go on with the sequences of the window itself, which the thread reads."""
-        if self._steps is not None:
-            self._steps.open(read)
-
-    def progress(self, window: int, file: TrainProgress | None) -> TrainProgress | None:
-        """What a window's training goes on from: the steps ahead, if the window before was decided as they expect."""
-        node, steps = self._node, self._steps
-        if steps is None or (steps.window, steps.live) != (window, node.private.path):
-            if steps is not None:
-                problem = "the own payload of the window before was not applied, or to another state"
-                log.warning("window %d: steps ahead are dropped: [%s] %s", window, Reason.NOT_APPLIED, problem)
-            self.drop()
-            return file
-        self._steps = None
-        if (result := steps.result()) is None:
-            return file
-        log.info("window %d: goes on from %d steps ahead", window, result.num_steps)
-        return Continued(node.beginning() or node.state.params, result, self._training.batch_size, file)
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return None
+        if not self._is_decided(begun, window):
+            problem = "the window before was decided otherwise than was foreseen"
+            log.warning("window %d: what was trained ahead is dropped: [%s] %s", window, Reason.NOT_APPLIED, problem)
+            begun.drop()
+            return None
+        try:
+            if not torch.equal(begun.sequences.result(), sequences):
+                begun.drop()
+                return None
+            begun.file = file
+            return begun.result.result()
+        except (TransientError, StoppedError) as error:
+            log.warning("window %d: what was trained ahead is dropped: %s", window, error)
+            return None
 
     def drop(self) -> None:
-        """Forget the steps ahead."""
-        if self._steps is not None:
-            self._steps.drop()
-        self._steps = None
+        """Forget the training that has begun."""
+        if self._begun is not None:
+            self._begun.drop()
+        self._begun = None
 
+    def stop(self) -> None:
+        """Forget it, and end the thread."""
+        self.drop()
+        self._thread.shutdown()
 
-def _given(state: OptimizerState) -> OptimizerState:
-    """A state whose moments are handed over tensor by tensor."""
-    return OptimizerState(state.num_steps, GivenTensors(state.exp_avg), GivenTensors(state.exp_avg_sq))
+    def _is_decided(self, begun: Begun, window: int) -> bool:
+        """Whether the state is the foreseen one: the same payloads were applied to the same state."""
+        node, known = self._node, self._node.journal.result(window - 1, "settle")
+        settlement = None if known is None else Settlement.from_json(known)
+        entries = settlement.roster.entries if settlement is not None and settlement.roster is not None else ()
+        return (begun.window, begun.root, begun.live, tuple(begun.payloads)) == (
+            window,
+            node.state.previous_root,
+            node.private.path,
+            tuple(entry.payload_sha256 for entry in entries),
+        )

@@ -16,7 +16,8 @@ from torch import Tensor
 from templar.canonical import file_sha256, keyed_seed, sha256_hex
 from templar.data.assignment import Assignment
 from templar.data.replicas import EndpointReport
-from templar.errors import PermanentError, Reason, TemplarError
+from templar.errors import PermanentError, Reason
+from templar.exchange.gather import GatherReport
 from templar.exchange.objects import Manifest
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import publish_commit, publish_reveal
@@ -107,9 +108,10 @@ class Miner(PrivateStateNode):
             self.trainer.check(self.hparams.training, length=self.hparams.data.sequence_length)
         self._trained: dict[int, TrainResult] = {}
         self._reading = Lock()  # of the dataset
-        self._ahead = AheadTraining(self, self.trainer)
-        self._resources.callback(self._ahead.drop)
-        self._end = TrainingEnd(finish_seconds(self.hparams), self.chain.clock.now)
+        rules = self.hparams.windows
+        self._end = TrainingEnd(finish_seconds(self.hparams), rules.train_margin_seconds, self.chain.clock.now)
+        self._ahead = AheadTraining(self, self.trainer, self, self._end)
+        self._resources.callback(self._ahead.stop)
 
     @spends("exchanging")
     def fetch_pages(self, window: int) -> PageReport:
@@ -144,7 +146,7 @@ class Miner(PrivateStateNode):
         self._trained.clear()  # if an earlier window's was not compressed, its memory is needed now
         try:
             sequences = self._in_own_order(window, self._training_sequences(window))
-            self._end.begin(deadline)
+            self._end.begin(times.commit_interval.last)
             result = clock.compute(lambda: self.learn(window, sequences, lambda: self._end.seconds_left() > 0))
             self._end.ended()
         except PermanentError as error:
@@ -161,15 +163,16 @@ class Miner(PrivateStateNode):
             *(window, result.num_steps, result.first_loss, result.last_loss, rate),
         )
         self._trained = {window: result}
-        self._ahead.keep(sequences, result)
         return TrainReport.of(window, result)
 
     def learn(self, window: int, sequences: Tensor, keep_going: Callable[[], bool]) -> TrainResult:
         """Train from the agreed parameters on sequences of shape (n, L) while `keep_going`; no state changes.
 
-        An honest miner's training does not depend on the window. It goes on from steps ahead, if there are any.
+        An honest miner's training does not depend on the window. It may have begun ahead.
         """
         file = self._progress(window, sequences) if self.config.trainer.inner_snapshot_seconds else None
+        if (begun := self._ahead.take(window, sequences, file)) is not None:
+            return begun
         return self.trainer.learn(
             self.state.params,
             sequences,
@@ -177,8 +180,8 @@ class Miner(PrivateStateNode):
             outer_steps=self.state.outer_steps,
             optimizer=self.private.optimizer,
             keep_going=keep_going,
-            progress=self._ahead.progress(window, file),
-            begin=self.beginning(),
+            progress=file,
+            begin=self.private.feedback.beginning(self.state.params, self.hparams.feedback_carry),
             seconds_left=self._end.seconds_left,
         )
 
@@ -221,9 +224,8 @@ class Miner(PrivateStateNode):
         }
         self.journal.enter_together(window, entries)
         self._progress_path(window).unlink(missing_ok=True)
+        del self._trained[window]
         self._end.finished()
-        live = self._private_files.path(window, report.sha256)
-        self._ahead.begin(window + 1, self._trained.pop(window), live)
         return report
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
@@ -240,9 +242,12 @@ class Miner(PrivateStateNode):
         times, clock = self.exchange.expected_times(window), self.chain.clock
         clock.sleep_until(times.commit_interval.first)
         deadline, signer = times.commit_interval.last + 1, self.exchange.own_signer
-        return publish_in_time(
+        report = publish_in_time(
             lambda: (publish_commit(self.buckets.own, self._manifest(window), signer, clock=clock, deadline=deadline),)
         )
+        if report.in_time:
+            self._end.committed()
+        return report
 
     @spends("exchanging")
     def upload(self, window: int) -> TimedReport:
@@ -266,7 +271,6 @@ class Miner(PrivateStateNode):
             stored_at = min((receipt.last_modified for receipt in report.receipts), default=None)
             times = self.exchange.settled_times(latest, stored_at)
             if stored_at is None or stored_at >= times.reveal_interval.first:
-                self._open_ahead(window + 1)
                 return report
             clock.sleep_until(math.floor(clock.now()) + 1)  # the next stamp that a store can give
 
@@ -278,27 +282,32 @@ class Miner(PrivateStateNode):
             )
         )
 
-    def _open_ahead(self, window: int) -> None:
-        """Let the steps ahead go on with the data of their own window, now that its opening is final."""
-        if not self._ahead.is_running:
-            return
-        try:
-            assignment = self._assignment(window)
-        except TemplarError as error:
-            log.info("window %d: its data is not known yet: %s", window, error)
-            return
-        if assignment.units:
-            self._ahead.open(lambda: self._in_own_order(window, self._sequences(assignment)))
+    def foresee(self, report: GatherReport) -> None:
+        """Begin the next window's training on what will probably be decided."""
+        self._ahead.begin(report.window + 1, report)
+
+    def reading(self, window: int) -> Callable[[], Tensor]:
+        """Look up a window's assignment; the result reads its sequences of shape (n, L), in this node's own order.
+
+        Raises:
+            PermanentError: `no_assignment`; all slots are taken.
+            TransientError: Chain or dataset could not be reached; also when the result is called.
+        """
+        assignment = self._assigned(window)
+        return lambda: self._in_own_order(window, self._sequences(assignment))
 
     def _assignment(self, window: int) -> Assignment:
         return self.workload.assignment(window, self.exchange.identity(window).uid)
 
     def _training_sequences(self, window: int) -> Tensor:
         """The window's sequences of shape (n, L), in training order."""
+        return self._sequences(self._assigned(window))
+
+    def _assigned(self, window: int) -> Assignment:
         assignment = self._assignment(window)
         if not assignment.units:
             raise PermanentError(Reason.NO_ASSIGNMENT, f"window {window}: all slots are taken; this miner waits")
-        return self._sequences(assignment)
+        return assignment
 
     def _sequences(self, assignment: Assignment) -> Tensor:
         with self._reading:

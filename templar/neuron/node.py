@@ -69,9 +69,10 @@ class Node:
     windows_late = 0
     """Windows after its close in which an unclaimed window may still be opened."""
 
+    foresee: Callable[[GatherReport], None] = staticmethod(lambda report: None)
+    """Takes note of what will probably be decided, before a gather ends; miners alone do."""
     left_window: int | None = None
     """The newest window that was found decided otherwise, until somebody has been told."""
-
     _pending_journal_window: int | None = None
     """The window that was applied to the state and is not entered in the journal yet."""
 
@@ -203,6 +204,7 @@ class Node:
             reserve=selection.reserve,
             others=[neuron for neuron in others if neuron.uid not in listed],
             retry_until=times.settles + self.hparams.windows.roster_slot_seconds / 2,
+            found=self.foresee,
         )
         return replace(report, peer_list=selection.digest)
 

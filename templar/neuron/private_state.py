@@ -20,7 +20,7 @@ import math
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -41,7 +41,7 @@ from templar.hparams import HParams
 from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.store.files import link_or_copy, sync
-from templar.tensorfile import MadeTensors, StoredTensors, Zeros, stream_tensors
+from templar.tensorfile import StoredTensors, Zeros, stream_tensors
 from templar.training.model import parameter_shapes
 from templar.training.optimizers import OptimizerState
 from templar.training.schedule import outer_learning_rate
@@ -112,19 +112,6 @@ def write_private(
     feedback = ((FEEDBACK + name, buffer) for name, buffer in buffers)
     moments = ((prefix + name, tensor) for prefix, tensors in parts for name, tensor in tensors.items())
     stream_tensors(path, every, chain(feedback, moments), counters)
-
-
-class StartingPoint(MadeTensors):
-    """The parameters that a training begins from: the agreed ones less a share of the error feedback.
-
-    There the miner would be if everybody had received that share (docs/protocol.md 6).
-    """
-
-    def __init__(self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], share: float) -> None:
-        self.shapes, self._params, self._buffers, self._share = dict(shapes_of(params)), params, buffers, share
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._params[name] - self._share * self._buffers[name]
 
 
 class PrivateFolder:
@@ -433,12 +420,19 @@ class PrivateStateNode(Node):
         log.warning("%s: private state after window %d is lost, it starts afresh: %s", self.name, window, why)
         self.private = PrivateState.fresh(self.layout)
 
-    def beginning(self) -> Mapping[str, Tensor] | None:
-        """The parameters that a training begins from; None for the agreed ones."""
-        feedback, share = self.private.feedback, self.hparams.feedback_carry
-        if not share or not feedback.num_calls:
-            return None
-        return StartingPoint(self.state.params, feedback.buffers, share)
+    def foreseen_private(self, window: int, payloads: Collection[str]) -> tuple[PrivateState, Path | None]:
+        """The private state after a window in which payloads with these SHA-256 are applied, and its file then.
+
+        A state that is staged is read by a second name, because going live takes the first.
+        """
+        known = self.journal.result(window, "compress")
+        report = None if known is None else PAYLOAD_REPORT.validate_json(known)
+        if report is None or report.sha256 not in payloads:
+            return self.private, self.private.path
+        second = self.spool / f"ahead-{window}.safetensors"
+        second.unlink(missing_ok=True)
+        link_or_copy(self._staged_path(window), second)
+        return PrivateState.load(second), self._private_files.path(window, report.sha256)
 
     def _stage(self, window: int, result: TrainResult) -> dict[str, Coefficients]:
         """Compress an update, and write the private state that goes live if its payload is applied."""

@@ -8,6 +8,7 @@ as waiting instead. The figures are informative: no decision rests on them. On s
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from templar import interrupt
 log = logging.getLogger(__name__)
 
 WAITING, OTHER = "waiting", "other"
+RECENT_WINDOWS = 8  # whose commitments are remembered
 
 
 class Timed(Protocol):
@@ -86,20 +88,24 @@ class TrainingEnd:
 
     Args:
         finish_seconds: From the last step until the payload is on the disk: an estimate, until a window has shown it.
+        margin_seconds: From then until the commitment is stored: the network's, until windows have shown it.
         now: The clock, in seconds.
     """
 
-    def __init__(self, finish_seconds: float, now: Callable[[], float]) -> None:
-        self._finish, self._now = finish_seconds, now
+    def __init__(self, finish_seconds: float, margin_seconds: float, now: Callable[[], float]) -> None:
+        self._finish, self._margin, self._now = finish_seconds, margin_seconds, now
+        self._commits = deque[float](maxlen=RECENT_WINDOWS)
+        self._finished: float | None = None
         self.at = math.inf
         """When the training at hand must stop."""
         self._is_measured = False
 
-    def begin(self, latest: float) -> None:
-        """Begin a training that must be finished at `latest`.
+    def begin(self, last: float) -> None:
+        """Begin a training whose commitment must be stored at `last`.
 
-        At least a quarter of the time until then is for training, even if the commitment may be too late after it.
+        At least a quarter of the time that it has is for training, even if the commitment may be too late after it.
         """
+        latest = last - self.margin
         now, early = self._now(), latest - self._finish
         self.at = min(latest, max(early, now + (latest - now) / 4))
         self._is_measured = now < latest
@@ -109,6 +115,16 @@ class TrainingEnd:
                 "faster disk helps",
                 *(latest - now, self._finish),
             )
+
+    @property
+    def margin(self) -> float:
+        """Seconds to spare for the commitment: twice what it took at most in the last windows, and the store's second.
+
+        They are the network's until three windows were seen, and twice as many at most.
+        """
+        if len(self._commits) < 3:
+            return self._margin
+        return min(1 + 2 * max(self._commits), 2 * self._margin)
 
     def seconds_left(self) -> float:
         """How long the training may still take."""
@@ -121,8 +137,15 @@ class TrainingEnd:
     def finished(self) -> None:
         """The payload of that training is on the disk."""
         if self._is_measured:
-            self._finish = self._now() - self.at
+            self._finished = self._now()
+            self._finish = self._finished - self.at
         self._is_measured = False
+
+    def committed(self) -> None:
+        """The commitment of that training is stored."""
+        if self._finished is not None:
+            self._commits.append(self._now() - self._finished)
+        self._finished = None
 
 
 def spends(activity: str) -> Callable[[Callable[Concatenate[N, P], T]], Callable[Concatenate[N, P], T]]:

@@ -1,23 +1,16 @@
-"""Steps of the next window that a miner takes while a window settles."""
+"""Windows whose training begins before the window before them is decided."""
 
 import logging
-from copy import deepcopy
 from dataclasses import replace
-from threading import Event
 
 import pytest
-import torch
 
 from templar.errors import PermanentError, Reason, TransientError
+from templar.exchange.gather import Tier
 from templar.interrupt import StoppedError
-from templar.neuron.ahead import StepsAhead
 from templar.neuron.miner import Miner
-from templar.training.optimizers import OptimizerState
-from templar.training.train import StepState, Trainer, TrainResult
 from templar.window import open_window
 from tests.support.network import tiny
-
-STEPS = 20  # of a window, of which two may be taken ahead
 
 
 def ahead(network, who):
@@ -29,179 +22,148 @@ def ahead(network, who):
     return nodes[who.name]
 
 
-def compressed(miner, window):
-    """Train and compress a window, and wait until the steps ahead are taken; what the training gave."""
-    open_window(miner, window)
-    assert miner.train(window).reason is None
-    kept = deepcopy(miner._trained[window])  # its memory is used up by the steps ahead
-    miner.compress(window)
-    miner._ahead._steps._thread.join()
-    return kept
-
-
-def settled(miner, window):
-    assert miner.commit(window).in_time
-    assert miner.upload(window).in_time
-    miner.apply(miner.settle(window))
-
-
 @pytest.fixture
-def network(build):
-    return build(tiny(training={"inner_steps": STEPS}))
+def miner(network):
+    return ahead(network, network.miners[0])
 
 
-def test_a_window_goes_on_from_the_agreed_parameters_and_what_was_learnt_ahead(network, caplog):
-    """The whole window is taken ahead here: its update is what training moves the own parameters, negated, and the
-    share of the error feedback that each training begins with."""
-    caplog.set_level(logging.INFO)
-    miner, found = ahead(network, network.miners[0]), {}
-    miner._ahead._most = STEPS
+def until_second_window(network, miner, then, *, between=lambda: None, reveals=True):
+    """Live through the first window with the others, and do something in the second one; what that gave."""
+    found = []
 
-    def two_windows():
-        before = dict(miner.state.params)
-        one = compressed(miner, 1)
-        own = {name: before[name] - update for name, update in one.update.items()}
-        left_over = miner._training_sequences(1)
-        left_over = left_over[torch.arange(one.num_sequences, 2 * one.num_sequences) % len(left_over)]
-        trainer, training = Trainer(miner.hparams.model), miner.hparams.training
-        found["alone"] = trainer.learn(
-            *(own, left_over), training=training, outer_steps=1, optimizer=one.optimizer, keep_going=lambda: True
-        )
-        settled(miner, 1)
-        open_window(miner, 2)
-        miner.train(2)
-        found["two"] = miner._trained[2]
-
-    network.run([1], but=[miner], beside=[two_windows])
-    alone, two = found["alone"], found["two"]
-    assert network.rostered(1) == [network.uid(each) for each in network.miners]
-    assert two.losses == alone.losses
-    assert two.num_sequences == alone.num_sequences
-    share, buffers = network.hparams.feedback_carry, miner.private.feedback.buffers
-    for name, update in alone.update.items():
-        torch.testing.assert_close(two.update[name], share * buffers[name] + update, rtol=0, atol=1e-6)
-        assert torch.equal(two.optimizer.exp_avg[name], alone.optimizer.exp_avg[name])
-    assert two.optimizer.num_steps == 2 * STEPS
-    assert "goes on from 20 steps ahead" in caplog.text
-
-
-def test_steps_ahead_are_a_part_of_their_window(network):
-    """A tenth of the steps is taken ahead, the others after it, and all of them count once."""
-    miner, found = ahead(network, network.miners[0]), []
-
-    def window():
-        compressed(miner, 1)
-        assert miner._ahead._steps._result.num_steps == STEPS // 10
-        settled(miner, 1)
-        open_window(miner, 2)
-        found.append((miner.train(2), miner._trained[2].optimizer.num_steps))
-
-    network.run([1], but=[miner], beside=[window])
-    ((report, optimizer_steps),) = found
-    assert (report.num_steps, optimizer_steps) == (STEPS, 2 * STEPS)
-    assert report.num_sequences == STEPS * network.hparams.training.batch_size
-
-
-def test_steps_ahead_are_dropped_if_the_own_payload_was_not_applied(network, caplog):
-    miner, found = ahead(network, network.miners[0]), []
-
-    def left_out():
-        compressed(miner, 1)
+    def life():
+        open_window(miner, 1)
+        assert miner.train(1).reason is None
+        miner.compress(1)
         assert miner.commit(1).in_time
+        if reveals:
+            assert miner.upload(1).in_time
+        miner.gather(1)
+        between()
         miner.apply(miner.settle(1))
         open_window(miner, 2)
-        found.append((miner.train(2), miner._trained[2].optimizer.num_steps))
+        found.append(then())
 
-    network.run([1], but=[miner], beside=[left_out])
-    ((report, optimizer_steps),) = found
-    assert (report.num_steps, optimizer_steps) == (STEPS, STEPS)
-    assert f"steps ahead are dropped: [{Reason.NOT_APPLIED}]" in caplog.text
+    network.run([1], but=[miner], beside=[life])
+    return found[0]
 
 
-def test_a_network_whose_miners_train_ahead_agrees(network):
-    for miner in network.miners:
-        ahead(network, miner)
-    network.run([1, 2, 3])
-    assert len(network.roots(3)) == 1
-    assert network.rostered(3) == [network.uid(miner) for miner in network.miners]
+def noted(miner):
+    """Whether each window took over what had begun, as a list that grows."""
+    take, found = miner._ahead.take, []
+
+    def taking(*args):
+        result = take(*args)
+        found.append(result is not None)
+        return result
+
+    miner._ahead.take = taking
+    return found
 
 
-def test_who_stops_ends_the_steps_ahead(network):
-    miner = ahead(network, network.miners[0])
-    miner._ahead._most = STEPS
-    open_window(miner, 1)
-    miner.train(1)
-    miner.compress(1)
-    thread = miner._ahead._steps._thread
+@pytest.mark.parametrize("carry", [0.0, 0.4])
+def test_a_training_that_began_ahead_is_the_one_that_would_have_begun_later(build_shared, carry):
+    """The same roots, and so the same payloads byte for byte; every window after the first begins ahead."""
+    plain, early = (build_shared(tiny(gradient={"feedback_carry": carry})) for _ in range(2))
+    taken = [noted(ahead(early, miner)) for miner in early.miners]
+    for network in (plain, early):
+        network.run([1, 2, 3])
+    assert early.roots(3) == plain.roots(3)
+    assert len(early.roots(3)) == 1
+    assert taken == [[False, True, True]] * 2
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_it_begins_when_all_peers_have_revealed_or_no_more_can(network, miner, everybody):
+    other, begins = network.miners[1], []
+    for each in (miner, other):
+        open_window(each, 1)
+        each.train(1)
+        each.compress(1)
+        assert each.commit(1).in_time
+    for each in (miner, other) if everybody else (miner,):
+        assert each.upload(1).in_time
+    miner._ahead.begin = lambda window, report: begins.append(
+        (window, len(report.submissions), miner.chain.clock.now() < miner.exchange.times(1).settles)
+    )
+    miner.gather(1)
+    assert begins == [(2, 2 if everybody else 1, everybody)]
+
+
+def test_a_window_that_was_decided_otherwise_begins_anew(network, miner, caplog):
+    """The payload of a peer is in the roster, and was not foreseen."""
+    begin, taken = miner._ahead.begin, noted(miner)
+    miner._ahead.begin = lambda window, report: begin(window, replace(report, outcomes=report.outcomes[:1]))
+    assert until_second_window(network, miner, lambda: miner.train(2)).reason is None
+    assert taken == [False, False]
+    assert f"what was trained ahead is dropped: [{Reason.NOT_APPLIED}]" in caplog.text
+
+
+def test_who_did_not_reveal_goes_on_with_the_private_state_that_stays(network, miner):
+    taken = noted(miner)
+    report = until_second_window(network, miner, lambda: miner.train(2), reveals=False)
+    assert taken == [False, True]
+    assert miner._trained[2].optimizer.num_steps == report.num_steps
+
+
+def test_a_miner_that_looks_at_less_of_its_data_does_not_get_an_honest_training(network, miner):
+    taken = noted(miner)
+    until_second_window(network, miner, lambda: miner.learn(2, miner.reading(2)()[:1], lambda: True))
+    assert taken == [False, False]
+
+
+def test_who_stops_ends_what_has_begun(network, miner):
+    until_second_window(network, miner, lambda: None)
+    begun = miner._ahead._begun
     network.nodes.pop(miner.name).stop()
-    assert not thread.is_alive()
+    assert begun.result.done()
 
 
-class Learning:
-    """A training whose steps a test takes one by one."""
-
-    def __init__(self):
-        self.step, self.taken, self.seen = Event(), Event(), []
-
-    def __call__(self, steps):
-        losses = ()
-        while steps.keep_going():
-            self.step.wait()
-            self.step.clear()
-            self.seen.append(steps.sequences.tolist())
-            losses = (*losses, 1.0)
-            steps.save(StepState(losses, len(losses), {}, None))
-            self.taken.set()
-        return TrainResult({}, OptimizerState(0, {}, {}), losses, len(losses), stopped_early=True)
-
-    def take(self, number=1):
-        for _ in range(number):
-            self.taken.clear()
-            self.step.set()
-            self.taken.wait()
-
-
-def began(learning, most=5):
-    return StepsAhead(2, None, torch.zeros(2, 1), most, learning)
-
-
-def test_the_data_of_the_window_is_trained_on_once_it_is_open():
-    learning = Learning()
-    steps = began(learning)
-    learning.take()
-    steps.open(lambda: torch.ones(3, 1))
-    learning.take(4)
-    assert steps.result().num_steps == 5
-    assert learning.seen == [[[0], [0]]] * 2 + [[[1], [1]]] * 3
-
-
-def test_data_that_cannot_be_read_yet_leaves_the_steps_as_they_are(caplog):
-    caplog.set_level(logging.INFO)
-
-    def read():
-        raise TransientError(Reason.STORE_UNREACHABLE, "no route")
-
-    learning = Learning()
-    steps = began(learning, most=2)
-    steps.open(read)
-    learning.take(2)
-    assert steps.result().num_steps == 2
-    assert learning.seen[1] == [[0], [0]]
-    assert "no route" in caplog.text
-
-
-@pytest.mark.parametrize("error", [PermanentError(Reason.OUT_OF_MEMORY, "full"), StoppedError("stopped")])
-def test_a_training_that_fails_has_no_steps_and_says_why(error, caplog):
-    def learn(steps):
+@pytest.mark.parametrize("error", [TransientError(Reason.STORE_UNREACHABLE, "no route"), StoppedError("stopped")])
+def test_data_that_was_not_here_is_read_again_by_the_window(network, miner, error, caplog):
+    def fails():
         raise error
 
-    assert began(learn).result() is None
-    assert str(error) in caplog.text
+    def train():
+        taken = noted(miner)
+        return miner.train(2).reason, taken
+
+    miner.reading = lambda window: fails
+    assert until_second_window(network, miner, train) == (None, [False])
+    assert f"what was trained ahead is dropped: {error}" in caplog.text
 
 
-def test_a_fault_of_the_program_is_raised_where_the_steps_are_wanted():
-    def learn(steps):
-        raise ZeroDivisionError
+def test_a_training_that_failed_ahead_is_a_report_of_its_window(network, miner):
+    learn = miner.trainer.learn
 
-    with pytest.raises(ZeroDivisionError):
-        began(learn).result()
+    def fails(*args, **kwargs):
+        raise PermanentError(Reason.NON_FINITE_LOSS, "the loss is nan")
+
+    def breaks(window, report, begin=miner._ahead.begin):
+        miner.trainer.learn = fails
+        begin(window, report)
+
+    def mended():
+        miner._ahead._begun.result.exception()
+        miner.trainer.learn = learn
+
+    miner._ahead.begin = breaks
+    assert until_second_window(network, miner, lambda: miner.train(2), between=mended).reason is Reason.NON_FINITE_LOSS
+
+
+def test_a_payload_that_cannot_be_read_back_leaves_the_window_as_it_was(network, miner, caplog):
+    caplog.set_level(logging.INFO)
+    taken, begin = noted(miner), miner._ahead.begin
+
+    def without_files(window, report):
+        for outcome in report.outcomes:
+            if outcome.tier is Tier.GATHER:
+                miner._staged_path(1).rename(miner.spool / "away")
+                break
+        begin(window, report)
+        (miner.spool / "away").rename(miner._staged_path(1))
+
+    miner._ahead.begin = without_files
+    assert until_second_window(network, miner, lambda: miner.train(2)).reason is None
+    assert taken == [False, False]
+    assert "nothing is trained ahead" in caplog.text

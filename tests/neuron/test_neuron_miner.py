@@ -307,13 +307,13 @@ def test_training_ends_early_enough_for_what_followed_it_the_last_time(network, 
     assert latest - 0.01 <= clock.now() <= latest + 0.25
     miner.compress(1)
     later = clock.now() + 100.0
-    miner._end.begin(later)
+    miner._end.begin(later + miner._end.margin)
     assert miner._end.at == pytest.approx(later - 2.0, abs=0.25)
 
 
 def test_how_long_it_takes_to_finish_is_learned_from_the_training_before():
     times = deque[float]()
-    end = TrainingEnd(10.0, times.popleft)
+    end = TrainingEnd(10.0, 0.0, times.popleft)
 
     def stops(now=0.0):
         times.append(now)
@@ -338,6 +338,27 @@ def test_how_long_it_takes_to_finish_is_learned_from_the_training_before():
     end.ended()
     end.finished()
     assert stops() == 250, "a training that could not begin shows nothing"
+
+
+def test_the_margin_for_the_commitment_is_learned_from_the_windows_before():
+    now = [0.0]
+    end = TrainingEnd(0.0, 6.0, lambda: now[0])
+
+    def commits(seconds):
+        end.begin(now[0] + 1000.0)
+        end.ended()
+        end.finished()
+        now[0] += seconds
+        end.committed()
+        return end.margin
+
+    assert [commits(0.5), commits(1.5), commits(0.25)] == [6.0, 6.0, 4.0], "two windows are too few"
+    assert commits(60.0) == 12.0, "a store that hung once does not take the time of training"
+    assert [commits(0.25) for _ in range(8)][-1] == 1.5
+    end.begin(now[0] + 1000.0)
+    assert end.at == now[0] + 998.5
+    end.committed()
+    assert end.margin == 1.5, "a commitment of another process says nothing"
 
 
 def test_a_late_miner_without_a_slot_owes_nothing(network, monkeypatch):

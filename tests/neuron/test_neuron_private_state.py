@@ -14,7 +14,7 @@ from templar.gradient.codec.values import decode_values
 from templar.gradient.compress import compress
 from templar.gradient.dct import to_chunks
 from templar.hparams import load_hparams
-from templar.neuron.private_state import NO_OPTIMIZER, PrivateState, StartingPoint, feedback_rule, write_private
+from templar.neuron.private_state import NO_OPTIMIZER, PrivateState, feedback_rule, write_private
 from templar.training.optimizers import OptimizerState
 from tests.support import kill_points
 from tests.support.errors import raising
@@ -152,7 +152,7 @@ def test_a_training_that_moves_nothing_decays_the_error_feedback_as_without_a_sh
     gradient = {"momentum_decay": decay, "feedback_carry": share}
     hparams = load_hparams("simulation", overrides={"gradient": gradient, "training": {"outer_learning_rate": rate}})
     known, agreed = private(3).feedback, parameters(1)
-    begin = StartingPoint(agreed, known.buffers, share)
+    begin = known.beginning(agreed, share) or agreed
     update = {name: agreed[name] - begin[name] for name in agreed}
     compressed = compress(known, update, layout=LAYOUT, rule=feedback_rule(hparams, 7))
     for tensor in LAYOUT.tensors:
