@@ -248,10 +248,7 @@ def _trainer(reader: EnvironmentReader) -> TrainerSettings:
     elif interval and not is_alone:
         reader.problem("TEMPLAR_INNER_SNAPSHOT_SECONDS", f"is {interval}: set 0, for several ranks keep no progress")
     repeatable = is_alone and (device, _number_or_word(threads), precision, compiles) == ("cpu", 1, "float32", "off")
-    usual_ahead = "on" if is_alone and not repeatable else "off"
-    ahead = reader.matching("TEMPLAR_TRAIN_AHEAD", usual_ahead, "on|off", "on or off")
-    if ahead == "on" and not is_alone:
-        reader.problem("TEMPLAR_TRAIN_AHEAD", "is on: set off, for several ranks do not train ahead")
+    ahead = reader.matching("TEMPLAR_TRAIN_AHEAD", "off" if repeatable else "on", "on|off", "on or off")
 
     return TrainerSettings.model_construct(  # every value is checked, here or above
         device=device,

@@ -493,8 +493,8 @@ class TrainerSettings(SettingsGroup):
         if (self.hosts > 1) is not bool(self.rendezvous):
             raise ValueError("hosts above 1 and rendezvous belong together")
         is_alone = (self.ranks, self.hosts) == (1, 1)
-        if (self.inner_snapshot_seconds or self.train_ahead) and not is_alone:
-            raise ValueError("inner_snapshot_seconds and train_ahead are for one rank alone")
+        if self.inner_snapshot_seconds and not is_alone:
+            raise ValueError("inner_snapshot_seconds is for one rank alone")
         if self.repeatable and (self.device, self.threads, self.precision, is_alone) != ("cpu", 1, "float32", True):
             raise ValueError("repeatable training takes one rank and one thread of the CPU in float32")
         return self

@@ -144,6 +144,7 @@ class AheadTraining:
                 begun.drop()
                 return None
             begun.file = file
+            log.info("window %d: its training began before it", window)
             return begun.result.result()
         except (TransientError, StoppedError) as error:
             log.warning("window %d: what was trained ahead is dropped: %s", window, error)

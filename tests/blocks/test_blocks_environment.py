@@ -133,14 +133,16 @@ def test_the_device_and_how_to_train_on_it():
         rendezvous="10.0.0.1:29500",
         sharding="sharded",
         repeatable=False,
+        train_ahead=True,
     )
     assert neuron_from_environment(GOOD | {"TEMPLAR_INNER_SNAPSHOT_SECONDS": "90"}).trainer.inner_snapshot_seconds == 90
     exact = {"TEMPLAR_DEVICE": "cpu", "TEMPLAR_THREADS": "1", "TEMPLAR_PRECISION": "float32"}
     exact["TEMPLAR_INNER_SNAPSHOT_SECONDS"] = "0"
     assert neuron_from_environment(GOOD | exact).trainer == TrainerSettings()
     assert neuron_from_environment(GOOD | exact | {"TEMPLAR_RANKS": "2"}).trainer == TrainerSettings(
-        ranks=2, repeatable=False
+        ranks=2, repeatable=False, train_ahead=True
     )
+    assert not neuron_from_environment(GOOD | {"TEMPLAR_TRAIN_AHEAD": "off"}).trainer.train_ahead
     assert neuron_from_environment(GOOD | {"TEMPLAR_RANKS": "auto"}).trainer.ranks == "auto"
     words = {"TEMPLAR_THREADS": "auto", "TEMPLAR_MICRO_BATCH": "auto", "TEMPLAR_CHECKPOINT_LAYERS": "off"}
     assert neuron_from_environment(GOOD | words).trainer == PRODUCTION_TRAINER.model_copy(
