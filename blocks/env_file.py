@@ -5,6 +5,7 @@ nothing, and expands `${NAME}` within single quotes, which are the only way to w
 """
 
 import io
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,8 @@ from dotenv.parser import Binding, parse_stream
 from dotenv.variables import Literal, parse_variables
 
 from templar.errors import PermanentError, Reason
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:@%+,=~-]*")  # values that need no quotes, also in a shell
@@ -55,6 +58,19 @@ def read_env_file(path: Path) -> dict[str, str]:
             raise _bad(f"{path}, line {line}: {name} has another value in line {lines[name]}: remove one of them")
         values[name], lines[name] = value, line
     return values
+
+
+def read_environment(file: Path | None = None) -> dict[str, str]:
+    """This process's environment over that of a file; what is empty in the environment is read from the file.
+
+    Without one it is `./.env`, if that is there: the log says so. Errors as in `read_env_file`.
+    """
+    if file is None and (usual := Path.cwd() / ".env").is_file():
+        log.warning("variables that are not set are read from %s", usual)
+        file = usual
+    values = {} if file is None else read_env_file(file)
+    # An empty variable is no value. It stays if the file has none: an empty CUDA_VISIBLE_DEVICES means no device.
+    return values | {name: value for name, value in os.environ.items() if value.strip() or name not in values}
 
 
 def _problem(binding: Binding, written: str) -> str | None:

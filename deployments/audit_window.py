@@ -11,7 +11,8 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from deployments.options import command_parser, read_environment
+from blocks.env_file import read_environment
+from deployments.options import command_parser
 from deployments.work_pool import require_server
 from tasks.host import load_block
 from tasks.observing import auditing, network_from_environment, network_of

@@ -21,7 +21,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from deployments.options import command_parser, read_environment
+from blocks.env_file import read_environment
+from deployments.options import command_parser
 from deployments.work_pool import require_server
 from flows.build_dataset import build_dataset
 from tasks.datasets import DASK_ADDRESS, upload_target

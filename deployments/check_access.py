@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from blocks.buckets import credentials_of
+from blocks.env_file import read_environment
 from blocks.environment import neuron_from_environment
 from deployments.neuron.status import folding_table
-from deployments.options import command_parser, read_environment
+from deployments.options import command_parser
 from templar.housekeeping.access import check_access
 
 COLUMNS = ("bucket", "key", "right", "should", "does", "answer", "problem")

@@ -16,10 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from blocks.env_file import read_environment
 from deployments.command import exit_status
 from deployments.hub import TOKEN, open_pusher, push_model
 from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
-from deployments.options import command_parser, read_environment
+from deployments.options import command_parser
 from deployments.work_pool import require_server
 from tasks.host import load_block
 from tasks.observing import PublicNetwork, network_from_environment, network_of

@@ -1,13 +1,12 @@
 """Options that commands share, and the environment that a command works with."""
 
 import argparse
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocks.env_file import read_env_file
+from blocks.env_file import read_environment
 from templar.arguments import whole_number
 
 BITTENSOR_OPTIONS = {
@@ -52,13 +51,6 @@ def add_shared(parser: argparse.ArgumentParser, *shared: str) -> None:
     """Add some of the shared options."""
     for option in shared:
         parser.add_argument(option, **SHARED[option])
-
-
-def read_environment(env_file: Path | None) -> dict[str, str]:
-    """This process's environment over that of a file; what is empty in the environment is read from the file."""
-    values = {} if env_file is None else read_env_file(env_file)
-    # An empty variable is no value. It stays if the file has none: an empty CUDA_VISIBLE_DEVICES means no device.
-    return values | {name: value for name, value in os.environ.items() if value.strip() or name not in values}
 
 
 def environment_of(arguments: argparse.Namespace) -> dict[str, str]:

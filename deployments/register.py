@@ -48,6 +48,7 @@ BY_HAND = {
     "audit_window": "Rebuild a window from public objects, and say whether roster and evidence follow from them.",
 }
 """The flows of a neuron that an operator starts by hand -> what they do."""
+WINDOW = "One window of {neuron}. The window clock starts it; by hand it takes the next window."
 CLOCK_COMMAND = [sys.executable, "-m", "deployments", "clock"]
 POOL_KINDS: dict[str, type[BaseWorker[Any, Any, Any]]] = {"resident": ResidentWorker, "process": ProcessWorker}
 
@@ -107,7 +108,7 @@ def deploy_window(neuron: str, role: str, pool: str, *, name: str | None = None)
         role,
         name=name or neuron,
         work_pool_name=pool,
-        description=f"One window of {neuron}. The window clock starts it; by hand it takes the next window.",
+        description=WINDOW.format(neuron=neuron),
     )
 
 

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.text import Text
 
+from blocks.env_file import read_environment
 from blocks.environment import dataset_from_environment
 from deployments.build_dataset import step_bars
-from deployments.options import command_parser, read_environment
+from deployments.options import command_parser
 from templar.arguments import folder_path, whole_number
 from templar.datasets.verify import WORKERS, CheckedObject, verify_dataset
 from templar.store.base import ObjectStore

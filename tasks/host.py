@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
+from blocks.env_file import read_environment
+from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron, load_saved
 from tasks.sinks.attached import attach, detach, publish
 from tasks.sinks.sending import Identity
@@ -54,8 +56,17 @@ def current(name: str) -> Node | None:
 
 
 def load_block(name: str) -> Neuron:
-    """The saved settings of a neuron; `bad_environment` if there are none, or another release saved them."""
-    return load_saved(Neuron, name, remedy=f"check .env, then run `templar neuron register --name {name}`")
+    """The saved settings of a neuron, or else those of this process's environment and `./.env`.
+
+    `bad_environment` if there are neither, or another release saved them.
+    """
+    try:
+        return load_saved(Neuron, name, remedy=f"check .env, then run `templar neuron register --name {name}`")
+    except PermanentError:
+        environment = read_environment()
+        if "TEMPLAR_ROLE" not in environment:
+            raise
+        return neuron_from_environment(environment)
 
 
 def release(name: str) -> None:

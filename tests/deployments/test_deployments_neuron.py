@@ -19,10 +19,10 @@ import httpx
 import pytest
 from dotenv import dotenv_values
 
+from blocks.env_file import read_environment
 from deployments import prefect_server
 from deployments.neuron import manage, start
 from deployments.neuron.folder import HOME_LOCK, Address, NeuronFolder
-from deployments.options import read_environment
 from deployments.prefect_server import DATABASE_URL
 from deployments.processes import PROJECT_ROOT, end_of, free_port, sole_process, start_child
 from tests.support.commands import write_env

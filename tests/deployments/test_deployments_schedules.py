@@ -1,10 +1,12 @@
 """The scheduled flows of a neuron on a real Prefect server: what a schedule makes, and what is told if it does not."""
 
 import itertools
+import subprocess
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -18,7 +20,7 @@ from deployments import clock, register, schedules
 from deployments.clock import ServiceWatch
 from deployments.neuron import doctor, status
 from deployments.neuron.folder import Address
-from deployments.processes import PROJECT_ROOT, start_child
+from deployments.processes import PROJECT_ROOT, program, start_child
 from deployments.register import deploy_scheduled, worker_command
 from deployments.register import register as register_neuron
 from deployments.schedules import (
@@ -30,6 +32,7 @@ from deployments.schedules import (
     scheduled_work,
     stalled,
 )
+from docs import prefect_files
 from tasks.alerts import Alert, Raised
 from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
@@ -67,6 +70,17 @@ def network(tmp_path_factory):
 def by_flow(client, neuron):
     flows = {flow.id: flow.name for flow in client.read_flows()}
     return {flows[each.flow_id]: each for each in deployments_of(client, neuron)}
+
+
+def looks_of(client, neuron):
+    """What deployments of a neuron say, by flow."""
+    return {
+        flow: (
+            *(each.name, each.entrypoint, each.description, each.parameters, sorted(each.tags), each.work_pool_name),
+            [(plan.slug, plan.schedule.interval, plan.schedule.anchor_date, plan.active) for plan in each.schedules],
+        )
+        for flow, each in by_flow(client, neuron).items()
+    }
 
 
 @pytest.fixture(scope="class")
@@ -161,6 +175,26 @@ class TestDeployed:
                 (schedule,) = found[flow].schedules
                 assert (schedule.slug, schedule.active) == (f"every-{windows}-windows", True)
                 assert schedule.schedule.interval.total_seconds() == pytest.approx(windows * hparams.windows.seconds)
+
+    @pytest.mark.slow
+    def test_prefect_deploy_in_the_checkout_deploys_what_register_does(self, prefect_server):
+        """`prefect deploy --all` reads prefect.yaml; the files of the other roles are written from the same lines."""
+        for role, file in prefect_files.FILES.items():
+            assert file.read_text() == prefect_files.text(role), "run `python -m docs.prefect_files`"
+        name, block = prefect_files.NEURON, SimpleNamespace(role="miner", hparams=lambda: load_hparams("150M"))
+        with prefect_server.configured(), prefect_server.client() as client:
+            for pool, kind in ((f"neuron-{name}", "resident"), (HOUSEKEEPING_POOL, "process")):
+                register.ensure_pool(client, pool, kind)
+            command, env = [program("prefect"), "--no-prompt", "deploy", "--all"], prefect_server.environment
+            subprocess.run(command, cwd=PROJECT_ROOT, env=env, check=True, capture_output=True)
+            deployed = looks_of(client, name)
+            for deployment in deployments_of(client, name):
+                client.delete_deployment(deployment.id)
+            register.deploy_window(name, "miner", f"neuron-{name}")
+            deploy_scheduled(name, block)
+            register.deploy_by_hand(name, "miner")
+            assert looks_of(client, name) == deployed
+            assert deployed.keys() == FLOWS["miner"] | {"miner-window", "bucket-purge", "audit-window"}
 
     def test_the_server_plans_what_is_due_and_a_second_time_changes_nothing(self, deployed, prefect_server):
         now, neuron = datetime.now(UTC), deployed("miner")

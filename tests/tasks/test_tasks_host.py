@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from blocks.env_file import env_lines
 from deployments.processes import free_port
 from tasks.host import hosted, load_block, release
 from tasks.sinks.attached import publish
@@ -64,6 +65,17 @@ def test_a_block_that_is_not_there_is_named_with_the_remedy():
     assert error.reason is Reason.BAD_ENVIRONMENT
     assert "'nobody'" in str(error)
     assert "`templar neuron register --name nobody`" in str(error)
+
+
+def test_without_a_block_a_neuron_is_that_of_the_environment_and_the_env_file(network, tmp_path, monkeypatch, caplog):
+    """So a worker needs no command of ours: `prefect deploy --all`, and Prefect's own worker."""
+    variables = network.environment("default")
+    (tmp_path / ".env").write_text("".join(env_lines(variables)))
+    monkeypatch.chdir(tmp_path)
+    assert load_block("nobody").bucket == network.block("default").bucket
+    assert f"variables that are not set are read from {tmp_path / '.env'}" in caplog.text
+    monkeypatch.setenv("NETUID", "none")
+    assert "NETUID" in str(error_of(lambda: load_block("nobody")))
 
 
 def test_a_block_of_another_release_is_refused_without_its_secrets(prefect_api):
