@@ -1,8 +1,8 @@
 """The generated parts of pages: `python -m docs.file_tables`.
 
 docs/architecture.md has a table of files, from the first line of each, and the lengths of files on the reading path.
-docs/threat-model.md has a table that says where each test which the page names is. Generated tables stand between two
-marks, and `make lint` fails while a page differs.
+docs/threat-model.md has a table that says where each test which the page names is, docs/hparams.md one of all settings.
+Generated tables stand between two marks, and `make lint` fails while a page differs.
 """
 
 import ast
@@ -11,9 +11,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from docs import settings_table
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 THREATS = ROOT / "docs" / "threat-model.md"
+SETTINGS = ROOT / "docs" / "hparams.md"
+PAGES = PAGE, THREATS, SETTINGS
 FOLDERS = ("templar", "flows", "tasks", "blocks", "deployments", "lab", "benchmarks", "docs")
 BEGIN, END = "<!-- python -m docs.file_tables writes from here -->\n", "<!-- to here -->\n"
 PATH_ROW = re.compile(r"^(\| \d+ \| )`([^`]+\.py)`( \| )[\d,]+( \| .*)$", re.MULTILINE)
@@ -85,6 +89,8 @@ def written(file: Path) -> str:
     page = file.read_text(encoding="utf-8")
     if file == THREATS:
         return between_marks(page, test_table(by_hand(page)))
+    if file == SETTINGS:
+        return between_marks(page, settings_table.tables())
     return between_marks(path_lengths(page), tables())
 
 
@@ -96,7 +102,7 @@ def by_hand(page: str) -> str:
 
 def main() -> int:
     """Write the pages."""
-    for file in (PAGE, THREATS):
+    for file in PAGES:
         file.write_text(written(file), encoding="utf-8")
     return 0
 

@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from docs.file_tables import PAGE, PATH_ROW, THREATS, by_hand, length, written
+from docs.file_tables import PAGE, PAGES, PATH_ROW, THREATS, by_hand, length, written
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("templar", "blocks", "tasks", "flows", "deployments", "lab", "benchmarks", "docs")
@@ -44,7 +44,7 @@ BUDGETS: tuple[tuple[str, str, int], ...] = (
     ("lines of lab/, benchmarks/ and docs/", "how long a device waits; windows of many inner steps", 161),
     ("lines of tests/", "the tests of training ahead and of margins", 198),
     ("lines of blocks/, tasks/, flows/ and deployments/", "a neuron without a saved block, and ./.env", 22),
-    ("lines of lab/, benchmarks/ and docs/", "the files that `prefect deploy` reads", 98),
+    ("lines of lab/, benchmarks/ and docs/", "the files that `prefect deploy` reads, and the table of settings", 182),
     ("lines of tests/", "the tests of these", 46),
 )
 """What may be added to a limit: (limit, feature, number). The learner's features may have 1,500 lines of product and as
@@ -222,7 +222,7 @@ def main() -> int:
         limit = LIMITS[name] + sum(more for limited, _, more in BUDGETS if limited == name)
         print(f"{number} {name}, at most {limit}")
         problems += [f"{number} {name}, at most {limit}"] if number > limit else []
-    for page in (PAGE, THREATS):
+    for page in PAGES:
         if written(page) != page.read_text(encoding="utf-8"):
             problems.append(f"docs/{page.name}: run `python -m docs.file_tables`, what it lists has changed")
 
