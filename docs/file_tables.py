@@ -1,7 +1,8 @@
 """The generated parts of pages: `python -m docs.file_tables`.
 
 docs/architecture.md has a table of files, from the first line of each, and the lengths of files on the reading path.
-docs/threat-model.md has a table that says where each test which the page names is, docs/hparams.md one of all settings.
+docs/threat-model.md has a table that says where each test which the page names is, docs/hparams.md one of all settings,
+docs/from-templar.md the words of the reference.
 Generated tables stand between two marks, and `make lint` fails while a page differs.
 """
 
@@ -11,13 +12,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs import settings_table
+from docs import from_templar, settings_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 THREATS = ROOT / "docs" / "threat-model.md"
 SETTINGS = ROOT / "docs" / "hparams.md"
-PAGES = PAGE, THREATS, SETTINGS
+WORDS = ROOT / "docs" / "from-templar.md"
+PAGES = PAGE, THREATS, SETTINGS, WORDS
 FOLDERS = ("templar", "flows", "tasks", "blocks", "deployments", "lab", "benchmarks", "docs")
 BEGIN, END = "<!-- python -m docs.file_tables writes from here -->\n", "<!-- to here -->\n"
 PATH_ROW = re.compile(r"^(\| \d+ \| )`([^`]+\.py)`( \| )[\d,]+( \| .*)$", re.MULTILINE)
@@ -89,6 +91,8 @@ def written(file: Path) -> str:
     page = file.read_text(encoding="utf-8")
     if file == THREATS:
         return between_marks(page, test_table(by_hand(page)))
+    if file == WORDS:
+        return between_marks(page, from_templar.tables())
     if file == SETTINGS:
         return between_marks(page, settings_table.tables())
     return between_marks(path_lengths(page), tables())

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deployments import command
+from docs import from_templar
 from templar.errors import Reason
 from templar.hparams import load_hparams, preset_names
 
@@ -156,3 +157,11 @@ def test_no_page_points_at_a_subnet_of_somebody_else():
         found = re.findall(r"NETUID=\d+|--netuid[ =]\d+", path.read_text(encoding="utf-8"))
         assert found == [], f"{path.name}: {found}"
     assert "There is no public network yet" in (DOCS / "miner.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "name", ["templar nothing", "training.nothing", "TEMPLAR_NOTHING", "nothing-{window}", "no.py:x"]
+)
+def test_a_word_of_the_reference_that_leads_nowhere_is_refused(name):
+    with pytest.raises((ValueError, KeyError)):
+        from_templar.held(name, "Scripts")
