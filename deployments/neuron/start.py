@@ -34,7 +34,9 @@ from deployments.supervisor import Service, Supervisor, log_file, say
 from deployments.work_pool import require_server
 from tasks.glance import neuron_key, open_page
 from templar.arguments import port
+from templar.errors import PermanentError, Reason
 
+USUAL_PORT = 4200
 WORKER_GRACE_SECONDS = 60.0  # the pool's grace for a window (30 s), what an interrupted one has to end (10 s), and room
 
 
@@ -42,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and run the neuron; 0 after a signal, 1 if it is refused."""
     parser = command_parser("templar neuron start", __doc__, *NEURON)
     parser.add_argument(
-        "--prefect-port", type=port, default=4200, help="of the Prefect server, unless PREFECT_API_URL is set (4200)"
+        "--prefect-port", type=port, help=f"of the Prefect server, unless PREFECT_API_URL is set ({USUAL_PORT})"
     )
     arguments = parser.parse_args(words)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -53,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None:
+def run(name: str, environment: Mapping[str, str], *, prefect_port: int | None) -> None:
     """Check, register, start, and watch until a KeyboardInterrupt.
 
     `environment` has the variables of .env.example. With PREFECT_API_URL a server runs already; without it, one is
@@ -65,6 +67,9 @@ def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None
         TransientError: What does not answer.
     """
     folder = NeuronFolder(name)
+    if prefect_port is not None and (known := environment.get("PREFECT_API_URL")):
+        problem = f"--prefect-port {prefect_port} is for a server of the neuron's own, and PREFECT_API_URL is {known}"
+        raise PermanentError(Reason.BAD_ENVIRONMENT, f"{problem}: leave one of them out")
     with sole_process(folder.lock, lambda pid: f"neuron {name!r} is run by process {pid} of this machine already"):
         # What an earlier start left behind when it was killed would hold locks and ports.
         if left := folder.record.stop_all():
@@ -73,7 +78,7 @@ def run(name: str, environment: Mapping[str, str], *, prefect_port: int) -> None
         block = checked_neuron(environment)
         home = Path(block.home)
         with sole_process(home / HOME_LOCK, partial(foreign_home, home)):
-            _run(folder, block, environment, prefect_port=prefect_port)
+            _run(folder, block, environment, prefect_port=prefect_port or USUAL_PORT)
 
 
 def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *, prefect_port: int) -> None:

@@ -23,6 +23,7 @@ REFUSALS = [
     ("model fetch --env-file {folder}/none", 2, NO_FILE),
     (f"{BUILD} --to-account mine --env-file {{folder}}/none", 1, NO_FILE),
     ("neuron register --name=my_neuron", 2, "'my_neuron' is not lower-case letters, digits and single hyphens"),
+    ("neuron start --env-file {folder}/env --prefect-port 7", 1, "and PREFECT_API_URL is http://there/api: leave one"),
     ("neuron register --env-file {folder}/env", 1, "NETUID must be a whole number"),
     ("neuron restore", 2, "--from-bucket"),
     ("neuron logs --name never-started", 1, "there are: none"),
@@ -56,7 +57,7 @@ def test_it_is_refused(case, run_main, tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     for name in ("NETUID", "R2_DATASET_ACCOUNT_ID", "R2_DATASET_WRITE_ACCESS_KEY_ID"):
         monkeypatch.delenv(name, raising=False)
-    env_file = write_env(tmp_path / "env", {"NETUID": "three"})
+    env_file = write_env(tmp_path / "env", {"NETUID": "three", "PREFECT_API_URL": "http://there/api"})
     ended, out, err = run_main(main, *line.format(folder=tmp_path).split())
     assert (ended, out) == (status, "")
     assert words.format(folder=tmp_path) in err.splitlines()[-1]

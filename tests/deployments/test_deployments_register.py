@@ -109,6 +109,11 @@ def test_bad_environments_are_refused_with_one_line(call, env_file, prefect_serv
         ("http://127.0.0.1:1/api", None, "PREFECT_API_URL is http://127.0.0.1:1/api, which does not answer"),
         ("http://127.0.0.1:1/api ", None, "PREFECT_API_URL is 'http://127.0.0.1:1/api ', which is no address"),
         ("127.0.0.1:1/api", None, "PREFECT_API_URL is '127.0.0.1:1/api', which is no address"),
+        (
+            "http://127.0.0.1:1",
+            None,
+            "PREFECT_API_URL is http://127.0.0.1:1, without the path of the API: set http://127.0.0.1:1/api",
+        ),
         (None, None, "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"),
         ("here", 404, "PREFECT_API_URL is here, which is no Prefect API (status 404): correct it"),
         ("here", 401, "PREFECT_API_URL is here, which refuses this client (status 401)."),
@@ -120,7 +125,7 @@ def test_a_server_that_is_none_is_one_line(run_main, monkeypatch, address, statu
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "")
     with scripted_server(lambda _: Reply(status or 200, b"<html></html>")) as server:
-        here = server.endpoint_url
+        here = f"{server.endpoint_url}/api"
         with temporary_settings({PREFECT_API_URL: here if address == "here" else address}):
             ended, out, err = run_main(leaderboard.main if status is None else clock.main)
     assert (ended, out, err.count("\n")) == (1, "", 1)
