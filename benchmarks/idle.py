@@ -8,7 +8,7 @@ reveals. Transfers at 500 and 110 Mbit/s from 20 peers, compression and outer st
 measured (`templar.training.design`). The device is busy when it takes inner steps.
 
 The last line is JSON, of the preset that is less busy; `holds` says that a device trains at least 0.985 of a window
-with its training begun ahead, and is idle at most 0.05 without that. It needs one rank: several wait.
+with its training begun ahead, and is idle at most 0.05 without that. A commitment is taken to need a second.
 """
 
 import logging

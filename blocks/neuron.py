@@ -1,6 +1,7 @@
 """A neuron: everything that a process needs to be one, from blocks and hyper-parameters to the live node."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -110,11 +111,16 @@ def _save(block: Block, name: str) -> None:
     block.save(name, overwrite=True)
 
 
-def load_saved(kind: type[B], name: str, *, remedy: str) -> B:
-    """Load a block by its name; `bad_environment` if there is none, or another release saved it."""
+def load_saved(kind: type[B], name: str, *, remedy: str, instead: Callable[[], B | None] = lambda: None) -> B:
+    """Load a block by its name; `bad_environment` if there is none, or another release saved it.
+
+    `instead` may give the one to take where there is none.
+    """
     try:
         block = kind.load(name)
     except ValueError:
+        if (other := instead()) is not None:
+            return other
         problem = "there is none"
     except RuntimeError as error:  # the client also raises it for a server that does not answer
         if not isinstance(error.__cause__, ValidationError):

@@ -58,7 +58,7 @@ def require_server_address() -> str:
     if not is_address:
         problem = f"PREFECT_API_URL is {address!a}, which is no address: set http://HOST:PORT/api, without spaces"
         raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
-    if "/api" not in parts.path:
+    if parts.path in ("", "/"):
         problem = f"PREFECT_API_URL is {address}, without the path of the API: set {address.rstrip('/')}/api"
         raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
     os.environ.update(exempting_loopback(os.environ, parts.hostname))

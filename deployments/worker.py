@@ -259,6 +259,7 @@ class ResidentWorker(BaseWorker[ResidentConfiguration, BaseVariables, BaseWorker
             request_stop()
             if not await self._idle_within(self._configuration.stop_seconds):
                 await self._abandon()
+        request_stop()  # of what trains ahead, too
         scope.cancel()
 
     async def _idle_within(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> bool:

@@ -27,9 +27,12 @@ HEADER = """\
 #   prefect work-pool create neuron-{neuron} --type resident
 #   prefect work-pool create {housekeeping} --type process
 #   prefect --no-prompt deploy --all{option}
-#   prefect worker start --pool neuron-{neuron}
+#   set -a; . ./.env; set +a     # .env.example, filled in
+#   prefect worker start --pool neuron-{neuron} --type resident
+#   prefect worker start --pool {housekeeping} --type process
+#   templar clock                # a run for every window; one by hand: prefect deployment run {role}-window/{neuron}
 #
-# The worker reads the neuron's settings from its block, or else from its environment and ./.env (.env.example).
+# The workers' flows read the neuron's settings from its block, or, if none was saved, from their environment.
 # `templar neuron register` deploys the same, for any name and the network's own numbers, and automations.
 # Written by `python -m docs.prefect_files`; the schedules are those of the preset `{preset}`.
 

@@ -56,17 +56,17 @@ def current(name: str) -> Node | None:
 
 
 def load_block(name: str) -> Neuron:
-    """The saved settings of a neuron, or else those of this process's environment and `./.env`.
+    """The saved settings of a neuron; of `default`, if none were saved, those of the environment and `./.env`.
 
     `bad_environment` if there are neither, or another release saved them.
     """
-    try:
-        return load_saved(Neuron, name, remedy=f"check .env, then run `templar neuron register --name {name}`")
-    except PermanentError:
-        environment = read_environment()
-        if "TEMPLAR_ROLE" not in environment:
-            raise
-        return neuron_from_environment(environment)
+
+    def of_environment() -> Neuron | None:
+        environment = read_environment() if name == "default" else {}
+        return neuron_from_environment(environment) if "TEMPLAR_ROLE" in environment else None
+
+    remedy = f"check .env, then run `templar neuron register --name {name}`"
+    return load_saved(Neuron, name, remedy=remedy, instead=of_environment)
 
 
 def release(name: str) -> None:

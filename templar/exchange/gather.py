@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 MIN_SECONDS = 5.0  # time that a gather has at least, even if it begins after its deadline
 MIN_FINAL_SECONDS = 1.0  # time that a gather has at least after the settling second
-
 HEALTHY_REQUESTS = 8
 """Requests to a healthy peer: HEAD, GET and HEAD of commitment and manifest, HEAD and GET of the payload."""
 FIRST_LOOK_SECONDS = 4.0  # pause before a peer without a reveal is looked at again; each further one is twice as long
@@ -138,7 +137,7 @@ class Gatherer:
 
         Those of the reserve that are not needed are not in the report unless they are also in `others`, which are
         fetched as well, never as replacements: a validator scores them. `found` gets the report so far when every peer
-        has revealed, or when the reserve has filled the places of failed ones.
+        has revealed, or else when the reserve was asked.
 
         Raises:
             TemplarError: `local_file`; this machine cannot keep what it reads. No peer is blamed for it.
@@ -364,7 +363,8 @@ class _Scheduler:
         now, times = self._clock.now(), self._rules.times
         if peer.reason in _NOT_YET and now < times.settles:
             revealed, pause = times.reveal_interval.last + 1, self._jittered(peer, FIRST_LOOK_SECONDS * 2**peer.looks)
-            peer.due, peer.looks = (min(now + pause, revealed) if now < revealed else times.settles), peer.looks + 1
+            peer.due = min(now + pause, revealed) if now < revealed else times.settles
+            peer.looks, peer.num_requests = peer.looks + 1, 0  # its store has not failed
         elif isinstance(error, TransientError):
             peer.failures += 1
             peer.due = self._next_try(peer, now)
@@ -372,8 +372,8 @@ class _Scheduler:
     def _next_try(self, peer: _Peer, now: float) -> float | None:
         """When a store that failed is asked again; None if it is not.
 
-        All attempts together make at most twice the requests of a healthy peer, and at most one and a half times
-        before the settling second.
+        Since the last look all attempts together make at most twice the requests of a healthy peer, and at most one and
+        a half times before the settling second.
         """
         settles, requests = self._rules.times.settles, peer.num_requests_after_next
         due = now + self._jittered(peer, FIRST_PAUSE_SECONDS * 3 ** (peer.failures - 1))

@@ -26,7 +26,7 @@ from templar.exchange.gather import GatherReport, Tier
 from templar.interrupt import StoppedError
 from templar.neuron.private_state import PrivateState, PrivateStateNode
 from templar.neuron.window_time import TrainingEnd
-from templar.training.cluster import ClusterTrainer
+from templar.training.cluster import ClusterTrainer, GroupEndedError
 from templar.training.train import StepState, Trainer, TrainProgress, TrainResult
 
 log = logging.getLogger(__name__)
@@ -42,49 +42,60 @@ class Begun:
     live: Path | None  # the private state that is live after it
     sequences: "Future[Tensor]" = field(init=False)
     result: "Future[TrainResult]" = field(init=False)
-    file: TrainProgress | None = None  # for the state after each step, once the window has taken the training over
-    quits: Event = field(default_factory=Event)
+    progress: TrainProgress | None = None  # for the state after each step, once the window has taken the training over
+    is_dropped: Event = field(default_factory=Event)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended without a result."""
+        return self.result.done() and self.result.exception() is not None
 
     def save(self, state: StepState) -> None:
         """Take note of the state after a step."""
-        if self.file is not None:
-            self.file.save(state)
+        if self.progress is not None:
+            self.progress.save(state)
 
     def restore(self) -> None:
-        """It begins at its first step."""
+        """None: there is no earlier progress."""
 
     def drop(self) -> None:
         """Stop after the micro-batch at hand, and wait for that."""
-        self.quits.set()
+        self.is_dropped.set()
         self.result.exception()
 
 
-class DataOfWindows(Protocol):
-    """The data that a miner trains on."""
+class OwnWindows(Protocol):
+    """What a miner knows of its windows."""
 
     def reading(self, window: int) -> Callable[[], Tensor]:
         """Look up a window's assignment; the result reads its sequences."""
+
+    def pass_by(self, window: int, reason: Reason) -> None:
+        """Note that the window is not trained in, because this process ends."""
 
 
 class AheadTraining:
     """The training of a miner's next window, from the end of a gather until the window takes it over."""
 
     def __init__(
-        self, node: PrivateStateNode, trainer: Trainer | ClusterTrainer, data: DataOfWindows, end: TrainingEnd
+        self, node: PrivateStateNode, trainer: Trainer | ClusterTrainer, own: OwnWindows, end: TrainingEnd
     ) -> None:
-        self._node, self._trainer, self._data, self._end = node, trainer, data, end
+        self._node, self._trainer, self._own, self._end = node, trainer, own, end
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train-ahead")
         self._begun: Begun | None = None
 
     def begin(self, window: int, report: GatherReport) -> None:
         """Begin a window on what was gathered in the one before, once; if that fails, the window begins as ever."""
-        is_next = self._node.state.window == window - 2
-        if not self._node.config.trainer.train_ahead or not is_next or (self._begun and self._begun.window == window):
+        node, begun = self._node, self._begun
+        if not node.config.trainer.train_ahead or node.state.window != window - 2:
+            return
+        if begun is not None and begun.window == window and not begun.has_failed:
             return
         self.drop()
         try:
-            self._begin(window, report)
-        except (TemplarError, OSError) as error:
+            if node.journal.result(window, "train") is None:
+                self._begin(window, report)
+        except (TemplarError, OSError, RuntimeError) as error:
             log.info("window %d: nothing is trained ahead: %s", window, error)
 
     def _begin(self, window: int, report: GatherReport) -> None:
@@ -96,37 +107,48 @@ class AheadTraining:
             return
         self._end.begin(node.exchange.expected_times(window).commit_interval.last)
         private, live = node.foreseen_private(before, payloads)
-        read = self._data.reading(window)
+        read = self._own.reading(window)
         begun = Begun(window, node.state.root, payloads, live)
 
         # 2. The parameters after it, and the training from them.
         params = node.state.foreseen([node.cache.payload(before, digest) for digest in payloads])
         outer_steps, training, share = node.state.outer_steps + 1, node.hparams.training, node.hparams.feedback_carry
 
+        def keep_going() -> bool:
+            if begun.is_dropped.is_set():
+                raise StoppedError("what was trained ahead is not wanted")
+            return self._end.seconds_left() > 0
+
         def learn(private: PrivateState) -> TrainResult:
-            return self._trainer.learn(
-                params,
-                begun.sequences.result(),
-                training=training,
-                outer_steps=outer_steps,
-                optimizer=private.optimizer,
-                keep_going=lambda: not begun.quits.is_set() and self._end.seconds_left() > 0,
-                progress=begun,
-                begin=private.feedback.beginning(params, share),
-                seconds_left=self._end.seconds_left,
-            )
+            try:
+                return self._trainer.learn(
+                    params,
+                    begun.sequences.result(),
+                    training=training,
+                    outer_steps=outer_steps,
+                    optimizer=private.optimizer,
+                    keep_going=keep_going,
+                    progress=begun,
+                    begin=private.feedback.beginning(params, share),
+                    seconds_left=self._end.seconds_left,
+                )
+            except GroupEndedError as error:
+                self._own.pass_by(window, error.reason)
+                raise
+            finally:
+                node.ahead_path(before).unlink(missing_ok=True)
 
         begun.sequences = self._thread.submit(read)
         begun.result = self._thread.submit(learn, private)
         self._begun = begun
 
-    def take(self, window: int, sequences: Tensor, file: TrainProgress | None) -> TrainResult | None:
+    def take(self, window: int, sequences: Tensor, progress: TrainProgress | None) -> TrainResult | None:
         """The result of the window's training, which is waited for, if the one that has begun is the right one.
 
         Args:
             window: The window.
             sequences: What it trains on, of shape (n, L).
-            file: Where the state after each further step is kept.
+            progress: Where the state after each further step is kept.
 
         Raises:
             PermanentError: As in `Trainer.learn`.
@@ -141,14 +163,18 @@ class AheadTraining:
             return None
         try:
             if not torch.equal(begun.sequences.result(), sequences):
+                log.warning("window %d: what was trained ahead is dropped: it took other data", window)
                 begun.drop()
                 return None
-            begun.file = file
+            begun.progress = progress
             log.info("window %d: its training began before it", window)
             return begun.result.result()
         except (TransientError, StoppedError) as error:
             log.warning("window %d: what was trained ahead is dropped: %s", window, error)
             return None
+        except BaseException:
+            begun.is_dropped.set()  # the wait was interrupted
+            raise
 
     def drop(self) -> None:
         """Forget the training that has begun."""

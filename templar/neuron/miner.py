@@ -154,8 +154,8 @@ class Miner(PrivateStateNode):
                 raise
             log.warning("window %d: nothing to publish: %s", window, error)
             report = TrainReport(window, error.reason)
-            if isinstance(error, GroupEndedError):  # this process ends, and the next one goes on with the window
-                self.journal.enter(window, "train", _TRAIN_REPORT.dump_json(report).decode())
+            if isinstance(error, GroupEndedError):
+                self.pass_by(window, error.reason)
             return report
         rate = 0.0 if result.figures is None else result.figures.tokens_per_second
         log.info(
@@ -245,8 +245,7 @@ class Miner(PrivateStateNode):
         report = publish_in_time(
             lambda: (publish_commit(self.buckets.own, self._manifest(window), signer, clock=clock, deadline=deadline),)
         )
-        if report.in_time:
-            self._end.committed()
+        self._end.committed()
         return report
 
     @spends("exchanging")
@@ -285,6 +284,10 @@ class Miner(PrivateStateNode):
     def foresee(self, report: GatherReport) -> None:
         """Begin the next window's training on what will probably be decided."""
         self._ahead.begin(report.window + 1, report)
+
+    def pass_by(self, window: int, reason: Reason) -> None:
+        """This process ends, and the next one goes on without training in the window."""
+        self.journal.enter(window, "train", _TRAIN_REPORT.dump_json(TrainReport(window, reason)).decode())
 
     def reading(self, window: int) -> Callable[[], Tensor]:
         """Look up a window's assignment; the result reads its sequences of shape (n, L), in this node's own order.

@@ -429,10 +429,14 @@ class PrivateStateNode(Node):
         report = None if known is None else PAYLOAD_REPORT.validate_json(known)
         if report is None or report.sha256 not in payloads:
             return self.private, self.private.path
-        second = self.spool / f"ahead-{window}.safetensors"
+        second = self.ahead_path(window)
         second.unlink(missing_ok=True)
         link_or_copy(self._staged_path(window), second)
         return PrivateState.load(second), self._private_files.path(window, report.sha256)
+
+    def ahead_path(self, window: int) -> Path:
+        """The second name, as long as it is read."""
+        return self.spool / f"ahead-{window}.safetensors"
 
     def _stage(self, window: int, result: TrainResult) -> dict[str, Coefficients]:
         """Compress an update, and write the private state that goes live if its payload is applied."""

@@ -86,15 +86,17 @@ class WindowTime:
 class TrainingEnd:
     """When a window's training must stop, so that the payload is on the disk before the network's margin begins.
 
+    Both times are the longest of the last windows.
+
     Args:
         finish_seconds: From the last step until the payload is on the disk: an estimate, until a window has shown it.
-        margin_seconds: From then until the commitment is stored: the network's, until windows have shown it.
+        margin_seconds: From then until the commitment is stored: the network's, until three windows have shown it.
         now: The clock, in seconds.
     """
 
     def __init__(self, finish_seconds: float, margin_seconds: float, now: Callable[[], float]) -> None:
-        self._finish, self._margin, self._now = finish_seconds, margin_seconds, now
-        self._commits = deque[float](maxlen=RECENT_WINDOWS)
+        self._estimate, self._margin, self._now = finish_seconds, margin_seconds, now
+        self._finishes, self._commits = (deque[float](maxlen=RECENT_WINDOWS) for _ in range(2))
         self._finished: float | None = None
         self.at = math.inf
         """When the training at hand must stop."""
@@ -106,21 +108,22 @@ class TrainingEnd:
         At least a quarter of the time that it has is for training, even if the commitment may be too late after it.
         """
         latest = last - self.margin
-        now, early = self._now(), latest - self._finish
+        finish = max(self._finishes, default=self._estimate)
+        now, early, self._finished = self._now(), latest - finish, None
         self.at = min(latest, max(early, now + (latest - now) / 4))
         self._is_measured = now < latest
         if self._is_measured and self.at > early:
             log.warning(
                 "there are %.0f s to train and to finish, which may take %.0f s: the commitment may come too late; a "
                 "faster disk helps",
-                *(latest - now, self._finish),
+                *(latest - now, finish),
             )
 
     @property
     def margin(self) -> float:
-        """Seconds to spare for the commitment: twice what it took at most in the last windows, and the store's second.
+        """Seconds to spare for the commitment: twice the longest recent one, and the second of the store's clock.
 
-        They are the network's until three windows were seen, and twice as many at most.
+        They are the network's until three were measured, and at most twice that.
         """
         if len(self._commits) < 3:
             return self._margin
@@ -138,11 +141,11 @@ class TrainingEnd:
         """The payload of that training is on the disk."""
         if self._is_measured:
             self._finished = self._now()
-            self._finish = self._finished - self.at
+            self._finishes.append(self._finished - self.at)
         self._is_measured = False
 
     def committed(self) -> None:
-        """The commitment of that training is stored."""
+        """The commitment of that training is stored, or came too late."""
         if self._finished is not None:
             self._commits.append(self._now() - self._finished)
         self._finished = None

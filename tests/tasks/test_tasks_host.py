@@ -72,10 +72,11 @@ def test_without_a_block_a_neuron_is_that_of_the_environment_and_the_env_file(ne
     variables = network.environment("default")
     (tmp_path / ".env").write_text("".join(env_lines(variables)))
     monkeypatch.chdir(tmp_path)
-    assert load_block("nobody").bucket == network.block("default").bucket
+    assert load_block("default").bucket == network.block("default").bucket
     assert f"variables that are not set are read from {tmp_path / '.env'}" in caplog.text
     monkeypatch.setenv("NETUID", "none")
-    assert "NETUID" in str(error_of(lambda: load_block("nobody")))
+    assert "NETUID" in str(error_of(lambda: load_block("default")))
+    assert "there is none" in str(error_of(lambda: load_block("nobody"))), "another neuron's it is not"
 
 
 def test_a_block_of_another_release_is_refused_without_its_secrets(prefect_api):
