@@ -3,7 +3,7 @@
 import logging
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -181,9 +181,13 @@ class Miner(PrivateStateNode):
             optimizer=self.private.optimizer,
             keep_going=keep_going,
             progress=file,
-            begin=self.private.feedback.beginning(self.state.params, self.hparams.feedback_carry),
+            begin=self.beginning(),
             seconds_left=self._end.seconds_left,
         )
+
+    def beginning(self) -> Mapping[str, Tensor] | None:
+        """The parameters that a training begins from; None for the agreed ones."""
+        return self.private.feedback.beginning(self.state.params, self.hparams.feedback_carry)
 
     def _progress(self, window: int, sequences: Tensor) -> ProgressFile:
         digest = self._assignment(window).digest

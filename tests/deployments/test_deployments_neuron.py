@@ -171,7 +171,8 @@ def refused(network, tmp_path, run_main, monkeypatch):
 
     def call(**changes):
         file = write_env(tmp_path / ".env", network.environment("lazy") | changes)
-        status, _, err = run_main(start.main, "--name", name, "--env-file", file, "--prefect-port", free_port())
+        port = () if "PREFECT_API_URL" in changes else ("--prefect-port", free_port())
+        status, _, err = run_main(start.main, "--name", name, "--env-file", file, *port)
         assert (status, err.count("\n")) == (1, 1)
         assert not NeuronFolder(name).record.entries()
         return err
