@@ -6,7 +6,9 @@ A name between backquotes in the last column is held against the code: a setting
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from deployments.command import COMMANDS
 from templar.exchange.object_keys import Kind
@@ -197,7 +199,7 @@ def _table(title: str, rows: tuple[Row, ...]) -> Iterator[str]:
 def held(name: str, title: str) -> str:
     """The name as it stands in the page, a setting of the first table with its value; ValueError if it is nowhere."""
     section, _, setting = name.partition(".")
-    known = load_hparams(PRESET).model_dump(mode="json")
+    known = _preset()
     if section in known and setting:
         value = known
         for part in name.split("."):
@@ -206,6 +208,11 @@ def held(name: str, title: str) -> str:
     if not any(_kinds(name)):
         raise ValueError(f"docs/from_templar.py names {name!r} in {title!r}: there is no such thing")
     return f"`{name}`"
+
+
+@cache
+def _preset() -> dict[str, Any]:
+    return load_hparams(PRESET).model_dump(mode="json")
 
 
 def _kinds(name: str) -> Iterator[bool]:

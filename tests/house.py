@@ -44,7 +44,7 @@ BUDGETS: tuple[tuple[str, str, int], ...] = (
     ("lines of lab/, benchmarks/ and docs/", "how long a device waits; windows of many inner steps", 161),
     ("lines of tests/", "the tests of training ahead and of margins", 198),
     ("lines of blocks/, tasks/, flows/ and deployments/", "a neuron without a saved block, ./.env, two refusals", 37),
-    ("lines of lab/, benchmarks/ and docs/", "the files that `prefect deploy` reads, and two pages for newcomers", 413),
+    ("lines of lab/, benchmarks/ and docs/", "the files that `prefect deploy` reads, and two pages for newcomers", 420),
     ("lines of tests/", "the tests of these", 63),
 )
 """What may be added to a limit: (limit, feature, number). The learner's features may have 1,500 lines of product and as
