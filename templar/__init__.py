@@ -4,5 +4,5 @@ The domain: windows, gradients, stores, chains, the exchange, scoring and the li
 Nothing in this package knows Prefect; `flows/` and `tasks/` tell its story to the operator.
 """
 
-PROTOCOL_VERSION = "8"
+PROTOCOL_VERSION = "9"
 """Version of the wire formats and rules; part of every object key. It is not the release's version."""

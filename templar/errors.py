@@ -36,6 +36,8 @@ class Reason(StrEnum):
     BAD_PARAMETERS = "bad_parameters"
     NOT_CONFIRMED = "not_confirmed"
     BAD_HPARAMS = "bad_hparams"
+    PLAN_INVALID = "plan_invalid"
+    PLAN_UNKNOWN = "plan_unknown"
     BAD_WALLET = "bad_wallet"
     NOT_REGISTERED = "not_registered"
     PORT_TAKEN = "port_taken"

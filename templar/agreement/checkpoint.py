@@ -89,6 +89,7 @@ def publish_checkpoint(
         previous_root=mark.previous_root,
         null=mark.null,
         epochs=tuple((epoch.first_window, epoch.position) for epoch in mark.epochs),
+        plan=mark.plan,
         files={path.name: file_sha256(path) for path in files},
         sizes={path.name: path.stat().st_size for path in files},
     )
@@ -182,6 +183,7 @@ def mark_of(manifest: CheckpointManifest) -> StateMark:
         manifest.previous_root,
         manifest.null,
         tuple(ShardEpoch(*epoch) for epoch in manifest.epochs),
+        manifest.plan,
     )
 
 

@@ -6,7 +6,7 @@ first parameters come from the checkpoint: two builds of a library may initialis
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,8 +60,13 @@ def draft_birth(
     tokenizer: Tokenizer,
     dataset_digest: str,
     start_window: int,
+    owners: Sequence[str] = (),
+    owners_needed: int = 1,
 ) -> Birth:
-    """Return the start of a network that this neuron would publish; nothing is written."""
+    """Return the start of a network that this neuron would publish; nothing is written.
+
+    So many of the `owners`, by default this neuron's hotkey alone, change its plan together.
+    """
     start = StartWindow(
         netuid=chain.netuid,
         genesis=NO_GENESIS,
@@ -72,6 +77,8 @@ def draft_birth(
         tokenizer=tokenizer.digest,
         dataset=dataset_digest,
         root=genesis_root(chain.netuid, parameters_digest(params)),
+        owners=tuple(owners) or (publisher.hotkey,),
+        owners_needed=owners_needed,
     )
     return Birth(start, publisher)
 

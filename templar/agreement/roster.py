@@ -20,7 +20,7 @@ from templar.errors import PermanentError, Reason, RejectedError, TemplarError, 
 from templar.exchange.gather import ask_in_turn
 from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import Roster, RosterEntry
+from templar.exchange.objects import AdoptedEntry, Roster, RosterEntry
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.publish import PublishReceipt, publish_body, publish_bytes, publish_file
 from templar.exchange.reveal import COMMIT_TIMING, REVEAL_TIMING, RevealRules, Submission, check_stored_at
@@ -53,13 +53,14 @@ def draft_roster(
     peer_list: str | None,
     cache: PayloadCache,
     spool: Path,
+    plan: AdoptedEntry | None = None,
     durable: bool = True,
 ) -> RosterDraft:
     """Write aggregate and roster to the disk, once: a later call returns the first one's draft.
 
     `submissions` are in uid order and their payloads in the cache. `previous` is the digest of the roster that was
     decided for the window before, None for a null window; `peer_list` that of the selection that was gathered, None
-    without a peer list.
+    without a peer list. `plan` is the entry that the plan gets.
 
     PermanentError: `bad_state_file`; the file on the disk is no roster.
     """
@@ -80,6 +81,7 @@ def draft_roster(
         entries=tuple(each.entry for each in submissions),
         aggregate_sha256=file_sha256(aggregate),
         aggregate_bytes=aggregate.stat().st_size,
+        plan=plan,
     )
     _write(journal, [roster.canonical()], durable=durable)
     return RosterDraft(roster, aggregate)

@@ -16,7 +16,7 @@ A root can be recomputed with nothing but SHA-256 and JSON (`json` is canonical 
 
 `outer_steps` includes the step of `w`; a null window has no step. Hashes are 64 lower-case hex digits. In a network
 that trains on shards, next and null roots have one more field, "epochs": the list of [first window, position] of
-`templar.data.assignment.Epochs` after `w`.
+`templar.data.assignment.Epochs` after `w`. Once the plan has entries, they have "plan": the entries' digests.
 """
 
 import hashlib
@@ -28,13 +28,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from templar.agreement.settings_plan import SettingsPlan
 from templar.canonical import canonical_json, sha256_hex
 from templar.data.assignment import Epochs, advanced, first_epochs
 from templar.errors import PermanentError, Reason
+from templar.exchange.objects import PlanEntry
 from templar.gradient.aggregate import aggregate, outer_step
 from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
-from templar.hparams import Training
+from templar.hparams import HParams
 from templar.shared_results import Same, shared
 from templar.training.schedule import loudest_coefficient, outer_learning_rate, outer_weight_decay
 
@@ -49,6 +51,7 @@ class StateMark:
     previous_root: str  # before `window`; with the parameters it proves `root`
     null: bool  # whether `window` was null
     epochs: Epochs = ()  # the shards of its window and the two after it; none in a network that trains on pages
+    plan: tuple[PlanEntry, ...] = ()  # the entries that were adopted up to `window`
 
 
 # A root is needed only when it is published or compared, so parameters are hashed in the background.
@@ -58,8 +61,8 @@ _hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="state-root")
 class AgreedState:
     """Parameters and the window that they belong to.
 
-    It owns and changes `params`, float32 by name. `check_mark` checks the mark. `outer_steps_per_shard` is None in a
-    network that trains on pages.
+    It owns and changes `params`, float32 by name. `check_mark` checks the mark. `genesis` are the settings that the
+    network started with.
     """
 
     def __init__(
@@ -67,20 +70,16 @@ class AgreedState:
         params: Mapping[str, Tensor],
         mark: StateMark,
         layout: Layout,
-        training: Training,
-        *,
-        momentum_decay: float,
-        outer_steps_per_shard: int | None = None,
+        genesis: HParams,
     ) -> None:
         self.params = dict(params)
         self.window = mark.window
         self.outer_steps = mark.outer_steps
-        self.epochs = mark.epochs
-        if outer_steps_per_shard is not None and not mark.epochs:  # genesis: every later root covers its epochs
+        self.epochs, self.plan = mark.epochs, SettingsPlan(genesis, mark.plan)
+        self._outer_steps_per_shard = genesis.data.shard_steps
+        if self._outer_steps_per_shard is not None and not mark.epochs:  # genesis: every later root covers its epochs
             self.epochs = first_epochs(mark.window + 1)
-        self._outer_steps_per_shard = outer_steps_per_shard
         self._layout = layout
-        self._training, self._momentum_decay = training, momentum_decay
         self._mark: StateMark | None = mark
         self.previous_root = mark.previous_root  # before `window`
         self._null = mark.null
@@ -95,28 +94,35 @@ class AgreedState:
     def mark(self) -> StateMark:
         """Which state this is; waits while the parameters are being hashed."""
         if self._mark is None:
-            unrooted = StateMark(self.window, self.outer_steps, "", self.previous_root, self._null, self.epochs)
+            agreed = self.epochs, self.plan.entries
+            unrooted = StateMark(self.window, self.outer_steps, "", self.previous_root, self._null, *agreed)
             self._mark = replace(unrooted, root=state_root(unrooted, self._digest.result()))
         return self._mark
 
     @property
     def limit(self) -> float | None:
         """The bound of the next window's coefficients, as `loudest_coefficient` gives it."""
-        return loudest_coefficient(self._training, self._momentum_decay, self.outer_steps)
+        settings = self.plan.at(self.window + 1)
+        return loudest_coefficient(settings.training, settings.gradient.momentum_decay, self.outer_steps)
 
-    def apply(self, window: int, payloads: Sequence[Payload]) -> None:
+    def apply(self, window: int, payloads: Sequence[Payload], plan: SettingsPlan | None = None) -> None:
         """Apply the next window; without payloads it is a null window, which changes no parameter (docs/protocol.md 9).
 
-        ValueError: `window` is not the next one: a window is never skipped and never applied twice.
+        `plan` is the plan after it, None if it stays.
+
+        PermanentError: `plan_unknown`, and nothing was changed. ValueError: `window` is not the next one: a window is
+        never skipped and never applied twice.
         """
         if window != self.window + 1:
             raise ValueError(f"the state is that of window {self.window}: window {window} cannot be applied to it")
+        self.plan.at(window)
         self.previous_root = self.root  # the parameters must be hashed before they change
         if payloads:
             rates = self._step(self.params, payloads)
             self.outer_steps += 1
             step = (self.previous_root, *rates, self._layout.digest, *map(Same, payloads))
             self._digest = _digest_after(step, self.params)
+        self.plan = self.plan if plan is None else plan
         if self._outer_steps_per_shard is not None:
             self.epochs = advanced(self.epochs, window, self.outer_steps, self._outer_steps_per_shard)
         self.window, self._null, self._mark = window, not payloads, None
@@ -129,7 +135,8 @@ class AgreedState:
 
     def _step(self, params: Mapping[str, Tensor], payloads: Sequence[Payload]) -> tuple[float, float]:
         """Take the outer step of the next window, in place; its learning rate and weight decay."""
-        rate, decay = outer_learning_rate(self._training, self.outer_steps), outer_weight_decay(self._training)
+        training = self.plan.at(self.window + 1).training
+        rate, decay = outer_learning_rate(training, self.outer_steps), outer_weight_decay(training)
         outer_step(params, _update(payloads, self._layout, self.limit), learning_rate=rate, weight_decay=decay)
         return rate, decay
 
@@ -171,6 +178,8 @@ def state_root(mark: StateMark, digest: str) -> str:
     fields: dict[str, Any] = {"parameters": digest, "previous": mark.previous_root, "window": mark.window}
     if mark.epochs:
         fields["epochs"] = [[epoch.first_window, epoch.position] for epoch in mark.epochs]
+    if mark.plan:
+        fields["plan"] = [entry.digest for entry in mark.plan]
     if mark.null:
         return _hash("templar/root/null/1", **fields)
     return _hash("templar/root/next/1", outer_steps=mark.outer_steps, **fields)

@@ -155,6 +155,7 @@ class Auditor:
         published = self._published(window, uid)
         # 2. Replay up to the window before, and gather the window again.
         self.bring_to(window - 1)
+        node.use_settings(window)
         seen = look_back(node, window)
         # 3. Audit the roster, then each evidence.
         roster = replace(audit_roster(node, seen), seconds=time.perf_counter() - started)
@@ -321,6 +322,7 @@ def _why_illegal(node: Node, seen: Hindsight, roster: Roster) -> RejectedError |
         return RejectedError(Reason.MINORITY, "its window before is not the one that was decided")
     try:
         check_entries(roster, seen.rules, miners, places=node.hparams.peers.gather_peer_count)
+        node.state.plan.check(roster.plan, seen.window, node.birth.start)
     except RejectedError as error:
         return error
     return None

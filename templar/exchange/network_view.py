@@ -34,14 +34,14 @@ def drawn_by_stake(validators: Sequence[NeuronInfo], seed: str, count: int) -> t
     return tuple(drawn)
 
 
-@dataclass(frozen=True)
+@dataclass
 class NetworkView:
     """One node's view of the network."""
 
     chain: Chain
     buckets: Buckets
     network: Network
-    hparams: HParams
+    hparams: HParams  # of the window that is run or replayed: the plan may change them
     signer: Signer | None = None  # this node's hotkey; None for a node that only reads
 
     @property

@@ -30,13 +30,15 @@ class Kind(StrEnum):
     PRIVATE = "private"
     PEERS = "peers"
     START_WINDOW = "start_window"
+    PLAN = "plan"
     LEASE = "lease"
     HEARTBEAT = "lease_heartbeat"
 
 
 _SUFFIX = {Kind.GRADIENT: ".bin", Kind.AGGREGATE: ".bin", Kind.PRIVATE: ".bin", Kind.CHECKPOINT: ""}
 _LEASES = (Kind.LEASE, Kind.HEARTBEAT)
-_SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, Kind.WORD, *_LEASES)
+_SINGLE = (Kind.START_WINDOW, Kind.PLAN)
+_SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.WORD, *_SINGLE, *_LEASES)
 _PER_WINDOW = "|".join(kind for kind in Kind if kind not in _SPECIAL)
 
 _NUMBER = r"(?:0|[1-9][0-9]{0,11})"
@@ -48,7 +50,7 @@ _PATTERNS = (
     re.compile(rf"(?P<kind>checkpoint)-(?P<window>{_NUMBER})-(?P<uid>{_NUMBER})-{_VERSION}/{_FILE}"),
     re.compile(rf"(?P<kind>aggregator)-(?P<window>{_NUMBER})-{_VERSION}\.bin"),
     re.compile(rf"(?P<kind>peers)_(?P<window>{_NUMBER})_{_VERSION}\.json"),
-    re.compile(rf"(?P<kind>start_window)_{_VERSION}\.json"),
+    re.compile(rf"(?P<kind>{'|'.join(_SINGLE)})_{_VERSION}\.json"),
     re.compile(rf"(?P<kind>{'|'.join(_LEASES)})-(?P<role>[a-z]{{1,16}})-(?P<holder>[0-9a-f]{{32}})-{_VERSION}\.json"),
 )
 
@@ -64,8 +66,8 @@ class ObjectKey:
     """The parts of a key."""
 
     kind: Kind
-    window: int | None = None  # None for the start window and leases
-    uid: int | None = None  # the publisher; None for aggregates, peer lists, the start window and leases
+    window: int | None = None  # None for the start window, the plan and leases
+    uid: int | None = None  # the publisher; None for aggregates, peer lists, the start window, the plan and leases
     version: str = PROTOCOL_VERSION
     file: str | None = None  # name inside a checkpoint's folder
     role: str | None = None  # of a leased neuron
@@ -73,8 +75,8 @@ class ObjectKey:
 
     def __str__(self) -> str:
         suffix = _SUFFIX.get(self.kind, ".json")
-        if self.kind is Kind.START_WINDOW:
-            return f"start_window_v{self.version}{suffix}"
+        if self.kind in _SINGLE:
+            return f"{self.kind}_v{self.version}{suffix}"
         if self.kind is Kind.PEERS:
             return f"peers_{self.window}_v{self.version}{suffix}"
         if self.kind is Kind.AGGREGATE:
@@ -136,3 +138,4 @@ def lease_key(kind: Kind, role: str, holder: str) -> str:
 
 
 START_WINDOW_KEY = str(ObjectKey(Kind.START_WINDOW))  # the key of the start window object
+PLAN_KEY = str(ObjectKey(Kind.PLAN))  # the key of what an owner wants next

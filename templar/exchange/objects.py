@@ -1,5 +1,6 @@
 """The objects of the exchange: one schema per kind."""
 
+import json
 from typing import Annotated, Literal, Self
 
 from pydantic import FailFast, Field, model_validator
@@ -74,6 +75,62 @@ class RosterEntry(Record):
     manifest_signature: Signature  # the author's, of the manifest
 
 
+MAX_OWNERS = 16
+MAX_ENTRIES = 128  # of a plan
+MAX_CHANGES = 16
+Setting = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}(?:\.[a-z][a-z0-9_]{0,39}){1,3}$")]
+SettingText = Annotated[str, Field(pattern=r"^[0-9A-Za-z_]{1,40}$")]
+SettingValue = Annotated[int, Field(ge=-(2**53), le=2**53)] | DebugValue | bool | SettingText | None
+
+
+class PlanEntry(Record):
+    """Settings that change in a network's life, and the window from which they hold (docs/protocol.md 2)."""
+
+    number: Annotated[int, Field(ge=1, le=MAX_ENTRIES)]  # its place in the plan
+    previous: Hex64  # digest of the entry before; of the first one, the genesis hash
+    first_window: Count
+    # By the setting's name with dots, as in training.adamw.learning_rate
+    changes: Annotated[dict[Setting, SettingValue], Field(min_length=1, max_length=MAX_CHANGES)]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of its canonical JSON."""
+        return sha256_hex(canonical_json(self.model_dump(mode="json")))
+
+    @property
+    def summary(self) -> str:
+        """Its settings and their new values, for people."""
+        changes = ", ".join(f"{name} = {json.dumps(value)}" for name, value in sorted(self.changes.items()))
+        return f"from window {self.first_window} on: {changes}"
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+class PlanProposal(Body):
+    """The next entry of the plan, as an owner of the network wants it."""
+
+    kind = Kind.PLAN
+    max_bytes = ENVELOPE_BYTES + 4096
+
+    entry: PlanEntry
+
+
+class Approval(Record):
+    """An owner's signature under its proposal."""
+
+    uid: Uid
+    hotkey: Hotkey
+    signature: Signature
+
+
+class AdoptedEntry(Record):
+    """An entry of the plan that enough owners propose."""
+
+    entry: PlanEntry
+    approvals: Annotated[tuple[Approval, ...], Field(max_length=MAX_OWNERS, strict=False), FailFast()]
+
+
 _SIGNATURES = {"commit_signature", "manifest_signature"}
 
 
@@ -85,7 +142,7 @@ class Roster(WindowBody):
     """
 
     kind = Kind.ROSTER
-    max_bytes = ENVELOPE_BYTES + 1024 + 832 * MAX_PEERS
+    max_bytes = ENVELOPE_BYTES + 1024 + 832 * MAX_PEERS + 4096 + 288 * MAX_OWNERS
 
     previous: Hex64 | None  # digest of the roster decided for the previous window; None for a null window
     peer_list: Hex64 | None  # digest of the selection that was gathered; None without a peer list
@@ -93,6 +150,7 @@ class Roster(WindowBody):
     entries: Annotated[tuple[RosterEntry, ...], Field(max_length=MAX_PEERS, strict=False), FailFast()]
     aggregate_sha256: Hex64  # of the payloads' bytes, one after the other, in this order
     aggregate_bytes: Count  # length of the same
+    plan: AdoptedEntry | None  # the entry that the plan gets with this window
 
     @property
     @shared(Same, most=64)
@@ -179,13 +237,15 @@ class StartWindow(Body):
     """The start of a network; its digest is the genesis hash."""
 
     kind = Kind.START_WINDOW
-    max_bytes = ENVELOPE_BYTES + 1024
+    max_bytes = ENVELOPE_BYTES + 1024 + 64 * MAX_OWNERS
 
     start_window: Annotated[int, Field(ge=1, le=2**53)]  # the first window that is trained
     hparams: Hex64  # digest of the hyper-parameters that nodes must agree on
     tokenizer: Hex64  # digest
     dataset: Hex64  # digest of the dataset's metadata
     root: Hex64  # state root of the genesis checkpoint, `checkpoint-{start_window - 1}-{uid}-v{version}`
+    owners: Annotated[tuple[Hotkey, ...], Field(max_length=MAX_OWNERS, strict=False), FailFast()]  # of the plan
+    owners_needed: Annotated[int, Field(ge=1, le=MAX_OWNERS)]  # for an entry of it
 
 
 class Lease(Body):
@@ -243,7 +303,7 @@ class CheckpointManifest(WindowBody):
     """The files of a checkpoint and the state that they hold."""
 
     kind = Kind.CHECKPOINT
-    max_bytes = ENVELOPE_BYTES + 64 * 1024
+    max_bytes = ENVELOPE_BYTES + 64 * 1024 + 4096 * MAX_ENTRIES
     max_keys = 1024  # of `files`; more do not fit
 
     root: Hex64  # state root after `window`
@@ -252,6 +312,7 @@ class CheckpointManifest(WindowBody):
     null: bool  # whether `window` was null
     # First window and position of each known epoch of shards; none with pages
     epochs: Annotated[tuple[Epoch, ...], Field(strict=False), FailFast()]
+    plan: Annotated[tuple[PlanEntry, ...], Field(strict=False, max_length=MAX_ENTRIES), FailFast()]  # up to `window`
     files: dict[FileName, Hex64]  # SHA-256 by name
     sizes: dict[FileName, Count]  # bytes by name
 

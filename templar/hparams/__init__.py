@@ -8,6 +8,7 @@ A preset may name another one in `extends`; its sections are merged over it, key
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,6 +57,7 @@ __all__ = [
     "Training",
     "Weights",
     "Windows",
+    "changed",
     "load_hparams",
     "preset_names",
 ]
@@ -132,8 +134,25 @@ def load_hparams(
         PermanentError: `bad_hparams`; the message names the file, the preset, each bad key and what is allowed.
     """
     tree = _resolve(_read(path), preset, path, seen=())
-    if overrides:
-        tree = _merge(tree, overrides)
+    return _validated(_merge(tree, overrides or {}), f"{path}, preset {preset!r}")
+
+
+def changed(hparams: HParams, changes: Mapping[str, Any]) -> HParams:
+    """Change settings by their names with dots, such as `training.adamw.learning_rate`.
+
+    Raises:
+        PermanentError: `bad_hparams`; the message names each bad key and what is allowed.
+    """
+    tree = hparams.model_dump(mode="json")
+    for name, value in changes.items():
+        over: Any = value
+        for part in reversed(name.split(".")):
+            over = {part: over}
+        tree = _merge(tree, over)
+    return _validated(tree, "the changed settings")
+
+
+def _validated(tree: dict[str, Any], what: str) -> HParams:
     try:
         return HParams.model_validate_json(json.dumps(tree))
     except ValidationError as error:
@@ -142,7 +161,7 @@ def load_hparams(
         for item in error.errors():
             field = ".".join(str(part) for part in item["loc"]) or "preset"
             problems.append(f"{field}: {advices.get(item['type'], item['msg'])}")
-        raise _bad(f"{path}, preset {preset!r}: {'; '.join(problems)}") from None
+        raise _bad(f"{what}: {'; '.join(problems)}") from None
 
 
 def preset_names(path: Path = HPARAMS_FILE) -> tuple[str, ...]:

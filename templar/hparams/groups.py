@@ -32,6 +32,8 @@ class Windows(SettingsGroup):
     """Number of validators, drawn by stake, that may publish a roster, each in its own slot."""
     quorum: float = Field(ge=1 / 2, le=2 / 3)
     """A window is decided by validators with more than this share of the announced stake (docs/protocol.md 11)."""
+    plan_notice_windows: int = Field(ge=2)
+    """Least windows from the one whose roster adopts an entry of the plan to the first that it changes."""
     train_margin_seconds: float = Field(ge=0)
     """Training stops this long, or longer, before the last moment for the commitment, so that it can be compressed."""
 
@@ -222,13 +224,9 @@ class Training(SettingsGroup):
     """Decoupled decay of the parameters in demo's outer step."""
 
     @model_validator(mode="after")
-    def _micro_batches_fill_a_batch(self) -> Self:
+    def _batches_fit(self) -> Self:
         if self.batch_size % self.micro_batch_size:
             raise ValueError(f"batch_size is not a multiple of micro_batch_size {self.micro_batch_size}")
-        return self
-
-    @model_validator(mode="after")
-    def _a_step_of_demo_is_a_batch(self) -> Self:
         if self.recipe == "demo" and self.max_step_batches > 1:
             raise ValueError(f"max_step_batches {self.max_step_batches} must be 1 with demo, which takes one step")
         return self

@@ -3,18 +3,20 @@
 import logging
 from dataclasses import replace
 
-from templar.agreement.ballot_box import own_may_have_expired
+from templar.agreement.ballot_box import READ_SECONDS, own_may_have_expired
 from templar.agreement.roster import RosterDraft, draft_roster, publish_copy, publish_roster
 from templar.agreement.roster_judge import Judge, check_omissions
+from templar.agreement.settings_plan import proposed_entry
 from templar.agreement.voter import Settlement, Voter
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.commitments import Observed, observe_commitments
 from templar.exchange.gather import GatherReport, Tier
-from templar.exchange.objects import Roster
+from templar.exchange.objects import AdoptedEntry, Roster
 from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import CONCLUSIVE, RevealRules, Submission
 from templar.neuron.node import Node
 from templar.neuron.window_time import spends
+from templar.store.deadline import Deadline
 from templar.timeline import Interval, WindowTimes
 
 log = logging.getLogger(__name__)
@@ -161,15 +163,27 @@ class RosterNode(Node):
             peer_list=report.peer_list,
             cache=self.cache,
             spool=self.spool,
+            plan=self.proposed(window),
             durable=self.config.durable,
         )
+
+    def proposed(self, window: int) -> AdoptedEntry | None:
+        """The entry of the plan that the own roster adds."""
+        with Deadline(READ_SECONDS).applied():
+            members = self.exchange.metagraph(window)
+            return proposed_entry(self.buckets, members, self.birth.start, self.state.plan, window)
 
     def approve_roster(self, times: WindowTimes, roster: Roster) -> None:
         """Judge a roster by the own gather, in which only what this node observed before the close counts.
 
         Raises:
-            RejectedError: `roster_omits`.
+            RejectedError: `roster_omits`; `plan_unknown`, this release cannot follow the entry that it adds.
         """
+        if roster.plan is not None:
+            try:
+                self.state.plan.after(roster.plan.entry).at(roster.plan.entry.first_window)
+            except PermanentError as error:
+                raise RejectedError(error.reason, error.message) from None
         seen, gathered = self._observed(times.window), self._gathered
         if gathered is None or gathered.window != times.window or seen is None or seen.digests is None:
             return

@@ -103,7 +103,7 @@ class AheadTraining:
         node, before = self._node, window - 1
         found = (each.submission for each in report.outcomes if each.tier is not Tier.OTHER)
         payloads = tuple(submission.manifest.payload_sha256 for submission in found if submission is not None)
-        if not payloads:
+        if not payloads or node.state.plan.at(window) != node.hparams:
             return
         self._end.begin(node.exchange.expected_times(window).commit_interval.last)
         private, live = node.foreseen_private(before, payloads)

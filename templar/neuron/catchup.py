@@ -59,6 +59,7 @@ def replay(node: Node, window: int, *, deadline: float = 0.0) -> Settlement:
     Raises:
         TransientError: It is not decided, or the decided roster or its payloads cannot be read now.
     """
+    node.use_settings(window)
     settlement = decided_settlement(node, window, deadline=deadline)
     node.apply(settlement)
     log.info("%s: replayed window %d with uids %s", node.name, window, list(settlement.uids))

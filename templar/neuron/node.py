@@ -291,6 +291,7 @@ class Node:
             rules = self.reveal_rules(times)
             miners, places = self.exchange.miners(rules.window), self.hparams.peers.gather_peer_count
             check_entries(roster, rules, miners, places=places)
+            self.state.plan.check(roster.plan, rules.window, self.birth.start)
 
     def approve_roster(self, times: WindowTimes, roster: Roster) -> None:
         """Judge a roster that is legal; only validators have a judgement, by which they vote."""
@@ -412,18 +413,15 @@ class Node:
 
     def adopt(self, params: Mapping[str, Tensor], mark: StateMark, private: Path | None) -> None:
         """Make this the live state; `private` is the file of the private state that a snapshot has, if it has one."""
-        self.state = AgreedState(
-            params,
-            mark,
-            self.layout,
-            self.hparams.training,
-            momentum_decay=self.hparams.gradient.momentum_decay,
-            outer_steps_per_shard=self.hparams.data.shard_steps,
-        )
+        self.state = AgreedState(params, mark, self.layout, self.config.hparams)
         self.workload.follow(self.state.epochs, self.state.window)
         self._pending_journal_window = None
         self._close_ballots()
         log.info("%s: state of window %d, root %s", self.name, mark.window, mark.root[:12])
+
+    def use_settings(self, window: int) -> None:
+        """Take the settings of a window, which is run or replayed next, from the plan; errors as in its `at`."""
+        self.hparams = self.exchange.hparams = self.state.plan.at(window)
 
     def adopt_checkpoint(self, params: Mapping[str, Tensor], mark: StateMark) -> None:
         """Make a published checkpoint the live state, which this node did not come to by itself."""
@@ -436,6 +434,7 @@ class Node:
                 return
             # 1. The roster from the journal, its payloads from the cache.
             window = applied.window
+            self.use_settings(window)
             try:
                 settlement = self._settlement_of(applied)
                 self._change_parameters(settlement)
@@ -477,10 +476,11 @@ class Node:
         A snapshot that is being written is waited for; if it failed, that is in the log.
         """
         self._end_snapshot()
-        window = settlement.window
-        entries = () if settlement.roster is None else settlement.roster.entries
+        window, roster = settlement.window, settlement.roster
+        entries = () if roster is None else roster.entries
         payloads = [self.cache.payload(window, entry.payload_sha256) for entry in entries]
-        self.state.apply(window, payloads)
+        added = None if roster is None else roster.plan
+        self.state.apply(window, payloads, self.state.plan.adopted(added, window, self.birth.start))
         self.workload.follow(self.state.epochs, window)
 
     def _after_step(self, settlement: Settlement) -> None:

@@ -107,7 +107,7 @@ class Snapshots:
         write_tensors(part / WEIGHTS_FILE, params)
         if private is not None:
             link_or_copy(private, part / PRIVATE_FILE)
-        content = {"network": asdict(self._network), "mark": asdict(mark)}
+        content = {"network": asdict(self._network), "mark": _MARK.dump_python(mark, mode="json")}
         (part / MARK_FILE).write_text(json.dumps(content), encoding="utf-8")
         if self._durable:
             for path in (*part.iterdir(), part):

@@ -280,7 +280,7 @@ def roster_of(scene, index, previous=None):
     """A roster in a validator's bucket."""
     author = scene.subnet.validators[index]
     fields = {"window": WINDOW, "previous": previous, "peer_list": None, "entries": (), "aggregate_bytes": 0}
-    roster = Roster(**author.signing, **fields, aggregate_sha256=A)
+    roster = Roster(**author.signing, **fields, aggregate_sha256=A, plan=None)
     scene.subnet.put(author, window_key(Kind.ROSTER, WINDOW, author.uid), roster)
     return roster
 

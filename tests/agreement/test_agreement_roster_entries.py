@@ -28,7 +28,7 @@ class Scene:
         listed = entries or tuple(self.entry(author) for author in self.miners)
         fields = {"window": WINDOW, "previous": None, "peer_list": None, "aggregate_sha256": "ab" * 32}
         total = sum(entry.payload_bytes for entry in listed)
-        return Roster(**self.subnet.validators[0].signing, **fields, entries=listed, aggregate_bytes=total)
+        return Roster(**self.subnet.validators[0].signing, **fields, entries=listed, aggregate_bytes=total, plan=None)
 
     def changed(self, **changes):
         """A roster whose publisher changed something in its second entry."""

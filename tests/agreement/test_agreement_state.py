@@ -17,8 +17,9 @@ from tests.support.errors import raising
 from tests.support.payloads import random_payload
 from tests.support.snapshots import LAYOUT, SHAPES
 
-SPARSELOCO = load_hparams("simulation").training
-DEMO = load_hparams("simulation", overrides={"training": load_hparams("local-demo").training.model_dump()}).training
+SETTINGS = load_hparams("simulation")
+DEMO_SETTINGS = load_hparams("simulation", overrides={"training": load_hparams("local-demo").training.model_dump()})
+SPARSELOCO, DEMO = SETTINGS.training, DEMO_SETTINGS.training
 DEMO_LAYOUT = replace(LAYOUT, recipe="demo")
 
 
@@ -35,9 +36,9 @@ def genesis(params):
     return StateMark(9, 0, genesis_root(1, parameters_digest(params)), "0" * 64, null=False)
 
 
-def state(training=SPARSELOCO, layout=LAYOUT):
+def state(settings=SETTINGS, layout=LAYOUT):
     params = parameters()
-    return AgreedState(params, genesis(params), layout, training, momentum_decay=0.9)
+    return AgreedState(params, genesis(params), layout, settings)
 
 
 def test_a_step_is_the_aggregate_times_the_learning_rate():
@@ -73,7 +74,7 @@ def test_roots_chain_through_steps_and_null_windows():
 
 def test_the_learning_rate_follows_the_outer_steps_and_not_the_windows():
     """Null windows between two steps change nothing of the parameters."""
-    dense, sparse = state(DEMO, DEMO_LAYOUT), state(DEMO, DEMO_LAYOUT)
+    dense, sparse = state(DEMO_SETTINGS, DEMO_LAYOUT), state(DEMO_SETTINGS, DEMO_LAYOUT)
     one, two = payload(1, DEMO_LAYOUT), payload(2, DEMO_LAYOUT)
     for window, payloads in ((10, [one]), (11, [two])):
         dense.apply(window, payloads)

@@ -29,7 +29,7 @@ def whole_bytes(bits):
 class Spec:
     """All sections of docs/protocol.md but 14."""
 
-    VERSION = 8
+    VERSION = 9
     MAX_STEP = 552
 
     @staticmethod
@@ -43,7 +43,7 @@ class Spec:
             rf"(?P<kind>checkpoint)-{both}-{version}/(?P<file>[0-9A-Za-z][0-9A-Za-z._-]{{0,127}})",
             rf"(?P<kind>aggregator)-{window}-{version}\.bin",
             rf"(?P<kind>peers)_{window}_{version}\.json",
-            rf"(?P<kind>start_window)_{version}\.json",
+            rf"(?P<kind>start_window|plan)_{version}\.json",
             rf"(?P<kind>lease|lease_heartbeat)-(?P<role>[a-z]{{1,16}})-(?P<holder>[0-9a-f]{{32}})-{version}\.json",
         )
         match = next(filter(None, (re.fullmatch(form, text) for form in forms)), None)
@@ -52,6 +52,16 @@ class Spec:
         parts: dict[str, Any] = dict.fromkeys(("kind", "window", "uid", "version", "file", "role", "holder"))
         parts |= match.groupdict()
         return parts | {name: int(parts[name]) for name in ("window", "uid") if parts[name] is not None}
+
+    @staticmethod
+    def adopts(plan, found, window, network):
+        """Section 2: whether a roster's entry of the plan counts; the signatures are another matter."""
+        entry, signers = found["entry"], [each["hotkey"] for each in found["approvals"]]
+        first = max([window + network["notice"], *(each["first_window"] + 1 for each in plan[-1:])])
+        follows = [network["genesis"], *map(Spec.digest, plan)][-1] == entry["previous"]
+        enough = len(set(signers) & set(network["owners"])) >= network["owners_needed"]
+        is_next = entry["number"] == len(plan) + 1
+        return is_next and follows and entry["first_window"] >= first and enough and len(set(signers)) == len(signers)
 
     @staticmethod
     def times(window, rules):

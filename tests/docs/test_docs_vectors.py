@@ -30,6 +30,7 @@ from templar.errors import Reason, RejectedError
 from templar.exchange import objects
 from templar.exchange.network_view import drawn_by_stake
 from templar.exchange.object_keys import Kind, ObjectKey, parse_key
+from templar.exchange.objects import PlanEntry
 from templar.exchange.peers import merge_lists, select_peers
 from templar.exchange.reveal import Submission
 from templar.exchange.signed import Body, Network, Sealed, check_signature, unseal
@@ -85,6 +86,7 @@ BODIES: dict[Kind, type[Body]] = {
         objects.Decision,
         objects.PeerList,
         objects.StartWindow,
+        objects.PlanProposal,
         objects.Proof,
         objects.Debug,
         objects.CheckpointManifest,
@@ -359,7 +361,9 @@ def test_product_computes_roots_and_proofs():
             root = genesis_root(found["netuid"], each["parameters"])
         else:
             null = each["kind"] == "null"
-            mark = StateMark(each["window"], 0 if null else each["outer_steps"], "", each["previous"], null)
+            plan = tuple(map(PlanEntry.model_validate, each.get("plan", ())))
+            steps = 0 if null else each["outer_steps"]
+            mark = StateMark(each["window"], steps, "", each["previous"], null, plan=plan)
             root = state_root(mark, each["parameters"])
         assert root == each["root"]
     assert [each["previous"] for each in found["roots"][1:]] == [each["root"] for each in found["roots"][:-1]]

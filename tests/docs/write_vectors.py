@@ -282,10 +282,11 @@ def state(found):
     params = [case["parameters_before"], case["parameters_after"]]
     digests = [Spec.parameters_digest(each, shapes) for each in params]
     roots: list[dict[str, Any]] = []
-    for each, digest in zip(found["roots"], (digests[0], digests[1], digests[1], digests[0]), strict=True):
+    for each, digest in zip(found["roots"], (*digests[:2], digests[1], digests[0], digests[1]), strict=True):
         fields = {key: value for key, value in each.items() if key not in ("kind", "root")} | {"parameters": digest}
         fields |= {"previous": roots[-1]["root"]} if roots else {}
         named = fields if roots else fields | {"netuid": found["netuid"]}
+        named = named | ({"plan": [Spec.digest(entry) for entry in each["plan"]]} if "plan" in each else {})
         root = Spec.digest({"domain": f"templar/root/{each['kind']}/1", **named})
         roots.append({"kind": each["kind"], **fields, "root": root})
     proofs = [each | Spec.proof(each) for each in (found["proofs"][0] | {"parameters": params[1]}, found["proofs"][1])]
@@ -433,7 +434,8 @@ def roster_digest(roster):
 @cache
 def start_window():
     body = json.loads(recorded("objects")["objects"]["start_window"]["body"])
-    return body | {"protocol": str(Spec.VERSION), "root": state_now()["roots"][0]["root"]}
+    owners = {"owners": [body["hotkey"]], "owners_needed": 1}
+    return body | {"protocol": str(Spec.VERSION), "root": state_now()["roots"][0]["root"]} | owners
 
 
 def shared():
@@ -489,13 +491,17 @@ def bodies():
         entries.append(entry)
     found["manifest"], found["commit"] = rebuilt(entries[0], network)
     whole = {"aggregate_sha256": Spec.sha256(b"".join(payloads)), "aggregate_bytes": len(b"".join(payloads))}
-    found["roster"] |= {"entries": entries} | whole
+    found["plan"]["entry"] |= {"previous": shared()["genesis"]}
+    signature = signature_of("plan", found["plan"], recorded("objects")["objects"]["plan"]["signature"])
+    approval = {name: found["plan"][name] for name in ("uid", "hotkey")} | {"signature": signature}
+    plan = {"entry": found["plan"]["entry"], "approvals": [approval]}
+    found["roster"] |= {"entries": entries, "plan": plan} | whole
     found["decision"]["words"] = [_word(word, found) for word in found["decision"]["words"]]
     found["proof"] |= {"root": after, "proof": state_now()["proofs"][0]["proof"]}
     start = found["debug"]["start"]
     numbers = {name: floats(text).tolist() for name, text in state_now()["parameters"][1].items()}
     found["debug"]["values"] = {name: each[start : start + 2] for name, each in numbers.items()}
-    found["checkpoint"] |= {"root": after, "previous_root": before}
+    found["checkpoint"] |= {"root": after, "previous_root": before, "plan": [plan["entry"]]}
     return found
 
 

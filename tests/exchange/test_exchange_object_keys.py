@@ -5,10 +5,9 @@ from hypothesis import strategies as st
 from templar import PROTOCOL_VERSION
 from templar.exchange.object_keys import Kind, ObjectKey, lease_key, parse_current_key, parse_key
 from templar.store.base import is_key
-from tests.support.subnet import PER_WINDOW
+from tests.support.subnet import LEASES, PER_WINDOW, SINGLE
 
 ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-LEASES = (Kind.LEASE, Kind.HEARTBEAT)
 
 numbers = st.one_of(st.integers(0, 12), st.integers(0, 10**12 - 1))
 versions = st.text(ALPHANUMERIC + ".+", min_size=1, max_size=32)
@@ -22,7 +21,7 @@ keys = st.one_of(
         numbers,
         versions,
     ),
-    st.builds(lambda version: ObjectKey(Kind.START_WINDOW, version=version), versions),
+    st.builds(lambda kind, version: ObjectKey(kind, version=version), st.sampled_from(SINGLE), versions),
     st.builds(
         lambda kind, version, role, holder: ObjectKey(kind, version=version, role=role, holder=holder),
         st.sampled_from(LEASES),

@@ -4,14 +4,21 @@ import pytest
 
 from templar.errors import Reason
 from templar.exchange.objects import (
+    MAX_CHANGES,
     MAX_DEBUG_PARAMETERS,
+    MAX_ENTRIES,
+    MAX_OWNERS,
     MAX_WORDS,
+    AdoptedEntry,
+    Approval,
     CheckpointManifest,
     Commit,
     Debug,
     Decision,
     Manifest,
     PeerList,
+    PlanEntry,
+    PlanProposal,
     Proof,
     Roster,
     RosterEntry,
@@ -52,6 +59,15 @@ def entry(uid, num_bytes=164, **changes):
     return RosterEntry(**values | changes)
 
 
+ENTRY = PlanEntry(number=1, previous=A, first_window=17, changes={"training.adamw.learning_rate": 0.0001})
+
+LONGEST_ENTRY = {
+    "number": MAX_ENTRIES,
+    "previous": A,
+    "first_window": MOST,
+    "changes": dict.fromkeys((".".join([chr(97 + place) + "x" * 39] * 4) for place in range(MAX_CHANGES)), "x" * 40),
+}
+
 BODIES: tuple[Body, ...] = (
     Commit(**author(), window=3, commitment=A),
     Manifest(
@@ -65,7 +81,9 @@ BODIES: tuple[Body, ...] = (
         entries=(entry(4), entry(7)),
         aggregate_sha256=B,
         aggregate_bytes=328,
+        plan=AdoptedEntry(entry=ENTRY, approvals=(Approval(uid=7, hotkey=ALICE.hotkey.address, signature="0a" * 64),)),
     ),
+    PlanProposal(**author(), entry=ENTRY),
     Decision(
         **author(),
         window=3,
@@ -73,7 +91,16 @@ BODIES: tuple[Body, ...] = (
     ),
     Word(**author(), window=3, ballot=1, step="lock", value=A, locked_in=0),
     PeerList(**author(), first_effective_window=3, peers=(7, 4), reserve=(9,)),
-    StartWindow(**author(), start_window=3, hparams=A, tokenizer=B, dataset=C, root=A),
+    StartWindow(
+        **author(),
+        start_window=3,
+        hparams=A,
+        tokenizer=B,
+        dataset=C,
+        root=A,
+        owners=(ALICE.hotkey.address,),
+        owners_needed=1,
+    ),
     Proof(**author(), window=3, root=A, outer_steps=2, proof=B),
     Debug(**author(), window=3, start=10, values={"head": (0.5, -1.25), "norm": (1.0, 0.0)}),
     CheckpointManifest(
@@ -84,6 +111,7 @@ BODIES: tuple[Body, ...] = (
         outer_steps=2,
         null=False,
         epochs=((3, 0), (9, 1)),
+        plan=(ENTRY,),
         files={"config.json": A, "model.safetensors": B},
         sizes={"config.json": 10, "model.safetensors": 20},
     ),
@@ -186,6 +214,13 @@ def test_the_longest_legal_object_is_not_too_long(body):
         value |= {"entries": entries, "aggregate_bytes": 8 * MAX_PEERS}
     if isinstance(body, PeerList):
         value |= {"peers": list(range(60_000, 60_000 + MAX_PEERS)), "reserve": list(range(62_000, 63_024))}
+    if isinstance(body, StartWindow | Roster):
+        owners = [ALICE.hotkey.address] * MAX_OWNERS
+        approvals = [{"uid": 2**16 - 1, "hotkey": each, "signature": "0a" * 64} for each in owners]
+        plan = {"entry": LONGEST_ENTRY, "approvals": approvals}
+        value |= {"owners": owners, "owners_needed": MAX_OWNERS} if isinstance(body, StartWindow) else {"plan": plan}
+    if isinstance(body, PlanProposal):
+        value["entry"] = LONGEST_ENTRY
     if isinstance(body, Word | Decision):
         said = {"ballot": 2**16 - 1, "step": "lock", "value": A, "locked_in": 2**16 - 1}
         word = said | {"uid": 2**16 - 1, "signature": "0a" * 64}
@@ -193,6 +228,7 @@ def test_the_longest_legal_object_is_not_too_long(body):
     if isinstance(body, CheckpointManifest):
         names = [f"{index:03d}" + "x" * 125 for index in range(64)]
         value |= {"files": dict.fromkeys(names, A), "sizes": dict.fromkeys(names, MOST)}
+        value["plan"] = [LONGEST_ENTRY] * MAX_ENTRIES
     if isinstance(body, Debug):
         names = [f"{index:04d}" + "x" * 76 for index in range(MAX_DEBUG_PARAMETERS)]
         value |= {"start": 10, "values": dict.fromkeys(names, [-2.2250738585072014e-308] * 2)}

@@ -33,7 +33,8 @@ GENESIS = "ab" * 32
 NETWORK = Network(NETUID, GENESIS)
 ASSIGNMENT = "cd" * 32
 ROOT = "ef" * 32
-SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.START_WINDOW, Kind.WORD, Kind.LEASE, Kind.HEARTBEAT)
+SINGLE, LEASES = (Kind.START_WINDOW, Kind.PLAN), (Kind.LEASE, Kind.HEARTBEAT)
+SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.WORD, *SINGLE, *LEASES)
 PER_WINDOW = [kind for kind in Kind if kind not in SPECIAL]
 """Kinds of which each neuron stores an object of each window."""
 BIRTHDAY = 1_700_000_000.4
@@ -53,6 +54,7 @@ RULES = Windows(
     roster_slot_seconds=4,
     roster_ranks=3,
     quorum=0.5,
+    plan_notice_windows=3,
     train_margin_seconds=1.0,
 )
 

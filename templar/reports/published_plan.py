@@ -1,0 +1,115 @@
+"""The plan of a network as its public objects show it: what was adopted, and what its owners propose."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from templar.agreement.ballot_box import decided_value, find_roster, read_ballots
+from templar.agreement.checkpoint import list_checkpoints, mark_of, read_manifest
+from templar.agreement.genesis import Birth
+from templar.agreement.proven_state import proven_state
+from templar.agreement.settings_plan import SettingsPlan
+from templar.agreement.state import StateMark
+from templar.errors import TemplarError
+from templar.exchange.network_view import NetworkView
+from templar.exchange.object_keys import PLAN_KEY
+from templar.exchange.objects import NULL_WINDOW, PlanEntry, PlanProposal
+from templar.exchange.signed import read_signed
+from templar.neuron.snapshot import Snapshots
+from templar.timeline import window_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What an owner of the network proposes."""
+
+    hotkey: str
+    uid: int | None  # None for an owner that is no neuron of the subnet
+    entry: PlanEntry | None
+    problem: str  # why there is none, or why it cannot be adopted now; empty if it can
+
+
+@dataclass(frozen=True)
+class PublishedPlan:
+    """The plan, the window that is open, and the newest window whose decision is part of it."""
+
+    plan: SettingsPlan
+    current: int
+    known_to: int
+    proposals: tuple[Proposal, ...]
+
+
+def published_plan(exchange: NetworkView, birth: Birth, home: Path) -> PublishedPlan:
+    """Read the plan: that of the newest state in this folder or of the newest proven checkpoint, and rosters since.
+
+    Raises:
+        TransientError: The chain could not be reached.
+    """
+    # 1. The entries of a state, then those of the rosters that were decided after it.
+    current = window_of(exchange.chain.block(), exchange.hparams.windows)
+    mark = _newest_mark(exchange, birth, home, current)
+    plan, known_to = SettingsPlan(exchange.hparams, mark.plan), mark.window
+    for window in range(mark.window + 1, current):
+        try:
+            ballots = read_ballots(exchange, window)
+            if (value := decided_value(ballots)) != NULL_WINDOW:
+                plan = plan.adopted(find_roster(ballots, value)[0].body.plan, window, birth.start)
+        except TemplarError as error:
+            log.info("window %d: the decision is not known now: %s", window, error)
+            break
+        known_to = window
+
+    # 2. What the owners propose.
+    members, proposals = exchange.newest_metagraph(), list[Proposal]()
+    for hotkey in birth.start.owners:
+        owner, entry, problem = members.by_hotkey(hotkey), None, "proposes nothing"
+        if owner is None:
+            proposals.append(Proposal(hotkey, None, None, "is no neuron of this subnet"))
+            continue
+        try:
+            reader = exchange.buckets.reader(owner)
+            found = read_signed(reader, PLAN_KEY, PlanProposal, network=birth.network, author=owner)
+            if found is not None:
+                entry = found.body.entry
+                problem = "is adopted" if entry in plan.entries else problem_of(plan, entry, current, birth)
+        except TemplarError as error:
+            problem = f"[{error.reason}] {error.message}"
+        proposals.append(Proposal(hotkey, owner.uid, entry, problem))
+    return PublishedPlan(plan, current, known_to, tuple(proposals))
+
+
+def problem_of(plan: SettingsPlan, entry: PlanEntry, window: int, birth: Birth) -> str:
+    """Say why an entry cannot be adopted with the roster of a window, or not be followed; empty if it can."""
+    if problem := plan.problem(entry, window, birth.start):
+        return problem
+    try:
+        plan.after(entry).at(entry.first_window)
+    except TemplarError as error:
+        return error.message
+    return ""
+
+
+def _newest_mark(exchange: NetworkView, birth: Birth, home: Path, current: int) -> StateMark:
+    """The newest snapshot in a folder, or the newest checkpoint of a proven state; without either the genesis."""
+    if (home / "snapshots").is_dir():
+        marks = Snapshots(home / "snapshots", birth.network, kept=1).marks()
+        if marks:
+            return marks[0]
+    shown = []
+    for validator in exchange.newest_metagraph().validators():
+        try:
+            windows = list_checkpoints(exchange.buckets.reader(validator), validator.uid)
+        except TemplarError as error:
+            log.info("checkpoints of uid %d are left out: %s", validator.uid, error)
+            continue
+        shown += [(window, validator) for window in windows if birth.mark.window < window < current]
+    for window, validator in sorted(shown, key=lambda each: -each[0]):
+        try:
+            found = read_manifest(exchange.buckets.reader(validator), validator, window, exchange.network)
+            if found is not None and (found.root, found.outer_steps) == proven_state(exchange, window):
+                return mark_of(found)
+        except TemplarError as error:
+            log.info("checkpoint of window %d of uid %d is left out: %s", window, validator.uid, error)
+    return birth.mark

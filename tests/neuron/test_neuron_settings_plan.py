@@ -1,0 +1,172 @@
+"""The plan: settings change at a window in every node, also in those that were away, restarted or audit."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from templar.agreement.settings_plan import SettingsPlan, proposal, propose
+from templar.agreement.state import AgreedState, parameters_digest
+from templar.audit.evidence_audit import Auditor
+from templar.errors import PermanentError, Reason, RejectedError
+from templar.exchange.objects import AdoptedEntry, Approval, Manifest, PlanEntry, StartWindow
+from templar.exchange.signed import seal, unseal
+from templar.neuron.catchup import catch_up
+from templar.reports.published_plan import published_plan
+from tests.docs.second_implementation import Spec
+from tests.support.errors import raising
+from tests.support.network import Network, tiny
+from tests.support.subnet import member
+
+HPARAMS = tiny(windows={"plan_notice_windows": 2}, weights={"windows_per_weights": 2})
+CHANGES = {
+    "training.adamw.learning_rate": 0.002,
+    "training.inner_steps": 1,
+    "training.outer_learning_rate": 0.5,
+    "training.optimizer": "muon",
+    "gradient.momentum_decay": 0.5,
+    "scoring.eval_sequences": 2,
+    "peers.gather_peer_count": 2,
+}
+OWNERS = [member(uid) for uid in range(3)]
+START = StartWindow(
+    netuid=1,
+    genesis="0" * 64,
+    uid=0,
+    hotkey=OWNERS[0].hotkey.address,
+    start_window=1,
+    hparams=HPARAMS.digest,
+    tokenizer="a" * 64,
+    dataset="b" * 64,
+    root="c" * 64,
+    owners=tuple(each.hotkey.address for each in OWNERS[:2]),
+    owners_needed=2,
+)
+
+
+def entry_after(plan, first_window, changes=CHANGES, start=START):
+    return PlanEntry(
+        number=len(plan.entries) + 1, previous=plan.head(start), first_window=first_window, changes=changes
+    )
+
+
+def signed(entry, owners):
+    """An entry with the approvals of these owners."""
+    approvals = []
+    for each in owners:
+        unsigned = Approval(uid=each.uid, hotkey=each.hotkey.address, signature="00" * 64)
+        signature = seal(proposal(START, unsigned, entry), each.hotkey).signature
+        approvals.append(unsigned.model_copy(update={"signature": signature}))
+    return AdoptedEntry(entry=entry, approvals=tuple(approvals))
+
+
+@given(
+    st.integers(0, 2),
+    st.integers(1, 4),
+    st.sampled_from(["head", "genesis", "other"]),
+    st.integers(1, 20),
+    st.lists(st.sampled_from(OWNERS), max_size=3),
+)
+@settings(max_examples=60)
+def test_an_entry_is_adopted_by_the_rules_of_the_page(known, number, previous, first_window, owners):
+    plan, window = SettingsPlan(HPARAMS), 7
+    for place in range(known):
+        plan = plan.after(entry_after(plan, 8 + 3 * place))
+    before = {"head": plan.head(START), "genesis": START.digest, "other": "d" * 64}[previous]
+    entry = PlanEntry(number=number, previous=before, first_window=first_window, changes=CHANGES)
+    found = signed(entry, owners)
+    rules = {"genesis": START.digest, "notice": 2, "owners": START.owners, "owners_needed": 2}
+    entries = [each.model_dump(mode="json") for each in plan.entries]
+    adopted = Spec.adopts(entries, found.model_dump(mode="json"), window, rules)
+    assert (plan.adopted(found, window, START) != plan) is adopted
+    if not adopted:
+        with raising(RejectedError, Reason.PLAN_INVALID, f"entry {number}"):
+            plan.check(found, window, START)
+    else:
+        forged = found.model_copy(update={"entry": entry.model_copy(update={"changes": {"weights.burn_rate": 0.1}})})
+        with raising(RejectedError, Reason.BAD_SIGNATURE):
+            plan.check(forged, window, START)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model.hidden_size": 16}, "model.hidden_size: this release changes no such setting"),
+        ({"training.adamw.momentum": 0.9}, "training.adamw.momentum: unknown key"),
+        ({"training.inner_steps": 0}, "training.inner_steps: Input should be greater"),
+        ({"weights.burn_rate": "all"}, "weights.burn_rate: Input should be a valid number"),
+        ({"training.batch_size": 6}, "batch_size is not a multiple of micro_batch_size"),
+    ],
+)
+def test_a_node_stops_before_an_entry_that_it_does_not_know(network, changes, words):
+    plan = SettingsPlan(network.hparams)
+    plan = plan.after(entry_after(plan, 9, changes))
+    assert plan.at(8) is network.hparams
+    node = network.miners[0]
+    state = AgreedState(node.state.params, node.state.mark, node.layout, network.hparams)
+    state.plan = plan
+    for window in range(state.window + 1, 9):
+        state.apply(window, [])
+    before = state.mark, parameters_digest(state.params)
+    for stops in (lambda: plan.at(9), lambda: state.apply(9, [])):
+        with raising(PermanentError, Reason.PLAN_UNKNOWN, "entry 1 of the plan, from window 9 on", words):
+            stops()
+    assert (state.mark, parameters_digest(state.params)) == before
+
+
+def changed_run(folder, *, restarts):
+    """A network whose settings change at window 6, and again at 8; its roots by window."""
+    network = Network(folder, HPARAMS, actors=("honest",) * 3)
+    owner, start, away = network.aggregator, network.world.birth.start, network.member(network.miners[2])
+    me = owner.exchange.newest_metagraph().by_hotkey(owner.exchange.own_signer.address)
+    roots = []
+    for window in range(1, 10):
+        if window in (2, 5):
+            first, changes = (6, CHANGES) if window == 2 else (8, {"training.adamw.learning_rate": 0.001})
+            entry = entry_after(network.aggregator.state.plan, first, changes, start)
+            propose(network.bucket(me.uid), start, me, network.member(me.uid).hotkey, entry)
+        if restarts:
+            for node in list(network.nodes.values()):
+                network.restart(node)
+        network.run([window], but=[away] if 4 <= window <= 7 else [])
+        here = [node for node in network.nodes.values() if node.name != away.name]
+        found = {node.journal.applied(window).root for node in here}
+        assert len(found) == 1
+        roots += found
+    return network, roots
+
+
+def test_settings_change_at_a_window_and_kills_change_no_byte(tmp_path):
+    network, roots = changed_run(tmp_path / "one", restarts=False)
+    other, again = changed_run(tmp_path / "two", restarts=True)
+    try:
+        assert roots == again
+        # The one that was away took the change as it replayed; all have the plan.
+        late = next(node for node in network.nodes.values() if node.name == network.members[-1].name)
+        assert network.roots(9) == {roots[-1]}
+        assert {len(node.state.plan.entries) for node in network.nodes.values()} == {2}
+        assert late.hparams.training.adamw.learning_rate == 0.001
+        assert late.hparams.training.optimizer == "muon"
+
+        # Miners took one step from window 6 on, and the validator measured less.
+        miner = network.miners[0]
+        manifests = {
+            window: unseal(data, Manifest).body.steps
+            for window in (5, 6, 9)
+            for _, data in network.objects(miner, f"manifest-{window}-").values()
+        }
+        assert manifests == {5: 2, 6: 1, 9: 1}
+
+        # Who comes from genesis, or audits, finds the same.
+        network.to_window(11)
+        observer = network.observer()
+        assert catch_up(observer, 9, deadline=observer.chain.clock.now() + 60) == 9
+        assert observer.state.root == roots[-1]
+        shown = published_plan(observer.config.reading(observer.birth), observer.birth, tmp_path / "nobody")
+        assert (shown.plan, shown.known_to) == (late.state.plan, 9)
+        auditor = Auditor(network.observer())
+        for window in (5, 6, 8):
+            audit = auditor.audit(window)
+            assert audit.verified, audit.summary
+    finally:
+        network.stop()
+        other.stop()
