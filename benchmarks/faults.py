@@ -3,9 +3,10 @@
     python -m benchmarks.faults [--quick] [--seeds N] [--first SEED]
 
 Each seed is a small network of 30 windows with faults of clocks, stores, chain, processes and payloads
-(`lab.simulate.faulty_network`). The last line is JSON: `seeds` and `windows` that were run, `violations` of an
-invariant, each of which names its seed, `windows_per_second`, and `seeds_per_hour`. `holds` says that there is no
-violation; otherwise the exit status is 1, and `python -m lab.simulate --faults SEED` runs the same again.
+(`lab.simulate.faulty_network`), whose settings change again and again. The last line is JSON: `seeds` and `windows`
+that were run, `violations` of an invariant, each of which names its seed, `changes` of settings that were adopted,
+`windows_per_second`, and `seeds_per_hour`. `holds` says that there is no violation; otherwise the exit status is 1, and
+`python -m lab.simulate --faults SEED` runs the same again.
 """
 
 import logging
@@ -52,6 +53,7 @@ def run(seeds: range, windows: int) -> dict[str, Any]:
         "violations": violations,
         "null_windows": sum(report.null_windows for report in reports),
         "kills": sum(report.kills for report in reports),
+        "changes": sum(report.changes for report in reports),
         "windows_per_second": round(num_windows / sum(report.seconds for report in reports), 3),
         "seeds_per_hour": round(3600 * len(reports) / seconds, 1),
         "holds": not violations,

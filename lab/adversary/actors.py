@@ -5,15 +5,17 @@ Actors are miners, honest and bad, and publishers of rosters that differ from th
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from lab.adversary import cheats, copiers, hostile
 from lab.adversary.hostile import FORGED_MANIFESTS, SKEW_SECONDS, SPOILT_MANIFESTS, variant
 from lab.adversary.mutations import MUTATIONS
+from templar.agreement.settings_plan import proposal
 from templar.agreement.voter import Settlement
 from templar.canonical import sha256_hex
 from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
-from templar.exchange.objects import Roster
+from templar.exchange.objects import AdoptedEntry, Approval, PlanEntry, Roster
 from templar.exchange.publish import TimedReport
 from templar.exchange.reveal import Submission
 from templar.exchange.signed import seal
@@ -71,6 +73,21 @@ class ForgingPublisher(Aggregator):
         """It knows that its roster is not legal."""
 
 
+class HastyPublisher(Aggregator):
+    """Owns the network, and adds an entry to the plan that nobody had notice of."""
+
+    def proposed(self, window: int) -> AdoptedEntry | None:
+        """The learning rate of the next window."""
+        start, own, plan = self.birth.start, self.exchange.identity(window), self.state.plan
+        number, changes = len(plan.entries) + 1, dict[str, Any]({"training.adamw.learning_rate": 1.0})
+        entry = PlanEntry(number=number, previous=plan.head(start), first_window=window + 1, changes=changes)
+        signature = seal(proposal(start, own, entry), self.exchange.own_signer).signature
+        return AdoptedEntry(entry=entry, approvals=(Approval(uid=own.uid, hotkey=own.hotkey, signature=signature),))
+
+    def check_own(self, times: WindowTimes, roster: Roster) -> None:
+        """It knows that its roster is not legal."""
+
+
 class TwoFacedPublisher(Aggregator):
     """Shows an honest roster in its slot and, once that is decided, puts another one in its place."""
 
@@ -111,6 +128,7 @@ PUBLISHERS: dict[str, type[Aggregator]] = {
     "late_publisher": LatePublisher,
     "omitting_publisher": OmittingPublisher,
     "forging_publisher": ForgingPublisher,
+    "hasty_publisher": HastyPublisher,
     "two_faced_publisher": TwoFacedPublisher,
     "double_voting_publisher": DoubleVotingPublisher,
 }

@@ -300,6 +300,7 @@ AGGREGATORS = (
         Reason.BAD_SIGNATURE,
         is_provable=True,
     ),
+    misconduct("hasty_publisher", (25,), "an owner that changes settings without notice", Reason.PLAN_INVALID),
     misconduct(
         "two_faced_publisher",
         (20, 25),

@@ -13,13 +13,14 @@ miners train, every healthy validator pays somebody.
 """
 
 import math
+import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lab.adversary.chains import (
     BlockSchedule,
@@ -31,15 +32,17 @@ from lab.adversary.chains import (
 )
 from lab.adversary.faults import CountingChain, FaultyStore, IntermittentStore, Killed, KillSwitch
 from lab.adversary.reports import read_accusations
-from lab.simulate.fault_plan import BUCKETS, ENDPOINTS, EPOCH_WINDOWS, PRUNED_AFTER, FaultKind, FaultPlan
+from lab.simulate.fault_plan import BUCKETS, CALM_WINDOWS, ENDPOINTS, EPOCH_WINDOWS, PRUNED_AFTER, FaultKind, FaultPlan
 from lab.simulate.run import evidence_in
 from lab.simulate.world import GENESIS_TIME, START_WINDOW, VALIDATING, Member, SimulatedStage, Weather, World
+from templar.agreement.settings_plan import propose
 from templar.agreement.voter import Settlement
 from templar.canonical import keyed_seed
-from templar.chain.base import Chain
+from templar.chain.base import Chain, NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange import network_view
 from templar.exchange.network_view import LONGEST_PAUSE_SECONDS
+from templar.exchange.objects import PlanEntry
 from templar.hparams import HParams, load_hparams
 from templar.neuron.catchup import catch_up
 from templar.neuron.node import Node
@@ -52,6 +55,17 @@ from templar.window import Action, drive_window
 
 PAUSES = (2, 5, 10, 20, 40)  # seconds from one try of a window's steps to the next, as under Prefect
 EVAL_SEQUENCES = 16  # sequences that a validator measures of the own data of a miner, and of others'
+
+
+SETTINGS: Mapping[str, tuple[float, ...]] = {
+    "training.adamw.learning_rate": (0.001, 0.002, 0.004),
+    "training.outer_learning_rate": (0.5, 0.7, 1.0),
+    "gradient.momentum_decay": (0.8, 0.9),
+    "peers.gather_peer_count": (18, 20),
+    "scoring.baseline_share": (0.1, 0.2),
+    "weights.burn_rate": (0.0, 0.5),
+}
+"""The settings that change while the network runs, and their values."""
 
 
 class ViolationError(Exception):
@@ -71,6 +85,7 @@ class FaultyNetwork:
     on_window: Callable[[int], None] = lambda window: None
     nodes: dict[int, Node] = field(default_factory=dict)
     roots: dict[int, str] = field(default_factory=dict)
+    changes: int = 0  # entries of the plan that were adopted
     paying: set[int] = field(default_factory=set)  # validators that gave somebody a weight
     null_windows: int = 0
     kills: int = 0
@@ -110,7 +125,7 @@ class FaultyNetwork:
             ViolationError: An invariant does not hold; the run ends there.
         """
         participants = [partial(self._live, member) for member in self.members]
-        self.stage.run([*participants, self._move_stake, self._check_windows])
+        self.stage.run([*participants, self._move_stake, self._change_settings, self._check_windows])
         self._check_end()
 
     # What stands between the members and their surroundings.
@@ -222,6 +237,20 @@ class FaultyNetwork:
             for member, stake in zip(validators, stakes, strict=True):
                 self.world.chain.set_stake(member.hotkey.address, stake)
 
+    def _change_settings(self) -> None:
+        """Let the owner, who starts the network, change settings once in an epoch, in any weather."""
+        owner, start = next(each for each in self.members if each.role in VALIDATING), self.world.birth.start
+        store, draw = self.stage.open_store(owner.account_id), random.Random(self.plan.seed)
+        rules = self.hparams.windows
+        for window in range(START_WINDOW, self.last - CALM_WINDOWS, EPOCH_WINDOWS):
+            self.clock.sleep_until(self.opens(window) + rules.commit_guard_seconds)
+            neuron = self.world.chain.metagraph().by_hotkey(owner.hotkey.address)
+            plan = max((node.state.plan for node in self.nodes.values()), key=lambda each: len(each.entries))
+            changes: Any = {name: draw.choice(values) for name, values in SETTINGS.items()}
+            number, first = len(plan.entries) + 1, window + rules.plan_notice_windows + 1
+            entry = PlanEntry(number=number, previous=plan.head(start), first_window=first, changes=changes)
+            propose(store, start, cast("NeuronInfo", neuron), owner.hotkey, entry)
+
     # What must hold.
 
     def _check_windows(self) -> None:
@@ -296,6 +325,7 @@ class FaultyNetwork:
             if node is None or node.state.window != self.last or node.state.root != self.roots[self.last]:
                 at = "nothing" if node is None else f"window {node.state.window}, root {node.state.root[:12]}"
                 raise self._violation(self.last, f"{member.name} ended at {at}")
+        self.changes = len(self.nodes[self.honest[0].uid].state.plan.entries)
         validators = (member for member in self.healthy if member.role == "validator")
         unpaid = [member.name for member in validators if member.uid not in self.paying]
         if self.plan.is_trained and unpaid:
@@ -322,6 +352,7 @@ class FaultReport:
     root: str | None  # after the last window; None if the run ended before it
     null_windows: int
     kills: int
+    changes: int  # entries of the plan that were adopted
     seconds: float
     windows_per_second: float
 
@@ -345,6 +376,7 @@ def run_plan(plan: FaultPlan, on_window: Callable[[int], None] = lambda window: 
         root=network.roots.get(network.last),
         null_windows=network.null_windows,
         kills=network.kills,
+        changes=network.changes,
         seconds=round(seconds, 3),
         windows_per_second=round(plan.windows / seconds, 3),
     )
@@ -356,5 +388,5 @@ def fault_hparams() -> HParams:
     On four sequences an honest indicator is +1 in 88 windows of 100, and about one honest miner in a hundred falls
     below `own_data_min_average` within 30 windows; on sixteen it is +1 in 92.
     """
-    windows = load_hparams("150M").windows.model_dump() | {"blocks_per_window": 50}
+    windows = load_hparams("150M").windows.model_dump() | {"blocks_per_window": 50, "plan_notice_windows": 2}
     return load_hparams("simulation", overrides={"windows": windows, "scoring": {"eval_sequences": EVAL_SEQUENCES}})
