@@ -54,6 +54,7 @@ COMMANDS = (
     Command(
         "network design", "settings for a size, miners and a device, and what to expect", "deployments.design_network"
     ),
+    Command("network plan", "show and change the settings of a running network", "deployments.network_plan"),
     Command("access", "what each bucket key of an .env can do, and should", "deployments.check_access"),
     Command("clock", "start a run of every window deployment once per window", "deployments.clock"),
     Command("preview", "the text that a uid trains on", "deployments.preview"),

@@ -22,7 +22,7 @@ from deployments.neuron.subnet import require_yuma
 from deployments.options import NEURON, command_parser, environment_of
 from deployments.register import checked_neuron
 from templar.agreement.genesis import Birth, draft_birth, publish_genesis, read_start, validators_now
-from templar.arguments import positive
+from templar.arguments import positive, whole_number
 from templar.chain.base import Chain, NeuronInfo
 from templar.data.tokenizer import check_fits, load_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
@@ -56,12 +56,15 @@ def start_network(
     data_folder: Path,
     source: str | None = None,
     hub_token: str | None = None,
+    owners: Sequence[str] = (),
+    owners_needed: int = 1,
     dry_run: bool = False,
 ) -> Started:
     """Start a network under a neuron's hotkey, or find that it has started.
 
     The checkpoint is made in `folder`, and the dataset opened in `data_folder`. `source` is the model of the first
-    parameters, and `hub_token` the operator's, as in `first_parameters`. A `dry_run` writes nothing.
+    parameters, and `hub_token` the operator's, as in `first_parameters`. So many of the `owners`, by default this
+    hotkey alone, change settings later. A `dry_run` writes nothing.
 
     Raises:
         PermanentError: `bad_environment`; the subnet has room for one validator. `not_registered`; the hotkey lacks
@@ -70,6 +73,7 @@ def start_network(
         TransientError: Chain, bucket, dataset or the Hub failed; a later call goes on.
     """
     # 1. Who starts it, and whether it has started.
+    owning: Any = {"owners": _checked(owners, owners_needed), "owners_needed": owners_needed}
     hparams, hotkey = block.hparams(), block.wallet.open()
     chain = block.subnet.open(block.wallet)
     buckets = Buckets(chain, block.bucket.endpoint.open_reader, own=block.bucket.open(), hotkey=hotkey.address)
@@ -84,14 +88,13 @@ def start_network(
     check_fits(tokenizer, hparams.model.vocab_size)
     params = first_parameters(source, hparams.model, tokenizer, hub_token=hub_token)
     common: Any = {"params": params, "tokenizer": tokenizer}
-    draft = draft_birth(chain, hparams, publisher, **common, dataset_digest=dataset.digest, start_window=window)
+    numbers: Any = {"dataset_digest": dataset.digest, "start_window": window, **owning}
+    draft = draft_birth(chain, hparams, publisher, **common, **numbers)
     # The start window in the own bucket; there is none before the chain names the bucket.
     known = None if publisher.commitment is None else read_start(chain, buckets, publisher)
     if known is not None and _common(known) != _common(draft.start):
-        other = (
-            "with other hyper-parameters, text, tokenizer or first parameters (--from): use those, or another hotkey"
-        )
-        problem = f"hotkey {hotkey.address} has started the network {known.digest[:12]} {other}"
+        other = "with other hyper-parameters, text, tokenizer, owners or first parameters (--from): use those"
+        problem = f"hotkey {hotkey.address} has started the network {known.digest[:12]} {other}, or another hotkey"
         raise PermanentError(Reason.OBJECT_DIFFERS, problem)
     birth = draft if known is None else Birth(known, publisher)
 
@@ -103,6 +106,14 @@ def start_network(
     blocks = first_block(birth.start.start_window, hparams.windows) - chain.head()
     opens_at = chain.clock.now() + blocks * chain.block_seconds
     return Started(birth, known is None, opens_at, num_parameters(hparams.model))
+
+
+def _checked(owners: Sequence[str], needed: int) -> Sequence[str]:
+    """The owners; `bad_parameters` if there are too few, or one is named twice."""
+    if len(set(owners)) == len(owners) and needed <= max(1, len(owners)):
+        return owners
+    problem = f"{needed} owners are needed, and {len(set(owners)) or 1} are named: name each once (--owner)"
+    raise PermanentError(Reason.BAD_PARAMETERS, problem)
 
 
 def _publisher(chain: Chain, hparams: HParams, address: str) -> NeuronInfo:
@@ -136,8 +147,8 @@ def _require_no_other(chain: Chain, buckets: Buckets, hparams: HParams, address:
             raise PermanentError(Reason.OBJECT_DIFFERS, problem)
 
 
-def _common(start: StartWindow) -> tuple[str, ...]:
-    return start.hparams, start.tokenizer, start.dataset, start.root
+def _common(start: StartWindow) -> tuple[object, ...]:
+    return start.hparams, start.tokenizer, start.dataset, start.root, start.owners, start.owners_needed
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -149,6 +160,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--from", dest="source", metavar="MODEL", help="begin with this model: a folder, or a repository of the Hub"
     )
+    parser.add_argument("--owner", action="append", default=[], metavar="HOTKEY", help="may change settings later")
+    parser.add_argument("--owners-needed", type=whole_number(1), default=1, metavar="K", help="of the owners (1)")
     parser.add_argument("--dry-run", action="store_true", help="check everything and write nothing")
     arguments = parser.parse_args(words)
     environment = environment_of(arguments)
@@ -161,6 +174,8 @@ def main(words: Sequence[str] | None = None) -> int:
         data_folder=home,
         source=arguments.source,
         hub_token=environment.get("HF_TOKEN"),
+        owners=arguments.owner,
+        owners_needed=arguments.owners_needed,
         dry_run=arguments.dry_run,
     )
     if arguments.json:
