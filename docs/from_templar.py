@@ -147,8 +147,9 @@ OBJECTS: tuple[Row, ...] = (
     ("checkpoints/{ver}/{w}/, _LATEST.json", "`checkpoint-{window}-{uid}-v{protocol}/manifest.json` and safetensors"),
 )
 SCRIPTS: tuple[Row, ...] = (
-    ("cleanup_bucket.py", "`bucket-cleanup/default`, `temporary-cleanup/default`"),
-    ("s3_manager.py, clean_versions.py, delete_gather.py", "`bucket-purge/default`, which counts first"),
+    ("cleanup_bucket.py", "`bucket-purge/default` in mode wipe; `bucket-cleanup/default`, `temporary-cleanup/default`"),
+    ("s3_manager.py", "`bucket-purge/default`, which counts first: mode older_than, prefix, suffix or wipe"),
+    ("clean_versions.py, delete_gather.py", "`bucket-purge/default` in mode version or aggregates"),
     ("validate_r2_access.py", "`templar access`, `validate-storage-access/default`"),
     ("evaluator.py", "`evaluate-checkpoint/default`, `templar model evaluate`"),
     ("download_dataset.py, shard_scanner.py", "`shard-rotation/default`, `templar dataset verify`"),
