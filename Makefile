@@ -71,7 +71,7 @@ format: $(VENV)/.dev ## Format the code.
 	$(BIN)/ruff format .
 
 BENCHMARKS = codec_size codec_speed quality loader gather scoring checkpoint overhead training \
-	faults incentive day capture
+	faults upgrades incentive day capture
 
 bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done

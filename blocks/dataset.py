@@ -7,7 +7,7 @@ from prefect.blocks.core import Block
 from pydantic import Field, Secret
 
 from blocks.storage import DOCUMENTATION_URL, DatasetBucket, StorageEndpoint
-from templar.hparams import HParams
+from templar.hparams import Data, HParams
 from templar.store.base import ObjectStore
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ class Dataset(Block):
             for bucket in self.buckets.get_secret_value()
         ]
 
-    def open(self, hparams: HParams, home: Path) -> "TrainingData":
-        """The training split, for the neuron with this folder.
+    def open(self, hparams: HParams, home: Path, data: Data | None = None) -> "TrainingData":
+        """The training split, for the neuron with this folder; `data` are the settings of a window, if not the first's.
 
         Raises:
             TransientError: No bucket could be read.
@@ -48,15 +48,15 @@ class Dataset(Block):
         from templar.data.dataset import open_training, transfer_of
 
         transfer = transfer_of(hparams.storage)
-        return open_training(self.stores(), self.prefix, hparams.data, home / SHARDS_FOLDER, transfer)
+        return open_training(self.stores(), self.prefix, data or hparams.data, home / SHARDS_FOLDER, transfer)
 
-    def shards(self, hparams: HParams, home: Path) -> "ShardedDataset":
-        """The shards of the training split, of a dataset that has them; errors as in `open`."""
-        from templar.data.dataset import transfer_of
+    def shards(self, hparams: HParams, home: Path, data: Data) -> "ShardedDataset":
+        """The shards of the training split, by the settings of a window; arguments and errors as in `open`."""
+        from templar.data.dataset import place, transfer_of
         from templar.data.shards.shard_dataset import ShardedDataset
 
-        transfer = transfer_of(hparams.storage)
-        return ShardedDataset(self.stores(), self.prefix, folder=home / SHARDS_FOLDER, transfer=transfer)
+        prefix, folder = place(self.prefix, home / SHARDS_FOLDER, data)
+        return ShardedDataset(self.stores(), prefix, folder=folder, transfer=transfer_of(hparams.storage))
 
     def held_out(self, hparams: HParams, home: Path, tokenizer: "Tokenizer", num_sequences: int) -> Any:
         """Held-out sequences, int32 of shape (num_sequences, L); see `templar.data.dataset.read_held_out`."""

@@ -18,9 +18,10 @@ from deployments.options import command_parser
 from deployments.work_pool import require_server
 from tasks.host import load_block
 from tasks.observing import network_of
+from templar.agreement.settings_plan import SettingsPlan
 from templar.arguments import whole_number
 from templar.errors import PermanentError, Reason
-from templar.housekeeping.maintenance import known_epochs
+from templar.housekeeping.maintenance import known_mark
 from templar.neuron.workload import Preview, open_workload, preview
 from templar.timeline import window_of
 
@@ -70,9 +71,11 @@ def main(words: Sequence[str] | None = None) -> int:
         config = network_of(block.model_copy(update={"home": folder})).config
         birth = config.birth()
         workload = open_workload(config, birth)
+        mark = known_mark(block.config(name), birth)
         if hparams.data.layout == "shards":
-            workload.follow(*known_epochs(block.config(name), birth))
+            workload.follow(mark.epochs, mark.window)
         if number is None:
             number = window_of(chain.block(), hparams.windows)
+        workload.use(SettingsPlan(hparams, mark.plan).at(number))
         show(preview(workload, number, uid, num_texts=arguments.sequences), Console())
     return 0

@@ -27,6 +27,7 @@ from prefect.exceptions import PrefectException
 from templar.agreement.conflicts import AuditReport
 from templar.audit.evidence_audit import WindowAudit
 from templar.exchange.gather import GatherReport
+from templar.exchange.objects import PlanEntry
 from templar.housekeeping.bucket_cleanup import CleanupReport
 from templar.neuron.miner import PageReport, TrainReport
 from templar.scoring.evidence import Estimate, Evidence, Measurement, MinerRecord
@@ -124,6 +125,15 @@ def gather_rows(report: GatherReport) -> Rows:
             "tokens": outcome.submission.manifest.tokens if outcome.submission else "",
         }
         for outcome in report.outcomes
+    ]
+
+
+def plan_rows(entries: Sequence[PlanEntry]) -> Rows:
+    """One row per setting that an entry of the plan changes."""
+    return [
+        {"entry": entry.number, "from window": entry.first_window, "setting": name, "value": str(entry.changes[name])}
+        for entry in entries
+        for name in sorted(entry.changes)
     ]
 
 

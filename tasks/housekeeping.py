@@ -109,7 +109,8 @@ def rotate_shards(neuron: str) -> RotationReport:
     config = block.config(neuron)
     if config.hparams.data.layout == "pages":
         return RotationReport(skipped=Reason.NO_SHARDS)
-    shards, bar = block.dataset.shards(config.hparams, Path(block.home)), f"shards-{neuron}"
+    data, bar = maintenance.known_data(config), f"shards-{neuron}"
+    shards = block.dataset.shards(config.hparams, Path(block.home), data)
     return maintenance.rotate_shards(config, shards, progress(bar, "Shards on the local disk."))
 
 

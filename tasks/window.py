@@ -23,6 +23,7 @@ from tasks.artifacts import (
     endpoint_rows,
     finding_rows,
     gather_rows,
+    plan_rows,
     score_rows,
     score_summary,
     table,
@@ -112,13 +113,15 @@ def gather(neuron: str, window: int) -> GatherReport:
 def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> AuditReport:
     """Compare the roster with what was gathered and close the window; show where its time went, and the training.
 
-    Findings are a table artifact, if there are any.
+    Findings are a table artifact, if there are any, and so is the plan whenever a roster adds to it.
     """
     node = hosted(neuron, Node)
     audit = node.close_window(report, settlement)
     if audit.findings:
         rows = finding_rows(audit)
         table(f"findings-{neuron}", rows, f"Window {audit.window}: roster and gathered objects disagree.")
+    if settlement.roster is not None and settlement.roster.plan is not None:
+        table(f"plan-{neuron}", plan_rows(node.state.plan.entries), f"Window {audit.window}: the plan has a new entry.")
     table(f"time-{neuron}", time_rows(node.time.seconds(audit.window)), f"Window {audit.window}: where the time went.")
     run = FlowRunContext.get()
     seconds = None if run is None else (datetime.now(UTC) - run.start_time).total_seconds()

@@ -180,7 +180,7 @@ class WrongDataMiner(Miner):
 
     def _training_sequences(self, window: int) -> Tensor:
         own = super()._training_sequences(window)
-        if window == self.workload.start_window:
+        if window == self.workload.start.start_window:
             return own
         uid = self.exchange.identity(window).uid
         others = [neuron.uid for neuron in self.exchange.miners(window - 1) if neuron.uid != uid]

@@ -11,7 +11,7 @@ from lab.hotkeys import hotkey_from_seed
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.buckets import Buckets, OwnBucket
-from templar.hparams import HParams
+from templar.hparams import Data, HParams
 from templar.neuron.configuration import NeuronConfig
 from templar.neuron.miner import Miner
 from templar.store.address import BucketAddress
@@ -71,5 +71,5 @@ def _open(second: SecondProcess, bucket: str, key_id: str, secret: str) -> S3Sto
     return S3Store(bucket, endpoint_url=second.endpoint_url, access_key_id=key_id, secret_access_key=secret)
 
 
-def _no_dataset() -> Any:
+def _no_dataset(data: Data) -> Any:
     raise PermanentError(Reason.DATASET_MISSING, "it was about to join the network")

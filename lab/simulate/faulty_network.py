@@ -16,7 +16,7 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,9 @@ EVAL_SEQUENCES = 16  # sequences that a validator measures of the own data of a 
 
 
 SETTINGS: Mapping[str, tuple[float, ...]] = {
+    "windows.read_margin_seconds": (12, 14),
+    "windows.roster_slot_seconds": (60, 66),
+    "windows.train_margin_seconds": (6.0, 9.0),
     "training.adamw.learning_rate": (0.001, 0.002, 0.004),
     "training.outer_learning_rate": (0.5, 0.7, 1.0),
     "gradient.momentum_decay": (0.8, 0.9),
@@ -86,6 +89,7 @@ class FaultyNetwork:
     nodes: dict[int, Node] = field(default_factory=dict)
     roots: dict[int, str] = field(default_factory=dict)
     changes: int = 0  # entries of the plan that were adopted
+    outer_steps: int = 0
     paying: set[int] = field(default_factory=set)  # validators that gave somebody a weight
     null_windows: int = 0
     kills: int = 0
@@ -108,6 +112,10 @@ class FaultyNetwork:
             weather=Weather(self._reader, self._own, self._chain),
             schedule=self.schedule,
         )
+        self.settings: Mapping[str, Sequence[Any]] = {
+            **SETTINGS,
+            "data.other_dataset": (None, self.world.add_dataset()),
+        }
         self.last = START_WINDOW + self.plan.windows - 1
         self.members = self.world.running
         self.honest = [member for member in self.members if member.role in (*VALIDATING, "honest")]
@@ -246,7 +254,7 @@ class FaultyNetwork:
             self.clock.sleep_until(self.opens(window) + rules.commit_guard_seconds)
             neuron = self.world.chain.metagraph().by_hotkey(owner.hotkey.address)
             plan = max((node.state.plan for node in self.nodes.values()), key=lambda each: len(each.entries))
-            changes: Any = {name: draw.choice(values) for name, values in SETTINGS.items()}
+            changes = {name: draw.choice(values) for name, values in self.settings.items()}
             number, first = len(plan.entries) + 1, window + rules.plan_notice_windows + 1
             entry = PlanEntry(number=number, previous=plan.head(start), first_window=first, changes=changes)
             propose(store, start, cast("NeuronInfo", neuron), owner.hotkey, entry)
@@ -325,7 +333,8 @@ class FaultyNetwork:
             if node is None or node.state.window != self.last or node.state.root != self.roots[self.last]:
                 at = "nothing" if node is None else f"window {node.state.window}, root {node.state.root[:12]}"
                 raise self._violation(self.last, f"{member.name} ended at {at}")
-        self.changes = len(self.nodes[self.honest[0].uid].state.plan.entries)
+        state = self.nodes[self.honest[0].uid].state
+        self.changes, self.outer_steps = len(state.plan.entries), state.outer_steps
         validators = (member for member in self.healthy if member.role == "validator")
         unpaid = [member.name for member in validators if member.uid not in self.paying]
         if self.plan.is_trained and unpaid:
@@ -353,6 +362,7 @@ class FaultReport:
     null_windows: int
     kills: int
     changes: int  # entries of the plan that were adopted
+    outer_steps: int  # windows that changed the parameters
     seconds: float
     windows_per_second: float
 
@@ -377,6 +387,7 @@ def run_plan(plan: FaultPlan, on_window: Callable[[int], None] = lambda window: 
         null_windows=network.null_windows,
         kills=network.kills,
         changes=network.changes,
+        outer_steps=network.outer_steps,
         seconds=round(seconds, 3),
         windows_per_second=round(plan.windows / seconds, 3),
     )

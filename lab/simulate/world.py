@@ -25,7 +25,8 @@ from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import Hotkey
 from templar.chain.ledger import Ledger, create_ledger
 from templar.data.corpus import Document, collect_documents
-from templar.data.dataset import TrainingData, open_training, read_held_out, transfer_of
+from templar.data.dataset import TrainingData, open_training, place, read_held_out, transfer_of
+from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import load_tokenizer
 from templar.datasets.page_writer import build_dataset, upload_dataset
@@ -246,12 +247,17 @@ class World:
             secret_order=False,
         )
 
-    def open_dataset(self, home: Path) -> TrainingData:
-        """The training split, for a node with this folder."""
-        transfer = transfer_of(self.hparams.storage)
-        return open_training(
-            [self.stage.open_store(DATASET_BUCKET)], DATASET_PREFIX, self.hparams.data, home / "shards", transfer
-        )
+    def open_dataset(self, home: Path, data: Data | None = None) -> TrainingData:
+        """The training split, for a node with this folder, by the settings of a window."""
+        stores, transfer = [self.stage.open_store(DATASET_BUCKET)], transfer_of(self.hparams.storage)
+        return open_training(stores, DATASET_PREFIX, data or self.hparams.data, home / "shards", transfer)
+
+    def add_dataset(self) -> str:
+        """Put another dataset beside the network's, where nodes look for it; its digest. Its pages are fewer."""
+        data, (folder, digest) = self.hparams.data, _other_dataset(self.hparams.data, self.hparams.model.vocab_size)
+        prefix, _ = place(DATASET_PREFIX, self.root, data.model_copy(update={"other_dataset": digest}))
+        upload_dataset(Path(folder.name, DATASET_BUCKET), self.stage.open_store(DATASET_BUCKET), prefix)
+        return digest
 
     def held_out(self, node: Node, num_sequences: int) -> NDArray[np.int32]:
         """Held-out sequences, shape (num_sequences, L)."""
@@ -333,6 +339,16 @@ def hotkey_seed(seed: int, index: int) -> bytes:
 @lru_cache(maxsize=2)
 def _documents(max_bytes: int) -> list[Document]:
     return list(collect_documents(max_bytes=max_bytes))
+
+
+@lru_cache(maxsize=8)
+def _other_dataset(data: Data, vocab_size: int) -> tuple[TemporaryDirectory[str], str]:
+    """Pages of a part of the machine's text, and their digest."""
+    folder = TemporaryDirectory(prefix="templar-dataset-")
+    root = Path(folder.name, DATASET_BUCKET)
+    build_dataset(_documents(LEAST_BYTES)[1::2], root, vocab_size=vocab_size, row_chars=ROW_CHARS)
+    pages = PageDataset([DirectoryStore(root)], "", rows_per_page=data.rows_per_page)
+    return folder, pages.digest
 
 
 @lru_cache(maxsize=8)

@@ -189,11 +189,11 @@ def read_start(chain: Chain, buckets: Buckets, validator: NeuronInfo) -> StartWi
     return None if found is None else found.body
 
 
-def require_digest(digest: str, start: StartWindow) -> None:
+def require_digest(digest: str, wanted: str) -> None:
     """Check that a dataset is the network's; PermanentError `dataset_malformed` if not."""
-    if digest != start.dataset:
+    if digest != wanted:
         raise PermanentError(
             Reason.DATASET_MALFORMED,
-            f"dataset: digest {digest[:12]} is not the network's {start.dataset[:12]}; point the dataset bucket and "
+            f"dataset: digest {digest[:12]} is not the network's {wanted[:12]}; point the dataset bucket and "
             "prefix at the network's dataset",
         )

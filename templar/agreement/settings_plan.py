@@ -25,6 +25,8 @@ from templar.store.base import ObjectStore
 log = logging.getLogger(__name__)
 
 CHANGEABLE = (
+    *("windows.commit_guard_seconds", "windows.time_window_delta_seconds", "windows.read_margin_seconds"),
+    *("windows.roster_slot_seconds", "windows.roster_ranks", "windows.train_margin_seconds", "data.other_dataset"),
     *("training.batch_size", "training.micro_batch_size", "training.inner_steps", "training.max_step_batches"),
     *("training.max_grad_norm", "training.optimizer", "training.adamw.", "training.muon_learning_rate"),
     *("training.schedule.", "training.outer_learning_rate", "training.weight_decay"),

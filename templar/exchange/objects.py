@@ -79,7 +79,7 @@ MAX_OWNERS = 16
 MAX_ENTRIES = 128  # of a plan
 MAX_CHANGES = 16
 Setting = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}(?:\.[a-z][a-z0-9_]{0,39}){1,3}$")]
-SettingText = Annotated[str, Field(pattern=r"^[0-9A-Za-z_]{1,40}$")]
+SettingText = Annotated[str, Field(pattern=r"^[0-9A-Za-z_]{1,64}$")]
 SettingValue = Annotated[int, Field(ge=-(2**53), le=2**53)] | DebugValue | bool | SettingText | None
 
 

@@ -15,9 +15,10 @@ from templar.agreement.checkpoint import Progress, publish_checkpoint, read_mani
 from templar.agreement.genesis import Birth, require_digest
 from templar.agreement.model_folder import read_weights, write_model
 from templar.agreement.retention import Retention, Survey, survey
+from templar.agreement.settings_plan import SettingsPlan
 from templar.agreement.state import StateMark, check_mark
 from templar.chain.base import Chain
-from templar.data.assignment import Epochs, first_epochs
+from templar.data.assignment import first_epochs
 from templar.data.shards.rotation import RotationReport, plan_shards, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.tokenizer import load_tokenizer
@@ -35,7 +36,7 @@ from templar.housekeeping.bucket_cleanup import (
     plan,
     plan_temporary,
 )
-from templar.hparams import HParams
+from templar.hparams import Data, HParams
 from templar.neuron.configuration import NeuronConfig
 from templar.neuron.snapshot import Snapshots
 from templar.reports.model_card import PICTURE_FILE, model_card, read_history
@@ -200,11 +201,22 @@ def clean_bucket(config: NeuronConfig, *, dry_run: bool) -> CleanupReport:
     return execute(store, plan(store.list(), Criterion(Mode.RETENTION), guard), window=window, dry_run=dry_run)
 
 
-def known_epochs(config: NeuronConfig, birth: Birth) -> tuple[Epochs, int]:
-    """The shard epochs of the newest snapshot, and its window; without a snapshot the first shard's."""
+def known_mark(config: NeuronConfig, birth: Birth) -> StateMark:
+    """The mark of the newest snapshot; without one that of the genesis."""
     snapshots = Snapshots(config.home / "snapshots", birth.network, kept=config.hparams.storage.snapshots_kept)
     mark = next(iter(snapshots.marks()), birth.mark)
-    return mark.epochs or first_epochs(birth.start.start_window), mark.window
+    return replace(mark, epochs=mark.epochs or first_epochs(birth.start.start_window))
+
+
+def known_data(config: NeuronConfig) -> Data:
+    """The settings of the data after the newest snapshot; before genesis the network's first ones."""
+    try:
+        mark = known_mark(config, config.birth())
+    except TransientError as error:
+        if error.reason is not Reason.GENESIS_MISSING:
+            raise
+        return config.hparams.data
+    return SettingsPlan(config.hparams, mark.plan).at(mark.window + 1).data
 
 
 def rotate_shards(config: NeuronConfig, dataset: ShardedDataset, on_progress: Progress) -> RotationReport:
@@ -219,8 +231,9 @@ def rotate_shards(config: NeuronConfig, dataset: ShardedDataset, on_progress: Pr
         if error.reason is not Reason.GENESIS_MISSING:
             raise
     else:
-        require_digest(dataset.digest, birth.start)
-        epochs, window = known_epochs(config, birth)
+        require_digest(dataset.digest, known_data(config).other_dataset or birth.start.dataset)
+        mark = known_mark(config, birth)
+        epochs, window = mark.epochs, mark.window
     storage = config.hparams.storage
     budget = None if storage.shard_budget_gib is None else int(storage.shard_budget_gib * 2**30)
     wanted = plan_shards(epochs, window, dataset.num_shards, storage.keep_shards)

@@ -158,6 +158,8 @@ class Data(SettingsGroup):
     """Pages assigned to one miner in one window."""
     spare_slots: int = Field(ge=1)
     """Slots of a window for newcomers, beyond those of the miners registered at the epoch's start."""
+    other_dataset: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """Digest of the dataset, once the plan has changed it; null for the network's first one."""
 
     @property
     def shard_steps(self) -> int | None:

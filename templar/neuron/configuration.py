@@ -13,7 +13,7 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
 from templar.exchange.lease import Claimant, NeuronLease, Terms
 from templar.exchange.network_view import NetworkView
-from templar.hparams import HParams, TrainerSettings
+from templar.hparams import Data, HParams, TrainerSettings
 from templar.neuron.lock import holder_of, this_machine, write_file
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class NeuronConfig:
     chain: Chain  # the subnet, seen by the neuron's hotkey
     buckets: Buckets
     signer: Signer | None  # the hotkey; None for an observer
-    open_dataset: Callable[[], TrainingData]  # opens the training split; called when the network is reachable
+    open_dataset: Callable[[Data], TrainingData]  # opens the training split; called when the network is reachable
     pinned_genesis: str | None = None  # genesis hash that the operator insists on; None takes the network's
     gather_concurrency: int = 8  # peers fetched at once
     durable: bool = True  # wait for the disk before anything is published; only a simulation does without

@@ -420,8 +420,8 @@ class Node:
         log.info("%s: state of window %d, root %s", self.name, mark.window, mark.root[:12])
 
     def use_settings(self, window: int) -> None:
-        """Take the settings of a window, which is run or replayed next, from the plan; errors as in its `at`."""
-        self.hparams = self.exchange.hparams = self.state.plan.at(window)
+        """Take the settings of a window, which is run or replayed next, from the plan; errors as in `at` and `use`."""
+        self.hparams = self.workload.use(self.state.plan.at(window))
 
     def adopt_checkpoint(self, params: Mapping[str, Tensor], mark: StateMark) -> None:
         """Make a published checkpoint the live state, which this node did not come to by itself."""

@@ -3,6 +3,7 @@
 Everything here follows from public objects and finalized blocks, so a validator rebuilds what a miner trained on.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,13 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from templar.agreement.genesis import Birth, require_digest
+from templar.agreement.settings_plan import SettingsPlan
 from templar.data.assignment import Assignment, Epoch, Epochs, ShardEpoch, SlotPlan, assign, epoch_of, spare_units
 from templar.data.dataset import PageOrigin, Reading, TrainingData
 from templar.data.tokenizer import EMBEDDED, Tokenizer, check_fits, load_tokenizer
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.network_view import NetworkView
+from templar.exchange.objects import StartWindow
+from templar.hparams import Data, HParams
 from templar.neuron.configuration import NeuronConfig
 from templar.timeline import first_block
+
+log = logging.getLogger(__name__)
 
 CACHED_WINDOWS = 2  # windows whose data is kept: the one that is trained and the one that is scored
 REMEMBERED_EPOCHS = 2  # epochs before those of the state that a running node still knows
@@ -35,14 +41,50 @@ class Workload:
     """The training data of a network, window by window."""
 
     exchange: NetworkView
-    dataset: TrainingData
+    dataset: TrainingData  # of the window that is run or replayed: the plan may change it
     tokenizer: Tokenizer
-    start_window: int
+    start: StartWindow
+    open_dataset: Callable[[Data], TrainingData]
     _epochs: Epochs = ()
     _state_window: int = 0
     _known: dict[ShardEpoch, tuple[Epoch, SlotPlan]] = field(default_factory=dict)
     _sequences: dict[tuple[int, str], tuple[int, NDArray[np.int32]]] = field(default_factory=dict)
     _openings: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    _datasets: dict[str, TrainingData] = field(default_factory=dict)  # by digest
+
+    def opened(self, data: Data) -> TrainingData:
+        """The dataset of a window with these settings; it stays open.
+
+        Raises:
+            TransientError: The dataset could not be reached.
+            PermanentError: `dataset_missing`, `dataset_malformed`, `tokenizer_missing`, ...
+        """
+        self._datasets.setdefault(self.dataset.digest, self.dataset)
+        digest = data.other_dataset or self.start.dataset
+        if (known := self._datasets.get(digest)) is None:
+            known = self.open_dataset(data)
+            require_digest(known.digest, digest)
+            known.check(self.tokenizer)
+            self._datasets[digest] = known
+        return known
+
+    def prepare(self, plan: SettingsPlan, window: int) -> None:
+        """Open the datasets that a plan names for later windows; what is missing is in the log while there is time."""
+        for entry in plan.entries:
+            try:
+                if entry.first_window > window:
+                    self.opened(plan.at(entry.first_window).data)
+            except TemplarError as error:
+                log.error("from window %d on nothing will run here: %s", entry.first_window, error)  # noqa: TRY400
+
+    def use(self, settings: HParams) -> HParams:
+        """Take the settings of a window, and their dataset; errors as in `opened`, and nothing was changed."""
+        if (dataset := self.opened(settings.data)) is not self.dataset:
+            self.dataset = dataset
+            self._known.clear()
+            self._sequences = {}
+        self.exchange.hparams = settings
+        return settings
 
     def follow(self, epochs: Epochs, window: int) -> None:
         """Take over the shard epochs of the node's state, which is that of `window`."""
@@ -123,7 +165,7 @@ class Workload:
             TemplarError: As in `assignment`.
         """
         if not self._epochs:
-            return ShardEpoch(self.start_window, 0)
+            return ShardEpoch(self.start.start_window, 0)
         return epoch_of(self._epochs, self._state_window, window)
 
     def _permuted(self, stretch: ShardEpoch) -> tuple[Epoch, SlotPlan]:
@@ -179,9 +221,9 @@ def preview(workload: Workload, window: int, uid: int, *, num_texts: int) -> Pre
         TransientError: Chain or dataset could not be reached, or the window has not opened.
         PermanentError: `window_passed`: the network began later; or the dataset does not match its metadata.
     """
-    if window < workload.start_window:
+    if window < workload.start.start_window:
         raise PermanentError(
-            Reason.WINDOW_PASSED, f"window {window}: the network began with window {workload.start_window}"
+            Reason.WINDOW_PASSED, f"window {window}: the network began with window {workload.start.start_window}"
         )
     assignment = workload.assignment(window, uid)
     reading = workload.read(assignment)
@@ -204,8 +246,8 @@ def open_workload(config: NeuronConfig, birth: Birth) -> Workload:
         TransientError: The dataset could not be reached.
     """
     start, data = birth.start, config.hparams.data
-    dataset = config.open_dataset()
-    require_digest(dataset.digest, start)
+    dataset = config.open_dataset(data)
+    require_digest(dataset.digest, start.dataset)
     embedded = dataset.tokenizer_json() if data.tokenizer_name == EMBEDDED else None
     tokenizer = load_tokenizer(data.tokenizer_name, embedded=embedded)
     check_fits(tokenizer, config.hparams.model.vocab_size)
@@ -217,4 +259,4 @@ def open_workload(config: NeuronConfig, birth: Birth) -> Workload:
         )
     dataset.check(tokenizer)
     exchange = NetworkView(config.chain, config.buckets, birth.network, config.hparams, config.signer)
-    return Workload(exchange, dataset, tokenizer, start.start_window)
+    return Workload(exchange, dataset, tokenizer, start, config.open_dataset)

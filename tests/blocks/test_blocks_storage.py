@@ -149,4 +149,4 @@ class TestDataset:
         texts = dataset.held_out_texts(hparams, root / "home", tokenizer, 4)
         assert len(texts) == 4
         assert tokenizer.decode(held_out[0]).startswith(texts[0])
-        assert dataset.shards(hparams, root / "home").num_shards > 1
+        assert dataset.shards(hparams, root / "home", hparams.data).num_shards > 1

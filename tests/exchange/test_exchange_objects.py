@@ -65,7 +65,7 @@ LONGEST_ENTRY = {
     "number": MAX_ENTRIES,
     "previous": A,
     "first_window": MOST,
-    "changes": dict.fromkeys((".".join([chr(97 + place) + "x" * 39] * 4) for place in range(MAX_CHANGES)), "x" * 40),
+    "changes": dict.fromkeys((".".join([chr(97 + place) + "x" * 39] * 4) for place in range(MAX_CHANGES)), "x" * 64),
 }
 
 BODIES: tuple[Body, ...] = (

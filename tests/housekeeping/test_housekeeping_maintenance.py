@@ -7,7 +7,7 @@ import pytest
 from templar.agreement.checkpoint import MANIFEST_FILE, list_checkpoints
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
-from templar.housekeeping.maintenance import clean_bucket, known_epochs, publish_newest_checkpoint
+from templar.housekeeping.maintenance import clean_bucket, known_mark, publish_newest_checkpoint
 from templar.neuron.configuration import NeuronConfig
 from tests.support.errors import raising
 
@@ -32,7 +32,7 @@ def test_the_newest_snapshot_is_published_once(network):
     assert publish_newest_checkpoint(config) == mark
     assert network.objects(AGGREGATOR) == before
     assert not (config.home / "publishing").exists()
-    assert known_epochs(config, config.birth())[1] == 2
+    assert known_mark(config, config.birth()).window == 2
     assert half.exists()
 
     assert {parse_key(key).file for key in before if key.startswith("checkpoint-2-")} == {

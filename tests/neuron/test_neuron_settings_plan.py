@@ -114,14 +114,15 @@ def test_a_node_stops_before_an_entry_that_it_does_not_know(network, changes, wo
 
 
 def changed_run(folder, *, restarts):
-    """A network whose settings change at window 6, and again at 8; its roots by window."""
+    """A network whose settings change at window 6, and again, with its text, at 8; its roots by window."""
     network = Network(folder, HPARAMS, actors=("honest",) * 3)
+    anneal = {"training.adamw.learning_rate": 0.001, "data.other_dataset": network.world.add_dataset()}
     owner, start, away = network.aggregator, network.world.birth.start, network.member(network.miners[2])
     me = owner.exchange.newest_metagraph().by_hotkey(owner.exchange.own_signer.address)
     roots = []
     for window in range(1, 10):
         if window in (2, 5):
-            first, changes = (6, CHANGES) if window == 2 else (8, {"training.adamw.learning_rate": 0.001})
+            first, changes = (6, CHANGES) if window == 2 else (8, anneal)
             entry = entry_after(network.aggregator.state.plan, first, changes, start)
             propose(network.bucket(me.uid), start, me, network.member(me.uid).hotkey, entry)
         if restarts:
@@ -155,6 +156,7 @@ def test_settings_change_at_a_window_and_kills_change_no_byte(tmp_path):
             for _, data in network.objects(miner, f"manifest-{window}-").values()
         }
         assert manifests == {5: 2, 6: 1, 9: 1}
+        assert miner.workload.dataset.digest == miner.hparams.data.other_dataset != network.world.birth.start.dataset
 
         # Who comes from genesis, or audits, finds the same.
         network.to_window(11)
@@ -164,9 +166,24 @@ def test_settings_change_at_a_window_and_kills_change_no_byte(tmp_path):
         shown = published_plan(observer.config.reading(observer.birth), observer.birth, tmp_path / "nobody")
         assert (shown.plan, shown.known_to) == (late.state.plan, 9)
         auditor = Auditor(network.observer())
-        for window in (5, 6, 8):
+        for window in (5, 6, 8, 7):
             audit = auditor.audit(window)
             assert audit.verified, audit.summary
     finally:
         network.stop()
         other.stop()
+
+
+def test_what_a_later_window_lacks_is_said_while_there_is_time(network, caplog):
+    """And the node stops before that window, with its state as it is."""
+    node = network.miners[0]
+    plan = SettingsPlan(network.hparams)
+    entry = entry_after(plan, 9, {"data.other_dataset": "e" * 64}, network.world.birth.start)
+    node.workload.prepare(plan.after(entry), 5)
+    assert "from window 9 on nothing will run here: [dataset_missing]" in caplog.text
+    before = node.workload.dataset, node.hparams
+    node.state.plan = plan.after(entry)
+    node.use_settings(8)
+    with raising(PermanentError, Reason.DATASET_MISSING):
+        node.use_settings(9)
+    assert (node.workload.dataset, node.hparams) == before

@@ -17,7 +17,7 @@ from templar.data.shards.shard_writer import build_shards
 from templar.datasets.page_writer import upload_dataset
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import START_WINDOW_KEY
-from templar.housekeeping.maintenance import known_epochs, publish_newest_checkpoint, rotate_shards
+from templar.housekeeping.maintenance import known_mark, publish_newest_checkpoint, rotate_shards
 from templar.neuron.catchup import catch_up, take_checkpoint
 from templar.store.directory import DirectoryStore
 from templar.window import Action, open_window
@@ -131,7 +131,8 @@ def test_a_checkpoint_with_other_epochs_is_forged_and_windows_beyond_the_known_o
             check_mark(state.params, replace(mark, epochs=epochs), "a checkpoint")
     with raising(TransientError, Reason.WINDOW_NOT_OPEN, match="catch up first"):
         ran.validator.workload.assignment(11, 3)
-    assert known_epochs(ran.validator.config, ran.validator.birth) == (state.epochs, 8)
+    mark = known_mark(ran.validator.config, ran.validator.birth)
+    assert (mark.epochs, mark.window) == (state.epochs, 8)
 
 
 def test_an_observer_replays_a_network_of_shards_and_forgets_those_of_another_history(ran):
