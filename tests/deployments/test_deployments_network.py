@@ -317,7 +317,7 @@ def test_other_numbers_are_another_network(network, call, exported, tmp_path):
     assert call("--from", exported)[0] == 0, "the network is there, or begins"
     status, _, err = call("--from", exported, TEMPLAR_HPARAMS=str(tmp_path / "hparams.json"))
     assert status == 1
-    assert "with other hyper-parameters, text, tokenizer or first parameters" in err
+    assert "with other hyper-parameters, text, tokenizer, owners or first parameters" in err
 
 
 def test_nobody_else_starts_a_second_network(network, call):
