@@ -1,9 +1,9 @@
 """The automations of a neuron: who is told when a window is missed, weights are refused, a disk is nearly full, ...
 
 `templar neuron start` and `templar neuron register` deploy them; doing it again changes what differs and removes what
-this release does not have. Each waits for an event of the neuron (`tasks.alerts`), or for one of its
-flow runs, and notifies with the block that TEMPLAR_ALERT_BLOCK names, such as `slack-webhook/ops`. Without a block they
-do nothing, and the events stand in the UI's event feed all the same.
+this release does not have. Each waits for an event of the neuron (`tasks.alerts`), or for one of its flow runs, and
+notifies with the block that TEMPLAR_ALERT_BLOCK names, such as `slack-webhook/ops`. Without a block there are none: the
+events stand in the UI's event feed all the same.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 from prefect.blocks.abstract import NotificationBlock
 from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.events.actions import DoNothing, SendNotification
+from prefect.events.actions import SendNotification
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
 from deployments.clock import WINDOW_FLOWS
@@ -46,7 +46,9 @@ REMEDIES: Mapping[Alert, str] = {
 
 
 def definitions(neuron: str, window_seconds: float, block: NotificationBlock | None) -> list[AutomationCore]:
-    """Return all automations of a neuron."""
+    """Return all automations of a neuron; none without a block that notifies."""
+    if block is None:
+        return []
     runs: Resource = {"prefect.resource.role": "tag", "prefect.resource.id": f"prefect.tag.neuron:{neuron}"}
     pool: Resource = {"prefect.resource.role": "work-pool", "prefect.resource.name": HOUSEKEEPING_POOL}
     windows: Resource = {"prefect.resource.role": "flow", "prefect.resource.name": [*WINDOW_FLOWS]}
@@ -79,13 +81,10 @@ def _reactive(event: str, times: int = 1, seconds: float = 0.0, **matching: Any)
     return EventTrigger(posture=Posture.Reactive, expect={event}, threshold=times, within=within, **matching)
 
 
-def _automation(
-    neuron: str, what: str, trigger: EventTrigger, block: NotificationBlock | None, body: str
-) -> AutomationCore:
+def _automation(neuron: str, what: str, trigger: EventTrigger, block: NotificationBlock, body: str) -> AutomationCore:
     name = f"{neuron}: {what}"
-    action: DoNothing | SendNotification = DoNothing()
-    if block is not None and block._block_document_id is not None:
-        action = SendNotification(block_document_id=block._block_document_id, subject=name, body=body)
+    document: Any = block._block_document_id  # it was loaded from the server
+    action = SendNotification(block_document_id=document, subject=name, body=body)
     description, tags = body.rpartition("\n")[2], [f"neuron:{neuron}"]
     return AutomationCore(name=name, description=description, tags=tags, trigger=trigger, actions=[action])
 

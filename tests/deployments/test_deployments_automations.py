@@ -142,14 +142,12 @@ def test_deploying_again_changes_nothing_but_what_differs(deploy, neuron, prefec
     assert not changed[off.name].enabled
     assert changed[off.name].trigger != off.trigger
     assert all(each.enabled for each in changed.values() if each.id != off.id)
-    # One that this release does not have goes; those of another neuron stay.
+    # Without a block they go; those of another neuron stay.
     other = f"{neuron}-other"
     deploy(other)
-    with prefect_server.client() as client:
-        deploy_automations(client, definitions(neuron, LONG, None)[:3], neuron)
-        assert len(automations(prefect_server, neuron)) == 3
-        assert len(automations(prefect_server, other)) == len(first)
-        deploy_automations(client, [], other)
+    assert deploy(neuron, block=None) == {}
+    assert len(automations(prefect_server, other)) == len(first)
+    assert deploy(other, block=None) == {}
 
 
 def stamps(server, neuron):
