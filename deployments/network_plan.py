@@ -28,6 +28,7 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.objects import PlanEntry
 from templar.neuron.configuration import NeuronConfig
 from templar.reports.published_plan import PublishedPlan, problem_of, published_plan
+from templar.training.schedule import inner_learning_rate
 
 SPARE_WINDOWS = 5
 """Windows that a draft leaves, beyond the notice, for the owners to publish it."""
@@ -114,8 +115,11 @@ def draft(arguments: argparse.Namespace, config: NeuronConfig, known: PublishedP
     if arguments.json:
         print(json.dumps({"file": str(arguments.file), "digest": entry.digest, "first_window": entry.first_window}))
         return
-    needed, latest = birth.start.owners_needed, entry.first_window - notice
     print(f"entry {entry.number}, {entry.digest[:12]}, {entry.summary}")
+    steps = known.outer_steps + entry.first_window - known.known_to - 1
+    old, new = (f"{inner_learning_rate(each.training, steps, 0):.3g}" for each in (before, changed))
+    print(f"its first inner step, after about {steps} outer steps, has the learning rate {new} instead of {old}")
+    needed, latest = birth.start.owners_needed, entry.first_window - notice
     print(f"window {known.current} is open, that is in {hours:.1f} hours; the roster of window {latest} must adopt it")
     print(
         f"{needed} of {len(birth.start.owners)} owners publish this file: templar network plan publish {arguments.file}"

@@ -434,7 +434,6 @@ class Node:
                 return
             # 1. The roster from the journal, its payloads from the cache.
             window = applied.window
-            self.use_settings(window)
             try:
                 settlement = self._settlement_of(applied)
                 self._change_parameters(settlement)

@@ -82,7 +82,6 @@ class Workload:
         if (dataset := self.opened(settings.data)) is not self.dataset:
             self.dataset = dataset
             self._known.clear()
-            self._sequences = {}
         self.exchange.hparams = settings
         return settings
 

@@ -38,6 +38,7 @@ class PublishedPlan:
     plan: SettingsPlan
     current: int
     known_to: int
+    outer_steps: int  # up to that window
     proposals: tuple[Proposal, ...]
 
 
@@ -50,12 +51,13 @@ def published_plan(exchange: NetworkView, birth: Birth, home: Path) -> Published
     # 1. The entries of a state, then those of the rosters that were decided after it.
     current = window_of(exchange.chain.block(), exchange.hparams.windows)
     mark = _newest_mark(exchange, birth, home, current)
-    plan, known_to = SettingsPlan(exchange.hparams, mark.plan), mark.window
+    plan, known_to, outer_steps = SettingsPlan(exchange.hparams, mark.plan), mark.window, mark.outer_steps
     for window in range(mark.window + 1, current):
         try:
             ballots = read_ballots(exchange, window)
             if (value := decided_value(ballots)) != NULL_WINDOW:
                 plan = plan.adopted(find_roster(ballots, value)[0].body.plan, window, birth.start)
+                outer_steps += 1
         except TemplarError as error:
             log.info("window %d: the decision is not known now: %s", window, error)
             break
@@ -77,7 +79,7 @@ def published_plan(exchange: NetworkView, birth: Birth, home: Path) -> Published
         except TemplarError as error:
             problem = f"[{error.reason}] {error.message}"
         proposals.append(Proposal(hotkey, owner.uid, entry, problem))
-    return PublishedPlan(plan, current, known_to, tuple(proposals))
+    return PublishedPlan(plan, current, known_to, outer_steps, tuple(proposals))
 
 
 def problem_of(plan: SettingsPlan, entry: PlanEntry, window: int, birth: Birth) -> str:

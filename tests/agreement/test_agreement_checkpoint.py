@@ -11,14 +11,17 @@ from templar.agreement.checkpoint import (
     TOKENIZER_FILES,
     fetched_checkpoint,
     list_checkpoints,
+    mark_of,
     publish_checkpoint,
     read_refusals,
 )
 from templar.agreement.state import StateMark
 from templar.canonical import sha256_hex
 from templar.chain.clock import SimulatedClock
+from templar.data.assignment import ShardEpoch
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, ObjectKey, checkpoint_key
+from templar.exchange.objects import PlanEntry
 from templar.exchange.publish import COMPARE_BYTES
 from templar.hparams import load_hparams
 from templar.interrupt import StoppedError
@@ -29,7 +32,8 @@ from tests.support.scripted_store import fail_once, failing
 from tests.support.subnet import NETWORK, ROOT, Bucket, fields_of, member, signed_anyhow
 
 ALICE = member(5)
-MARK = StateMark(window=12, outer_steps=7, root=ROOT, previous_root="ab" * 32, null=False)
+ENTRY = PlanEntry(number=1, previous="ab" * 32, first_window=17, changes={"training.inner_steps": 3})
+MARK = StateMark(12, 7, ROOT, "ab" * 32, False, (ShardEpoch(9, 4), ShardEpoch(14, 5)), (ENTRY,))
 WEIGHTS = "model.safetensors"
 FETCHED = {WEIGHTS: bytes(range(256)) * (COMPARE_BYTES // 128), "tokenizer.json": b"[]"}
 FILES = {"config.json": b"{}", **FETCHED}
@@ -96,8 +100,7 @@ def test_a_checkpoint_is_read_back_byte_by_byte(scene):
     assert scene.fetch() == manifest
     assert manifest.files == {name: sha256_hex(data) for name, data in FILES.items()}
     assert manifest.sizes == {name: len(data) for name, data in FILES.items()}
-    mark = StateMark(manifest.window, manifest.outer_steps, manifest.root, manifest.previous_root, manifest.null)
-    assert mark == MARK
+    assert mark_of(manifest) == MARK
 
 
 def test_files_are_moved_several_at_a_time_and_the_progress_only_grows(scene):

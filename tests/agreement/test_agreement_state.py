@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from templar.agreement.state import AgreedState, StateMark, check_mark, genesis_root, parameters_digest, state_root
 from templar.errors import PermanentError, Reason
+from templar.exchange.objects import PlanEntry
 from templar.gradient.aggregate import aggregate
 from templar.hparams import load_hparams
-from templar.training.schedule import outer_learning_rate
+from templar.training.schedule import loudest_coefficient, outer_learning_rate
 from tests.docs.second_implementation import Spec
 from tests.support.errors import raising
 from tests.support.payloads import random_payload
@@ -86,6 +87,24 @@ def test_the_learning_rate_follows_the_outer_steps_and_not_the_windows():
     first, second = (outer_learning_rate(DEMO, outer_steps) for outer_steps in (0, 1))
     assert first < second
     assert steps.max() == pytest.approx(first + second, rel=1e-3)
+
+
+def test_a_step_is_taken_by_the_settings_of_its_window():
+    changes = {"training.outer_learning_rate": 0.25, "training.inner_steps": 1}
+    entry = PlanEntry(number=1, previous="ab" * 32, first_window=11, changes=changes)
+    calm, changed = state(), state()
+    changed.plan = changed.plan.after(entry)
+    for agreed in (calm, changed):
+        agreed.apply(10, [payload(1)])
+    assert calm.params.keys() == changed.params.keys()
+    assert parameters_digest(calm.params) == parameters_digest(changed.params), "it does not hold yet"
+    assert calm.root != changed.root, "a root covers the plan"
+    before, limit = {name: param.clone() for name, param in changed.params.items()}, changed.limit
+    settings = changed.plan.at(11)
+    assert limit == loudest_coefficient(settings.training, settings.gradient.momentum_decay, 1) < calm.limit
+    changed.apply(11, [payload(2)])
+    update, rate = aggregate([payload(2)], LAYOUT, limit), torch.tensor(0.25)
+    assert all(torch.equal(changed.params[name], old - rate * update[name]) for name, old in before.items())
 
 
 @pytest.mark.parametrize("payloads", [[], [payload(1)]])

@@ -35,6 +35,7 @@ def test_an_owner_drafts_and_proposes_and_everybody_sees_it(network, call, tmp_p
     status, out, err = call("draft", "--set", RATE, "--set", "training.optimizer=muon", "--file", file)
     assert (status, err) == (0, "")
     assert 'training.adamw.learning_rate = 0.0005, training.optimizer = "muon"' in out
+    assert "has the learning rate 0.0005 instead of 0.004" in out
     assert "1 of 1 owners publish this file" in out
     entry = json.loads(file.read_text())
     assert (entry["number"], entry["changes"]["training.optimizer"]) == (1, "muon")

@@ -183,6 +183,19 @@ def test_what_a_later_window_lacks_is_said_while_there_is_time(network, caplog):
     before = node.workload.dataset, node.hparams
     node.state.plan = plan.after(entry)
     node.use_settings(8)
+    node.workload.open_dataset, really = lambda data: before[0], node.workload.open_dataset
+    with raising(PermanentError, Reason.DATASET_MALFORMED, "is not the network's eeeeeeeeeeee"):
+        node.use_settings(9)
+    node.workload.open_dataset = really
     with raising(PermanentError, Reason.DATASET_MISSING):
         node.use_settings(9)
     assert (node.workload.dataset, node.hparams) == before
+
+
+def test_a_validator_votes_for_no_entry_that_it_cannot_follow(network):
+    network.run([1])
+    node, plan = network.validator, SettingsPlan(network.hparams)
+    entry = entry_after(plan, 9, {"training.momentum": 0.9}, network.world.birth.start)
+    roster = network.roster(1).model_copy(update={"plan": AdoptedEntry(entry=entry, approvals=())})
+    with raising(RejectedError, Reason.PLAN_UNKNOWN, "entry 1 of the plan, from window 9 on: training.momentum"):
+        node.approve_roster(node.exchange.times(1), roster)
