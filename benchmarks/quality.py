@@ -98,6 +98,8 @@ GRID: dict[str, Row] = {
     "Muon 0.02, 4096 of 4096": replace(PLAIN, optimizer="muon", k=4096),
     "Muon 0.02, 1024 of 4096, sum / R": MUON_DENSE,
     "Muon 0.02, 1024 of 4096, sum / R, rate 0.001": replace(MUON_DENSE, learning_rate=0.001),
+    "Muon 0.02, 1024 of 4096, sum / R, rate 0.001, outer 1.2": replace(MUON_DENSE, learning_rate=0.001, outer_rate=1.2),
+    "dense, AdamW 0.0014, outer 1.2": replace(DENSE, learning_rate=0.0014, outer_rate=1.2),
     "Muon 0.01, sum / sqrt(R)": replace(LESS, optimizer="muon", matrix_rate=0.01, rule="root"),
     "Muon 0.01, 128 of 4096, sum / sqrt(R)": replace(LESS, optimizer="muon", matrix_rate=0.01, rule="root", k=128),
 }
@@ -146,6 +148,8 @@ LONG: Mapping[str, Sequence[str]] = {  # windows of many inner steps: more coeff
             "dense, AdamW 0.0014",
             "decay 0.95, rate 0.0014",
             f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R, rate 0.001",
+            f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R, rate 0.001, outer 1.2",
+            "dense, AdamW 0.0014, outer 1.2",
         ),
     ),
 }

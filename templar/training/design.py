@@ -25,6 +25,8 @@ Every rule stands here, with its source:
 * **Optimizer.** Muon for the matrices where payloads are dense: there it keeps what it gains over AdamW, and at equal
   bytes it ends lower than AdamW through a sparse code. Through sparse codes it loses (docs/codec.md). The iterations of
   Newton and Schulz are 1 to 2 % more operations at these batches.
+* **Outer rate.** 1.1 where payloads are dense, which counts twice, in the payload and in the outer step: what decays in
+  the error feedback is lost, and a dense exchange, which loses nothing, is worse for it (docs/codec.md).
 * **Error feedback.** A decay of 0.95, all of it at the end of a training (SparseLoCo, arXiv 2508.15706, at 512 M). What
   is better for a quarter of a million parameters is worse for three (docs/codec.md).
 * **Loss.** Hoffmann et al. (arXiv 2203.15556, approach 3), on their text: a direction, not a promise.
@@ -58,6 +60,7 @@ WARMUP_SHARE = 0.02
 DENSITIES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)  # of the coefficients of a chunk
 DENSITY_COST = 0.02  # of a window, for a denser code than the sparsest
 DENSE = 1 / 16  # from here on sums are divided by the number of payloads
+DENSE_OUTER_RATE = 1.1
 FEEDBACK_DECAY, FEEDBACK_CARRY = 0.95, 0.0
 WANTED_OUTER_STEPS = 1000  # to learn as well as in one place (hypertrain's assumption: 1,000 to 3,000)
 MOST_BLOCKS = 125  # of a window
@@ -174,6 +177,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
             "optimizer": "muon" if density >= DENSE else "adamw",
             "adamw": {"learning_rate": float(f"{RATE * (count / RATE_PARAMETERS) ** RATE_POWER:.2g}")},
             "schedule": {"warmup_steps": warmup, "warmup_start_factor": 0.01, "eta_min_factor": 1.0},
+            "outer_learning_rate": DENSE_OUTER_RATE if density >= DENSE else base.training.outer_learning_rate,
         },
         "gradient": {
             "momentum_decay": FEEDBACK_DECAY,
