@@ -152,8 +152,8 @@ def context_of(hparams: HParams, root: Path, uid: int, role: str, clock: AskingC
     own = OwnBucket(BucketAddress(account, "local", "local"), opened(account, writable=True))
     buckets = Buckets(chain, lambda address: opened(address.account_id), own=own, hotkey=hotkey.address)
     home = root / "measured"
-    transfer = transfer_of(hparams.storage)
-    opening = partial(open_training, [opened(DATASET_BUCKET)], DATASET_PREFIX, hparams.data, home / "shards", transfer)
+    stores, folder, transfer = [opened(DATASET_BUCKET)], home / "shards", transfer_of(hparams.storage)
+    opening = partial(open_training, stores, DATASET_PREFIX, folder=folder, transfer=transfer)
     return NeuronConfig(role, home, hparams, chain, buckets, hotkey, opening, gather_concurrency=1)
 
 
