@@ -22,9 +22,10 @@ from rich.console import Console
 from deployments.neuron.status import folding_table
 from deployments.options import NEURON, add_shared, command_parser, environment_of
 from deployments.register import checked_neuron
+from templar.agreement.genesis import require_digest
 from templar.agreement.settings_plan import check_changes, propose
 from templar.arguments import whole_number
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.objects import PlanEntry
 from templar.neuron.configuration import NeuronConfig
 from templar.reports.published_plan import PublishedPlan, problem_of, published_plan
@@ -89,9 +90,19 @@ def show(known: PublishedPlan, *, as_json: bool) -> None:
     console.print(folding_table("plan", "", rows=rows, title=f"window {known.current}, read up to {known.known_to}"))
 
 
+def require_newest(known: PublishedPlan) -> None:
+    """Refuse to go on from an old plan; a window may still be decided."""
+    if known.known_to < known.current - 2:
+        problem = (
+            f"the plan is known up to window {known.known_to}, and window {known.current} is open: try again later"
+        )
+        raise TransientError(Reason.DECISION_MISSING, problem)
+
+
 def draft(arguments: argparse.Namespace, config: NeuronConfig, known: PublishedPlan) -> None:
     """Write the next entry to a file; nothing is written (`plan_unknown`, `plan_invalid`) if nobody could take it."""
     # 1. The entry.
+    require_newest(known)
     plan, birth = known.plan, config.birth()
     notice = plan.genesis.windows.plan_notice_windows
     after = max([known.current + notice + SPARE_WINDOWS, *(each.first_window + 1 for each in plan.entries[-1:])])
@@ -109,6 +120,8 @@ def draft(arguments: argparse.Namespace, config: NeuronConfig, known: PublishedP
         raise PermanentError(Reason.PLAN_INVALID, "these settings have these values already")
     if problem := problem_of(plan, entry, known.current + 1, birth):
         raise PermanentError(Reason.PLAN_INVALID, problem)
+    if (digest := entry.changes.get("data.other_dataset")) is not None:
+        require_digest(config.open_dataset(changed.data).digest, str(digest))
     arguments.file.write_text(json.dumps(entry.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
     blocks = config.hparams.windows.blocks_per_window
     hours = (entry.first_window - known.current) * blocks * config.hparams.windows.block_seconds / 3600
@@ -137,6 +150,7 @@ def publish(file: Path, config: NeuronConfig, known: PublishedPlan) -> None:
     except (OSError, ValueError, TypeError) as error:
         problem = f"{file}: it is not an entry that `draft` wrote: {error}"
         raise PermanentError(Reason.PLAN_INVALID, problem) from None
+    require_newest(known)
     if problem := problem_of(known.plan, entry, known.current, birth):
         raise PermanentError(Reason.PLAN_INVALID, problem)
     propose(config.buckets.own, birth.start, owner, config.own_signer, entry)

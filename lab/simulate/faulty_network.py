@@ -58,9 +58,6 @@ EVAL_SEQUENCES = 16  # sequences that a validator measures of the own data of a 
 
 
 SETTINGS: Mapping[str, tuple[float, ...]] = {
-    "windows.read_margin_seconds": (12, 14),
-    "windows.roster_slot_seconds": (60, 66),
-    "windows.train_margin_seconds": (6.0, 9.0),
     "training.adamw.learning_rate": (0.001, 0.002, 0.004),
     "training.outer_learning_rate": (0.5, 0.7, 1.0),
     "gradient.momentum_decay": (0.8, 0.9),

@@ -96,8 +96,8 @@ def find_conflicts(exchange: NetworkView, seen: Observations) -> tuple[tuple[Fin
     own = exchange.signer.address if exchange.signer else None
     # 1. Publishers without a roster that counts.
     for passed in seen.passed_over:
-        # What the payloads do is no fault of the publisher that was shown them.
-        if passed.hotkey != own and passed.reason is not Reason.ROSTER_HARMFUL:
+        # What the payloads do, or what this node cannot follow, is no fault of the publisher.
+        if passed.hotkey != own and passed.reason not in (Reason.ROSTER_HARMFUL, Reason.PLAN_UNKNOWN):
             suspect = Suspect(uid=passed.uid, hotkey=passed.hotkey)
             shown = passed.sealed or _shown_now(exchange, seen.window, suspect)
             detail = f"no roster that counts: {passed.detail}"

@@ -53,14 +53,14 @@ def draft_roster(
     peer_list: str | None,
     cache: PayloadCache,
     spool: Path,
-    plan: AdoptedEntry | None = None,
+    proposed: Callable[[], AdoptedEntry | None] = lambda: None,
     durable: bool = True,
 ) -> RosterDraft:
     """Write aggregate and roster to the disk, once: a later call returns the first one's draft.
 
     `submissions` are in uid order and their payloads in the cache. `previous` is the digest of the roster that was
     decided for the window before, None for a null window; `peer_list` that of the selection that was gathered, None
-    without a peer list. `plan` is the entry that the plan gets.
+    without a peer list. `proposed` finds the entry that the plan gets.
 
     PermanentError: `bad_state_file`; the file on the disk is no roster.
     """
@@ -81,7 +81,7 @@ def draft_roster(
         entries=tuple(each.entry for each in submissions),
         aggregate_sha256=file_sha256(aggregate),
         aggregate_bytes=aggregate.stat().st_size,
-        plan=plan,
+        plan=proposed(),
     )
     _write(journal, [roster.canonical()], durable=durable)
     return RosterDraft(roster, aggregate)

@@ -15,9 +15,10 @@ from templar.chain.base import Metagraph, NeuronInfo
 from templar.chain.hotkey import Signer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError
 from templar.exchange.buckets import Buckets
+from templar.exchange.gather import ask_in_turn
 from templar.exchange.object_keys import PLAN_KEY
 from templar.exchange.objects import MAX_ENTRIES, AdoptedEntry, Approval, PlanEntry, PlanProposal, StartWindow
-from templar.exchange.signed import Network, Sealed, check_signature, read_signed, seal
+from templar.exchange.signed import Found, Network, Sealed, check_signature, read_signed, seal
 from templar.hparams import HParams, changed
 from templar.shared_results import shared
 from templar.store.base import ObjectStore
@@ -25,8 +26,7 @@ from templar.store.base import ObjectStore
 log = logging.getLogger(__name__)
 
 CHANGEABLE = (
-    *("windows.commit_guard_seconds", "windows.time_window_delta_seconds", "windows.read_margin_seconds"),
-    *("windows.roster_slot_seconds", "windows.roster_ranks", "windows.train_margin_seconds", "data.other_dataset"),
+    "data.other_dataset",
     *("training.batch_size", "training.micro_batch_size", "training.inner_steps", "training.max_step_batches"),
     *("training.max_grad_norm", "training.optimizer", "training.adamw.", "training.muon_learning_rate"),
     *("training.schedule.", "training.outer_learning_rate", "training.weight_decay"),
@@ -36,10 +36,14 @@ CHANGEABLE = (
     *("weights.windows_per_weights", "weights.power_normalisation", "weights.gather_share"),
     *("weights.gather_top_ratio", "weights.reserve_decay_ratio", "weights.burn_rate"),
 )
-"""The settings that an entry may change; a name that ends with a dot stands for all of its group.
+"""The settings that an entry may change; a name that ends with a dot stands for all of its group but `FIXED`.
 
-The rest says how objects are read, who decides, or how the data are shared out: it stays as in the genesis.
+The rest says how objects are read, when they count, who decides, or how the data are shared out: it stays as in the
+genesis.
 """
+FIXED = ("scoring.validator_offset",)
+FARTHEST = 100
+"""An entry begins at most so many times the notice ahead: after it another one must be able to begin."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,11 @@ class SettingsPlan:
         if self.entries:
             earliest = max(earliest, self.entries[-1].first_window + 1)
         if entry.number != len(self.entries) + 1 or entry.previous != self.head(start):
-            return f"entry {entry.number} does not follow the plan, which has {len(self.entries)}"
-        if entry.first_window < earliest:
-            return f"entry {entry.number} holds from window {entry.first_window}: too late, {earliest} is the earliest"
+            return f"entry {entry.number} does not follow the newest one, number {len(self.entries)}"
+        latest = window + FARTHEST * self.genesis.windows.plan_notice_windows
+        if not earliest <= entry.first_window <= latest:
+            begins = f"entry {entry.number} begins at window {entry.first_window}"
+            return f"{begins}: with the notice, it may be {earliest} to {latest}"
         return ""
 
     def adopted(self, found: AdoptedEntry | None, window: int, start: StartWindow) -> "SettingsPlan":
@@ -118,7 +124,7 @@ def check_changes(settings: HParams, changes: Mapping[str, Any]) -> HParams:
         PermanentError: `plan_unknown`; the message names each setting that is unknown or fixed, and each bad value.
     """
     groups = tuple(name for name in CHANGEABLE if name.endswith("."))
-    fixed = [name for name in changes if name not in CHANGEABLE and not name.startswith(groups)]
+    fixed = [name for name in changes if name in FIXED or (name not in CHANGEABLE and not name.startswith(groups))]
     if fixed:
         problem = f"{', '.join(fixed)}: this release changes no such setting within a network"
         raise PermanentError(Reason.PLAN_UNKNOWN, problem)
@@ -141,37 +147,49 @@ def _settings(genesis: HParams, entries: tuple[PlanEntry, ...]) -> HParams:
 
 
 def proposed_entry(
-    buckets: Buckets, members: Metagraph, start: StartWindow, plan: SettingsPlan, window: int
+    buckets: Buckets,
+    members: Metagraph,
+    start: StartWindow,
+    plan: SettingsPlan,
+    window: int,
+    *,
+    seconds: float,
+    concurrency: int = 1,
 ) -> AdoptedEntry | None:
     """The entry that enough owners propose and that may be adopted with the roster of a window; None if there is none.
 
-    An owner that is no neuron of the subnet, or whose bucket fails, is left out.
+    An owner that is no neuron of the subnet, or whose bucket fails or takes more than so many seconds, is left out.
     """
-    network = Network(start.netuid, start.digest)
-    signed: dict[str, list[tuple[PlanEntry, Approval]]] = defaultdict(list)
-    for hotkey in start.owners if len(plan.entries) < MAX_ENTRIES else ():
-        owner = members.by_hotkey(hotkey)
-        if owner is None:
-            continue
+    owners = {owner.uid: owner for owner in map(members.by_hotkey, start.owners) if owner is not None}
+
+    def read(uid: int) -> Found[PlanProposal] | None:
         try:
-            reader = buckets.reader(owner)
-            found = read_signed(reader, PLAN_KEY, PlanProposal, network=network, author=owner)
+            return read_proposal(buckets, start, owners[uid])
         except TemplarError as error:
-            log.warning("what the owner uid %d proposes is left out: %s", owner.uid, error)
-            continue
-        if found is not None and found.body.entry not in plan.entries:
-            approval = Approval(uid=owner.uid, hotkey=hotkey, signature=found.signature)
-            signed[found.body.entry.digest].append((found.body.entry, approval))
-    for _, proposals in sorted(signed.items()):
-        adopted = AdoptedEntry(entry=proposals[0][0], approvals=tuple(approval for _, approval in proposals))
+            log.warning("what the owner uid %d proposes is left out: %s", uid, error)
+            return None
+
+    signed: dict[PlanEntry, list[Approval]] = defaultdict(list)
+    if len(plan.entries) < MAX_ENTRIES:
+        for uid, found in ask_in_turn(read, owners, seconds=seconds, concurrency=concurrency):
+            if found is not None and found.body.entry not in plan.entries:
+                approval = Approval(uid=uid, hotkey=owners[uid].hotkey, signature=found.signature)
+                signed[found.body.entry].append(approval)
+    for entry, approvals in sorted(signed.items(), key=lambda item: item[0].digest):
+        adopted = AdoptedEntry(entry=entry, approvals=tuple(sorted(approvals, key=lambda each: each.uid)))
         try:
             plan.check(adopted, window, start)
-            plan.after(adopted.entry).at(adopted.entry.first_window)
-        except PermanentError as error:
+        except RejectedError as error:
             log.warning("an entry of the plan is not adopted: [%s] %s", error.reason, error.message)
             continue
         return adopted
     return None
+
+
+def read_proposal(buckets: Buckets, start: StartWindow, owner: NeuronInfo) -> Found[PlanProposal] | None:
+    """What an owner proposes, None if it proposes nothing; errors as in `read_signed`."""
+    network = Network(start.netuid, start.digest)
+    return read_signed(buckets.reader(owner), PLAN_KEY, PlanProposal, network=network, author=owner)
 
 
 def propose(store: ObjectStore, start: StartWindow, owner: NeuronInfo, signer: Signer, entry: PlanEntry) -> None:

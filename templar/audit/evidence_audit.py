@@ -155,7 +155,6 @@ class Auditor:
         published = self._published(window, uid)
         # 2. Replay up to the window before, and gather the window again.
         self.bring_to(window - 1)
-        node.use_settings(window)
         seen = look_back(node, window)
         # 3. Audit the roster, then each evidence.
         roster = replace(audit_roster(node, seen), seconds=time.perf_counter() - started)

@@ -42,6 +42,7 @@ def look_back(node: Node, window: int) -> Hindsight:
 
     TransientError: Chain or stores failed, or the decision is not known yet: `decision_missing`.
     """
+    node.use_settings(window)
     exchange, rules = node.exchange, node.reveal_rules(node.exchange.times(window))
     miners = exchange.miners(window)
     # 1. Gather as in the window; before the decision is read, so that no payload is in the cache already.

@@ -33,7 +33,7 @@ class Windows(SettingsGroup):
     quorum: float = Field(ge=1 / 2, le=2 / 3)
     """A window is decided by validators with more than this share of the announced stake (docs/protocol.md 11)."""
     plan_notice_windows: int = Field(ge=2)
-    """Least windows from the one whose roster adopts an entry of the plan to the first that it changes."""
+    """Fewest windows between the one whose roster adopts an entry of the plan and the first that it changes."""
     train_margin_seconds: float = Field(ge=0)
     """Training stops this long, or longer, before the last moment for the commitment, so that it can be compressed."""
 
@@ -202,13 +202,13 @@ class Training(SettingsGroup):
 
     recipe: Literal["sparseloco", "demo"]
     """`sparseloco`: inner AdamW steps and a pseudo-gradient. `demo`: one averaged gradient and a sign step."""
-    batch_size: int = Field(ge=1)
+    batch_size: int = Field(ge=1, le=2**20)
     """Sequences per inner step (sparseloco) or per backward pass (demo)."""
     micro_batch_size: int = Field(ge=1)
     """Sequences per forward pass; divides batch_size."""
-    inner_steps: int = Field(ge=1)
+    inner_steps: int = Field(ge=1, le=2**20)
     """Inner steps per window that every miner should have time for (sparseloco), or most batches averaged (demo)."""
-    max_step_batches: int = Field(default=1, ge=1)
+    max_step_batches: int = Field(default=1, ge=1, le=2**10)
     """Most batches whose gradients a faster miner averages for one inner step (sparseloco)."""
     max_grad_norm: float = Field(gt=0)
     """Clip of the inner gradient's norm (sparseloco)."""

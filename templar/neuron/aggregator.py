@@ -2,13 +2,14 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 
 from templar.agreement.ballot_box import READ_SECONDS, own_may_have_expired
 from templar.agreement.roster import RosterDraft, draft_roster, publish_copy, publish_roster
 from templar.agreement.roster_judge import Judge, check_omissions
 from templar.agreement.settings_plan import proposed_entry
 from templar.agreement.voter import Settlement, Voter
-from templar.errors import PermanentError, Reason, RejectedError, TransientError
+from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.commitments import Observed, observe_commitments
 from templar.exchange.gather import GatherReport, Tier
 from templar.exchange.objects import AdoptedEntry, Roster
@@ -16,7 +17,6 @@ from templar.exchange.publish import TimedReport, publish_in_time
 from templar.exchange.reveal import CONCLUSIVE, RevealRules, Submission
 from templar.neuron.node import Node
 from templar.neuron.window_time import spends
-from templar.store.deadline import Deadline
 from templar.timeline import Interval, WindowTimes
 
 log = logging.getLogger(__name__)
@@ -152,8 +152,11 @@ class RosterNode(Node):
         """The payloads of the own roster, in uid order: what the peers revealed, and the reserve in empty places."""
         return [outcome.submission for outcome in report.outcomes if outcome.submission and outcome.tier != Tier.OTHER]
 
-    def draft(self, window: int, report: GatherReport) -> RosterDraft:
-        """Write the own roster and aggregate of a window to this disk."""
+    def draft(self, window: int, report: GatherReport, rank: int = 0) -> RosterDraft:
+        """Write the own roster and aggregate of a window to this disk.
+
+        Only rank 0 adds to the plan: if most validators cannot follow an entry, the next rank's roster counts.
+        """
         before = self.journal.applied(window - 1)
         return draft_roster(
             self.exchange,
@@ -163,15 +166,28 @@ class RosterNode(Node):
             peer_list=report.peer_list,
             cache=self.cache,
             spool=self.spool,
-            plan=self.proposed(window),
+            proposed=partial(self.proposed, window) if rank == 0 else lambda: None,
             durable=self.config.durable,
         )
 
     def proposed(self, window: int) -> AdoptedEntry | None:
-        """The entry of the plan that the own roster adds."""
-        with Deadline(READ_SECONDS).applied():
-            members = self.exchange.metagraph(window)
-            return proposed_entry(self.buckets, members, self.birth.start, self.state.plan, window)
+        """The entry of the plan that the own roster adds; None if there is none that this node can follow."""
+        seconds = min(READ_SECONDS, self.hparams.windows.roster_slot_seconds / 4)
+        found = proposed_entry(
+            self.buckets,
+            self.exchange.metagraph(window),
+            self.birth.start,
+            self.state.plan,
+            window,
+            seconds=seconds,
+            concurrency=self.config.gather_concurrency,
+        )
+        try:
+            self.workload.follows(self.state.plan, found)
+        except TemplarError as error:
+            log.warning("window %d: an entry of the plan is not added: [%s] %s", window, error.reason, error)
+            return None
+        return found
 
     def approve_roster(self, times: WindowTimes, roster: Roster) -> None:
         """Judge a roster by the own gather, in which only what this node observed before the close counts.
@@ -179,11 +195,10 @@ class RosterNode(Node):
         Raises:
             RejectedError: `roster_omits`; `plan_unknown`, this release cannot follow the entry that it adds.
         """
-        if roster.plan is not None:
-            try:
-                self.state.plan.after(roster.plan.entry).at(roster.plan.entry.first_window)
-            except PermanentError as error:
-                raise RejectedError(error.reason, error.message) from None
+        try:
+            self.workload.follows(self.state.plan, roster.plan)
+        except TemplarError as error:
+            raise RejectedError(Reason.PLAN_UNKNOWN, f"[{error.reason}] {error.message}") from None
         seen, gathered = self._observed(times.window), self._gathered
         if gathered is None or gathered.window != times.window or seen is None or seen.digests is None:
             return
@@ -202,7 +217,6 @@ class RosterNode(Node):
                 saw none of those that are there; or the own roster is not legal. The next rank has its turn: an empty
                 roster would void the window.
         """
-        del rank
         seen = self._observed(window)
         if seen is None or seen.digests is None:
             raise PermanentError(Reason.COMMIT_UNSEEN, "no commitments were observed: no roster is published")
@@ -213,7 +227,7 @@ class RosterNode(Node):
             )
         if Reason.COMMIT_UNSEEN in reasons and not self.chosen(report):
             raise PermanentError(Reason.COMMIT_UNSEEN, "no commitment was seen in time: this node's clock may be wrong")
-        draft = self.draft(window, report)
+        draft = self.draft(window, report, rank)
         self.check_own(self.exchange.times(window), draft.roster)
         publish_roster(self.exchange, draft, slot)
 

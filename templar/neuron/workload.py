@@ -17,7 +17,7 @@ from templar.data.dataset import PageOrigin, Reading, TrainingData
 from templar.data.tokenizer import EMBEDDED, Tokenizer, check_fits, load_tokenizer
 from templar.errors import PermanentError, Reason, TemplarError
 from templar.exchange.network_view import NetworkView
-from templar.exchange.objects import StartWindow
+from templar.exchange.objects import AdoptedEntry, StartWindow
 from templar.hparams import Data, HParams
 from templar.neuron.configuration import NeuronConfig
 from templar.timeline import first_block
@@ -67,6 +67,15 @@ class Workload:
             known.check(self.tokenizer)
             self._datasets[digest] = known
         return known
+
+    def follows(self, plan: SettingsPlan, added: AdoptedEntry | None) -> None:
+        """Check that this node can follow a plan with one more entry.
+
+        Raises:
+            TemplarError: `plan_unknown`; or as in `opened`, the dataset is not there.
+        """
+        if added is not None and added.entry not in plan.entries:
+            self.opened(plan.after(added.entry).at(added.entry.first_window).data)
 
     def prepare(self, plan: SettingsPlan, window: int) -> None:
         """Open the datasets that a plan names for later windows; what is missing is in the log while there is time."""

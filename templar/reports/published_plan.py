@@ -8,13 +8,11 @@ from templar.agreement.ballot_box import decided_value, find_roster, read_ballot
 from templar.agreement.checkpoint import list_checkpoints, mark_of, read_manifest
 from templar.agreement.genesis import Birth
 from templar.agreement.proven_state import proven_state
-from templar.agreement.settings_plan import SettingsPlan
+from templar.agreement.settings_plan import SettingsPlan, read_proposal
 from templar.agreement.state import StateMark
 from templar.errors import TemplarError
 from templar.exchange.network_view import NetworkView
-from templar.exchange.object_keys import PLAN_KEY
-from templar.exchange.objects import NULL_WINDOW, PlanEntry, PlanProposal
-from templar.exchange.signed import read_signed
+from templar.exchange.objects import NULL_WINDOW, PlanEntry
 from templar.neuron.snapshot import Snapshots
 from templar.timeline import window_of
 
@@ -71,8 +69,7 @@ def published_plan(exchange: NetworkView, birth: Birth, home: Path) -> Published
             proposals.append(Proposal(hotkey, None, None, "is no neuron of this subnet"))
             continue
         try:
-            reader = exchange.buckets.reader(owner)
-            found = read_signed(reader, PLAN_KEY, PlanProposal, network=birth.network, author=owner)
+            found = read_proposal(exchange.buckets, birth.start, owner)
             if found is not None:
                 entry = found.body.entry
                 problem = "is adopted" if entry in plan.entries else problem_of(plan, entry, current, birth)
@@ -94,11 +91,10 @@ def problem_of(plan: SettingsPlan, entry: PlanEntry, window: int, birth: Birth) 
 
 
 def _newest_mark(exchange: NetworkView, birth: Birth, home: Path, current: int) -> StateMark:
-    """The newest snapshot in a folder, or the newest checkpoint of a proven state; without either the genesis."""
+    """The newer one of the newest snapshot in a folder and of the newest checkpoint of a proven state."""
+    newest = birth.mark
     if (home / "snapshots").is_dir():
-        marks = Snapshots(home / "snapshots", birth.network, kept=1).marks()
-        if marks:
-            return marks[0]
+        newest = next(iter(Snapshots(home / "snapshots", birth.network, kept=1).marks()), newest)
     shown = []
     for validator in exchange.newest_metagraph().validators():
         try:
@@ -106,7 +102,7 @@ def _newest_mark(exchange: NetworkView, birth: Birth, home: Path, current: int) 
         except TemplarError as error:
             log.info("checkpoints of uid %d are left out: %s", validator.uid, error)
             continue
-        shown += [(window, validator) for window in windows if birth.mark.window < window < current]
+        shown += [(window, validator) for window in windows if newest.window < window < current]
     for window, validator in sorted(shown, key=lambda each: -each[0]):
         try:
             found = read_manifest(exchange.buckets.reader(validator), validator, window, exchange.network)
@@ -114,4 +110,4 @@ def _newest_mark(exchange: NetworkView, birth: Birth, home: Path, current: int) 
                 return mark_of(found)
         except TemplarError as error:
             log.info("checkpoint of window %d of uid %d is left out: %s", window, validator.uid, error)
-    return birth.mark
+    return newest

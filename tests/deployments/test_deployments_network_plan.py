@@ -1,6 +1,7 @@
 """`templar network plan`: what an owner sees, drafts and proposes, and what is refused before anybody signs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -17,12 +18,22 @@ def network(tmp_path_factory):
 
 
 @pytest.fixture
-def call(network, tmp_path, run_main):
+def call(network, tmp_path, run_main, monkeypatch):
+    """No window of this network is decided: what is known is set."""
+    real = network_plan.published_plan
+
+    def known(*arguments):
+        found = real(*arguments)
+        return replace(found, known_to=found.current - main.behind)
+
+    monkeypatch.setattr(network_plan, "published_plan", known)
+
     def main(command, *options, name=OWNER):
         variables = network.environment(name) | {"TEMPLAR_HOME": str(tmp_path / "home")}
         file = write_env(tmp_path / f"{name}.env", variables)
         return run_main(network_plan.main, command, *options, "--env-file", file)
 
+    main.behind = 1
     return main
 
 
@@ -62,8 +73,9 @@ def test_an_owner_drafts_and_proposes_and_everybody_sees_it(network, call, tmp_p
         (["--set", "training.batch_size=6"], "batch_size is not a multiple of micro_batch_size"),
         (["--set", "training.inner_steps"], "[plan_invalid] training.inner_steps: write the setting and its value as"),
         (["--set", "Training=1"], "[plan_invalid] changes.Training"),
+        (["--set", f"data.other_dataset={'e' * 64}"], "[dataset_missing]"),
         (["--set", "weights.burn_rate=0.5"], "these settings have these values already"),
-        (["--set", RATE, "--first-window", "1"], "entry 1 holds from window 1: too late"),
+        (["--set", RATE, "--first-window", "1"], "entry 1 begins at window 1: with the notice, it may be"),
     ],
 )
 def test_a_draft_that_nobody_could_take_writes_nothing(call, tmp_path, options, words):
@@ -71,6 +83,16 @@ def test_a_draft_that_nobody_could_take_writes_nothing(call, tmp_path, options, 
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert words in err
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_nothing_is_drafted_or_proposed_on_an_old_plan(call, tmp_path):
+    file = tmp_path / "plan.json"
+    call("draft", "--set", RATE, "--file", file)
+    call.behind = 3
+    for command in (("draft", "--set", RATE, "--file", tmp_path / "other.json"), ("publish", file)):
+        status, out, err = call(*command)
+        assert (status, out) == (1, "")
+        assert "[decision_missing] the plan is known up to window" in err
 
 
 def test_only_owners_propose_and_only_entries(call, tmp_path):

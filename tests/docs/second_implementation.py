@@ -61,7 +61,8 @@ class Spec:
         follows = [network["genesis"], *map(Spec.digest, plan)][-1] == entry["previous"]
         enough = len(set(signers) & set(network["owners"])) >= network["owners_needed"]
         is_next = entry["number"] == len(plan) + 1
-        return is_next and follows and entry["first_window"] >= first and enough and len(set(signers)) == len(signers)
+        in_time = first <= entry["first_window"] <= window + 100 * network["notice"]
+        return is_next and follows and in_time and enough and len(set(signers)) == len(signers)
 
     @staticmethod
     def times(window, rules):

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from templar.agreement.settings_plan import SettingsPlan, proposal, propose
+from templar.agreement.settings_plan import SettingsPlan, proposal, propose, proposed_entry
 from templar.agreement.state import AgreedState, parameters_digest
 from templar.audit.evidence_audit import Auditor
 from templar.errors import PermanentError, Reason, RejectedError
@@ -66,7 +66,7 @@ def test_an_entry_is_adopted_by_the_rules_of_the_page(known):
         plan = plan.after(entry_after(plan, 8 + 3 * place))
     entries = [each.model_dump(mode="json") for each in plan.entries]
     rules = {"genesis": START.digest, "notice": 2, "owners": START.owners, "owners_needed": 2}
-    heads, firsts = {plan.head(START), START.digest, "d" * 64}, (1, 8, 9, 10, 11, 12, 13, 200)
+    heads, firsts = {plan.head(START), START.digest, "d" * 64}, (1, 8, 9, 10, 11, 12, 13, 207, 208)
     signers = (OWNERS[:2], OWNERS, OWNERS[:1], others, [*OWNERS[:1] * 2, *OWNERS[1:2]], [])
     for number, before, first, owners in product((1, 2, 3, 4), heads, firsts, signers):
         entry = PlanEntry(number=number, previous=before, first_window=first, changes=CHANGES)
@@ -89,6 +89,7 @@ def test_an_entry_is_adopted_by_the_rules_of_the_page(known):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"scoring.validator_offset": 2**40}, "scoring.validator_offset: this release changes no such setting"),
         ({"model.hidden_size": 16}, "model.hidden_size: this release changes no such setting"),
         ({"training.adamw.momentum": 0.9}, "training.adamw.momentum: unknown key"),
         ({"training.inner_steps": 0}, "training.inner_steps: Input should be greater"),
@@ -197,5 +198,36 @@ def test_a_validator_votes_for_no_entry_that_it_cannot_follow(network):
     node, plan = network.validator, SettingsPlan(network.hparams)
     entry = entry_after(plan, 9, {"training.momentum": 0.9}, network.world.birth.start)
     roster = network.roster(1).model_copy(update={"plan": AdoptedEntry(entry=entry, approvals=())})
-    with raising(RejectedError, Reason.PLAN_UNKNOWN, "entry 1 of the plan, from window 9 on: training.momentum"):
+    with raising(RejectedError, Reason.PLAN_UNKNOWN, "[plan_unknown] entry 1 of the plan, from window 9 on"):
         node.approve_roster(node.exchange.times(1), roster)
+    entry = entry_after(plan, 9, {"data.other_dataset": "e" * 64}, network.world.birth.start)
+    roster = roster.model_copy(update={"plan": AdoptedEntry(entry=entry, approvals=())})
+    with raising(RejectedError, Reason.PLAN_UNKNOWN, "[dataset_missing]"):
+        node.approve_roster(node.exchange.times(1), roster)
+
+
+def test_numbers_that_are_equal_in_python_are_other_entries():
+    one, same, other = (entry_after(SettingsPlan(HPARAMS), 9, {"weights.burn_rate": value}) for value in (1, 1, 1.0))
+    assert one == same
+    assert one != other
+    assert len({one, same, other}) == 2
+
+
+def test_an_owner_whose_bucket_hangs_is_left_out_and_one_that_has_gone(tmp_path):
+    network = Network(tmp_path, HPARAMS, actors=("honest",))
+    try:
+        nodes = network.aggregator, network.validator
+        start = network.world.birth.start.model_copy(
+            update={"owners": tuple(each.exchange.own_signer.address for each in nodes) + START.owners}
+        )
+        members, plan = network.aggregator.exchange.newest_metagraph(), SettingsPlan(HPARAMS)
+        for node in nodes:
+            me = members.by_hotkey(node.exchange.own_signer.address)
+            propose(network.bucket(me.uid), start, me, node.exchange.own_signer, entry_after(plan, 9, start=start))
+        found = proposed_entry(network.aggregator.buckets, members, start, plan, 1, seconds=5.0)
+        assert [each.uid for each in found.approvals] == sorted(map(network.uid, nodes))
+        network.blind(network.aggregator, network.validator)
+        (left,) = proposed_entry(network.aggregator.buckets, members, start, plan, 1, seconds=5.0).approvals
+        assert left.uid == network.uid(network.aggregator)
+    finally:
+        network.stop()
