@@ -149,7 +149,6 @@ LONG: Mapping[str, Sequence[str]] = {  # windows of many inner steps: more coeff
             "decay 0.95, rate 0.0014",
             f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R, rate 0.001",
             f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R, rate 0.001, outer 1.2",
-            "dense, AdamW 0.0014, outer 1.2",
         ),
     ),
 }
