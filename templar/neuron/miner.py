@@ -105,13 +105,17 @@ class Miner(PrivateStateNode):
         super().__init__(config)
         with self._released_on_failure():
             self.trainer = open_trainer(self.hparams.model, config.trainer, self.home)
-            self.trainer.check(self.hparams.training, length=self.hparams.data.sequence_length)
+            self.check_settings(self.state.plan.at(self.state.window + 1))
         self._trained: dict[int, TrainResult] = {}
         self._reading = Lock()  # of the dataset
         rules = self.hparams.windows
         self._end = TrainingEnd(finish_seconds(self.hparams), rules.train_margin_seconds, self.chain.clock.now)
         self._ahead = AheadTraining(self, self.trainer, self, self._end)
         self._resources.callback(self._ahead.stop)
+
+    def check_settings(self, settings: HParams) -> None:
+        """Check that this host can train with these settings; PermanentError as in `Trainer.check`."""
+        self.trainer.check(settings.training, length=settings.data.sequence_length)
 
     @spends("exchanging")
     def fetch_pages(self, window: int) -> PageReport:

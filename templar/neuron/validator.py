@@ -94,10 +94,14 @@ class Validator(RosterNode):
                 log.warning("%s: no scores on this disk: they go on from window %d", self.name, evidence.window)
                 self.book.record(evidence, first=True)
             self.meter = Meter(config.trainer)
-            self.meter.check(self.hparams)
+            self.check_settings(self.state.plan.at(self.state.window + 1))
             self.model: nn.Module = build_model(self.hparams.model)
             self._guard = threading.Lock()  # several rosters may be looked at at once
             self._approved: dict[str, RejectedError | None] = {}  # by the roster's digest
+
+    def check_settings(self, settings: HParams) -> None:
+        """Check that this host can measure with these settings; PermanentError as in `Meter.check`."""
+        self.meter.check(settings)
 
     def publish_peers(self, window: int) -> PublishReceipt | None:
         """Publish a new peer list if one is due; None if not, or if too few miners are active.

@@ -77,12 +77,13 @@ class Workload:
         if added is not None and added.entry not in plan.entries:
             self.opened(plan.after(added.entry).at(added.entry.first_window).data)
 
-    def prepare(self, plan: SettingsPlan, window: int) -> None:
-        """Open the datasets that a plan names for later windows; what is missing is in the log while there is time."""
+    def prepare(self, plan: SettingsPlan, window: int, check: Callable[[HParams], None]) -> None:
+        """Check the settings of later windows and open their data; what is wrong is in the log while there is time."""
         for entry in plan.entries:
             try:
                 if entry.first_window > window:
-                    self.opened(plan.at(entry.first_window).data)
+                    check(settings := plan.at(entry.first_window))
+                    self.opened(settings.data)
             except TemplarError as error:
                 log.error("from window %d on nothing will run here: %s", entry.first_window, error)  # noqa: TRY400
 

@@ -174,13 +174,20 @@ def test_settings_change_at_a_window_and_kills_change_no_byte(tmp_path):
         other.stop()
 
 
+def refuse(training):
+    raise PermanentError(Reason.OUT_OF_MEMORY, f"a batch of {training.batch_size}")
+
+
 def test_what_a_later_window_lacks_is_said_while_there_is_time(network, caplog):
     """And the node stops before that window, with its state as it is."""
     node = network.miners[0]
     plan = SettingsPlan(network.hparams)
     entry = entry_after(plan, 9, {"data.other_dataset": "e" * 64}, network.world.birth.start)
-    node.workload.prepare(plan.after(entry), 5)
+    node.workload.prepare(plan.after(entry), 5, node.check_settings)
     assert "from window 9 on nothing will run here: [dataset_missing]" in caplog.text
+    node.trainer.micro_batches.check = lambda training, length: refuse(training)
+    node.workload.prepare(plan.after(entry_after(plan, 9)), 5, node.check_settings)
+    assert "from window 9 on nothing will run here: [out_of_memory] a batch of 4" in caplog.text
     before = node.workload.dataset, node.hparams
     node.state.plan = plan.after(entry)
     node.use_settings(8)
