@@ -52,10 +52,10 @@ class Dataset(Block):
 
     def shards(self, hparams: HParams, home: Path, data: Data) -> "ShardedDataset":
         """The shards of the training split, by the settings of a window; arguments and errors as in `open`."""
-        from templar.data.dataset import place, transfer_of
+        from templar.data.dataset import dataset_folders, transfer_of
         from templar.data.shards.shard_dataset import ShardedDataset
 
-        prefix, folder = place(self.prefix, home / SHARDS_FOLDER, data)
+        prefix, folder = dataset_folders(self.prefix, home / SHARDS_FOLDER, data)
         return ShardedDataset(self.stores(), prefix, folder=folder, transfer=transfer_of(hparams.storage))
 
     def held_out(self, hparams: HParams, home: Path, tokenizer: "Tokenizer", num_sequences: int) -> Any:

@@ -25,7 +25,7 @@ from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import Hotkey
 from templar.chain.ledger import Ledger, create_ledger
 from templar.data.corpus import Document, collect_documents
-from templar.data.dataset import TrainingData, open_training, place, read_held_out, transfer_of
+from templar.data.dataset import TrainingData, dataset_folders, open_training, read_held_out, transfer_of
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import load_tokenizer
@@ -255,7 +255,7 @@ class World:
     def add_dataset(self) -> str:
         """Put another dataset beside the network's, where nodes look for it; its digest. Its pages are fewer."""
         data, (folder, digest) = self.hparams.data, _other_dataset(self.hparams.data, self.hparams.model.vocab_size)
-        prefix, _ = place(DATASET_PREFIX, self.root, data.model_copy(update={"other_dataset": digest}))
+        prefix, _ = dataset_folders(DATASET_PREFIX, self.root, data.model_copy(update={"other_dataset": digest}))
         upload_dataset(Path(folder.name, DATASET_BUCKET), self.stage.open_store(DATASET_BUCKET), prefix)
         return digest
 

@@ -19,7 +19,7 @@ from templar.exchange.gather import ask_in_turn
 from templar.exchange.object_keys import PLAN_KEY
 from templar.exchange.objects import MAX_ENTRIES, AdoptedEntry, Approval, PlanEntry, PlanProposal, StartWindow
 from templar.exchange.signed import Found, Network, Sealed, check_signature, read_signed, seal
-from templar.hparams import HParams, changed
+from templar.hparams import HParams, with_changes
 from templar.shared_results import shared
 from templar.store.base import ObjectStore
 
@@ -129,7 +129,7 @@ def check_changes(settings: HParams, changes: Mapping[str, Any]) -> HParams:
         problem = f"{', '.join(fixed)}: this release changes no such setting within a network"
         raise PermanentError(Reason.PLAN_UNKNOWN, problem)
     try:
-        return changed(settings, changes)
+        return with_changes(settings, changes)
     except PermanentError as error:
         raise PermanentError(Reason.PLAN_UNKNOWN, error.message) from None
 

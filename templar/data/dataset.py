@@ -86,7 +86,7 @@ class TrainingData(ABC):
         """Fetch the pages of an assignment, and its sequences: all, or those of some training positions."""
 
 
-def place(prefix: str, folder: Path, data: Data) -> tuple[str, Path]:
+def dataset_folders(prefix: str, folder: Path, data: Data) -> tuple[str, Path]:
     """The folder of a dataset in the stores, and that of its shards on this machine.
 
     A dataset that the plan names lies beside the network's first one, with 16 digits of its digest after a hyphen.
@@ -102,12 +102,12 @@ def open_training(
 ) -> TrainingData:
     """Open the training split in stores that hold the same dataset, in the folder `prefix`.
 
-    `folder` is where shards lie on this machine; both folders as in `place`.
+    `folder` is where shards lie on this machine; both folders as in `dataset_folders`.
 
     TransientError: No store could be read. PermanentError: `dataset_missing`, `dataset_malformed`, `dataset_too_small`,
     `bad_hparams`.
     """
-    prefix, folder = place(prefix, folder, data)
+    prefix, folder = dataset_folders(prefix, folder, data)
     if data.layout == "pages":
         return PagedTraining(PageDataset(stores, prefix, rows_per_page=data.rows_per_page), data.sequence_length)
     shards = ShardedDataset(stores, prefix, folder=folder, transfer=transfer)

@@ -57,9 +57,9 @@ __all__ = [
     "Training",
     "Weights",
     "Windows",
-    "changed",
     "load_hparams",
     "preset_names",
+    "with_changes",
 ]
 
 PRODUCTION_TRAINER = TrainerSettings(
@@ -137,7 +137,7 @@ def load_hparams(
     return _validated(_merge(tree, overrides or {}), f"{path}, preset {preset!r}")
 
 
-def changed(hparams: HParams, changes: Mapping[str, Any]) -> HParams:
+def with_changes(hparams: HParams, changes: Mapping[str, Any]) -> HParams:
     """Change settings by their names with dots, such as `training.adamw.learning_rate`.
 
     Raises:
