@@ -40,7 +40,6 @@ from templar.agreement.conflicts import AuditReport
 from templar.agreement.voter import Settlement
 from templar.errors import Reason
 from templar.exchange.gather import GatherReport
-from templar.exchange.objects import AdoptedEntry
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.miner import Miner, PageReport, TrainReport
 from templar.neuron.node import Node
@@ -121,9 +120,10 @@ def close_window(neuron: str, report: GatherReport, settlement: Settlement) -> A
     if audit.findings:
         rows = finding_rows(audit)
         table(f"findings-{neuron}", rows, f"Window {audit.window}: roster and gathered objects disagree.")
-    added, entries = settlement.roster and settlement.roster.plan, node.state.plan.entries
-    if isinstance(added, AdoptedEntry) and entries[-1:] == (added.entry,):
-        table(f"plan-{neuron}", plan_rows(entries), f"Window {audit.window}: the plan has a new entry.")
+    added = None if settlement.roster is None else settlement.roster.plan
+    if added is not None and node.state.plan.entries[-1:] == (added.entry,):
+        rows = plan_rows(node.state.plan.entries)
+        table(f"plan-{neuron}", rows, f"Window {audit.window}: the plan has a new entry.")
     table(f"time-{neuron}", time_rows(node.time.seconds(audit.window)), f"Window {audit.window}: where the time went.")
     run = FlowRunContext.get()
     seconds = None if run is None else (datetime.now(UTC) - run.start_time).total_seconds()

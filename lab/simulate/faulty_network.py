@@ -61,7 +61,7 @@ SETTINGS: Mapping[str, tuple[float, ...]] = {
     "training.adamw.learning_rate": (0.001, 0.002, 0.004),
     "training.outer_learning_rate": (0.5, 0.7, 1.0),
     "gradient.momentum_decay": (0.8, 0.9),
-    "peers.gather_peer_count": (18, 20),
+    "peers.gather_peer_count": (20, 24),
     "scoring.baseline_share": (0.1, 0.2),
     "weights.burn_rate": (0.0, 0.5),
 }

@@ -47,7 +47,7 @@ class Workload:
     open_dataset: Callable[[Data], TrainingData]
     _epochs: Epochs = ()
     _state_window: int = 0
-    _known: dict[ShardEpoch, tuple[Epoch, SlotPlan]] = field(default_factory=dict)
+    _known: dict[ShardEpoch, tuple[str, int]] = field(default_factory=dict)  # key, and slots that are wanted
     _sequences: dict[tuple[int, str], tuple[int, NDArray[np.int32]]] = field(default_factory=dict)
     _openings: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     _datasets: dict[str, TrainingData] = field(default_factory=dict)  # by digest
@@ -89,10 +89,7 @@ class Workload:
 
     def use(self, settings: HParams) -> HParams:
         """Take the settings of a window, and their dataset; errors as in `opened`, and nothing was changed."""
-        if (dataset := self.opened(settings.data)) is not self.dataset:
-            self.dataset = dataset
-            self._known.clear()
-        self.exchange.hparams = settings
+        self.dataset, self.exchange.hparams = self.opened(settings.data), settings
         return settings
 
     def follow(self, epochs: Epochs, window: int) -> None:
@@ -179,19 +176,20 @@ class Workload:
 
     def _permuted(self, stretch: ShardEpoch) -> tuple[Epoch, SlotPlan]:
         """Permute the units of a shard epoch and cut them into slots."""
+        data, chain = self.exchange.hparams.data, self.exchange.chain
         if stretch not in self._known:
-            # 1. The key has the hash of the epoch's first block, so nobody knows the order before.
-            data, chain = self.exchange.hparams.data, self.exchange.chain
+            # 1. The key has the hash of the epoch's first block, so nobody knows the order before. There is one slot
+            #    per miner at that block, and the spare ones.
             block_hash = chain.block_hash(first_block(stretch.first_window, self.exchange.hparams.windows))
             key = f"{self.exchange.network.genesis}/{stretch.position}/{block_hash}"
+            self._known[stretch] = key, len(self.exchange.miners(stretch.first_window)) + data.spare_slots
 
-            # 2. One slot per miner at that block and the spare ones, but no more than the data has: then some miners
-            #    wait in each window, for a network must not stop because many have registered.
-            pages = self.dataset.num_pages(stretch.position)
-            wanted = len(self.exchange.miners(stretch.first_window)) + data.spare_slots
-            slots = max(1, min(wanted, pages // data.pages_per_window))
-            self._known[stretch] = (Epoch(key, pages, stretch.first_window), SlotPlan(slots, data.pages_per_window))
-        return self._known[stretch]
+        # 2. No more slots than the data has: then some miners wait in each window, for a network must not stop because
+        #    many have registered.
+        key, wanted = self._known[stretch]
+        pages = self.dataset.num_pages(stretch.position)
+        slots = max(1, min(wanted, pages // data.pages_per_window))
+        return Epoch(key, pages, stretch.first_window), SlotPlan(slots, data.pages_per_window)
 
     def _opening(self, window: int) -> tuple[tuple[int, ...], str]:
         """The miners at a window's first block, and its hash; both are final, so the chain is asked once."""
