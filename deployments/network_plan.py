@@ -22,7 +22,7 @@ from rich.console import Console
 from deployments.neuron.status import folding_table
 from deployments.options import NEURON, add_shared, command_parser, environment_of
 from deployments.register import checked_neuron
-from templar.agreement.genesis import require_digest
+from templar.agreement.genesis import Birth, require_digest
 from templar.agreement.settings_plan import check_changes, propose
 from templar.arguments import whole_number
 from templar.errors import PermanentError, Reason, TransientError
@@ -56,9 +56,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if arguments.command == "show":
             show(known, as_json=arguments.json)
         elif arguments.command == "draft":
-            draft(arguments, config, known)
+            draft(arguments, config, birth, known)
         else:
-            publish(arguments.file, config, known)
+            publish(arguments.file, config, birth, known)
     return 0
 
 
@@ -99,11 +99,11 @@ def require_newest(known: PublishedPlan) -> None:
         raise TransientError(Reason.DECISION_MISSING, problem)
 
 
-def draft(arguments: argparse.Namespace, config: NeuronConfig, known: PublishedPlan) -> None:
+def draft(arguments: argparse.Namespace, config: NeuronConfig, birth: Birth, known: PublishedPlan) -> None:
     """Write the next entry to a file; nothing is written (`plan_unknown`, `plan_invalid`) if nobody could take it."""
     # 1. The entry.
     require_newest(known)
-    plan, birth = known.plan, config.birth()
+    plan = known.plan
     notice = plan.genesis.windows.plan_notice_windows
     after = max([known.current + notice + SPARE_WINDOWS, *(each.first_window + 1 for each in plan.entries[-1:])])
     entry = made_entry(
@@ -139,9 +139,9 @@ def draft(arguments: argparse.Namespace, config: NeuronConfig, known: PublishedP
     )
 
 
-def publish(file: Path, config: NeuronConfig, known: PublishedPlan) -> None:
+def publish(file: Path, config: NeuronConfig, birth: Birth, known: PublishedPlan) -> None:
     """Propose the entry of a file in the own bucket."""
-    birth, owner = config.birth(), config.own_neuron()
+    owner = config.own_neuron()
     if owner.hotkey not in birth.start.owners:
         others = ", ".join(birth.start.owners) or "nobody"
         raise PermanentError(Reason.PLAN_INVALID, f"{owner.hotkey} does not own this network: its owners are {others}")

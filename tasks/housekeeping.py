@@ -109,9 +109,8 @@ def rotate_shards(neuron: str) -> RotationReport:
     config = block.config(neuron)
     if config.hparams.data.layout == "pages":
         return RotationReport(skipped=Reason.NO_SHARDS)
-    data, bar = maintenance.known_data(config), f"shards-{neuron}"
-    shards = block.dataset.shards(config.hparams, Path(block.home), data)
-    return maintenance.rotate_shards(config, shards, progress(bar, "Shards on the local disk."))
+    open_shards = partial(block.dataset.shards, config.hparams, Path(block.home))
+    return maintenance.rotate_shards(config, open_shards, progress(f"shards-{neuron}", "Shards on the local disk."))
 
 
 @task(task_run_name="evaluate published", **HOUSEKEEPING)

@@ -277,8 +277,7 @@ def open_window(node: Node, requested: int | None = None) -> Opening:
         # Without this proof a node that returns would count as out of sync for one window more.
         node.publish_sync_proof(reached)
     node.use_settings(window)
-    check = node.check_settings if isinstance(node, Miner | Validator) else lambda settings: None
-    node.workload.prepare(node.state.plan, window, check)
+    node.workload.prepare(node.state.plan, window, node.check_settings)
     node.time.begin(window)
     return Opening(window, Action.RUN)
 

@@ -7,7 +7,7 @@ moment and run again.
 
 import logging
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -208,32 +208,27 @@ def known_mark(config: NeuronConfig, birth: Birth) -> StateMark:
     return replace(mark, epochs=mark.epochs or first_epochs(birth.start.start_window))
 
 
-def known_data(config: NeuronConfig) -> Data:
-    """The settings of the data after the newest snapshot; before genesis the network's first ones."""
-    try:
-        mark = known_mark(config, config.birth())
-    except TransientError as error:
-        if error.reason is not Reason.GENESIS_MISSING:
-            raise
-        return config.hparams.data
-    return SettingsPlan(config.hparams, mark.plan).at(mark.window + 1).data
-
-
-def rotate_shards(config: NeuronConfig, dataset: ShardedDataset, on_progress: Progress) -> RotationReport:
+def rotate_shards(
+    config: NeuronConfig, open_shards: Callable[[Data], ShardedDataset], on_progress: Progress
+) -> RotationReport:
     """Download the shards that the network's state needs; before genesis the first shard.
 
-    `dataset_malformed` if it is not the network's dataset; other errors as in `rotate`.
+    `open_shards` opens the dataset of a window with these settings. `dataset_malformed` if it is not the network's;
+    other errors as in `rotate`.
     """
-    epochs, window = first_epochs(0), -1
+    epochs, window, data = first_epochs(0), -1, config.hparams.data
     try:
         birth = config.birth()
     except TransientError as error:
         if error.reason is not Reason.GENESIS_MISSING:
             raise
+        dataset = open_shards(data)
     else:
-        require_digest(dataset.digest, known_data(config).other_dataset or birth.start.dataset)
         mark = known_mark(config, birth)
         epochs, window = mark.epochs, mark.window
+        data = SettingsPlan(config.hparams, mark.plan).at(window + 1).data
+        dataset = open_shards(data)
+        require_digest(dataset.digest, data.other_dataset or birth.start.dataset)
     storage = config.hparams.storage
     budget = None if storage.shard_budget_gib is None else int(storage.shard_budget_gib * 2**30)
     wanted = plan_shards(epochs, window, dataset.num_shards, storage.keep_shards)

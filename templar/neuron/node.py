@@ -71,6 +71,7 @@ class Node:
 
     foresee: Callable[[GatherReport], None] = staticmethod(lambda report: None)
     """Takes note of what will probably be decided, before a gather ends; miners alone do."""
+    check_settings: Callable[..., None] = staticmethod(lambda settings: None)  # of a later window
     left_window: int | None = None
     """The newest window that was found decided otherwise, until somebody has been told."""
     _pending_journal_window: int | None = None

@@ -52,6 +52,9 @@ class Workload:
     _openings: dict[int, tuple[tuple[int, ...], str]] = field(default_factory=dict)
     _datasets: dict[str, TrainingData] = field(default_factory=dict)  # by digest
 
+    def __post_init__(self) -> None:
+        self._datasets[self.dataset.digest] = self.dataset
+
     def opened(self, data: Data) -> TrainingData:
         """The dataset of a window with these settings; it stays open.
 
@@ -59,7 +62,6 @@ class Workload:
             TransientError: The dataset could not be reached.
             PermanentError: `dataset_missing`, `dataset_malformed`, `tokenizer_missing`, ...
         """
-        self._datasets.setdefault(self.dataset.digest, self.dataset)
         digest = data.other_dataset or self.start.dataset
         if (known := self._datasets.get(digest)) is None:
             known = self.open_dataset(data)

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from templar.agreement.ballot_box import decided_value, find_roster, read_ballots
+from templar.agreement.ballot_box import decided_roster
 from templar.agreement.checkpoint import list_checkpoints, mark_of, read_manifest
 from templar.agreement.genesis import Birth
 from templar.agreement.proven_state import proven_state
@@ -12,7 +12,7 @@ from templar.agreement.settings_plan import SettingsPlan, read_proposal
 from templar.agreement.state import StateMark
 from templar.errors import TemplarError
 from templar.exchange.network_view import NetworkView
-from templar.exchange.objects import NULL_WINDOW, PlanEntry
+from templar.exchange.objects import PlanEntry
 from templar.neuron.snapshot import Snapshots
 from templar.timeline import window_of
 
@@ -52,9 +52,8 @@ def published_plan(exchange: NetworkView, birth: Birth, home: Path) -> Published
     plan, known_to, outer_steps = SettingsPlan(exchange.hparams, mark.plan), mark.window, mark.outer_steps
     for window in range(mark.window + 1, current):
         try:
-            ballots = read_ballots(exchange, window)
-            if (value := decided_value(ballots)) != NULL_WINDOW:
-                plan = plan.adopted(find_roster(ballots, value)[0].body.plan, window, birth.start)
+            if (decided := decided_roster(exchange, window)) is not None:
+                plan = plan.adopted(decided[0].plan, window, birth.start)
                 outer_steps += 1
         except TemplarError as error:
             log.info("window %d: the decision is not known now: %s", window, error)

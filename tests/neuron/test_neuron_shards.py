@@ -156,11 +156,11 @@ def test_rotation_before_genesis_brings_the_first_shard_and_afterwards_refuses_a
     upload_dataset(tmp_path / "built", other, "other")
     dataset = ShardedDataset([other], "other", folder=tmp_path / "shards")
     with raising(PermanentError, Reason.DATASET_MALFORMED):
-        rotate_shards(config, dataset, lambda percentage: None)
+        rotate_shards(config, lambda data: dataset, lambda percentage: None)
     assert not [*(tmp_path / "shards").glob("train_*")]
     sharded.bucket(sharded.aggregator).delete([START_WINDOW_KEY])
     dataset = ShardedDataset([dataset_of(sharded)], DATASET_PREFIX, folder=tmp_path / "first")
-    assert rotate_shards(config, dataset, lambda percentage: None).current == (0,)
+    assert rotate_shards(config, lambda data: dataset, lambda percentage: None).current == (0,)
 
 
 def test_many_registrations_do_not_stop_a_network(build):
