@@ -49,8 +49,8 @@ def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str
     endpoint, dataset = neuron.bucket.endpoint, neuron.dataset
     if request.choice == "dataset":
         endpoint = dataset.endpoint
-    holds_dataset = any(
-        each.bucket == bucket and (each.account_id == account or dataset.endpoint.url != R2)  # only R2 knows accounts
+    holds_dataset = endpoint.url == dataset.endpoint.url and any(
+        each.bucket == bucket and (each.account_id == account or endpoint.url != R2)  # only R2 knows accounts
         for each in dataset.buckets.get_secret_value()
     )
     kept = (folder_prefix(dataset.prefix),) if holds_dataset and request.choice != "dataset" else ()

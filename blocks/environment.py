@@ -4,6 +4,7 @@ Secrets and endpoints come from here and nowhere else; numbers come from `hparam
 once, by the variable's name, and never with its value.
 """
 
+import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -20,9 +21,23 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import DEFAULT_PRESET, PRODUCTION_TRAINER, RENDEZVOUS, TrainerSettings
 from templar.store.address import BucketAddress
 
+log = logging.getLogger(__name__)
+
 BUCKET_LIST = "R2_DATASET_BUCKET_LIST"
 WRITE_VARIABLES = "R2_DATASET_WRITE"
 DATASET_FOLDER = ("DATASET_BINS_PATH", "dataset")  # the variable and its default
+STORAGE_VARIABLES = ("TEMPLAR_STORAGE", "TEMPLAR_STORAGE_REGION", "TEMPLAR_STORAGE_ADDRESSING")
+DATASET_VARIABLES = ("R2_DATASET_ENDPOINT", "R2_DATASET_REGION", "R2_DATASET_ADDRESSING")
+"""The address of a storage, its region, and how it is addressed."""
+SUCCESSORS = {
+    "NODE_TYPE": "TEMPLAR_ROLE",
+    "CUDA_DEVICE": "TEMPLAR_DEVICE",
+    "INFLUXDB_HOST": "TEMPLAR_SINK_INFLUX_URL",
+    "INFLUXDB_DATABASE": "TEMPLAR_SINK_INFLUX_DATABASE",
+    "INFLUXDB_TOKEN": "TEMPLAR_SINK_INFLUX_TOKEN",
+    "LOKI_URL": "TEMPLAR_SINK_LOKI_URL",
+}
+"""Variables of the reference that have another name here."""
 AUTO = "auto"
 _SIZE, _A_SIZE = r"0*[1-9]\d*", "a whole number of at least 1"
 
@@ -131,6 +146,9 @@ def neuron_from_environment(environment: Mapping[str, str]) -> Neuron:
 
     `bad_environment` names every variable that is missing or malformed, and the remedy, but no secret.
     """
+    for theirs, ours in SUCCESSORS.items():
+        if environment.get(theirs, "").strip() and not environment.get(ours, "").strip():
+            log.warning("%s is not read: what it was for is %s here", theirs, ours)
     reader = EnvironmentReader(environment)
     role = reader.text("TEMPLAR_ROLE", "miner")
     endpoint = endpoint_block(reader)
@@ -178,7 +196,8 @@ def dataset_from_environment(environment: Mapping[str, str]) -> Dataset:
 def upload_from_environment(environment: Mapping[str, str]) -> tuple[StorageEndpoint, str, BucketCredentials]:
     """The storage that takes a dataset, its folder there, and the key of `R2_DATASET_WRITE_*`; `bad_environment`."""
     reader = EnvironmentReader(environment)
-    found = endpoint_block(reader), reader.text(*DATASET_FOLDER), key_block(reader, WRITE_VARIABLES)
+    endpoint = dataset_endpoint(reader, endpoint_block(reader))
+    found = endpoint, reader.text(*DATASET_FOLDER), key_block(reader, WRITE_VARIABLES)
     reader.raise_problems()
     return found
 
@@ -200,13 +219,16 @@ def _wallet(reader: EnvironmentReader, environment: Mapping[str, str]) -> Wallet
     return wallet
 
 
-def endpoint_block(reader: EnvironmentReader) -> StorageEndpoint:
-    """The network's object storage: `TEMPLAR_STORAGE*`."""
+def endpoint_block(reader: EnvironmentReader, variables: tuple[str, str, str] = STORAGE_VARIABLES) -> StorageEndpoint:
+    """The network's object storage, or the one of these variables; timeout and tries are the same for all."""
     timeout, attempts = "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS", "TEMPLAR_STORAGE_MAX_ATTEMPTS"
+    url, region, addressing = variables
     return reader.build(
         StorageEndpoint,
-        {"url": "TEMPLAR_STORAGE", "read_timeout_seconds": timeout, "max_attempts": attempts},
-        url=reader.text("TEMPLAR_STORAGE", R2),
+        {"url": url, "region": region, "read_timeout_seconds": timeout, "max_attempts": attempts},
+        url=reader.text(url, R2),
+        region=reader.text(region, AUTO),
+        addressing=reader.matching(addressing, "path", "path|virtual", "path or virtual"),
         read_timeout_seconds=reader.number(timeout, 20.0, kind=float),
         max_attempts=reader.number(attempts, 4, kind=int),
     )
@@ -299,8 +321,23 @@ def key_block(reader: EnvironmentReader, prefix: str) -> BucketCredentials:
     )
 
 
+def dataset_endpoint(reader: EnvironmentReader, network: StorageEndpoint) -> StorageEndpoint:
+    """The storage of the dataset: that of `R2_DATASET_ENDPOINT` if it is set, else the network's."""
+    url, *more = DATASET_VARIABLES
+    if reader.text(url, ""):
+        return endpoint_block(reader, DATASET_VARIABLES)
+    for name in more:
+        if reader.text(name, ""):
+            reader.problem(name, f"is set, and {url} is not: set that, too, or use the network's storage as it is")
+    return network
+
+
 def dataset_block(reader: EnvironmentReader, endpoint: StorageEndpoint) -> Dataset:
-    """The buckets of `R2_DATASET_BUCKET_LIST` if it is set, else the single `R2_DATASET_*` bucket."""
+    """The buckets of `R2_DATASET_BUCKET_LIST` if it is set, else the single `R2_DATASET_*` bucket.
+
+    `endpoint` is the network's; the dataset may have one of its own.
+    """
+    endpoint = dataset_endpoint(reader, endpoint)
     listed = reader.text(BUCKET_LIST, "")
     buckets = _listed_buckets(reader, listed) if listed else [_single_bucket(reader)]
     prefix = reader.text(*DATASET_FOLDER)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import unquote, urlsplit
 
 from prefect.blocks.core import Block
@@ -36,6 +36,10 @@ class StorageEndpoint(Block):
     model_config = ConfigDict(hide_input_in_errors=True)  # a refused address may hold a secret
 
     url: str = Field(default=R2, description="Cloudflare R2 (r2), another S3 endpoint's address, or file:///folder.")
+    region: str = Field(default="auto", description="Region in the signature of requests; R2 has only `auto`.")
+    addressing: Literal["path", "virtual"] = Field(
+        default="path", description="Whether a bucket is in the path of a request's address, or in the host's name."
+    )
     read_timeout_seconds: float = Field(
         default=20.0, gt=0, allow_inf_nan=False, description="Longest silence of the server in a request."
     )
@@ -78,7 +82,12 @@ class StorageEndpoint(Block):
             endpoint_url=r2_endpoint(account_id) if self.url == R2 else self.url,
             access_key_id=key.access_key_id,
             secret_access_key=key.secret_access_key.get_secret_value(),
-            settings=S3Settings(read_timeout_seconds=self.read_timeout_seconds, max_attempts=self.max_attempts),
+            settings=S3Settings(
+                region=self.region,
+                addressing=self.addressing,
+                read_timeout_seconds=self.read_timeout_seconds,
+                max_attempts=self.max_attempts,
+            ),
         )
 
     @property

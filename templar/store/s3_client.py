@@ -202,7 +202,7 @@ def make_client(
         retries={"mode": "standard", "total_max_attempts": settings.max_attempts},
         max_pool_connections=settings.pool_size,
         tcp_keepalive=True,
-        s3={"addressing_style": "path"},
+        s3={"addressing_style": settings.addressing},
         proxies=proxies_of(endpoint_url),
         # boto3's default checksums are more than servers other than AWS understand.
         request_checksum_calculation="when_required",

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -37,6 +37,7 @@ class S3Settings:
     """Timeouts, retries and sizes of one S3 store. ValueError: A value is not positive."""
 
     region: str = "auto"  # in the signature; R2 has only `auto`
+    addressing: Literal["path", "virtual"] = "path"  # `virtual`: the bucket is in the host's name
     connect_timeout_seconds: float = 5.0
     read_timeout_seconds: float = 20.0  # longest silence of the server at any moment
     max_attempts: int = 4  # of one request, the first included; the pauses grow and have jitter
@@ -48,7 +49,7 @@ class S3Settings:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name != "region" and not value > 0:
+            if not isinstance(value, str) and not value > 0:
                 raise ValueError(f"S3Settings.{name} is {value}: it must be positive")
 
 
@@ -82,6 +83,8 @@ def refusal(  # noqa: PLR0911 - a row of the table each
             f"{answer}; check that key id {access_key_id[:4]}... is valid, has this right on the bucket, and that the "
             "local clock is right",
         )
+    if code == "AuthorizationHeaderMalformed" or status in {301, 307}:
+        return PermanentError(Reason.STORE_REFUSED, f"{answer}; set the region of this storage, and its own address")
     if code == "NoSuchBucket":
         return PermanentError(Reason.BUCKET_MISSING, f"{answer}; there is no such bucket")
     if code in _TRANSIENT_CODES or status == 429 or (status >= 500 and status != 501):

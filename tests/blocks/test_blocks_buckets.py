@@ -2,7 +2,7 @@
 
 import pytest
 
-from blocks import Dataset, DatasetBucket
+from blocks import Dataset, DatasetBucket, StorageEndpoint
 from blocks.buckets import BucketRequest, credentials_of, open_target
 from templar.errors import PermanentError, Reason
 from templar.store.s3 import S3Store
@@ -88,6 +88,8 @@ def test_only_r2_tells_buckets_apart_by_account(url, kept):
     dataset = Dataset(endpoint=block.dataset.endpoint, buckets=[place], prefix="text")  # type: ignore[arg-type]
     block = block.model_copy(update={"dataset": dataset})
     assert open_target(block, BucketRequest(), {}).kept_prefixes == kept
+    elsewhere = dataset.model_copy(update={"endpoint": StorageEndpoint(url="http://127.0.0.1:9001")})
+    assert open_target(block.model_copy(update={"dataset": elsewhere}), BucketRequest(), {}).kept_prefixes == ()
 
 
 def test_a_saved_key_opens_an_account_and_replaces_the_own_one(prefect_api):

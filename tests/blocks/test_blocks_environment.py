@@ -10,7 +10,14 @@ from dotenv import dotenv_values
 
 from blocks import Neuron
 from blocks.chain import PASSWORD, PASSWORD_FILE
-from blocks.environment import BUCKET_LIST, neuron_from_environment
+from blocks.environment import (
+    BUCKET_LIST,
+    DATASET_VARIABLES,
+    STORAGE_VARIABLES,
+    SUCCESSORS,
+    neuron_from_environment,
+    upload_from_environment,
+)
 from templar.chain.hotkey import Password
 from templar.errors import PermanentError, Reason
 from templar.hparams import PRODUCTION_TRAINER, TrainerSettings
@@ -117,6 +124,31 @@ def test_numbers_and_paths_of_a_host():
     assert neuron.genesis == "ab" * 32
 
 
+def test_the_dataset_may_be_at_another_vendor():
+    there = {
+        "R2_DATASET_ENDPOINT": "https://s3.example",
+        "R2_DATASET_REGION": "eu-1",
+        "R2_DATASET_ADDRESSING": "virtual",
+    }
+    there |= {"TEMPLAR_STORAGE_MAX_ATTEMPTS": "7"}
+    neuron = neuron_from_environment(GOOD | there)
+    ours, theirs = neuron.bucket.endpoint, neuron.dataset.endpoint
+    assert (ours.url, ours.region, ours.addressing) == ("http://127.0.0.1:9000", "auto", "path")
+    assert (theirs.url, theirs.region, theirs.addressing) == ("https://s3.example", "eu-1", "virtual")
+    assert theirs.max_attempts == 7
+    key = {"R2_DATASET_WRITE_ACCESS_KEY_ID": "id", "R2_DATASET_WRITE_SECRET_ACCESS_KEY": "hush"}
+    assert upload_from_environment(GOOD | there | key)[0] == theirs
+    assert neuron_from_environment(GOOD).dataset.endpoint == neuron_from_environment(GOOD).bucket.endpoint
+
+
+def test_variables_of_the_reference_are_named_with_what_has_their_place(caplog):
+    neuron_from_environment(GOOD | dict.fromkeys(SUCCESSORS, "hush"))
+    named = {name: ours for name, ours in SUCCESSORS.items() if ours not in GOOD}
+    assert [record.message for record in caplog.records] == [
+        f"{name} is not read: what it was for is {ours} here" for name, ours in named.items()
+    ]
+
+
 def test_the_device_and_how_to_train_on_it():
     assert neuron_from_environment(GOOD).trainer == PRODUCTION_TRAINER
     chosen = neuron_from_environment(GOOD | TRAINER).trainer
@@ -184,6 +216,9 @@ SIZE = "a whole number of at least 1"
             ({"TEMPLAR_STORAGE": f"https://host.example:9000{path}"}, "TEMPLAR_STORAGE is refused: a storage's url ")
             for path in ("/bucket", "/bucket/", "//", "/#bucket", "/?a=b")
         ),
+        ({"TEMPLAR_STORAGE_ADDRESSING": "host"}, "TEMPLAR_STORAGE_ADDRESSING is 'host': set path or virtual"),
+        ({"R2_DATASET_ENDPOINT": "s3.example"}, "R2_DATASET_ENDPOINT is refused: a storage's url must be r2"),
+        ({"R2_DATASET_REGION": "eu-1"}, "R2_DATASET_REGION is set, and R2_DATASET_ENDPOINT is not: set that, too"),
         ({"TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS": "soon"}, "TEMPLAR_STORAGE_READ_TIMEOUT_SECONDS must be a number"),
         (
             {"R2_GRADIENTS_ACCOUNT_ID": "Not_An_Account", "R2_GRADIENTS_BUCKET_NAME": None},
@@ -235,8 +270,8 @@ def test_a_list_of_buckets_stands_for_the_single_bucket():
 
 def test_the_example_lists_every_variable_that_is_read():
     text = (REPOSITORY / ".env.example").read_text()
-    optional = (BUCKET_LIST, "TEMPLAR_HPARAMS", "TEMPLAR_GENESIS", "TEMPLAR_STORAGE_MAX_ATTEMPTS", *TRAINER)
-    for name in (*GOOD, *optional):
+    numbers = ("TEMPLAR_HPARAMS", "TEMPLAR_GENESIS", "TEMPLAR_STORAGE_MAX_ATTEMPTS")
+    for name in (*GOOD, *numbers, BUCKET_LIST, *STORAGE_VARIABLES, *DATASET_VARIABLES, *TRAINER):
         assert re.search(rf"^#?{name}=", text, re.MULTILINE), name
 
 

@@ -103,9 +103,13 @@ class TestTrouble:
             store_at(server).put("key", b"1")
             monkeypatch.setenv("http_proxy", server.endpoint_url)
             s3_store("the-bucket", "http://store.invalid:9000", KEY, QUICK).put("key", b"1")
+            elsewhere = replace(QUICK, region="eu-1", addressing="virtual")
+            s3_store("the-bucket", "http://store.invalid:9000", KEY, elsewhere).put("key", b"1")
+            assert "/eu-1/s3/" in server.requests[-1].headers["Authorization"]
             assert [request.path for request in server.requests] == [
                 "/the-bucket/key",
                 "http://store.invalid:9000/the-bucket/key",
+                "http://the-bucket.store.invalid:9000/key",
             ]
         monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:1")
         refused = error_of(lambda: s3_store("the-bucket", "http://store.invalid", KEY, QUICK).put("key", b"1"))
@@ -121,7 +125,12 @@ class TestTrouble:
                 TransientError,
                 Reason.STORE_BUSY,
             ),
-            ("400 InvalidRequest, 501 NotImplemented, 499 Other", PermanentError, Reason.STORE_REFUSED),
+            (
+                "400 AuthorizationHeaderMalformed, 301 PermanentRedirect, 400 InvalidRequest, 501 NotImplemented, "
+                "499 Other",
+                PermanentError,
+                Reason.STORE_REFUSED,
+            ),
         ],
     )
     def test_a_code_has_its_reason(self, answers, family, reason):
