@@ -73,7 +73,7 @@ def unit_tasks(dask: str | None, workers: int | None) -> Iterator[Each]:
     try:
         from prefect_dask.task_runners import DaskTaskRunner  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise PermanentError(Reason.BAD_ENVIRONMENT, "Dask needs an extra: pip install 'templar[dask]'") from error
+        raise PermanentError(Reason.BAD_ENVIRONMENT, "Dask needs an extra: pip install -e '.[dask]'") from error
     try:
         with DaskTaskRunner(address=dask) as cluster:
             # Tasks that arrive while the scheduler imports this module for the first of them would break the imports.

@@ -30,8 +30,8 @@ def test_everything_that_is_installed_is_pinned_in_its_version():
     assert len(pins) == len(lines), "a package stands there twice"
     installed = {
         name: version.partition("+")[0]
-        for name, version in brought_along("templar", frozenset({"dev"}), set())
-        if name != "templar" and not name.startswith(OF_THE_PLATFORM)
+        for name, version in brought_along("templar-flows", frozenset({"dev"}), set())
+        if name != "templar-flows" and not name.startswith(OF_THE_PLATFORM)
     }
     assert len(installed) > 200
     assert {name: pins.get(name) for name in installed} == installed

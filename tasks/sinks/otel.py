@@ -35,7 +35,7 @@ from tasks.sinks.trace import WindowTrace
 from templar.reports.metrics import COUNTERS, HELP
 
 KIND = "application/x-protobuf"
-SCOPE = InstrumentationScope(name="templar", version=version("templar"))
+SCOPE = InstrumentationScope(name="templar", version=version("templar-flows"))
 STARTED_NS = time.time_ns()  # when this process began to count; the counters' start
 
 
@@ -47,7 +47,7 @@ class _OtelTarget(HttpTarget):
         self._who = who
         about: dict[str, str | int] = {
             "service.name": "templar",
-            "service.version": version("templar"),
+            "service.version": version("templar-flows"),
             "service.instance.id": f"{who.hotkey}/{who.role}",
             "templar.neuron": who.neuron,
             "templar.role": who.role,

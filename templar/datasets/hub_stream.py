@@ -153,7 +153,7 @@ def _open(split: HubSplit) -> tuple[Any, list[tuple[str, tuple[Any, ...]]]]:
         import datasets  # noqa: PLC0415 - an extra, and slow to import
     except ImportError as error:
         raise PermanentError(
-            Reason.BAD_ENVIRONMENT, f"{split}: needs the `datasets` library: pip install 'templar[datasets]'"
+            Reason.BAD_ENVIRONMENT, f"{split}: needs the `datasets` library: pip install -e '.[datasets]'"
         ) from error
     with _translated(split):
         builder = datasets.load_dataset_builder(split.path, split.config, revision=split.revision)

@@ -164,5 +164,5 @@ class TestMistakes:
 
     def test_the_library_is_missing(self, repository, monkeypatch):
         monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-        with raising(PermanentError, Reason.BAD_ENVIRONMENT, "pip install 'templar[datasets]'"):
+        with raising(PermanentError, Reason.BAD_ENVIRONMENT, "pip install -e '.[datasets]'"):
             find_inputs(source(repository))
