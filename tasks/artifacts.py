@@ -22,6 +22,7 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 
 from templar.agreement.conflicts import AuditReport
@@ -100,12 +101,20 @@ def progress(key: str, description: str) -> Callable[[float], None]:
     return show
 
 
+def name_run(name: str) -> None:
+    """Give the flow run of this process another name in the UI."""
+    run = FlowRunContext.get()
+    if run is not None and run.flow_run is not None:
+        with _optional(name), get_client(sync_client=True) as client:
+            client.update_flow_run(run.flow_run.id, name=name)
+
+
 @contextmanager
 def _optional(key: str) -> Iterator[None]:
     try:
         yield
     except (httpx.HTTPError, PrefectException) as error:
-        log.warning("the artifact %s is not shown: %r", key, error)
+        log.warning("%s is not shown: %r", key, error)
 
 
 # Rows of a window's tables.

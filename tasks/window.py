@@ -23,6 +23,7 @@ from tasks.artifacts import (
     endpoint_rows,
     finding_rows,
     gather_rows,
+    name_run,
     plan_rows,
     score_rows,
     score_summary,
@@ -263,6 +264,8 @@ def take_window(neuron: str, window: int | None, steps: Callable[[NeuronTasks, i
     """Open a window of a neuron, take its steps and tell how it ended; the final state of its run."""
     with alerts.alerting(neuron), tracing_window(neuron):
         opening = open_window(neuron, window)
+        if window is None:
+            name_run(f"{neuron} window {opening.window}")
         if opening.action is not Action.RUN:
             return _not_run(neuron, opening)
         return _ended(neuron, steps(NeuronTasks(neuron), opening.window))

@@ -222,6 +222,8 @@ class TestAlone:
         resumed = run_window(miner, None)  # it takes up what it claimed
         assert resumed.is_completed()
         assert str(resumed.message).startswith("window 1: ")
+        with prefect_server.client() as client:
+            assert client.read_flow_run(run_id(resumed)).name == f"{miner.name} window 1"
         after = network.objects(miner.name)
         assert before.items() <= after.items()
         assert any(key.startswith("proof-1") for key in after)

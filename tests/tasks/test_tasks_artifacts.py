@@ -218,10 +218,10 @@ def test_without_a_server_the_step_goes_on(caplog):
         artifacts.picture("leaderboard-plot-default", b"<svg/>", "nothing")
         assert artifacts.page("glance-default", [b"<svg/>"], "nothing") is None
     assert [record.message.partition(" is not shown")[0] for record in caplog.records] == [
-        "the artifact gather-default",
-        "the artifact shards-default",
-        "the artifact leaderboard-plot-default",
-        "the artifact glance-default",
+        "gather-default",
+        "shards-default",
+        "leaderboard-plot-default",
+        "glance-default",
     ]
 
 
