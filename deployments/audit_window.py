@@ -2,20 +2,18 @@
 
     templar audit [--first 10 --last 19] [--validator 2] [--tolerance 1e-4]
 
-The neuron's block says where chain, buckets and dataset are; with --env-file a file does, and no Prefect server, wallet
-or bucket is needed. By default it is the newest final window that there is evidence of. The exit status is 0 if
-everything was verified, 1 if something differs, 2 if something could not be audited.
+The network is that of `--env-file`, of the block `--neuron`, or the local one; no wallet or bucket is needed. Without
+a window it is the newest final one that there is evidence of. The exit status is 0 if everything was verified, 1 if
+something differs, 2 if something could not be audited.
 """
 
 import argparse
 import math
 from collections.abc import Sequence
 
-from blocks.env_file import read_environment
 from deployments.options import command_parser
-from deployments.work_pool import require_server
-from tasks.host import load_block
-from tasks.observing import auditing, network_from_environment, network_of
+from deployments.reading import open_network
+from tasks.observing import auditing
 from templar.arguments import whole_number
 from templar.audit.evidence_audit import Auditor
 from templar.errors import Reason, TemplarError
@@ -54,12 +52,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if None not in (arguments.first, arguments.last) and arguments.first > arguments.last:
         parser.error(f"--first {arguments.first} comes after --last {arguments.last}")
-    if arguments.env_file is not None:
-        config = network_from_environment(read_environment(arguments.env_file)).config
-    else:
-        require_server()
-        config = network_of(load_block(arguments.neuron)).config
-    with auditing(config, arguments.tolerance) as auditor:
+    with auditing(open_network(arguments).config, arguments.tolerance) as auditor:
         last = arguments.last
         if last is None:
             last = max(auditor.newest_window(arguments.validator), arguments.first or 0)

@@ -2,8 +2,8 @@
 
     templar leaderboard [--validator 2] [--windows 100] [--csv history.csv] [--plot leaderboard.svg]
 
-The neuron's block says where chain and buckets are; nothing is written but the files that are asked for. By default the
-validator is this neuron, or else the one with the most stake that has evidence.
+The network is that of `--env-file`, of the block `--neuron`, or the local one; no file is written but those that are
+asked for. By default the validator is the one with the most stake that has evidence.
 """
 
 import argparse
@@ -17,9 +17,8 @@ from rich.text import Text
 
 from deployments.neuron.status import folding_table
 from deployments.options import command_parser
-from deployments.work_pool import require_server
+from deployments.reading import open_network
 from tasks.evidence import evaluations_of
-from tasks.host import load_block
 from templar.arguments import whole_number
 from templar.errors import PermanentError
 from templar.reports.checkpoint_evaluation import HeldOut
@@ -58,14 +57,13 @@ def show(published: Published, board: Leaderboard, held_out: HeldOut, console: C
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line; 0 if there was something to show."""
-    parser = command_parser("templar leaderboard", __doc__, "--neuron", "--validator")
+    parser = command_parser("templar leaderboard", __doc__, "--neuron", "--env-file", "--validator")
     parser.add_argument("--windows", type=whole_number(1), default=100, metavar="N", help="the last N closed windows")
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per window and miner")
     parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw the curves; ends with .svg")
     arguments, console = parser.parse_args(words), Console()
     # 1. Read.
-    require_server()
-    config = load_block(arguments.neuron).config(arguments.neuron)
+    config = open_network(arguments).config
     with closing(config.buckets):
         published, held_out = read_recent(config, arguments.windows, uid=arguments.validator), evaluations_of(config)
     if not published.evidences:

@@ -19,11 +19,9 @@ from typing import Any
 from blocks.env_file import read_environment
 from deployments.command import exit_status
 from deployments.hub import TOKEN, open_pusher, push_model
-from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
-from deployments.options import command_parser
-from deployments.work_pool import require_server
-from tasks.host import load_block
-from tasks.observing import PublicNetwork, network_from_environment, network_of
+from deployments.options import add_shared, command_parser
+from deployments.reading import open_network
+from tasks.observing import PublicNetwork
 from templar.agreement.model_folder import CARD_FILE, read_weights
 from templar.agreement.proven_state import KeptModel, fetch_model, newest_proven_window
 from templar.arguments import positive, whole_number
@@ -46,21 +44,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line and do what it says; 0 if it was done, 1 if a replay differs, 2 if it failed."""
     arguments = _parser().parse_args(words)
     commands = {"fetch": fetch, "generate": generate, "evaluate": evaluate, "export": export, "verify": verify}
-    network = open_network(arguments)
+    network = open_network(arguments, FOLDER)
     with closing(network.config.buckets):
         return commands[arguments.command](arguments, network)
-
-
-def open_network(arguments: argparse.Namespace) -> PublicNetwork:
-    """The network that the options name, or the local one."""
-    env_file, local = arguments.env_file, LOCAL_FOLDER / NETWORK_ENV_FILE
-    if env_file is None and arguments.neuron is None and local.is_file():
-        env_file = local
-        print(f"network: {local}", file=sys.stderr)
-    if env_file is not None:
-        return network_from_environment(read_environment(env_file), FOLDER)
-    require_server()
-    return network_of(load_block(arguments.neuron or "default"), FOLDER)
 
 
 def fetched(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
@@ -219,8 +205,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("templar model", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--env-file", type=Path, help="file that says where the network is")
-    common.add_argument("--neuron", help="name of a neuron's block, which says it instead")
+    add_shared(common, "--neuron", "--env-file")
     common.add_argument("--window", type=whole_number(0), metavar="W", help="of this window; the newest by default")
 
     commands.add_parser("fetch", parents=[common], help="fetch and verify a checkpoint, and print its folder")

@@ -28,7 +28,7 @@ def neuron_name(text: str) -> str:
 
 SHARED: Mapping[str, dict[str, Any]] = {
     "--name": {"type": neuron_name, "default": "default", "help": "name of the neuron on this host"},
-    "--neuron": {"default": "default", "help": "name of the neuron's block, which says where to read"},
+    "--neuron": {"help": "name of a neuron's block, which says where to read"},
     "--env-file": {"type": Path, "help": "file with the variables of .env.example"},
     "--validator": {"type": whole_number(0), "metavar": "UID", "help": "whose evidence"},
     "--json": {"action": "store_true", "help": "as JSON"},

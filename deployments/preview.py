@@ -2,8 +2,8 @@
 
     templar preview --neuron default [--window 12] [--uid 3] [--sequences 3]
 
-The neuron's block names chain, buckets and dataset; nothing is written. By default it is the neuron's own data
-of the window that is open now.
+The neuron's block, or its `.env`, names chain, buckets and dataset; nothing is written. By default it is the neuron's
+own data of the window that is open now.
 """
 
 import tempfile
@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from blocks.env_file import read_environment
+from blocks.environment import neuron_from_environment
 from deployments.options import command_parser
-from deployments.work_pool import require_server
-from tasks.host import load_block
+from deployments.reading import neuron_block
 from tasks.observing import network_of
 from templar.agreement.settings_plan import SettingsPlan
 from templar.arguments import whole_number
@@ -53,14 +54,16 @@ def show(found: Preview, console: Console) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line; 0 if there was something to show."""
-    parser = command_parser("templar preview", __doc__, "--neuron")
+    parser = command_parser("templar preview", __doc__, "--neuron", "--env-file")
     parser.add_argument("--window", type=whole_number(0), help="the window; by default the one that is open")
     parser.add_argument("--uid", type=whole_number(0), help="the miner; by default the neuron itself")
     parser.add_argument("--sequences", type=whole_number(0), default=3, help="sequences to decode")
     arguments = parser.parse_args(words)
-    require_server()
-    name, uid, number = arguments.neuron, arguments.uid, arguments.window
-    block = load_block(name)
+    name, uid, number = arguments.neuron or "default", arguments.uid, arguments.window
+    if arguments.env_file is not None:
+        block = neuron_from_environment(read_environment(arguments.env_file))
+    else:
+        block = neuron_block(name)
     hparams, chain = block.hparams(), block.subnet.open(block.wallet)
     if uid is None:
         own = chain.metagraph().by_hotkey(block.wallet.open().address)

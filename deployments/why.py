@@ -17,8 +17,7 @@ from rich.text import Text
 
 from deployments.neuron.status import folding_table
 from deployments.options import command_parser
-from deployments.work_pool import require_server
-from tasks.host import load_block
+from deployments.reading import open_network
 from templar.arguments import whole_number
 from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TemplarError
@@ -141,12 +140,11 @@ def _answer(exchange: NetworkView, validator: NeuronInfo, uid: int, window: int)
 
 def main(words: Sequence[str] | None = None) -> int:
     """Parse the command line; 0 if at least one validator's evidence answers."""
-    parser = command_parser("templar why", __doc__, "--neuron", "--validator", "--json")
+    parser = command_parser("templar why", __doc__, "--neuron", "--env-file", "--validator", "--json")
     parser.add_argument("--uid", type=whole_number(0), required=True, help="the miner")
     parser.add_argument("--window", type=whole_number(0), required=True, help="the window")
     arguments = parser.parse_args(words)
-    require_server()
-    config = load_block(arguments.neuron).config(arguments.neuron)
+    config = open_network(arguments).config
     with closing(config.buckets):
         found = answers(config, arguments.uid, arguments.window, arguments.validator)
     if arguments.json:

@@ -56,8 +56,8 @@ class Published:
 def read_recent(config: NeuronConfig, num_windows: int, *, uid: int | None = None) -> Published:
     """Read a validator's evidence of the windows that closed last.
 
-    By default the validator is this neuron's own hotkey if it has evidence, else the one with the most stake that has.
-    Nothing is written.
+    By default the validator is the own hotkey if it has evidence, else the one with the most stake that has. Nothing is
+    written.
 
     PermanentError: `evidence_missing`: no evidence of these windows; `not_registered`: no such validator; or its bucket
     cannot be read. TransientError: `genesis_missing`, or chain or store failed; a later call continues.
@@ -67,7 +67,8 @@ def read_recent(config: NeuronConfig, num_windows: int, *, uid: int | None = Non
     end = window_of(config.chain.block(), config.hparams.windows)
     windows = range(max(birth.start.start_window, end - num_windows), end)
     if uid is None:
-        found = first_published(exchange, windows, first=config.own_signer.address)
+        own = None if config.signer is None else config.signer.address
+        found = first_published(exchange, windows, first=own)
     else:
         validators = {neuron.uid: neuron for neuron in exchange.newest_metagraph().validators()}
         if uid not in validators:
@@ -78,7 +79,8 @@ def read_recent(config: NeuronConfig, num_windows: int, *, uid: int | None = Non
     if found is None or not (found.evidences or found.left_out):
         who = "no validator" if uid is None else f"uid {uid}"
         asked = f"windows {_spans(windows)}" if windows else f"any window, for the first, {windows.start}, is open"
-        problem = f"{who} shows evidence of {asked}: wait until a window was measured"
+        seconds = max(1, birth.start.start_window + 1 - end) * config.hparams.windows.seconds
+        problem = f"{who} shows evidence of {asked}: wait until a window was measured, about {seconds:.0f} s"
         raise PermanentError(Reason.EVIDENCE_MISSING, problem)
     return found
 

@@ -127,7 +127,8 @@ def test_a_server_that_is_none_is_one_line(run_main, monkeypatch, address, statu
     with scripted_server(lambda _: Reply(status or 200, b"<html></html>")) as server:
         here = f"{server.endpoint_url}/api"
         with temporary_settings({PREFECT_API_URL: here if address == "here" else address}):
-            ended, out, err = run_main(leaderboard.main if status is None else clock.main)
+            command = (leaderboard.main, "--neuron", "default") if status is None else (clock.main,)
+            ended, out, err = run_main(*command)
     assert (ended, out, err.count("\n")) == (1, "", 1)
     assert err.startswith(f"[bad_environment] {message.replace('here', here).rstrip('.')}")
 

@@ -92,7 +92,7 @@ def test_nothing_published_is_no_failure(network, prefect_api):
     last = network.first_window + LOOKED_AT - 1
     assert state.message == (
         f"[evidence_missing] no validator shows evidence of windows {network.first_window} to {last}: "
-        "wait until a window was measured"
+        f"wait until a window was measured, about {network.hparams.windows.seconds:.0f} s"
     )
     assert prefect_api.artifacts(state) == {}
 
