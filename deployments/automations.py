@@ -36,7 +36,7 @@ REMEDIES: Mapping[Alert, str] = {
     Alert.BEHIND: "It catches up by itself; if it does not, run `templar neuron doctor`.",
     Alert.STATE_DIFFERS: "It returns by itself. If it happens again, audit the window with `templar audit`.",
     Alert.WEIGHTS_REFUSED: "The next window tries again; docs/validator.md says what each reason asks for.",
-    Alert.KEY_REFUSED: "Look at the rights of the keys with `templar access`, and correct .env.",
+    Alert.KEY_REFUSED: "Look at the rights of the keys with `templar bucket access`, and correct .env.",
     Alert.LEASE_LOST: "Another process runs under this hotkey: stop one of them.",
     Alert.DISK_LOW: "Make room, lower snapshots_kept, or choose another TEMPLAR_HOME.",
     Alert.SCHEDULE_STALLED: "Start the neuron again; if it stays, look at the Prefect server's log.",

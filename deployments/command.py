@@ -55,7 +55,9 @@ COMMANDS = (
         "network design", "settings for a size, miners and a device, and what to expect", "deployments.design_network"
     ),
     Command("network plan", "show and change the settings of a running network", "deployments.network_plan"),
-    Command("access", "what each bucket key of an .env can do, and should", "deployments.check_access"),
+    Command("bucket ls", "list the objects of a bucket", "deployments.bucket", ("ls",)),
+    Command("bucket purge", "count objects by age, name or version, and delete them", "deployments.bucket", ("purge",)),
+    Command("bucket access", "what each bucket key of an .env can do, and should", "deployments.bucket", ("access",)),
     Command("clock", "start a run of every window deployment once per window", "deployments.clock"),
     Command("preview", "the text that a uid trains on", "deployments.preview"),
     Command("leaderboard", "who leads, who earns, who was punished and why", "deployments.leaderboard"),

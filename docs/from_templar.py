@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from blocks.environment import SUCCESSORS
 from deployments.command import COMMANDS
 from templar.exchange.object_keys import Kind
 from templar.hparams import load_hparams
@@ -89,14 +90,9 @@ ENVIRONMENT: tuple[Row, ...] = (
         "R2_GRADIENTS_*, R2_AGGREGATOR_*, R2_DATASET_*",
         "the same names: `R2_GRADIENTS_ACCOUNT_ID`, `R2_AGGREGATOR_ACCOUNT_ID`, `R2_DATASET_ACCOUNT_ID`, ...",
     ),
-    ("R2_DATASET_BUCKET_LIST, DATASET_BINS_PATH", "`R2_DATASET_BUCKET_LIST`, `DATASET_BINS_PATH`"),
+    ("R2_DATASET_BUCKET_LIST, DATASET_BINS_PATH", "the same; `R2_DATASET_ENDPOINT` if it is at another vendor"),
     ("WALLET_NAME, WALLET_HOTKEY, NETWORK, NETUID", "the same; `NETUID` has no default"),
-    ("NODE_TYPE, CUDA_DEVICE", "`TEMPLAR_ROLE`, `TEMPLAR_DEVICE`"),
-    (
-        "INFLUXDB_HOST, INFLUXDB_TOKEN, INFLUXDB_DATABASE",
-        "`TEMPLAR_SINK_INFLUX_URL`, `TEMPLAR_SINK_INFLUX_TOKEN`, `TEMPLAR_SINK_INFLUX_DATABASE`",
-    ),
-    ("LOKI_URL", "`TEMPLAR_SINK_LOKI_URL`"),
+    (", ".join(SUCCESSORS), ", ".join(f"`{each}`" for each in SUCCESSORS.values()) + "; a command says so"),
     ("WANDB_API_KEY", "the same, or `TEMPLAR_SINK_WANDB_TOKEN`, with `TEMPLAR_SINK_WANDB_PROJECT`"),
     ("HF_TOKEN", "`HF_TOKEN`"),
     ("DOWNLOAD_MAX_WORKERS, TPLR_S3_PART_SIZE", "`storage.download_workers`, `storage.download_part_mib`"),
@@ -147,10 +143,13 @@ OBJECTS: tuple[Row, ...] = (
     ("checkpoints/{ver}/{w}/, _LATEST.json", "`checkpoint-{window}-{uid}-v{protocol}/manifest.json` and safetensors"),
 )
 SCRIPTS: tuple[Row, ...] = (
-    ("cleanup_bucket.py", "`bucket-purge/default` in mode wipe; `bucket-cleanup/default`, `temporary-cleanup/default`"),
-    ("s3_manager.py", "`bucket-purge/default`, which counts first: mode older_than, prefix, suffix or wipe"),
-    ("clean_versions.py, delete_gather.py", "`bucket-purge/default` in mode version or aggregates"),
-    ("validate_r2_access.py", "`templar access`, `validate-storage-access/default`"),
+    ("cleanup_bucket.py", "`templar bucket purge` --temporary or --wipe; `temporary-cleanup/default`"),
+    ("s3_manager.py", "`templar bucket ls`, `templar bucket purge` --older-than, --prefix, --suffix or --wipe"),
+    (
+        "clean_versions.py, delete_gather.py",
+        "`templar bucket purge` --version or --aggregates; `bucket-purge/default` does the same from the UI",
+    ),
+    ("validate_r2_access.py", "`templar bucket access`, `validate-storage-access/default`"),
     ("evaluator.py", "`evaluate-checkpoint/default`, `templar model evaluate`"),
     ("download_dataset.py, shard_scanner.py", "`shard-rotation/default`, `templar dataset verify`"),
     ("analyser.py, get_gradients.py", "`templar why`, `templar audit`"),

@@ -18,7 +18,7 @@ REFUSALS = [
     ("neuron rehearse --env-file {folder}/none", 1, NO_FILE),
     ("neuron restore --from-bucket --env-file {folder}/none", 1, NO_FILE),
     ("network init --env-file {folder}/none", 1, NO_FILE),
-    ("access --env-file {folder}/none", 1, NO_FILE),
+    ("bucket access --env-file {folder}/none", 1, NO_FILE),
     ("audit --env-file {folder}/none", 2, NO_FILE),
     ("model fetch --env-file {folder}/none", 2, NO_FILE),
     (f"{BUILD} --to-account mine --env-file {{folder}}/none", 1, NO_FILE),

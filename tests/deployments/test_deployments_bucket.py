@@ -1,11 +1,11 @@
-"""`templar access`, and the check that comes before a registration."""
+"""`templar bucket ls|purge|access`, and the check of the keys that comes before a registration."""
 
 from dataclasses import replace
 from uuid import uuid4
 
 import pytest
 
-from deployments import check_access
+from deployments import bucket
 from deployments.local.wallets import create_wallet
 from deployments.register import checked_neuron
 from deployments.s3_endpoint import create_bucket_with_keys
@@ -33,7 +33,10 @@ def keys(moto):
 
 @pytest.fixture
 def call(tmp_path, run_main):
-    return lambda variables: run_main(check_access.main, "--env-file", write_env(tmp_path / ".env", variables))
+    def call(variables, what="access", *more):
+        return run_main(bucket.main, what, "--env-file", write_env(tmp_path / ".env", variables), *more)
+
+    return call
 
 
 def environment(network, moto, read, write):
@@ -57,6 +60,56 @@ def test_a_read_key_that_writes_is_told_and_no_secret_with_it(network, moto, key
     assert f"[read_key_writes] bucket {ACCOUNT}, own read key: put: is allowed" in out
     assert keys.write.secret_access_key not in out
     assert objects(moto, keys) == []
+
+
+# Looking into a bucket, and deleting from it.
+
+OLD = ["gradient-1-2-v0.2.8.pt", "gradient-1-3-v0.2.8.pt"]
+
+
+@pytest.fixture
+def full(network, moto, keys):
+    store = store_at(moto.admin.endpoint_url, keys.bucket, keys.write)
+    for key in (*OLD, "notes\u202e.txt"):
+        store.put(key, b"12345")
+    yield environment(network, moto, keys.read, keys.write)
+    store.delete([each.key for each in store.list()])
+
+
+def test_a_listing_shows_what_a_terminal_can(full, call):
+    status, out, err = call(full, "ls", "--prefix", "gradient-")
+    assert (status, err) == (0, f"2 objects, 10 bytes in bucket {ACCOUNT}\n")
+    assert [line.split()[-1] for line in out.splitlines()] == OLD
+    assert call(full, "ls")[1].splitlines()[-1].endswith("  notes\\u202e.txt")
+    elsewhere = full | {"TEMPLAR_STORAGE": "http://127.0.0.1:1"}
+    assert call(elsewhere, "ls", "--endpoint-url", full["TEMPLAR_STORAGE"])[1] == call(full, "ls")[1]
+
+
+def test_a_purge_counts_and_deletes_once_the_buckets_name_is_there(full, moto, keys, call, monkeypatch):
+    asked = ("purge", "--version", "0.2.8")
+    status, out, _ = call(full, *asked)
+    assert (status, out.splitlines()[-1]) == (0, f"2 objects of bucket {ACCOUNT} would go; 0 stay for the network")
+    for answer, remedy in (((), "--confirm: repeat the bucket's name"), (("--confirm", "other"), repr(ACCOUNT))):
+        status, _, err = call(full, *asked, "--delete", *answer)
+        assert (status, err[:15]) == (1, "[not_confirmed]")
+        assert remedy in err
+    assert objects(moto, keys) == [*OLD, "notes\u202e.txt"]
+    assert call(full, *asked, "--delete", "--confirm", ACCOUNT)[1].endswith("2 objects were deleted, 0 could not be\n")
+    assert objects(moto, keys) == ["notes\u202e.txt"]
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda _: ACCOUNT)
+    assert call(full, "purge", "--wipe", "--delete")[0] == 0
+    assert objects(moto, keys) == []
+
+
+def test_what_a_purge_selects_is_asked_for_by_one_option(full, moto, keys, call):
+    assert "would go" in call(full, "purge", "--temporary", "0")[1]
+    for criterion in (("--older-than", "0"), ("--aggregates", "0.2.8"), ("--suffix", ".npy"), ("--prefix", "none")):
+        assert call(full, "purge", *criterion, "--delete")[1].startswith("0 objects")
+    status, _, err = call(full, "purge", "--older-than", "-1")
+    assert (status, "[bad_parameters] hours: -1.0" in err) == (1, True)
+    assert [call(full, "purge", *both)[0] for both in ((), ("--wipe", "--suffix", "x"))] == [2, 2]
+    assert len(objects(moto, keys)) == 3
 
 
 # The check that comes before a registration.
