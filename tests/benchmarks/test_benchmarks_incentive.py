@@ -189,7 +189,8 @@ def test_a_fast_miner_must_help_the_network_and_earn_more(pay, loss, penalised, 
 
 
 @pytest.mark.slow
-def test_it_runs_a_network_of_unequal_speeds(measure):
+def test_it_runs_a_network_of_unequal_speeds(measure, monkeypatch):
+    monkeypatch.setattr(speeds, "QUICK_WINDOWS", 2)
     status, _, figures = measure(speeds.main, "--quick", "--jobs", "1")
     assert (status, figures["windows"], figures["penalties"]) == (0, speeds.QUICK_WINDOWS, 0)
     assert figures["loss_with_fast"] > figures["loss_of_slow"] > 0, "it has had fewer windows"

@@ -345,7 +345,7 @@ class TestRefusals:
 @pytest.mark.slow
 @pytest.mark.prefect
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("when", ["before it is up", "while it comes up"])
+@pytest.mark.parametrize("when", [pytest.param("before it is up", marks=pytest.mark.long), "while it comes up"])
 def test_a_run_that_is_ended_takes_everything_down(tmp_path, when):
     plan = LocalPlan(tmp_path / "network", prefect_port=free_port(), storage_port=free_port())
     arguments = ["--folder", plan.folder, "--prefect-port", plan.prefect_port, "--storage-port", plan.storage_port]

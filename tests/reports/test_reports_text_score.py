@@ -113,7 +113,5 @@ class TestHarness:
         score = score_texts(net, tokenizer, TEXTS, LENGTH)
         assert values["bits_per_byte"] == pytest.approx(score.bits_per_byte, rel=1e-4)
         assert values["byte_perplexity"] == pytest.approx(2**score.bits_per_byte, rel=1e-4)
-
-    def test_a_task_that_it_does_not_have_is_named(self, folder):
         with raising(PermanentError, Reason.BAD_PARAMETERS, match="has no task no_such_task"):
             run_tasks(folder / "model", ["own_texts", "no_such_task"], include=folder / "tasks")
