@@ -4,13 +4,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from blocks.environment import WRITE_VARIABLES, EnvironmentReader, key_block
+from blocks.environment import (
+    WRITE_VARIABLES,
+    EnvironmentReader,
+    bucket_variables,
+    dataset_endpoint,
+    endpoint_block,
+    key_block,
+)
 from blocks.neuron import Neuron, load_saved
 from blocks.storage import R2, BucketCredentials, StorageEndpoint
 from templar.data.pages.metadata import folder_prefix
 from templar.errors import PermanentError, Reason
 from templar.housekeeping.access import Credential
 from templar.store.address import is_account_id
+from templar.store.base import ObjectStore
 
 if TYPE_CHECKING:
     from templar.housekeeping.maintenance import Target
@@ -58,6 +66,30 @@ def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str
     return Target(store, kept, is_own=request.choice == "neuron")
 
 
+def open_for_reading(choice: BucketChoice, environment: Mapping[str, str]) -> ObjectStore:
+    """The bucket of the variables of this kind, with its read key; no neuron, wallet or chain is needed.
+
+    The message of `bad_environment` names every variable.
+    """
+    reader = EnvironmentReader(environment)
+    prefix = _PREFIXES.get(choice) or bucket_variables(reader.text("TEMPLAR_ROLE", "miner"))
+    endpoint = endpoint_block(reader)
+    if choice == "dataset":
+        endpoint = dataset_endpoint(reader, endpoint)
+    account, bucket = _place(reader, prefix)
+    key = key_block(reader, f"{prefix}_READ")
+    reader.raise_problems()
+    return endpoint.open(bucket, account, key, writable=False)
+
+
+def _place(reader: EnvironmentReader, prefix: str) -> tuple[str, str]:
+    """Account and bucket of the variables with this prefix."""
+    account = reader.text(f"{prefix}_ACCOUNT_ID")
+    if account and not is_account_id(account):
+        reader.problem(f"{prefix}_ACCOUNT_ID", "is not 3 to 32 lower-case letters, digits and inner hyphens")
+    return account, reader.text(f"{prefix}_BUCKET_NAME", account)
+
+
 def _found(
     neuron: Neuron, request: BucketRequest, environment: Mapping[str, str]
 ) -> tuple[str, str, BucketCredentials]:
@@ -80,10 +112,7 @@ def _found(
     if request.choice == "neuron":
         return own.account_id, own.account_id, key or own.write
     reader, prefix = EnvironmentReader(environment), _PREFIXES[request.choice]
-    account = reader.text(f"{prefix}_ACCOUNT_ID")
-    if account and not is_account_id(account):
-        reader.problem(f"{prefix}_ACCOUNT_ID", "is not 3 to 32 lower-case letters, digits and inner hyphens")
-    bucket = reader.text(f"{prefix}_BUCKET_NAME", account)
+    account, bucket = _place(reader, prefix)
     key = key or key_block(reader, f"{prefix}_WRITE")
     reader.raise_problems()
     return account, bucket, key

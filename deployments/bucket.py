@@ -22,10 +22,9 @@ from typing import get_args
 from rich.console import Console
 from rich.text import Text
 
-from blocks.buckets import BucketChoice, BucketRequest, credentials_of, open_target
+from blocks.buckets import BucketChoice, BucketRequest, credentials_of, open_for_reading, open_target
 from blocks.env_file import read_environment
 from blocks.environment import DATASET_VARIABLES, STORAGE_VARIABLES, neuron_from_environment
-from blocks.neuron import Neuron
 from deployments.neuron.status import folding_table
 from deployments.options import add_shared, command_parser
 from tasks.artifacts import cleanup_rows
@@ -57,20 +56,22 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def list_objects(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Print size, time and key of each object, and at last their number and sum."""
-    target, _ = _opened(arguments, environment)
+    store = open_for_reading(arguments.bucket, _elsewhere(arguments, environment))
     count, total = 0, 0
-    for each in target.store.list(arguments.prefix):
+    for each in store.list(arguments.prefix):
         stamp = datetime.fromtimestamp(each.last_modified, UTC)
         print(f"{each.size:>15,}  {stamp:%Y-%m-%d %H:%M:%S}  {one_line(each.key, MAX_KEY)}")
         count, total = count + 1, total + each.size
-    print(f"{count:,} objects, {total:,} bytes in bucket {target.store.name}", file=sys.stderr)
+    print(f"{count:,} objects, {total:,} bytes in bucket {store.name}", file=sys.stderr)
     return 0
 
 
 def purge(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Count what is selected, and with `--delete` delete it; 1 if something could not be deleted."""
     # 1. The bucket, and what to do with it.
-    target, block = _opened(arguments, environment)
+    environment = _elsewhere(arguments, environment)
+    block = neuron_from_environment(environment)
+    target = open_target(block, BucketRequest(arguments.bucket), environment)
     chain, hparams = block.subnet.open(None), block.hparams()
     run: Callable[..., CleanupReport]
     if arguments.temporary is not None:
@@ -117,13 +118,12 @@ def show_counts(report: CleanupReport) -> None:
         print(f"[{report.unseen}] unfinished uploads cannot be listed")
 
 
-def _opened(arguments: argparse.Namespace, environment: Mapping[str, str]) -> tuple[maintenance.Target, Neuron]:
-    """The bucket that the options name, opened with its write key, and the neuron's block."""
-    if arguments.endpoint_url is not None:
-        elsewhere = {STORAGE_VARIABLES[0]: arguments.endpoint_url}
-        environment = {name: value for name, value in environment.items() if name not in DATASET_VARIABLES} | elsewhere
-    block = neuron_from_environment(environment)
-    return open_target(block, BucketRequest(arguments.bucket), environment), block
+def _elsewhere(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment with the storage that the command line names, if it does."""
+    if arguments.endpoint_url is None:
+        return environment
+    kept = {name: value for name, value in environment.items() if name not in DATASET_VARIABLES}
+    return kept | {STORAGE_VARIABLES[0]: arguments.endpoint_url}
 
 
 def _criterion(arguments: argparse.Namespace) -> Criterion:

@@ -64,6 +64,7 @@ def test_a_read_key_that_writes_is_told_and_no_secret_with_it(network, moto, key
 
 # Looking into a bucket, and deleting from it.
 
+KEY = "ACCESS_KEY_ID", "SECRET_ACCESS_KEY"
 OLD = ["gradient-1-2-v0.2.8.pt", "gradient-1-3-v0.2.8.pt"]
 
 
@@ -81,6 +82,11 @@ def test_a_listing_shows_what_a_terminal_can(full, call):
     assert (status, err) == (0, f"2 objects, 10 bytes in bucket {ACCOUNT}\n")
     assert [line.split()[-1] for line in out.splitlines()] == OLD
     assert call(full, "ls")[1].splitlines()[-1].endswith("  notes\\u202e.txt")
+    names = ("TEMPLAR_STORAGE", "R2_GRADIENTS_ACCOUNT_ID", *(f"R2_GRADIENTS_READ_{each}" for each in KEY))
+    assert call({name: full[name] for name in names}, "ls") == call(full, "ls"), "the read key is enough"
+    assert (
+        "R2_DATASET_ACCOUNT_ID is missing" in call({name: full[name] for name in names}, "ls", "--bucket", "dataset")[2]
+    )
     elsewhere = full | {"TEMPLAR_STORAGE": "http://127.0.0.1:1"}
     assert call(elsewhere, "ls", "--endpoint-url", full["TEMPLAR_STORAGE"])[1] == call(full, "ls")[1]
 
