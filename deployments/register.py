@@ -50,6 +50,10 @@ BY_HAND = {
 """The flows of a neuron that an operator starts by hand -> what they do."""
 WINDOW = "One window of {neuron}. The window clock starts it; by hand it takes the next window."
 CLOCK_COMMAND = [sys.executable, "-m", "deployments", "clock"]
+POOLS = {
+    "resident": "The windows of one neuron, in one process that keeps the model in memory.",
+    "process": "Scheduled work of this server's neurons, four runs at a time, each in a process of its own.",
+}
 POOL_KINDS: dict[str, type[BaseWorker[Any, Any, Any]]] = {"resident": ResidentWorker, "process": ProcessWorker}
 
 
@@ -95,7 +99,8 @@ def ensure_pool(client: SyncPrefectClient, name: str, kind: str, **variables: fl
     for variable, value in variables.items():
         template["variables"]["properties"][variable]["default"] = value
     try:
-        client.create_work_pool(WorkPoolCreate(name=name, type=kind, base_job_template=template))
+        pool = WorkPoolCreate(name=name, type=kind, description=POOLS[kind], base_job_template=template)
+        client.create_work_pool(pool)
     except ObjectAlreadyExists:
         return
 

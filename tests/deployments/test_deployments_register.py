@@ -63,6 +63,7 @@ def test_a_neuron_is_registered_and_its_role_announced(call, env_file, network, 
     assert (block.role, block.wallet.hotkey) == ("miner", "lazy")
     with prefect_server.client() as client:
         pool = client.read_work_pool(f"neuron-{NAME}")
+        assert pool.description == register.POOLS["resident"]
         assert pool.type == "resident"
         assert pool.base_job_template["variables"]["properties"]["grace_seconds"]["default"] == 30.0
         builds = client.read_deployment_by_name("build-dataset/by-hand")
