@@ -210,6 +210,49 @@ class TestADayOfANetwork:
         assert f"on the disk {whole}" in message
         assert network.end_of_a_run(ROTATION).is_completed()
 
+    def test_weights_are_those_of_the_evidence(self, network):
+        validator = network.uids["validator"]
+        network.wait(lambda: validator in network.view.chain.weights(), "weights are set")
+        weights = network.view.chain.weights()[validator]
+        every = network.view.hparams.weights.windows_per_weights
+        due = [window for window in range(network.first_window, network.next_window()) if window % every == 0]
+        rows = [row for window in due if (row := network.view.row(window)) is not None]
+        assert sum(weights.values()) == pytest.approx(1.0)
+        evidence = [{uid: weight for uid, weight in row.weights.items() if weight} for row in rows]
+        assert any(weights == pytest.approx(each, abs=1e-3) for each in evidence), (weights, evidence)
+
+    def test_the_network_has_gone_on_with_the_miner_that_came_back(self, network):
+        back, root = network.complete_window(network.next_window() - 1)
+        roots = network.agreed_roots(range(network.first_window, back + 1))
+        assert root == roots[-1]
+        assert len({*roots, network.view.birth.start.root}) == len(roots) + 1 >= 3
+        assert network.run(VICTIM, back).run_count == 1
+
+    def test_windows_go_on_after_the_server_was_killed(self, network):
+        def runs(window):
+            return [run for name in sorted(network.names) for run in network.runs(name, window)]
+
+        # 1. The server is killed in the middle of a window, and comes back.
+        window = network.in_mid_window(DEFAULT_NEURON, "claimed")
+        network.kill(SERVER_NAME)
+        # 2. The windows go on, with one state after each; every run ends, and says how unless the server was away.
+        back, root = network.complete_window(window + 1)
+        assert network.agreed_roots(range(window, back + 1))[-1] == root
+        for each in range(window, back + 1):
+            network.wait(lambda each=each: all(run.state.is_final() for run in runs(each)), "its runs have ended")
+            unreported = {"Crashed"} if each == window else set()
+            assert {run.state.name for run in runs(each)} <= {"Completed", "Skipped", *Missed, *unreported}, each
+
+    def test_a_silent_store_is_waited_out(self, network):
+        window = network.in_mid_window(DEFAULT_NEURON, "claimed")
+        with network.silent_storage(SILENCE_SECONDS) as is_long_enough:
+            network.wait(
+                lambda: is_long_enough() and (network.was_retried(window) or network.next_window() > window + 1),
+                "a task is tried again, or the window is lost",
+            )
+        recovered, root = network.complete_window(window + 1)
+        assert network.agreed_roots(range(window, recovered + 1))[-1] == root
+
     def test_scheduled_work_happens_by_itself_and_in_order(self, network):
         """Nobody starts any of it: each run is one that a schedule made."""
 
@@ -260,49 +303,6 @@ class TestADayOfANetwork:
         assert "| loss, nats per token | " in network_page["data"]
         assert "| default | " in network_page["data"]  # a neuron of this host
         assert "| held-out text | " in network_page["data"]  # the scheduled evaluations
-
-    def test_weights_are_those_of_the_evidence(self, network):
-        validator = network.uids["validator"]
-        network.wait(lambda: validator in network.view.chain.weights(), "weights are set")
-        weights = network.view.chain.weights()[validator]
-        every = network.view.hparams.weights.windows_per_weights
-        due = [window for window in range(network.first_window, network.next_window()) if window % every == 0]
-        rows = [row for window in due if (row := network.view.row(window)) is not None]
-        assert sum(weights.values()) == pytest.approx(1.0)
-        evidence = [{uid: weight for uid, weight in row.weights.items() if weight} for row in rows]
-        assert any(weights == pytest.approx(each, abs=1e-3) for each in evidence), (weights, evidence)
-
-    def test_the_network_has_gone_on_with_the_miner_that_came_back(self, network):
-        back, root = network.complete_window(network.next_window() - 1)
-        roots = network.agreed_roots(range(network.first_window, back + 1))
-        assert root == roots[-1]
-        assert len({*roots, network.view.birth.start.root}) == len(roots) + 1 >= 3
-        assert network.run(VICTIM, back).run_count == 1
-
-    def test_windows_go_on_after_the_server_was_killed(self, network):
-        def runs(window):
-            return [run for name in sorted(network.names) for run in network.runs(name, window)]
-
-        # 1. The server is killed in the middle of a window, and comes back.
-        window = network.in_mid_window(DEFAULT_NEURON, "claimed")
-        network.kill(SERVER_NAME)
-        # 2. The windows go on, with one state after each; every run ends, and says how unless the server was away.
-        back, root = network.complete_window(window + 1)
-        assert network.agreed_roots(range(window, back + 1))[-1] == root
-        for each in range(window, back + 1):
-            network.wait(lambda each=each: all(run.state.is_final() for run in runs(each)), "its runs have ended")
-            unreported = {"Crashed"} if each == window else set()
-            assert {run.state.name for run in runs(each)} <= {"Completed", "Skipped", *Missed, *unreported}, each
-
-    def test_a_silent_store_is_waited_out(self, network):
-        window = network.in_mid_window(DEFAULT_NEURON, "claimed")
-        with network.silent_storage(SILENCE_SECONDS) as is_long_enough:
-            network.wait(
-                lambda: is_long_enough() and (network.was_retried(window) or network.next_window() > window + 1),
-                "a task is tried again, or the window is lost",
-            )
-        recovered, root = network.complete_window(window + 1)
-        assert network.agreed_roots(range(window, recovered + 1))[-1] == root
 
     def test_down_keeps_the_model_and_leaves_nothing(self, network):
         entries = network.record.running()
