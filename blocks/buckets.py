@@ -8,7 +8,7 @@ from blocks.environment import (
     WRITE_VARIABLES,
     EnvironmentReader,
     bucket_variables,
-    dataset_endpoint,
+    dataset_block,
     endpoint_block,
     key_block,
 )
@@ -57,8 +57,9 @@ def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str
     endpoint, dataset = neuron.bucket.endpoint, neuron.dataset
     if request.choice == "dataset":
         endpoint = dataset.endpoint
-    holds_dataset = endpoint.url == dataset.endpoint.url and any(
-        each.bucket == bucket and (each.account_id == account or endpoint.url != R2)  # only R2 knows accounts
+    tells_accounts = endpoint.url == dataset.endpoint.url == R2  # one storage may have several addresses
+    holds_dataset = any(
+        each.bucket == bucket and (each.account_id == account or not tells_accounts)
         for each in dataset.buckets.get_secret_value()
     )
     kept = (folder_prefix(dataset.prefix),) if holds_dataset and request.choice != "dataset" else ()
@@ -69,13 +70,15 @@ def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str
 def open_for_reading(choice: BucketChoice, environment: Mapping[str, str]) -> ObjectStore:
     """The bucket of the variables of this kind, with its read key; no neuron, wallet or chain is needed.
 
-    The message of `bad_environment` names every variable.
+    Of several buckets of a dataset it is the first. The message of `bad_environment` names every variable.
     """
     reader = EnvironmentReader(environment)
-    prefix = _PREFIXES.get(choice) or bucket_variables(reader.text("TEMPLAR_ROLE", "miner"))
     endpoint = endpoint_block(reader)
     if choice == "dataset":
-        endpoint = dataset_endpoint(reader, endpoint)
+        dataset = dataset_block(reader, endpoint)
+        reader.raise_problems()
+        return dataset.stores()[0]
+    prefix = _PREFIXES.get(choice) or bucket_variables(reader.text("TEMPLAR_ROLE", "miner"))
     account, bucket = _place(reader, prefix)
     key = key_block(reader, f"{prefix}_READ")
     reader.raise_problems()

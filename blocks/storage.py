@@ -28,7 +28,7 @@ AccountId = Annotated[str, AfterValidator(_check_account_id)]
 
 
 class StorageEndpoint(Block):
-    """The object storage that all buckets of a network are on."""
+    """The object storage that the buckets of a network are on, or its dataset."""
 
     _block_type_name = "Storage Endpoint"
     _documentation_url = DOCUMENTATION_URL

@@ -6,7 +6,8 @@
 
 Keys come from the environment alone: those of R2_GRADIENTS_*, R2_AGGREGATOR_* or R2_DATASET_*, by the kind of bucket.
 A purge counts first; with `--delete` it deletes, once the bucket's name was typed or given as `--confirm`. All but
-`--wipe` keep what a live network needs. The flows `bucket-purge` and `temporary-cleanup` do the same.
+`--wipe` keep what a live network needs; in the dataset's own bucket nothing of the dataset is kept. The flows
+`bucket-purge` and `temporary-cleanup` do the same.
 
 `access` writes a few small objects with keys of their own, `access-check-...`, and removes them. The exit status is 0
 if all is well, 1 if a key is not as it should be or an object could not be deleted, 2 if the command line is wrong.
@@ -84,6 +85,8 @@ def purge(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     show_counts(found)
     meant = found.total("found") - found.total("kept")
     print(f"{meant:,} objects of bucket {target.store.name} would go; {found.total('kept'):,} stay for the network")
+    if arguments.bucket == "dataset":
+        print("this bucket is the dataset's: nothing of the dataset is kept")
     if not (arguments.delete and meant):
         return 0
 
@@ -92,7 +95,10 @@ def purge(arguments: argparse.Namespace, environment: Mapping[str, str]) -> int:
     if name is None:
         if not sys.stdin.isatty():
             raise PermanentError(Reason.NOT_CONFIRMED, "--confirm: repeat the bucket's name there, or use a terminal")
-        name = input("type the bucket's name to delete them: ")
+        try:
+            name = input("type the bucket's name to delete them: ")
+        except EOFError:
+            name = ""
     target.require_confirmed(name)
     report = run(dry_run=False, confirm_bucket=name)
     show_counts(report)
@@ -122,8 +128,8 @@ def _elsewhere(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
     """The environment with the storage that the command line names, if it does."""
     if arguments.endpoint_url is None:
         return environment
-    kept = {name: value for name, value in environment.items() if name not in DATASET_VARIABLES}
-    return kept | {STORAGE_VARIABLES[0]: arguments.endpoint_url}
+    name, *_ = DATASET_VARIABLES if arguments.bucket == "dataset" else STORAGE_VARIABLES
+    return {**environment, name: arguments.endpoint_url}
 
 
 def _criterion(arguments: argparse.Namespace) -> Criterion:
@@ -147,12 +153,20 @@ def _parser() -> argparse.ArgumentParser:
         add_shared(command, "--env-file")
         if name != "access":
             command.add_argument("--bucket", choices=choices, default="neuron", help="whose variables name it")
-            command.add_argument("--endpoint-url", metavar="URL", help="the storage, in place of the environment's")
+            command.add_argument(
+                "--endpoint-url", type=_url, metavar="URL", help="in place of the environment's storage"
+            )
         if name == "ls":
             command.add_argument("--prefix", default="", help="what keys begin with")
         if name == "purge":
             _add_selections(command)
     return parser
+
+
+def _url(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: name the storage, or leave the option out")
+    return text
 
 
 def _add_selections(command: argparse.ArgumentParser) -> None:

@@ -112,6 +112,9 @@ def exit_status(main: Callable[..., int], *arguments: Sequence[str]) -> int:
     except TemplarError as error:
         print(f"{error}{advice if isinstance(error, TransientError) else ''}", file=sys.stderr)
         return int(getattr(module, "FAILED", 1))
+    except BrokenPipeError:  # the reader of the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print(f"interrupted{advice}", file=sys.stderr)
         return 130

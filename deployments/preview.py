@@ -2,8 +2,8 @@
 
     templar preview --neuron default [--window 12] [--uid 3] [--sequences 3]
 
-The neuron's block, or its `.env`, names chain, buckets and dataset; nothing is written. By default it is the neuron's
-own data of the window that is open now.
+The neuron's block, or its whole `.env`, names chain, buckets and dataset; nothing is written. By default it is its own
+data of the window that is open now.
 """
 
 import tempfile

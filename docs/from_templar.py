@@ -92,7 +92,7 @@ ENVIRONMENT: tuple[Row, ...] = (
     ),
     ("R2_DATASET_BUCKET_LIST, DATASET_BINS_PATH", "the same; `R2_DATASET_ENDPOINT` if it is at another vendor"),
     ("WALLET_NAME, WALLET_HOTKEY, NETWORK, NETUID", "the same; `NETUID` has no default"),
-    (", ".join(SUCCESSORS), ", ".join(f"`{each}`" for each in SUCCESSORS.values()) + "; a command says so"),
+    (", ".join(SUCCESSORS), ", ".join(f"`{each}`" for each in SUCCESSORS.values()) + "; a neuron's commands say so"),
     ("WANDB_API_KEY", "the same, or `TEMPLAR_SINK_WANDB_TOKEN`, with `TEMPLAR_SINK_WANDB_PROJECT`"),
     ("HF_TOKEN", "`HF_TOKEN`"),
     ("DOWNLOAD_MAX_WORKERS, TPLR_S3_PART_SIZE", "`storage.download_workers`, `storage.download_part_mib`"),

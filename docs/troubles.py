@@ -11,7 +11,7 @@ from templar.window import Missed
 
 Row = tuple[str, str, str]
 STATES = {*map(str, Missed), "CatchingUp", "WeightsRefused", "Skipped"}
-TABLES = {"gather", "time", "dataset", "training", "scores", "local", "access", "cleanup", "findings"}
+TABLES = {"gather", "time", "dataset", "training", "local", "cleanup", "findings"}
 """Table artifacts are called `{kind}-{neuron}`."""
 
 ROWS: tuple[Row, ...] = (
@@ -30,14 +30,15 @@ ROWS: tuple[Row, ...] = (
     (
         "Windows end as `Skipped` or `CatchingUp`",
         "the reason in the run's message",
-        "`window_finished`, `window_passed`: nothing is wrong. `decision_missing`, `roster_missing`: validators are "
+        "`window_finished`: nothing is wrong. `window_passed`: the run came late. "
+        "`decision_missing`, `roster_missing`: validators are "
         "away; the node waits. `aggregate_missing`: it takes a checkpoint by itself",
     ),
     (
         "`NothingPublished`",
         "the run's message; `time-{neuron}` for where the time went; `training-{neuron}` for the speed",
-        "`no_time_left`: other work on the machine, or a device below the preset's. `no_assignment`: more miners than "
-        "slots, wait. `out_of_memory`: `TEMPLAR_MICRO_BATCH`, `TEMPLAR_CHECKPOINT_LAYERS`. `trainer_failed`: the log "
+        "`no_time_left`: other work on the machine, or a device below the preset's. "
+        "`out_of_memory`: `TEMPLAR_MICRO_BATCH`, `TEMPLAR_CHECKPOINT_LAYERS`. `trainer_failed`: the log "
         "of the ranks",
     ),
     (
@@ -57,13 +58,14 @@ ROWS: tuple[Row, ...] = (
         "Weights refused",
         "the task `WeightsRefused` with the chain's own words; `templar neuron doctor` for permit, stake and fees",
         "`no_validator_permit`, `not_enough_stake`: stake. `cannot_pay_fees`: the coldkey. `chain_rate_limited`: wait. "
-        "`weights_version`: the subnet asks for another release. `nobody_earned`: no positive score, and no burn uid",
+        "`weights_version`: the subnet asks for another release.",
     ),
     (
         "A miner earns nothing",
         "`templar why` with --uid and --window; `templar leaderboard`; `templar neuron rehearse` before it begins",
-        "`commit_late`, `reveal_late`: bandwidth, or the store's clock. `time_unproven`: the bucket keeps versions. "
-        "`own_data_unlearnt`, `index_overlap`, `repeated_payload`: train on the own assignment. "
+        "`commit_late`, `reveal_late`: bandwidth, or the store's clock. `time_unproven`: versions or parts. "
+        "`no_assignment`: more miners than slots. `own_data_unlearnt`, `index_overlap`, `repeated_payload`: "
+        "train on the own assignment. "
         "`desync`: keep it running",
     ),
     (
@@ -86,9 +88,9 @@ ROWS: tuple[Row, ...] = (
     ),
     (
         "Scheduled work stands still",
-        "`templar neuron status`, which is not green then",
+        "`templar neuron status`, which is not green if a schedule stalls",
         "`schedule_stalled`: start the neuron again. `server_errors`: the Prefect server's log. A schedule that was "
-        "paused stays so",
+        "paused stays so, and shows in the UI alone",
     ),
     (
         "The state differs from the others'",
@@ -110,6 +112,8 @@ def table() -> str:
 
 def _held(name: str) -> str:
     kind = name.removesuffix("-{neuron}")
+    if re.fullmatch("[a-z]+(_[a-z]+)+", name) and name not in set(Reason):
+        raise ValueError(f"docs/troubles.py names {name!r}: there is no such reason code")
     if name in STATES or name in set(Reason) or (kind != name and kind in TABLES):
         return f"`{name}`"
     return held(name, "troubles")

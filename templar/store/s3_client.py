@@ -221,7 +221,7 @@ def make_client(
                 config=config,
             )
         except ValueError as error:
-            raise PermanentError(Reason.STORE_REFUSED, f"{error}; correct the endpoint's address") from error
+            raise PermanentError(Reason.STORE_REFUSED, f"{error}; correct the endpoint's address or region") from error
     # botocore has no public option for this; a test fails if these two names change.
     client._endpoint.http_session._manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
     return client

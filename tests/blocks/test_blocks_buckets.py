@@ -88,8 +88,8 @@ def test_only_r2_tells_buckets_apart_by_account(url, kept):
     dataset = Dataset(endpoint=block.dataset.endpoint, buckets=[place], prefix="text")  # type: ignore[arg-type]
     block = block.model_copy(update={"dataset": dataset})
     assert open_target(block, BucketRequest(), {}).kept_prefixes == kept
-    elsewhere = dataset.model_copy(update={"endpoint": StorageEndpoint(url="http://127.0.0.1:9001")})
-    assert open_target(block.model_copy(update={"dataset": elsewhere}), BucketRequest(), {}).kept_prefixes == ()
+    alias = dataset.model_copy(update={"endpoint": StorageEndpoint(url="http://127.0.0.1:9000/")})
+    assert open_target(block.model_copy(update={"dataset": alias}), BucketRequest(), {}).kept_prefixes == ("text/",)
 
 
 def test_a_saved_key_opens_an_account_and_replaces_the_own_one(prefect_api):

@@ -11,6 +11,7 @@ from deployments.register import checked_neuron
 from deployments.s3_endpoint import create_bucket_with_keys
 from templar.chain.ledger import Ledger
 from templar.errors import PermanentError, Reason
+from templar.housekeeping.bucket_cleanup import CleanupReport
 from tests.support.commands import write_env
 from tests.support.errors import error_of
 from tests.support.prepared import PreparedNetwork
@@ -108,8 +109,14 @@ def test_a_purge_counts_and_deletes_once_the_buckets_name_is_there(full, moto, k
     assert objects(moto, keys) == []
 
 
-def test_what_a_purge_selects_is_asked_for_by_one_option(full, moto, keys, call):
-    assert "would go" in call(full, "purge", "--temporary", "0")[1]
+def test_what_a_purge_selects_is_asked_for_by_one_option(full, moto, keys, call, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        bucket.maintenance, "clean_temporary", lambda *_, **more: asked.append(more) or CleanupReport(1)
+    )
+    assert call(full, "purge", "--temporary", "6")[0] == 0
+    assert asked == [{"hours": 6.0, "dry_run": True, "confirm_bucket": ""}]
+    assert call(full, "ls", "--endpoint-url", "")[0] == 2
     for criterion in (("--older-than", "0"), ("--aggregates", "0.2.8"), ("--suffix", ".npy"), ("--prefix", "none")):
         assert call(full, "purge", *criterion, "--delete")[1].startswith("0 objects")
     status, _, err = call(full, "purge", "--older-than", "-1")

@@ -89,7 +89,7 @@ def test_a_neuron_is_registered_and_its_role_announced(call, env_file, network, 
 
 
 def test_bad_environments_are_refused_with_one_line(call, env_file, prefect_server):
-    """What is refused is in tests/deployments/test_deployments_check_access.py."""
+    """What is refused is in tests/deployments/test_deployments_bucket.py."""
     before = on_the_server(prefect_server)
     for changes, message in (
         ({"NETUID": "", "WALLET_NAME": ""}, "[bad_environment] WALLET_NAME is missing; NETUID is missing: set them in"),
@@ -115,7 +115,11 @@ def test_bad_environments_are_refused_with_one_line(call, env_file, prefect_serv
             None,
             "PREFECT_API_URL is http://127.0.0.1:1, without the path of the API: set http://127.0.0.1:1/api",
         ),
-        (None, None, "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"),
+        (
+            None,
+            None,
+            "no Prefect server is known that has the neuron 'default': set PREFECT_API_URL, or",
+        ),
         ("here", 404, "PREFECT_API_URL is here, which is no Prefect API (status 404): correct it"),
         ("here", 401, "PREFECT_API_URL is here, which refuses this client (status 401)."),
     ],
