@@ -230,7 +230,7 @@ def run(device: str, quick: bool) -> dict[str, Any]:
             speeds.append(measure(row, *sides))
         Console().print(speeds_table(speeds))  # with one row more each time: compiling the next takes minutes on a GPU
     is_cuda = speeds[-1].row.is_cuda
-    memory = {} if is_cuda else neuron_memory.run(quick)
+    memory = {} if is_cuda or quick else neuron_memory.run(quick=False)
     memory_holds = memory.pop("holds", True)
 
     plain, last = min(speed.ratio for speed in speeds), speeds[-1].figures
@@ -267,7 +267,7 @@ def speeds_table(speeds: Sequence[Speed]) -> Table:
 
 def main() -> int:
     """Parse the command line, measure, print the figures as the last line; 1 if a bar does not hold."""
-    parser = command_line("training", __doc__, quick="8 million parameters only, fewer rounds, within a minute")
+    parser = command_line("training", __doc__, quick="8 million parameters, few rounds, no memory, within a minute")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
     arguments = parser.parse_args()
     return finish(run(arguments.device, arguments.quick))
