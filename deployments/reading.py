@@ -20,12 +20,11 @@ def open_network(arguments: argparse.Namespace, folder: str = AUDIT_FOLDER) -> P
     """The network of `--env-file`, or of the block `--neuron`; its reader keeps its files in this folder.
 
     Without either it is the local network in `.templar/local`, if there is one and no neuron `default` was started on
-    this machine, and otherwise the block `default`.
-    Errors as in `network_from_environment` and `neuron_block`.
+    this machine, and otherwise the block `default`. Errors as in `network_from_environment` and `neuron_block`.
     """
     env_file, local = arguments.env_file, LOCAL_FOLDER / NETWORK_ENV_FILE
-    is_here = local.is_file() and NeuronFolder("default").address is None
-    if env_file is None and arguments.neuron is None and is_here:
+    is_said = env_file is not None or arguments.neuron is not None
+    if not is_said and local.is_file() and NeuronFolder("default").address is None:
         env_file = local
         print(f"network: {local}", file=sys.stderr)
     if env_file is not None:
