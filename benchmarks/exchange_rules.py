@@ -135,7 +135,7 @@ def optimizers_of(row: Row, net: nn.Module) -> list[torch.optim.Optimizer]:
     """AdamW for all parameters, or for embedding, head and norms with torch's Muon for the matrices."""
     matrices, rest = list[Tensor](), list[Tensor]()
     for name, param in named_parameters(net):
-        (matrices if row.optimizer == "muon" and is_hidden_matrix(name, param) else rest).append(param)
+        (matrices if row.optimizer == "muon" and is_hidden_matrix(name, param.shape) else rest).append(param)
     adamw = torch.optim.AdamW(rest, betas=(0.9, 0.95), weight_decay=0.1, foreach=True)
     return [adamw, torch.optim.Muon(matrices, weight_decay=0.1)] if matrices else [adamw]
 
@@ -144,12 +144,12 @@ def code(row: Row, wanted: Tensor, tensor: TensorLayout) -> tuple[Tensor, float]
     """What receivers read of a tensor, and how many bits it takes."""
     if row.code == "dense":
         return wanted.clone(), 32.0 * wanted.numel()
-    if row.code == "low rank" and is_hidden_matrix(tensor.name, wanted):
+    if row.code == "low rank" and is_hidden_matrix(tensor.name, wanted.shape):
         return _low_rank(wanted, row.k)
     chunks = to_chunks(wanted, tensor)
     count, length = chunks.shape
     k = 64 if row.code == "low rank" else row.k
-    k = min(length, k if row.other_k is None or is_hidden_matrix(tensor.name, wanted) else row.other_k)
+    k = min(length, k if row.other_k is None or is_hidden_matrix(tensor.name, wanted.shape) else row.other_k)
     indices = top_k(chunks, k)
     values, value_bits = _CODES["sign" if row.code == "low rank" else row.code](chunks.gather(1, indices))
     received = from_chunks(torch.zeros_like(chunks).scatter(1, indices, values), tensor)

@@ -26,12 +26,11 @@ from lab.simulate.run import run_nodes, world_for
 from templar.exchange.gather import GatherReport
 from templar.hparams import HParams, load_hparams
 from templar.neuron.miner import Miner
-from templar.training.design import COMBINE_SECONDS, DISK_BYTES_PER_SECOND, FINISH_BYTES, bits_per_parameter
-from templar.training.device import num_parameters
+from templar.training.design import COMBINE_SECONDS, LEARNED_MARGIN_SECONDS, bits_per_parameter
+from templar.training.device import COPIED_BYTES_PER_SECOND, finish_seconds, num_parameters
 
 PRESETS = ("150M", "8B")
 PEERS, DOWN, UP = 20, 500e6, 110e6  # miners, and bits per second of a link
-MARGIN = 3.0  # seconds that `TrainingEnd` spares for a commitment that takes one
 WINDOWS, HONEST, WITHHOLDING = 4, ("honest",) * 5, ("honest",) * 4 + ("silent",)
 LEAST_BUSY, MOST_IDLE = 0.985, 0.05
 
@@ -63,12 +62,12 @@ def phases(hparams: HParams, windows: int) -> Phases:
     (found, decided), (withheld, _) = (moments(hparams, actors, windows) for actors in (HONEST, WITHHOLDING))
     return Phases(
         window=rules.seconds,
-        finish=FINISH_BYTES * count / DISK_BYTES_PER_SECOND,
-        margins=MARGIN + rules.commit_guard_seconds,
+        finish=finish_seconds(hparams.model, hparams.training.optimizer),
+        margins=LEARNED_MARGIN_SECONDS + rules.commit_guard_seconds,
         found=found + transfers,
         decided=decided + late,
         withheld=max(withheld, found + transfers),
-        applied=4 * count / DISK_BYTES_PER_SECOND + COMBINE_SECONDS * k / length * count * PEERS,
+        applied=4 * count / COPIED_BYTES_PER_SECOND + COMBINE_SECONDS * k / length * count * PEERS,
     )
 
 

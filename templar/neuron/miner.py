@@ -31,7 +31,8 @@ from templar.neuron.window_time import TrainingEnd, spends
 from templar.store.files import local_file
 from templar.timeline import closing_block
 from templar.training.cluster import GroupEndedError, open_trainer
-from templar.training.device import TrainFigures, num_parameters
+from templar.training.device import TrainFigures, finish_seconds
+from templar.training.model import inner_optimizer
 from templar.training.train import TrainResult
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,6 @@ NOTHING_TO_PUBLISH = frozenset(
     }
 )
 """The reasons for which a miner may have nothing to publish in a window; it still applies the decided roster."""
-FINISH_BYTES, FINISH_BYTES_PER_SECOND = {"sparseloco": 24, "demo": 8}, 2e9
-"""Bytes per parameter that are moved after the last step, and the speed that is assumed until a window has shown it."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,6 @@ class TrainReport:
 _TRAIN_REPORT = TypeAdapter(TrainReport)
 
 
-def finish_seconds(hparams: HParams) -> float:
-    """About how long a miner takes from the last step until the payload is on the disk."""
-    return FINISH_BYTES[hparams.training.recipe] * num_parameters(hparams.model) / FINISH_BYTES_PER_SECOND
-
-
 class Miner(PrivateStateNode):
     """A node that trains."""
 
@@ -108,8 +102,9 @@ class Miner(PrivateStateNode):
             self.check_settings(self.state.plan.at(self.state.window + 1))
         self._trained: dict[int, TrainResult] = {}
         self._reading = Lock()  # of the dataset
-        rules = self.hparams.windows
-        self._end = TrainingEnd(finish_seconds(self.hparams), rules.train_margin_seconds, self.chain.clock.now)
+        optimizer = inner_optimizer(self.hparams.training, config.trainer)
+        finish, margin = finish_seconds(self.hparams.model, optimizer), self.hparams.windows.train_margin_seconds
+        self._end = TrainingEnd(finish, margin, self.chain.clock.now)
         self._ahead = AheadTraining(self, self.trainer, self, self._end)
         self._resources.callback(self._ahead.stop)
 

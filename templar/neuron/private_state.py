@@ -42,7 +42,7 @@ from templar.neuron.lock import write_file
 from templar.neuron.node import Node
 from templar.store.files import link_or_copy, sync
 from templar.tensorfile import StoredTensors, Zeros, stream_tensors
-from templar.training.model import parameter_shapes
+from templar.training.model import inner_optimizer, muon_matrices, parameter_shapes
 from templar.training.optimizers import OptimizerState
 from templar.training.schedule import outer_learning_rate
 from templar.training.train import StepState, TrainResult
@@ -176,7 +176,7 @@ class ProgressFile:
         path: The file; it need not exist.
         key: What the training started from, by name. A file that has another value of one of them is not used.
         shapes: The parameters' shape by name.
-        has_moments: Whether the recipe has an inner optimizer.
+        second_moments: The parameters whose optimizer has second moments; None if the recipe has no inner optimizer.
         seconds: Least seconds between two writes; the first is as long after this object was made.
         durable: Whether the disk is waited for.
         seconds_left: Seconds until training must stop; a write that is expected to take longer is left out.
@@ -189,16 +189,18 @@ class ProgressFile:
         key: Mapping[str, str],
         shapes: Mapping[str, tuple[int, ...]],
         *,
-        has_moments: bool,
+        second_moments: Collection[str] | None,
         seconds: float,
         durable: bool,
         seconds_left: Callable[[], float] = lambda: math.inf,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._path, self._key, self._seconds, self._durable, self._now = path, dict(key), seconds, durable, now
-        prefixes = (_STATE, EXP_AVG, EXP_AVG_SQ) if has_moments else (_STATE,)
-        self._shapes = {prefix + name: tuple(shapes[name]) for prefix in prefixes for name in sorted(shapes)}
-        self._has_moments, self._seconds_left = has_moments, seconds_left
+        parts: dict[str, Collection[str]] = {_STATE: shapes}
+        if second_moments is not None:
+            parts |= {EXP_AVG: shapes, EXP_AVG_SQ: second_moments}
+        self._shapes = {prefix + name: tuple(shapes[name]) for prefix, names in parts.items() for name in sorted(names)}
+        self._has_moments, self._seconds_left = second_moments is not None, seconds_left
         self._last = now()
         self._took = 4 * sum(math.prod(shape) for shape in self._shapes.values()) / _BYTES_PER_SECOND
 
@@ -469,8 +471,9 @@ class PrivateStateNode(Node):
         self, window: int, sequences: Tensor, assignment: str, *, seconds_left: Callable[[], float]
     ) -> ProgressFile:
         """The file of the progress of a window's training."""
-        settings = self.config.trainer
+        settings, shapes = self.config.trainer, parameter_shapes(self.hparams.model)
         recipe = self.hparams.training.model_dump(mode="json"), self.hparams.model.model_dump(mode="json")
+        of_adamw = shapes.keys() - muon_matrices(self.hparams.model, inner_optimizer(self.hparams.training, settings))
         key = {
             "window": str(window),
             "root_before": self.state.root,
@@ -483,8 +486,8 @@ class PrivateStateNode(Node):
         return ProgressFile(
             self._progress_path(window),
             key,
-            parameter_shapes(self.hparams.model),
-            has_moments=self.layout.recipe != "demo",
+            shapes,
+            second_moments=None if self.layout.recipe == "demo" else of_adamw,
             seconds=settings.inner_snapshot_seconds,
             durable=self.config.durable,
             seconds_left=seconds_left,

@@ -6,7 +6,9 @@ Every rule stands here, with its source:
   embeddings (nanochat) to 128 at 8 B (Llama 3). The feed-forward layer is 8/3 of the width (LLaMA, arXiv 2302.13971).
 * **Time.** A device is busy when it trains. What a window needs besides is fixed: settling, transfer, the outer step,
   compression, and the commitment's guard. A window is so long that these are less than 5 % of it, but no longer than
-  125 blocks: a node needs the chain's state of the window before, and endpoints keep that of about 256 blocks.
+  125 blocks: a node needs the chain's state of the window before, and endpoints keep that of about 256 blocks. Inner
+  steps begin when the reveals of the gather tier are there (training ahead); on a chain that is not final at once, and
+  for a miner that does not train ahead, there is time for fewer.
 * **Batch.** All miners together take 2^19 tokens at 235 M parameters, more with the power 0.38 of the parameters
   (nanochat); but a miner takes at most 500 inner steps in a window (DiLoCo, arXiv 2311.08105), so fast devices take
   larger batches.
@@ -39,7 +41,15 @@ from typing import Any
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, Model
-from templar.training.device import PEAK_FLOPS, flops_per_token, num_parameters
+from templar.training.device import (
+    COPIED_BYTES_PER_SECOND,
+    PEAK_FLOPS,
+    finish_seconds,
+    flops_per_token,
+    num_parameters,
+    num_second_moments,
+)
+from templar.training.model import InnerOptimizer
 
 HEAD = 128
 WIDTHS = range(256, 16385, 256)
@@ -68,8 +78,9 @@ GRACE_BLOCKS = 2.5  # with 1.5, three of 140 networks with difficult chains lost
 WHY_LESS_BUSY = f"a window has at most {MOST_BLOCKS} blocks: endpoints keep the chain's state of 256, of two windows"
 DECIDING_SECONDS = 6.0  # to see who published, to vote and to see the decision
 TRAIN_MARGIN_SECONDS = 6.0
-BACKUP_BYTES = 16  # per parameter of a private backup (docs/storage.md)
-FINISH_BYTES, DISK_BYTES_PER_SECOND = 24, 2e9  # per parameter, from the last step to the payload on the disk
+FOUND_SECONDS = 5.0  # from the close until a miner knows all reveals, without transfers (benchmarks.idle)
+DECIDED_SECONDS = 11.0  # from the settling second until the window is decided and proven (benchmarks.idle)
+LEARNED_MARGIN_SECONDS = 3.0  # what a miner spares for a commitment once it knows that it takes a second
 COMBINE_SECONDS = 2e-9  # per coefficient of a peer, on four threads: on one 7.3e-9 were measured
 SPARE_TRANSFER = 3.0  # times that a transfer may take what the link allows
 PART_BYTES, PART_USD, READ_USD, GB_USD = 2**24, 4.5e-6, 0.36e-6, 0.015  # R2's prices: per write, read, GB and month
@@ -155,7 +166,8 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
     payload = count * bits_per_parameter(base.gradient.target_chunk**2, coefficients) / 8
     speed = wishes.devices * MFU * peak / flops_per_token(model, length)
 
-    windows, idle = _windows(wishes, base, count, payload, density)
+    optimizer: InnerOptimizer = "muon" if density >= DENSE else "adamw"
+    windows, idle = _windows(wishes, base, model, optimizer, payload, density=density)
     work = _work(wishes, base, count, speed, idle=idle, least_blocks=windows["blocks_per_window"])
     tokens, seconds = work.steps * work.batch * length, work.blocks * base.windows.block_seconds
     samples = (wishes.miners + base.data.spare_slots) * work.steps * work.batch  # assigned in a window, for each batch
@@ -174,7 +186,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
             "micro_batch_size": min(base.training.micro_batch_size, work.batch),
             "inner_steps": work.steps,
             "max_step_batches": batches,
-            "optimizer": "muon" if density >= DENSE else "adamw",
+            "optimizer": optimizer,
             "adamw": {"learning_rate": float(f"{RATE * (count / RATE_PARAMETERS) ** RATE_POWER:.2g}")},
             "schedule": {"warmup_steps": warmup, "warmup_start_factor": 0.01, "eta_min_factor": 1.0},
             "outer_learning_rate": DENSE_OUTER_RATE if density >= DENSE else base.training.outer_learning_rate,
@@ -187,7 +199,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
         },
         "peers": {"gather_peer_count": wishes.miners, "reserve_peer_count": _reserve(wishes.miners)},
         "weights": {"windows_per_weights": math.ceil(WEIGHTS_BLOCKS / work.blocks + 0.5)},
-        "storage": {"private_backup_windows": math.ceil(_backup_seconds(wishes, count) / seconds)},
+        "storage": {"private_backup_windows": _backup_windows(wishes, model, optimizer, seconds)},
     }
     outer, per_day = enough / (tokens * wishes.miners), 86_400 / seconds
     expects = Expectation(
@@ -201,7 +213,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
         days_to_20=outer / per_day,
         expected_loss=1.69 + 406.4 / count**0.34 + 410.7 / enough**0.28,
         payload_bytes=payload,
-        roles=_role_costs(wishes, base, count, payload, seconds=seconds),
+        roles=_role_costs(wishes, base, model, optimizer, payload, seconds=seconds),
         shard_samples=preset["data"]["outer_steps_per_shard"] * samples,
         why_fewer=_why_fewer(outer, seconds, count),
         why_less_busy="" if tokens / speed >= BUSY * seconds else WHY_LESS_BUSY,
@@ -259,11 +271,12 @@ def _checked(wishes: Wishes) -> float:
     return device_peak(wishes.device)
 
 
-def _windows(wishes: Wishes, base: HParams, count: int, payload: float, density: float) -> tuple[dict[str, Any], float]:
+def _windows(
+    wishes: Wishes, base: HParams, model: Model, optimizer: InnerOptimizer, payload: float, *, density: float
+) -> tuple[dict[str, Any], float]:
     """The section of windows, and the seconds of a window in which the reference device does not train."""
-    old, peers = base.windows, wishes.miners + _reserve(wishes.miners)
-    up, down = payload * 8e-6 / wishes.uplink, payload * peers * 8e-6 / wishes.downlink
-    finish = FINISH_BYTES * count / DISK_BYTES_PER_SECOND
+    old, count = base.windows, num_parameters(model)
+    up, down = payload * 8e-6 / wishes.uplink, payload * _listed(wishes.miners) * 8e-6 / wishes.downlink
     windows = {
         "commit_guard_seconds": old.commit_guard_seconds,
         "time_window_delta_seconds": math.ceil(GRACE_BLOCKS * old.block_seconds + SPARE_TRANSFER * up),
@@ -272,13 +285,14 @@ def _windows(wishes: Wishes, base: HParams, count: int, payload: float, density:
     }
     changed = old.model_copy(update=windows)
     combine = COMBINE_SECONDS * density * count * wishes.miners
-    step = 4 * count / DISK_BYTES_PER_SECOND + combine  # the outer step at the speed of a copy
+    step = 4 * count / COPIED_BYTES_PER_SECOND + combine  # the outer step at the speed of a copy
+    rest = step + finish_seconds(model, optimizer) + changed.commit_guard_seconds
     gathered = max(changed.settle_delay_seconds, up + down)  # nodes fetch what is revealed before it settles
-    begins = gathered + DECIDING_SECONDS + step
-    idle = begins + finish + changed.train_margin_seconds + changed.commit_guard_seconds
-    least = min(MOST_BLOCKS, math.ceil(idle / (1 - BUSY) / old.block_seconds))
+    decided = gathered + DECIDED_SECONDS + rest + TRAIN_MARGIN_SECONDS
+    least = min(MOST_BLOCKS, math.ceil(decided / (1 - BUSY) / old.block_seconds))
     shortest = math.ceil(2 * changed.reserved_seconds / old.block_seconds)
-    return windows | {"blocks_per_window": max(least, shortest)}, idle
+    found = FOUND_SECONDS + up + payload * wishes.miners * 8e-6 / wishes.downlink
+    return windows | {"blocks_per_window": max(least, shortest)}, found + rest + LEARNED_MARGIN_SECONDS
 
 
 @dataclass(frozen=True)
@@ -325,13 +339,23 @@ def _aspect(count: float) -> float:
     return low * (high / low) ** share
 
 
-def _backup_seconds(wishes: Wishes, count: int) -> float:
-    """Seconds between two backups of a private state: four hours, or what takes a tenth of the uplink."""
-    return max(4 * 3600.0, 8e-6 * BACKUP_BYTES * count / (0.1 * wishes.uplink))
+def _private_bytes(model: Model, optimizer: InnerOptimizer) -> float:
+    """Of a private state: error feedback and moments."""
+    return 8.0 * num_parameters(model) + 4.0 * num_second_moments(model, optimizer)
+
+
+def _backup_windows(wishes: Wishes, model: Model, optimizer: InnerOptimizer, seconds: float) -> int:
+    """Windows of so many seconds between two backups: four hours, or what takes a tenth of the uplink."""
+    backup = 4.0 * num_parameters(model) + _private_bytes(model, optimizer)
+    return math.ceil(max(4 * 3600.0, 8e-6 * backup / (0.1 * wishes.uplink)) / seconds)
 
 
 def _reserve(miners: int) -> int:
     return math.ceil(miners / 2)
+
+
+def _listed(miners: int) -> int:
+    return miners + _reserve(miners)
 
 
 def _data(base: HParams, work: _Work, batches: int, samples: int) -> dict[str, Any]:
@@ -346,12 +370,15 @@ def _data(base: HParams, work: _Work, batches: int, samples: int) -> dict[str, A
     }
 
 
-def _role_costs(wishes: Wishes, base: HParams, count: int, payload: float, *, seconds: float) -> dict[str, RoleCosts]:
+def _role_costs(
+    wishes: Wishes, base: HParams, shape: Model, optimizer: InnerOptimizer, payload: float, *, seconds: float
+) -> dict[str, RoleCosts]:
     """What each role moves and stores in windows of so many seconds."""
-    storage, miners, model = base.storage, wishes.miners, 4.0 * count
-    per_day, kept, backup = 86_400 / seconds, storage.snapshots_kept, float(BACKUP_BYTES * count)
-    snapshots, private = model * (kept + 2), 3 * model * (kept + storage.snapshot_frequency)
-    received = payload * (miners + _reserve(miners)) * per_day
+    storage, miners, model = base.storage, wishes.miners, 4.0 * num_parameters(shape)
+    private = _private_bytes(shape, optimizer)
+    per_day, kept, backup = 86_400 / seconds, storage.snapshots_kept, model + private
+    snapshots, privates = model * (kept + 2), private * (kept + storage.snapshot_frequency)
+    received = payload * _listed(miners) * per_day
     checkpoint, checkpoints = model / storage.checkpoint_frequency, model * storage.checkpoints_kept
     payloads = storage.retention_windows * payload
 
@@ -360,10 +387,10 @@ def _role_costs(wishes: Wishes, base: HParams, count: int, payload: float, *, se
         requests = PART_USD * (SMALL_WRITES + sent / PART_BYTES) + READ_USD * READS[role] * (miners + 2)
         return RoleCosts(sent * per_day, received, stored, disk, 30 * per_day * requests + 1e-9 * GB_USD * stored)
 
-    uploads = payload + backup * seconds / _backup_seconds(wishes, count)
+    uploads = payload + backup / _backup_windows(wishes, shape, optimizer, seconds)
     published = checkpoints + model + miners * payloads  # by the aggregator
     return {
-        "miner": costs("miner", uploads, payloads + 2 * backup, snapshots + private),
+        "miner": costs("miner", uploads, payloads + 2 * backup, snapshots + privates),
         "validator": costs("validator", checkpoint, checkpoints, snapshots),
         "aggregator": costs("aggregator", checkpoint + miners * payload, published, snapshots),
     }

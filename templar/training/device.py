@@ -20,7 +20,7 @@ from torch import Tensor
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings
-from templar.training.model import LayerStep, parameter_shapes, transformer_layer
+from templar.training.model import InnerOptimizer, LayerStep, muon_matrices, parameter_shapes, transformer_layer
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ PEAK_FLOPS = {
 """Part of a CUDA device's name -> its peak of dense bfloat16 products, FLOP/s; the first that fits counts for MFU."""
 LOSS_CHUNK_BYTES = {"cpu": 64 << 20, "cuda": 256 << 20}  # most bytes of a float32 tensor of (tokens, vocabulary)
 PIECE_ELEMENTS = 1 << 24  # elements that are on the way between a GPU and the host at once
+COPIED_BYTES_PER_SECOND = 2e9  # assumed, of a copy to the host or the disk
 _PROBE_SIZE = 384
 _PROBE_REPEATS = 3
 _PROBE_GAIN = 1.1  # bfloat16 must be this many times as fast as float32 to be chosen: it has fewer digits
@@ -193,6 +194,23 @@ def flops_per_token(model: Model, length: int) -> float:
 def num_parameters(model: Model) -> int:
     """Number of the model's parameters; tied ones count once."""
     return sum(torch.Size(shape).numel() for shape in parameter_shapes(model).values())
+
+
+def num_second_moments(model: Model, optimizer: InnerOptimizer) -> int:
+    """Number of second moments of the inner optimizer: one for each parameter that Muon does not move."""
+    shapes, of_muon = parameter_shapes(model), muon_matrices(model, optimizer)
+    return sum(torch.Size(shape).numel() for name, shape in shapes.items() if name not in of_muon)
+
+
+def finish_seconds(model: Model, optimizer: InnerOptimizer | None) -> float:
+    """About how long a miner takes from the last inner step until the payload is on the disk.
+
+    Update and moments go to the host, and the private state to the disk; `demo` has no inner optimizer: None.
+    """
+    moved = 8 * num_parameters(model)
+    if optimizer is not None:
+        moved += 8 * num_parameters(model) + 8 * num_second_moments(model, optimizer)
+    return moved / COPIED_BYTES_PER_SECOND
 
 
 class Pinned:

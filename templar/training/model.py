@@ -4,7 +4,7 @@ Importing transformers takes seconds, so it happens when a model is first built.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "model.safetensors"
 
+InnerOptimizer = Literal["adamw", "muon"]
 LayerStep = Callable[[Any, Tensor, tuple[Tensor, Tensor]], Tensor]
 """A layer, hidden states and rotation -> hidden states, as `transformer_layer`."""
 
@@ -185,13 +186,22 @@ def named_parameters(net: nn.Module) -> tuple[tuple[str, nn.Parameter], ...]:
     return found
 
 
-def is_hidden_matrix(name: str, param: Tensor) -> bool:
+def muon_matrices(model: Model, optimizer: InnerOptimizer | None) -> frozenset[str]:
+    """The parameters that Muon moves, if it is the inner optimizer."""
+    if optimizer != "muon":
+        return frozenset()
+    return frozenset(name for name, shape in parameter_shapes(model).items() if is_hidden_matrix(name, shape))
+
+
+def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
     """Whether a parameter is a matrix between hidden states: neither embedding nor head nor norm."""
-    return param.dim() == 2 and "embed" not in name and "lm_head" not in name
+    return len(shape) == 2 and "embed" not in name and "lm_head" not in name
 
 
-def inner_optimizer(training: Training, settings: TrainerSettings) -> Literal["adamw", "muon"]:
-    """The optimizer of the hidden matrices: the operator's choice, else the network's."""
+def inner_optimizer(training: Training, settings: TrainerSettings) -> InnerOptimizer | None:
+    """The optimizer of the hidden matrices: the operator's choice, else the network's; `demo` has none."""
+    if training.recipe == "demo":
+        return None
     return training.optimizer if settings.optimizer == "preset" else settings.optimizer
 
 

@@ -8,16 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from templar.hparams import Training
+from templar.tensorfile import Zeros
 from templar.training.group import Alone
 
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """The state of the inner optimizer, by parameter name: the same for both, so a miner may change it at any time."""
+    """The state of the inner optimizer, by parameter name; a miner may change the optimizer between two trainings."""
 
     num_steps: int  # inner steps that went into it
     exp_avg: Mapping[str, Tensor]  # first moments, float32: Muon's momentum in the matrices that it moves
-    exp_avg_sq: Mapping[str, Tensor]  # second moments, float32: in Muon's matrices those of the last AdamW
+    exp_avg_sq: Mapping[str, Tensor]  # second moments, float32: not of matrices that Muon moves
 
     @classmethod
     def zeros(cls, params: Mapping[str, Tensor]) -> Self:
@@ -40,7 +41,7 @@ class InnerOptimizers:
         repeatable: bool,
     ) -> None:
         self._group, self._training = group, training
-        settings, host = training.adamw, torch.device("cpu")
+        settings = training.adamw
         # 1. AdamW.
         rest = [param for name, param in params.items() if name not in of_muon]
         self._adamw = torch.optim.AdamW(
@@ -55,15 +56,18 @@ class InnerOptimizers:
         # 2. Muon.
         matrices, decay = [param for name, param in params.items() if name in of_muon], settings.weight_decay
         self._muon = torch.optim.Muon(matrices, weight_decay=decay) if matrices else None
-        # 3. Their state, in the order of the names. Second moments that Muon does not use stay on the host.
+        # 3. Their state, in the order of the names. What Muon moved so far has no second moments: AdamW begins there
+        #    with both at 0, which makes its first steps shorter.
         self._first, self._second = dict[str, Tensor](), dict[str, Tensor]()
+        zeros = Zeros({name: param.shape for name, param in params.items()})
         for name, param in sorted(params.items()):
-            place = host if name in of_muon else param.device
-            first = self._first[name] = group.part(param, state.exp_avg, name, param.device)
-            second = self._second[name] = group.part(param, state.exp_avg_sq, name, place)
+            begins = name not in state.exp_avg_sq and name not in of_muon
+            moments = (zeros, zeros) if begins else (state.exp_avg, state.exp_avg_sq)
+            first = self._first[name] = group.part(param, moments[0], name, param.device)
             if self._muon is not None and name in of_muon:
                 self._muon.state[param] = {"momentum_buffer": first}
             else:
+                second = self._second[name] = group.part(param, moments[1], name, param.device)
                 step = torch.tensor(float(state.num_steps), device="cpu" if repeatable else param.device)
                 self._adamw.state[param] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
 

@@ -26,7 +26,7 @@ from templar.training.model import (
     check_shapes,
     hidden_states,
     inner_optimizer,
-    is_hidden_matrix,
+    muon_matrices,
     named_parameters,
     output_weight,
     parameter_shapes,
@@ -292,11 +292,10 @@ class _Run:
     def optimizers(self, state: OptimizerState) -> InnerOptimizers:
         """The inner optimizers, continued from copies of a state."""
         params = dict(named_parameters(self.net))
-        if set(params) != set(state.exp_avg) or set(params) != set(state.exp_avg_sq):
+        if set(params) != set(state.exp_avg) or not set(params) >= set(state.exp_avg_sq):
             raise ValueError("the optimizer state does not have exactly the model's parameters")
         training, settings = self.training, self.trainer.settings
-        matrices = {name for name, param in params.items() if is_hidden_matrix(name, param)}
-        of_muon = matrices if inner_optimizer(training, settings) == "muon" else set[str]()
+        of_muon = muon_matrices(self.trainer.model, inner_optimizer(training, settings))
         return InnerOptimizers(self.group, training, params, state, of_muon, repeatable=settings.repeatable)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -177,7 +177,7 @@ def state(number, steps=1):
 
 
 def file_at(path, seconds=10, **options):
-    options = {"durable": True, "has_moments": True, "now": lambda: 0.0, **options}
+    options = {"durable": True, "second_moments": SHAPES, "now": lambda: 0.0, **options}
     return ProgressFile(path, KEY, SHAPES, seconds=seconds, **options)
 
 

@@ -115,7 +115,7 @@ def go_live(folder):
 def progress_file(folder):
     """The progress of a training, which is written after every step."""
     path = folder / "progress-1.safetensors"
-    return ProgressFile(path, {"window": "1"}, SHAPES, has_moments=True, seconds=0, durable=True)
+    return ProgressFile(path, {"window": "1"}, SHAPES, second_moments=SHAPES, seconds=0, durable=True)
 
 
 def save_progress(folder, steps=2):

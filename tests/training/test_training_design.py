@@ -11,7 +11,7 @@ from deployments.design_network import main
 from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
 from templar.training.design import PEAK_FLOPS, Wishes, architecture, busy_fractions, design
-from templar.training.device import flops_per_token, num_parameters
+from templar.training.device import flops_per_token, num_parameters, num_second_moments
 from tests.support.errors import raising
 
 BASE = load_hparams("150M")
@@ -55,7 +55,8 @@ def test_a_design_is_a_valid_preset_that_keeps_its_device_busy(miners, device, p
     assert needed <= windows.seconds - expects.idle_seconds
     assert hparams.data.pages_per_window * hparams.data.samples_per_page >= training.most_sequences
     assert expects.roles["aggregator"].bucket_bytes >= miners * 100 * expects.payload_bytes
-    assert expects.roles["miner"].disk_bytes == 104 * expects.parameters
+    private = 8 * expects.parameters + 4 * num_second_moments(hparams.model, training.optimizer)
+    assert expects.roles["miner"].disk_bytes == 20 * expects.parameters + 7 * private
     assert all(each.usd_per_month > 0.015e-9 * each.bucket_bytes for each in expects.roles.values())
     assert expects.shard_samples >= training.most_sequences * (miners + 4)
     warmup = training.schedule.warmup_steps * tokens / training.inner_steps * miners / (20 * expects.parameters)
@@ -98,7 +99,7 @@ def test_a_slower_device_is_as_busy_and_a_much_faster_one_waits(downlink, batche
         (Wishes(20, "h100"), "give exactly one of parameters, depth, and a model to keep"),
         (Wishes(20, "h100", 1e9, depth=3), "give exactly one of"),
         (Wishes(20, "abacus", 1e9), "the device 'abacus' is not in the table: choose one of A100"),
-        (Wishes(2, "A100", 13_791_821_824.0, uplink=20), "one inner step takes 952 s, a window has less"),
+        (Wishes(2, "A100", 2e10, uplink=20), "one inner step takes 1475 s, a window has less"),
         (Wishes(0, "h100", 1e9), "miners is 0: it must be above 0"),
         (Wishes(20, "h100", 1e9, uplink=0), "uplink is 0: it must be above 0"),
     ],
