@@ -128,8 +128,9 @@ class GarbageMiner(Miner):
 class OwnRulesMiner(Miner, ABC):
     """Joins with the network's settings, and trains with its own."""
 
-    def __init__(self, config: NeuronConfig) -> None:
-        super().__init__(config)
+    def use_settings(self, window: int) -> None:
+        """Bend those of the window."""
+        super().use_settings(window)
         self.hparams = self.hparams.model_copy(update={"training": self.bend(self.hparams.training)})
 
     @abstractmethod

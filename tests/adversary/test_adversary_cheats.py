@@ -20,7 +20,7 @@ from templar.neuron.miner import Miner
 from tests.support.network import Network, tiny
 from tests.support.payloads import payload_of, random_update
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 TRAINING = ("half", "wrong_data", "one_batch", "overfitting", "sign_flip", "shuffled", "stale", "near_zero", "gaming")
 COPYING = ("recycling", "plagiarising", "blending", "within_norm", "sybil", "sybil")
