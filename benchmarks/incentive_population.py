@@ -94,7 +94,7 @@ class Penalised:
 class PayloadValue:
     """The worth of one payload on text that no validator uses.
 
-    `fall` is that of the held-out loss in nats per token if the outer step applies this payload alone, clipped.
+    `fall` is that of the held-out loss in nats per token if this payload's part of the outer step, clipped, is taken.
     Payloads that are alike are one: each has its part of the fall.
     """
 
@@ -156,8 +156,7 @@ def incentive_hparams() -> HParams:
     """Return the settings of a network of thirty miners that runs in minutes, and whose payloads are distinguishable.
 
     Each miner trains several times over a page of its own, so that its update fits that page better than other text,
-    and publishes few of many coefficients, so that two payloads share little. A payload is measured at the full outer
-    step, because few others change the same coefficients: one that only fits the gradient fails there.
+    and publishes a quarter of the coefficients, which are divided by payloads, as in the preset `150M`.
     """
     return load_hparams(
         "simulation",
@@ -165,8 +164,8 @@ def incentive_hparams() -> HParams:
             "model": {"hidden_size": 32, "intermediate_size": 64},
             "data": {"rows_per_page": 4},
             "training": {"inner_steps": 10, "batch_size": 16, "micro_batch_size": 16},
-            "gradient": {"target_chunk": 32, "topk_compression": 32},
-            "scoring": {"eval_sequences": 32, "eval_micro_batch_size": 16, "eval_lr_factor": 1.0},
+            "gradient": {"target_chunk": 32, "topk_compression": 256},
+            "scoring": {"eval_sequences": 32, "eval_micro_batch_size": 16, "eval_lr_factor": 0.05},
         },
     )
 
@@ -314,7 +313,7 @@ def _unlike(miner: MinerFacts, uids: Set[int]) -> MinerFacts:
 
 @dataclass
 class Valuation:
-    """Measures what each payload of some windows is worth alone, on text that is held out.
+    """Measures what each payload of some windows is worth alone, on text that is held out: its part of the outer step.
 
     A validator calls `after` once it has applied a window. The state before a window is the one after the window
     before, so that one is kept.
@@ -340,7 +339,7 @@ class Valuation:
         return self.windows < 2 * window <= 2 * self.windows and (self.windows - window) % VALUED_EVERY == 0
 
     def _measure(self, validator: Node, evidence: Evidence, tokens: NDArray[np.int32]) -> Iterator[PayloadValue]:
-        """Yield the value of every payload that counts: a full outer step along it alone, clipped as it is applied."""
+        """Yield the value of every payload that counts: its part of the outer step alone, clipped as it is applied."""
         # 1. The payloads, and the norms that the roster's are clipped to.
         window, layout = evidence.window, validator.layout
         facts = {each.facts.uid: each.facts for each in evidence.miners if each.facts.payload_sha256 is not None}
@@ -350,6 +349,8 @@ class Valuation:
         limit = loudest_coefficient(training, decay, evidence.outer_steps)
         targets = target_norms(rostered or list(payloads.values()), layout, limit)
         factor = outer_learning_rate(training, evidence.outer_steps)
+        if validator.layout.mean_over == "payloads":
+            factor /= max(1, len(rostered))
         alike = alike_groups(facts, validator.hparams.scoring)
         # 2. The loss before, and after each.
         before = mean_loss(validator, self._before, tokens)

@@ -24,6 +24,9 @@ Every rule stands here, with its source:
 * **Mean.** Where miners share most coefficients in time, each of them sends its own part, and a mean over those that
   send one now moves it too far: with 1024 of 4096, a mean over all payloads ends 0.66 nats lower (docs/codec.md). With
   64, few miners share one in a window, and a mean over all would be as much too slow.
+* **Scoring.** A payload is measured at the step that it really takes: where sums are divided by payloads, that is one of
+  as many parts as there are miners. At a fifth of the step alone, four such parts, twenty honest miners of a network
+  that learns little more seem to do harm (docs/validator.md).
 * **Optimizer.** Muon for the matrices where payloads are dense: there it keeps what it gains over AdamW, and at equal
   bytes it ends lower than AdamW through a sparse code. Through sparse codes it loses (docs/codec.md). The iterations of
   Newton and Schulz are 1 to 2 % more operations at these batches.
@@ -70,7 +73,7 @@ WARMUP_SHARE = 0.02
 DENSITIES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)  # of the coefficients of a chunk
 DENSITY_COST = 0.02  # of a window, for a denser code than the sparsest
 DENSE = 1 / 16  # from here on sums are divided by the number of payloads
-DENSE_OUTER_RATE = 1.1
+DENSE_OUTER_RATE, SPARSE_EVALUATED = 1.1, 0.2
 FEEDBACK_DECAY, FEEDBACK_CARRY = 0.95, 0.0
 WANTED_OUTER_STEPS = 1000  # to learn as well as in one place (hypertrain's assumption: 1,000 to 3,000)
 MOST_BLOCKS = 125  # of a window
@@ -165,7 +168,6 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
     coefficients = max(1, round(density * base.gradient.target_chunk**2))
     payload = count * bits_per_parameter(base.gradient.target_chunk**2, coefficients) / 8
     speed = wishes.devices * MFU * peak / flops_per_token(model, length)
-
     optimizer: InnerOptimizer = "muon" if density >= DENSE else "adamw"
     windows, idle = _windows(wishes, base, model, optimizer, payload, density=density)
     work = _work(wishes, base, count, speed, idle=idle, least_blocks=windows["blocks_per_window"])
@@ -198,6 +200,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
             "mean_over": "payloads" if density >= DENSE else "contributors",
         },
         "peers": {"gather_peer_count": wishes.miners, "reserve_peer_count": _reserve(wishes.miners)},
+        "scoring": {"eval_lr_factor": round(1 / wishes.miners, 4) if density >= DENSE else SPARSE_EVALUATED},
         "weights": {"windows_per_weights": math.ceil(WEIGHTS_BLOCKS / work.blocks + 0.5)},
         "storage": {"private_backup_windows": _backup_windows(wishes, model, optimizer, seconds)},
     }
