@@ -15,7 +15,7 @@ from blocks.storage import NeuronBucket
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason
 from templar.exchange.buckets import Buckets
-from templar.hparams import PRODUCTION_TRAINER, HParams, TrainerSettings, load_hparams
+from templar.hparams import PRODUCTION_TRAINER, SETTINGS_FILE, HParams, TrainerSettings, load_hparams, with_agreed
 
 if TYPE_CHECKING:
     from templar.neuron.configuration import NeuronConfig
@@ -57,8 +57,9 @@ class Neuron(Block):
         _save(self, name)
 
     def hparams(self) -> HParams:
-        """The network's numbers, or `bad_hparams`."""
-        return load_hparams(self.preset, path=Path(self.hparams_path))
+        """The numbers of the network that the folder joined, or else the preset's; `bad_hparams`."""
+        own, joined = load_hparams(self.preset, path=Path(self.hparams_path)), Path(self.home) / SETTINGS_FILE
+        return with_agreed(own, joined.read_bytes()) if joined.exists() else own
 
     def config(self, name: str) -> "NeuronConfig":
         """Return what the node and the housekeeping of this neuron work with; nothing is changed.
@@ -75,7 +76,8 @@ class Neuron(Block):
         buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=own, hotkey=hotkey.address)
         open_dataset = partial(self.dataset.open, hparams, home)
         pinned = self.genesis or None
-        return NeuronConfig(name, home, hparams, chain, buckets, hotkey, open_dataset, pinned, trainer=self.trainer)
+        preset = NeuronConfig(name, home, hparams, chain, buckets, hotkey, open_dataset, pinned, trainer=self.trainer)
+        return preset.of_network()
 
     def build(self, name: str) -> "Node":
         """The node, started.

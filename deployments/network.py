@@ -102,7 +102,7 @@ def start_network(
     if not dry_run and known is None:
         announce_role(chain, hotkey.address, "validator")
         buckets.announce()
-        publish_genesis(birth, buckets.own, hotkey, chain.clock, hparams.model, **common, folder=folder)
+        publish_genesis(birth, buckets.own, hotkey, chain.clock, hparams, **common, folder=folder)
     blocks = first_block(birth.start.start_window, hparams.windows) - chain.head()
     opens_at = chain.clock.now() + blocks * chain.block_seconds
     return Started(birth, known is None, opens_at, num_parameters(hparams.model))

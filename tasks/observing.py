@@ -54,7 +54,7 @@ def _network(fields: Mapping[str, Any], endpoint: StorageEndpoint, folder: str) 
     hparams = load_hparams(fields["preset"], path=Path(fields["hparams_path"]))
     home, dataset = Path(fields["home"]), fields["dataset"]
     chain = fields["subnet"].open(None)
-    config = NeuronConfig(
+    preset = NeuronConfig(
         folder,
         home / folder,
         hparams,
@@ -65,7 +65,7 @@ def _network(fields: Mapping[str, Any], endpoint: StorageEndpoint, folder: str) 
         pinned_genesis=fields["genesis"] or None,
         trainer=fields["trainer"],
     )
-    return PublicNetwork(config, dataset, fields["preset"])
+    return PublicNetwork(preset.of_network(), dataset, fields["preset"])
 
 
 @contextmanager

@@ -307,7 +307,7 @@ class World:
         common: Any = {"params": genesis_parameters(self.hparams.model), "tokenizer": tokenizer}
         numbers: Any = {"dataset_digest": dataset.digest, "start_window": START_WINDOW}
         birth = draft_birth(chain, self.hparams, neuron, **common, **numbers)
-        who = buckets.own, publisher.hotkey, chain.clock, self.hparams.model
+        who = buckets.own, publisher.hotkey, chain.clock, self.hparams
         publish_genesis(birth, *who, **common, folder=self.root / "genesis", concurrency=1)
         return birth
 

@@ -15,12 +15,13 @@ from torch import Tensor
 from templar.agreement.checkpoint import FILES_AT_ONCE, fetched_checkpoint, publish_checkpoint
 from templar.agreement.model_folder import read_weights, write_model
 from templar.agreement.state import StateMark, genesis_root, parameters_digest
+from templar.canonical import sha256_hex
 from templar.chain.base import Chain, Clock, NeuronInfo
 from templar.chain.hotkey import Signer
 from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
-from templar.exchange.object_keys import START_WINDOW_KEY
+from templar.exchange.object_keys import SETTINGS_KEY, START_WINDOW_KEY
 from templar.exchange.objects import StartWindow
 from templar.exchange.publish import publish_body
 from templar.exchange.signed import Network, read_signed
@@ -29,6 +30,7 @@ from templar.store.base import ObjectStore
 
 log = logging.getLogger(__name__)
 
+MAX_SETTINGS_BYTES = 1 << 16
 NO_GENESIS = "0" * 64  # the genesis field of the start window, which cannot hold its own digest
 
 
@@ -88,14 +90,14 @@ def publish_genesis(
     store: ObjectStore,
     signer: Signer,
     clock: Clock,
-    model: Model,
+    hparams: HParams,
     *,
     params: Mapping[str, Tensor],
     tokenizer: Tokenizer,
     folder: Path,
     concurrency: int = FILES_AT_ONCE,
 ) -> None:
-    """Publish the genesis checkpoint of a drafted network in its publisher's bucket, and then the start window.
+    """Publish checkpoint and settings of a drafted network in its publisher's bucket, and then the start window.
 
     On failure a later call with the same arguments continues; if another network was started, nothing is written.
 
@@ -104,7 +106,7 @@ def publish_genesis(
     # Compare with an earlier start window before anything is written; write it after the checkpoint it refers to.
     if store.head(START_WINDOW_KEY) is not None:
         publish_body(store, START_WINDOW_KEY, birth.start, signer, clock=clock)  # refuses unless it is this one
-    write_model(folder, params, model, tokenizer)
+    write_model(folder, params, hparams.model, tokenizer)
     publish_checkpoint(
         *(store, folder, birth.mark),
         network=birth.network,
@@ -113,6 +115,7 @@ def publish_genesis(
         clock=clock,
         concurrency=concurrency,
     )
+    store.put(SETTINGS_KEY, hparams.agreed)
     publish_body(store, START_WINDOW_KEY, birth.start, signer, clock=clock)
 
 
@@ -127,8 +130,25 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
     Start windows with another genesis hash than `pinned` are skipped, if the operator requires one.
 
     TransientError: `genesis_missing`; no validator has published one yet. Or the store of a validator that may have the
-    one that counts failed. PermanentError: `bad_hparams`.
+    one that counts failed. PermanentError: `bad_hparams`; the network started with other settings.
     """
+    birth = find_start(chain, buckets, hparams, pinned=pinned)
+    check_settings(birth.start, hparams.digest)
+    return birth
+
+
+def check_settings(start: StartWindow, digest: str) -> None:
+    """Raise PermanentError, `bad_hparams`, if settings with this digest are not those of the network."""
+    if start.hparams != digest:
+        raise PermanentError(
+            Reason.BAD_HPARAMS,
+            f"hparams: digest {digest[:12]} is not the network's {start.hparams[:12]}, whose publisher shows none or "
+            "did not answer: start again, or use the preset that the network was started with",
+        )
+
+
+def find_start(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str | None = None) -> Birth:
+    """As `find_birth`, of a network with any settings; of `hparams` the least stake of a validator counts."""
     left_out, failed = [], None
     for validator in validators_now(chain, hparams):
         try:
@@ -146,12 +166,6 @@ def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
             continue
         if start is None or pinned not in (None, start.digest):
             continue
-        if start.hparams != hparams.digest:
-            raise PermanentError(
-                Reason.BAD_HPARAMS,
-                f"hparams: digest {hparams.digest[:12]} is not the network's {start.hparams[:12]}; "
-                "use the preset that the network was started with",
-            )
         return Birth(start, validator)
     raise TransientError(
         failed or Reason.GENESIS_MISSING,  # a store that fails says nothing of what is in it
@@ -187,6 +201,23 @@ def read_start(chain: Chain, buckets: Buckets, validator: NeuronInfo) -> StartWi
     store, unborn = buckets.reader(validator), Network(chain.netuid, NO_GENESIS)
     found = read_signed(store, START_WINDOW_KEY, StartWindow, network=unborn, author=validator)
     return None if found is None else found.body
+
+
+def read_settings(buckets: Buckets, birth: Birth) -> bytes | None:
+    """The settings that a network started with, as its publisher shows them; None if it shows none.
+
+    Raises:
+        TransientError: The store failed.
+        PermanentError: `bad_hparams`; they are not those that the start window names. `access_denied`, ...
+    """
+    store = buckets.reader(birth.publisher)
+    if store.head(SETTINGS_KEY) is None:
+        return None
+    found = store.get(SETTINGS_KEY, max_bytes=MAX_SETTINGS_BYTES)
+    if sha256_hex(found) != birth.start.hparams:
+        problem = f"{SETTINGS_KEY} of uid {birth.publisher.uid}: its SHA-256 is not the start window's `hparams`"
+        raise PermanentError(Reason.BAD_HPARAMS, f"{problem}: use the preset that the network was started with")
+    return found
 
 
 def require_digest(digest: str, wanted: str) -> None:

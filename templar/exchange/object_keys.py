@@ -30,6 +30,7 @@ class Kind(StrEnum):
     PRIVATE = "private"
     PEERS = "peers"
     START_WINDOW = "start_window"
+    SETTINGS = "settings"  # not signed: the start window has its digest
     PLAN = "plan"
     LEASE = "lease"
     HEARTBEAT = "lease_heartbeat"
@@ -37,7 +38,7 @@ class Kind(StrEnum):
 
 _SUFFIX = {Kind.GRADIENT: ".bin", Kind.AGGREGATE: ".bin", Kind.PRIVATE: ".bin", Kind.CHECKPOINT: ""}
 _LEASES = (Kind.LEASE, Kind.HEARTBEAT)
-_SINGLE = (Kind.START_WINDOW, Kind.PLAN)
+_SINGLE = (Kind.START_WINDOW, Kind.SETTINGS, Kind.PLAN)
 _SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.WORD, *_SINGLE, *_LEASES)
 _PER_WINDOW = "|".join(kind for kind in Kind if kind not in _SPECIAL)
 
@@ -66,8 +67,8 @@ class ObjectKey:
     """The parts of a key."""
 
     kind: Kind
-    window: int | None = None  # None for the start window, the plan and leases
-    uid: int | None = None  # the publisher; None for aggregates, peer lists, the start window, the plan and leases
+    window: int | None = None  # None for the start window, the settings, the plan and leases
+    uid: int | None = None  # the publisher; None for these, aggregates and peer lists
     version: str = PROTOCOL_VERSION
     file: str | None = None  # name inside a checkpoint's folder
     role: str | None = None  # of a leased neuron
@@ -138,4 +139,5 @@ def lease_key(kind: Kind, role: str, holder: str) -> str:
 
 
 START_WINDOW_KEY = str(ObjectKey(Kind.START_WINDOW))  # the key of the start window object
+SETTINGS_KEY = str(ObjectKey(Kind.SETTINGS))  # the key of the settings that a network started with
 PLAN_KEY = str(ObjectKey(Kind.PLAN))  # the key of what an owner wants next

@@ -42,6 +42,7 @@ __all__ = [
     "MAX_PEERS",
     "PRODUCTION_TRAINER",
     "RENDEZVOUS",
+    "SETTINGS_FILE",
     "AdamW",
     "Data",
     "Gradient",
@@ -67,6 +68,8 @@ PRODUCTION_TRAINER = TrainerSettings(
 )
 """The settings of a neuron of a real network unless its operator chooses otherwise."""
 
+SETTINGS_FILE = "settings.json"
+"""In the folder of a neuron that joined a network: the settings that this started with."""
 HPARAMS_FILE = Path("hparams.json")
 DEFAULT_PRESET = "local"
 
@@ -111,15 +114,20 @@ class HParams(SettingsGroup):
         return 0.0 if self.training.recipe == "demo" else self.gradient.feedback_carry
 
     @property
-    def digest(self) -> str:
-        """SHA-256 of the canonical JSON of everything that two nodes must agree on.
+    def agreed(self) -> bytes:
+        """The canonical JSON of everything that two nodes must agree on.
 
         These are all sections but `storage`, and of that `retention_windows`: a node must know which objects may have
         expired in others' buckets.
         """
         agreed = self.model_dump(mode="json", exclude={"storage"})
         agreed["storage"] = {"retention_windows": self.storage.retention_windows}
-        return sha256_hex(canonical_json(agreed))
+        return canonical_json(agreed)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of `agreed`."""
+        return sha256_hex(self.agreed)
 
 
 def load_hparams(
@@ -135,6 +143,28 @@ def load_hparams(
     """
     tree = _resolve(_read(path), preset, path, seen=())
     return _validated(_merge(tree, overrides or {}), f"{path}, preset {preset!r}")
+
+
+def with_agreed(own: HParams, agreed: bytes) -> HParams:
+    """The settings that a network started with, as `agreed` of another release may say them, and the rest of one's own.
+
+    A setting that is not named has its default: the rule of before the setting was there.
+
+    Raises:
+        PermanentError: `bad_hparams`; this release does not know a setting or a value.
+    """
+    what = "the network's settings"
+    try:
+        tree = json.loads(agreed, object_pairs_hook=_without_repetition)
+    except (ValueError, RecursionError) as error:
+        raise _bad(f"{what}: cannot be read as JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise _bad(f"{what}: must be an object")
+    tree = _merge({"storage": own.storage.model_dump(mode="json")}, tree)
+    try:
+        return _validated(tree, what)
+    except PermanentError as error:
+        raise _bad(f"{error.message}: install a release that knows them") from None
 
 
 def with_changes(hparams: HParams, changes: Mapping[str, Any]) -> HParams:

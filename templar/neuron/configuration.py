@@ -2,18 +2,20 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
-from templar.agreement.genesis import Birth, find_birth, validators_now
+from templar.agreement.genesis import Birth, check_settings, find_start, read_settings, validators_now
+from templar.canonical import sha256_hex
 from templar.chain.base import Chain, NeuronInfo, Role
 from templar.chain.hotkey import Signer
 from templar.data.dataset import TrainingData
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.lease import Claimant, NeuronLease, Terms
 from templar.exchange.network_view import NetworkView
-from templar.hparams import Data, HParams, TrainerSettings
+from templar.hparams import SETTINGS_FILE, Data, HParams, TrainerSettings, with_agreed
 from templar.neuron.lock import holder_of, this_machine, write_file
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class NeuronConfig:
     durable: bool = True  # wait for the disk before anything is published; only a simulation does without
     secret_order: bool = True  # train in an order that nobody else knows; a simulation keeps the assigned one
     trainer: TrainerSettings = field(default_factory=TrainerSettings)  # what the operator chose for this host
+    agreed: bytes | None = None  # what `hparams` has of a network's settings; None if it is a preset
 
     @property
     def own_signer(self) -> Signer:
@@ -84,7 +87,35 @@ class NeuronConfig:
                 f"{path}: this folder belongs to the network {joined}, and the genesis that is set is "
                 f"{self.pinned_genesis}: set that of the folder, or give the other network a folder of its own",
             )
-        return find_birth(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis or joined)
+        birth = find_start(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis or joined)
+        check_settings(birth.start, sha256_hex(self.agreed or self.hparams.agreed))
+        return birth
+
+    def of_network(self) -> Self:
+        """This configuration with the settings that the network started with, in place of the preset's.
+
+        They are those of the folder, if it joined a network, or else what the network's publisher shows. So another
+        preset, or another release's of the same name, changes only what is the operator's own. Without a network, or
+        if its settings cannot be read, nothing is changed, and `birth` says what is wrong.
+
+        Raises:
+            PermanentError: `bad_hparams`; this release does not know a setting.
+            TransientError: The chain could not be reached.
+        """
+        path, agreed = self.home / SETTINGS_FILE, None
+        if path.exists():
+            agreed = path.read_bytes()
+        else:
+            self.chain.head()  # what follows may fail for many reasons that are not the chain's
+            try:
+                birth = find_start(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis)
+                if birth.start.hparams != self.hparams.digest:
+                    agreed = read_settings(self.buckets, birth)
+            except TransientError as error:
+                log.info("the network's settings are not known: %s", error)
+        if agreed is None:
+            return self
+        return replace(self, hparams=with_agreed(self.hparams, agreed), agreed=agreed)
 
     def reading(self, birth: Birth) -> NetworkView:
         """The network that started so, for whoever only reads it."""
@@ -103,6 +134,9 @@ class NeuronConfig:
                 100 * stake / total if total else 0.0,
             )
             write_file(path, lambda part: part.write_text(birth.network.genesis), durable=self.durable)
+        settings, agreed = self.home / SETTINGS_FILE, self.agreed or self.hparams.agreed
+        if not settings.exists():
+            write_file(settings, lambda part: part.write_bytes(agreed), durable=self.durable)
         return birth
 
 

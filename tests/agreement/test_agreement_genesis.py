@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 
@@ -7,7 +9,9 @@ from templar.agreement.model_folder import write_model
 from templar.agreement.state import genesis_root, parameters_digest
 from templar.data.tokenizer import TOKENIZER_FILE, load_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
-from templar.exchange.object_keys import START_WINDOW_KEY, Kind, checkpoint_key
+from templar.exchange.object_keys import SETTINGS_KEY, START_WINDOW_KEY, Kind, checkpoint_key
+from templar.hparams import HParams, with_agreed
+from templar.neuron.configuration import NeuronConfig
 from templar.training.model import WEIGHTS_FILE, genesis_parameters
 from tests.support.errors import raising
 from tests.support.scripted_store import fail_once, failing
@@ -26,6 +30,9 @@ class Scene:
         self.subnet = Subnet(folder, stakes=(100.0, 50.0), num_miners=1)
         self.hparams = self.subnet.hparams
         self.params = genesis_parameters(self.hparams.model)
+        training = self.hparams.training.model_copy(update={"outer_learning_rate": 0.5})
+        storage = self.hparams.storage.model_copy(update={"snapshots_kept": 99})
+        self.other_hparams = self.hparams.model_copy(update={"training": training, "storage": storage})
 
     def publish(self, index=0, **changes):
         member, chain = self.subnet.validators[index], self.subnet.chain
@@ -33,7 +40,7 @@ class Scene:
         model = {"params": numbers.pop("params", self.params), "tokenizer": self.tokenizer}
         neuron = chain.metagraph().by_hotkey(member.hotkey.address)
         birth = draft_birth(chain, self.hparams, neuron, **model, **numbers)
-        who = self.store(index), member.hotkey, chain.clock, self.hparams.model
+        who = self.store(index), member.hotkey, chain.clock, self.hparams
         publish_genesis(birth, *who, **model, folder=self.folder / f"genesis-{member.uid}", concurrency=1)
         return birth
 
@@ -42,6 +49,16 @@ class Scene:
 
     def load(self, birth):
         return load_genesis(birth, self.subnet.buckets(), self.hparams.model, self.folder / "joined")
+
+    def config(self, name="miner"):
+        """Of a miner that starts with another preset."""
+        buckets = self.subnet.buckets()
+        return NeuronConfig(name, self.home(name), self.other_hparams, self.subnet.chain, buckets, None, None)
+
+    def home(self, name):
+        home = self.folder / name
+        home.mkdir(exist_ok=True)
+        return home
 
     def store(self, index=0):
         return self.subnet.store(self.subnet.validators[index])
@@ -64,7 +81,7 @@ def writes(store):
 def test_a_network_is_found_with_all_that_nodes_must_have_in_common(scene):
     """The digest of the start window, which is written last, is the network's; the parameters are the published."""
     birth = scene.publish()
-    assert writes(scene.store())[-2:] == [checkpoint_key(START - 1, 1, MANIFEST_FILE), START_WINDOW_KEY]
+    assert writes(scene.store())[-3:] == [checkpoint_key(START - 1, 1, MANIFEST_FILE), SETTINGS_KEY, START_WINDOW_KEY]
     assert scene.find() == birth
     params, joined = scene.load(birth), scene.folder / "joined"
     assert params.keys() == scene.params.keys()
@@ -90,7 +107,7 @@ def test_a_publication_that_was_cut_off_goes_on(scene, name, lost):
             scene.find()
     birth = scene.publish()
     assert scene.publish() == birth
-    assert len(writes(scene.store())) == 8 + (not lost)
+    assert len([key for key in writes(scene.store()) if key != SETTINGS_KEY]) == 8 + (not lost)
     scene.load(scene.find())
 
 
@@ -124,9 +141,59 @@ def test_other_hparams_are_another_network_but_storage_is_everybodys_own_busines
     birth = scene.publish()
     storage = scene.hparams.storage.model_copy(update={"snapshots_kept": 99})
     assert scene.find(hparams=scene.hparams.model_copy(update={"storage": storage})) == birth
-    training = scene.hparams.training.model_copy(update={"outer_learning_rate": 0.5})
     with raising(PermanentError, Reason.BAD_HPARAMS, match="preset"):
-        scene.find(hparams=scene.hparams.model_copy(update={"training": training}))
+        scene.find(hparams=scene.other_hparams)
+
+
+def test_a_neuron_takes_the_settings_that_its_network_started_with(scene):
+    """With any preset; they are kept in its folder, where nobody can take them away."""
+    assert scene.config().of_network().hparams == scene.other_hparams  # no network has started
+    birth = scene.publish()
+    with raising(PermanentError, Reason.BAD_HPARAMS, match="start again"):
+        scene.config().birth()
+    joined = scene.config().of_network()
+    assert joined.hparams == scene.hparams.model_copy(update={"storage": scene.other_hparams.storage})
+    assert joined.join() == birth
+    scene.store().delete([SETTINGS_KEY])
+    again = scene.config().of_network()
+    assert (again.hparams, again.birth()) == (joined.hparams, birth)
+    assert scene.config("newcomer").of_network().hparams == scene.other_hparams
+
+
+def test_a_setting_that_a_network_does_not_name_has_the_value_of_before_it_was_there(scene, monkeypatch):
+    """An older release started it; settings that this one does not know are refused with the remedy."""
+    older = json.loads(scene.hparams.agreed)
+    assert older["training"].pop("max_step_batches") == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(HParams, "agreed", json.dumps(older).encode())
+        birth = scene.publish()
+    assert birth.start.hparams != scene.hparams.digest
+    config = scene.config().of_network()
+    assert (config.join(), config.hparams.training) == (birth, scene.hparams.training)
+    assert scene.config().of_network().birth() == birth
+
+
+@pytest.mark.parametrize(
+    ("agreed", "complaint"),
+    [
+        (b'{"training": {"momentum_of_tomorrow": 1}}', "momentum_of_tomorrow: unknown key"),
+        (b'{"model": 1}', "model"),
+        (b"[" * 60_000, "JSON"),
+        (b'{"model": 1, "model": 2}', "twice"),
+        (b"[]", "must be an object"),
+    ],
+)
+def test_settings_of_a_release_that_is_not_known_are_refused_in_one_line(scene, agreed, complaint):
+    with raising(PermanentError, Reason.BAD_HPARAMS, complaint) as caught:
+        with_agreed(scene.hparams, agreed)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_that_the_start_window_does_not_name_are_refused(scene):
+    scene.publish()
+    scene.store().put(SETTINGS_KEY, scene.other_hparams.agreed)
+    with raising(PermanentError, Reason.BAD_HPARAMS, SETTINGS_KEY):
+        scene.config().of_network()
 
 
 @pytest.mark.parametrize("changes", [{"netuid": NETUID + 1}, {"root": "no"}])

@@ -73,7 +73,7 @@ def test_a_later_genesis_captures_no_neuron_that_has_joined(network):
     model = {"params": genesis_parameters(network.hparams.model), "tokenizer": validator.workload.tokenizer}
     numbers = {"dataset_digest": start.dataset, "start_window": start.start_window + 1}
     later = draft_birth(validator.chain, network.hparams, neuron, **model, **numbers)
-    who = validator.buckets.own, usurper.hotkey, validator.chain.clock, network.hparams.model
+    who = validator.buckets.own, usurper.hotkey, validator.chain.clock, network.hparams
     publish_genesis(later, *who, **model, folder=world.root / "later", concurrency=1)
     assert network.restart(miner).birth == miner.birth
     elsewhere = replace(network.kill(miner).config, home=world.root / "elsewhere")

@@ -33,7 +33,7 @@ GENESIS = "ab" * 32
 NETWORK = Network(NETUID, GENESIS)
 ASSIGNMENT = "cd" * 32
 ROOT = "ef" * 32
-SINGLE, LEASES = (Kind.START_WINDOW, Kind.PLAN), (Kind.LEASE, Kind.HEARTBEAT)
+SINGLE, LEASES = (Kind.START_WINDOW, Kind.SETTINGS, Kind.PLAN), (Kind.LEASE, Kind.HEARTBEAT)
 SPECIAL = (Kind.AGGREGATE, Kind.CHECKPOINT, Kind.PEERS, Kind.WORD, *SINGLE, *LEASES)
 PER_WINDOW = [kind for kind in Kind if kind not in SPECIAL]
 """Kinds of which each neuron stores an object of each window."""
