@@ -349,7 +349,7 @@ class Valuation:
         limit = loudest_coefficient(training, decay, evidence.outer_steps)
         targets = target_norms(rostered or list(payloads.values()), layout, limit)
         factor = outer_learning_rate(training, evidence.outer_steps)
-        if validator.layout.mean_over == "payloads":
+        if validator.layout.mean_over != "contributors":
             factor /= max(1, len(rostered))
         alike = alike_groups(facts, validator.hparams.scoring)
         # 2. The loss before, and after each.

@@ -28,7 +28,7 @@ from templar.chain.base import NeuronInfo
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.gather import Workers
 from templar.exchange.object_keys import Kind, window_key
-from templar.exchange.objects import NULL_WINDOW, Decision, Roster, SignedWord, Word
+from templar.exchange.objects import NULL_WINDOW, Decision, Roster, RosterEntry, SignedWord, Word
 from templar.exchange.payload_cache import PayloadCache
 from templar.exchange.signed import Sealed, seal
 from templar.store.deadline import Deadline
@@ -65,6 +65,12 @@ class Settlement:
     def uids(self) -> tuple[int, ...]:
         """Authors of the payloads that are applied."""
         return () if self.roster is None else tuple(entry.uid for entry in self.roster.entries)
+
+    @classmethod
+    def known_entries(cls, text: str | None) -> tuple[RosterEntry, ...]:
+        """What is applied by a settlement as `to_json` wrote it; nothing if it is not known."""
+        settlement = None if text is None else cls.from_json(text)
+        return () if settlement is None or settlement.roster is None else settlement.roster.entries
 
     def has_payloads(self, cache: PayloadCache) -> bool:
         """Whether all payloads that are applied are in a cache."""

@@ -11,7 +11,8 @@ squared norm, exact as well:
 
 Rounding down keeps every peer's contribution at or below the target norm. A coefficient's sum is divided by the number
 of peers that contributed to it, those whose magnitude there is not 0; or, with `mean_over` "payloads", by the number of
-peers whose n2 is not 0: a payload of zeros dilutes no other peer. The quotient is that of IEEE 754 float64; the inverse
+peers whose n2 is not 0: a payload of zeros dilutes no other peer. With "parts" a peer with n2 >= 2 m2 counts twice: its
+target is 4 m2, and it adds 2 to the number. The quotient is that of IEEE 754 float64; the inverse
 DCT, if there is one, is exact in the sense of `dct`; then `sparseloco` multiplies by the quantum and rounds to float32,
 and `demo` takes the sign, with sign(0) = 0.
 
@@ -205,16 +206,23 @@ def _updates(
     layout.check(out, "out")
     updates = {}
     for tensor in layout.tensors:
-        name = tensor.name
-        sections = [payload.sections[name] for payload in payloads]
+        name, target = tensor.name, targets[tensor.name]
+        sections, squares = [payload.sections[name] for payload in payloads], [peer[name] for peer in norms]
+        parts = [_parts(square, target, layout) for square in squares]
         tables = [
-            magnitudes(section, peer[name], targets[name], layout.recipe)
-            for section, peer in zip(sections, norms, strict=True)
+            magnitudes(section, square, part**2 * target, layout.recipe)
+            for section, square, part in zip(sections, squares, parts, strict=True)
         ]
-        audible = sum(peer[name] > 0 for peer in norms)  # without one, all sums are 0
-        divisor = audible if layout.mean_over == "payloads" else 0
+        audible = sum(part for part, square in zip(parts, squares, strict=True) if square > 0)  # else all sums are 0
+        divisor = 0 if layout.mean_over == "contributors" else audible
         updates[name] = combine_sections(sections, tables, tensor, layout, out[name], divisor=divisor)
     return updates
+
+
+def _parts(squared_norm: int, target: int, layout: Layout) -> int:
+    """As how many parts a peer's tensor counts."""
+    counts_parts = layout.mean_over == "parts" and layout.recipe == "sparseloco"
+    return 2 if counts_parts and squared_norm >= 2 * target > 0 else 1
 
 
 def _finish(means: Tensor, tensor: TensorLayout, layout: Layout) -> Tensor:

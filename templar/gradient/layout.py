@@ -112,7 +112,7 @@ class Layout:
     tensors: tuple[TensorLayout, ...]
     use_dct: bool  # whether coefficients are those of an orthonormal DCT-II of each chunk, or its elements themselves
     recipe: Recipe  # of error feedback and aggregation
-    mean_over: Literal["contributors", "payloads"] = "contributors"  # what an aggregate divides its sums by
+    mean_over: Literal["contributors", "payloads", "parts"] = "contributors"  # what an aggregate divides its sums by
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]], gradient: Gradient, recipe: Recipe) -> Self:

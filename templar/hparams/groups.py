@@ -253,8 +253,8 @@ class Gradient(SettingsGroup):
     """Largest chunk edge; 64 keeps a two-dimensional chunk within 4096 coefficients."""
     use_dct: bool
     """Transform each chunk with an orthonormal DCT-II before the selection."""
-    mean_over: Literal["contributors", "payloads"] = "contributors"
-    """What the sum of a coefficient is divided by: the number of payloads that have it, or of all that are not zero."""
+    mean_over: Literal["contributors", "payloads", "parts"] = "contributors"
+    """What sums are divided by: payloads that have the value, all that are not 0, or parts: a loud one has two."""
 
 
 MAX_PEERS = 256  # most payloads of one window: the integers of the aggregation hold the sum of this many

@@ -189,9 +189,7 @@ class AheadTraining:
 
     def _is_decided(self, begun: Begun, window: int) -> bool:
         """Whether the state is the foreseen one: the same payloads were applied to the same state."""
-        node, known = self._node, self._node.journal.result(window - 1, "settle")
-        settlement = None if known is None else Settlement.from_json(known)
-        entries = settlement.roster.entries if settlement is not None and settlement.roster is not None else ()
+        node, entries = self._node, Settlement.known_entries(self._node.journal.result(window - 1, "settle"))
         return (begun.window, begun.root, begun.live, tuple(begun.payloads)) == (
             window,
             node.state.previous_root,

@@ -13,6 +13,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
+from templar.agreement.voter import Settlement
 from templar.canonical import file_sha256, keyed_seed, sha256_hex
 from templar.data.assignment import Assignment
 from templar.data.replicas import EndpointReport
@@ -207,6 +208,8 @@ class Miner(PrivateStateNode):
         # 1. Compress with the live error feedback, and stage the new private state tensor by tensor.
         result, neuron = self._trained[window], self.exchange.identity(window)
         tensors = self._stage(window, result)
+        if self._counts_twice(window, result.num_sequences):
+            tensors = {name: coefficients.doubled() for name, coefficients in tensors.items()}
 
         # 2. The payload goes to the disk as well, then both into the journal.
         header = Header(self.layout.recipe, window, neuron.uid, neuron.hotkey, self.layout.digest)
@@ -230,6 +233,12 @@ class Miner(PrivateStateNode):
         del self._trained[window]
         self._end.finished()
         return report
+
+    def _counts_twice(self, window: int, num_sequences: int) -> bool:
+        """Whether the payload should count as two parts: it rests on twice the text of the last roster's median."""
+        tokens = sorted(each.tokens for each in Settlement.known_entries(self.journal.result(window - 1, "settle")))
+        own = num_sequences * self.hparams.data.sequence_length
+        return self.layout.mean_over == "parts" and bool(tokens) and own >= 2 * tokens[(len(tokens) - 1) // 2]
 
     def payload_bytes(self, window: int, payload: Payload) -> bytes:
         """The bytes that are published."""

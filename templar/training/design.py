@@ -23,10 +23,11 @@ Every rule stands here, with its source:
   coefficients with which the device is busy enough, or less busy by at most 2 %.
 * **Mean.** Where miners share most coefficients in time, each of them sends its own part, and a mean over those that
   send one now moves it too far: with 1024 of 4096, a mean over all payloads ends 0.66 nats lower (docs/codec.md). With
-  64, few miners share one in a window, and a mean over all would be as much too slow.
-* **Scoring.** A payload is measured at the step that it really takes: where sums are divided by payloads, that is one of
-  as many parts as there are miners. At a fifth of the step alone, four such parts, twenty honest miners of a network
-  that learns little more seem to do harm (docs/validator.md).
+  64, few miners share one in a window, and a mean over all would be as much too slow. Where faster devices take larger
+  batches, the payload of one counts as two parts (docs/validator.md).
+* **Scoring.** A payload is measured at the step that it really takes: where sums are divided by payloads, one of as
+  many as there are miners. At a fifth of the step alone, four times that, twenty honest miners of a network that learns
+  little more seem to do harm (docs/validator.md).
 * **Optimizer.** Muon for the matrices where payloads are dense: there it keeps what it gains over AdamW, and at equal
   bytes it ends lower than AdamW through a sparse code. Through sparse codes it loses (docs/codec.md). The iterations of
   Newton and Schulz are 1 to 2 % more operations at these batches.
@@ -197,7 +198,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
             "momentum_decay": FEEDBACK_DECAY,
             "feedback_carry": FEEDBACK_CARRY,
             "topk_compression": coefficients,
-            "mean_over": "payloads" if density >= DENSE else "contributors",
+            "mean_over": "contributors" if density < DENSE else "parts" if batches > 1 else "payloads",
         },
         "peers": {"gather_peer_count": wishes.miners, "reserve_peer_count": _reserve(wishes.miners)},
         "scoring": {"eval_lr_factor": round(1 / wishes.miners, 4) if density >= DENSE else SPARSE_EVALUATED},

@@ -560,9 +560,13 @@ class Spec:
         """Section 9, one tensor."""
         name, chunks, edges, recipe = tensor["name"], tensor["chunks"], tensor["edges"], layout["recipe"]
         length = math.prod(edges)
-        m2 = 2**80 if recipe == "demo" else median
         total, count = [[0] * length for _ in range(chunks)], [[0] * length for _ in range(chunks)]
+        heard = 0
         for each, n2 in zip(payloads, Spec.norms(payloads, name)[0], strict=True):
+            counts_parts = layout.get("mean_over") == "parts" and recipe == "sparseloco"
+            parts = 2 if counts_parts and n2 >= 2 * median > 0 else 1
+            heard += parts if n2 > 0 else 0
+            m2 = 2**80 if recipe == "demo" else median * parts**2
             keeps = n2 in (0, m2) or (recipe == "sparseloco" and n2 <= m2)
             for chunk, row in enumerate(each["tensors"][name]):
                 for index, sign, step in row:
@@ -570,8 +574,7 @@ class Spec:
                     s = s if keeps else math.isqrt(s**2 * m2 // n2)
                     total[chunk][index] += sign * s
                     count[chunk][index] += s != 0
-        if layout.get("mean_over") == "payloads":
-            heard = sum(n2 > 0 for n2 in Spec.norms(payloads, name)[0])
+        if layout.get("mean_over", "contributors") != "contributors":
             count = [[heard] * length for _ in range(chunks)]
         means = [
             [float(t) / float(max(c, 1)) for t, c in zip(*rows, strict=True)] for rows in zip(total, count, strict=True)

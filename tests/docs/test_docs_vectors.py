@@ -331,7 +331,7 @@ def test_product_compresses():
             assert hex_of(state.buffers) == window["residual"]
 
 
-@pytest.mark.parametrize("name", ["sparseloco", "sparseloco, too loud", "sparseloco, mean over payloads", "demo"])
+@pytest.mark.parametrize("name", recorded("aggregate")["cases"])
 def test_product_aggregates_and_steps(name):
     case = recorded("aggregate")["cases"][name]
     layout, limit = replace(LAYOUTS[case["recipe"]], mean_over=case.get("mean_over", "contributors")), case["limit"]

@@ -41,7 +41,7 @@ gradients = st.builds(
     topk_compression=st.integers(1, 80),
     target_chunk=st.integers(1, 20),
     use_dct=st.booleans(),
-    mean_over=st.sampled_from(["contributors", "payloads"]),
+    mean_over=st.sampled_from(["contributors", "payloads", "parts"]),
 )
 recipes = st.sampled_from(RECIPES)
 layouts = st.builds(Layout.of, shapes, gradients, recipes)

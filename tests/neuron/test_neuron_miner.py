@@ -13,6 +13,7 @@ from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import Manifest
 from templar.exchange.signed import unseal
+from templar.gradient.aggregate import peer_norms
 from templar.neuron.catchup import catch_up, leave_minority
 from templar.neuron.journal import Status
 from templar.neuron.miner import Miner
@@ -22,7 +23,7 @@ from templar.training.cluster import GroupEndedError
 from templar.window import Action, MinerSteps, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.marks import some_quick
-from tests.support.network import tiny
+from tests.support.network import Network, tiny
 from tests.support.repeated_steps import die_after, steps_of
 from tests.support.snapshots import save_private
 
@@ -423,3 +424,21 @@ def test_a_miner_whose_hotkey_is_not_registered_does_not_start(network):
     network.world.chain.wait_for_block(network.world.chain.block() + 2)
     with raising(PermanentError, Reason.NOT_REGISTERED, miner.exchange.own_signer.address, "register it first"):
         network.started(network.member(miner))
+
+
+def test_a_miner_with_twice_the_text_of_others_counts_as_two_parts(tmp_path):
+    """It knows so from the roster before; there is none before the first window."""
+    hparams = tiny(training={"max_step_batches": 2}, gradient={"mean_over": "parts"}, data={"pages_per_window": 2})
+    network = Network(tmp_path, hparams, actors=("slow", "slow", "honest"))
+    try:
+        network.run((1, 2))
+        for window, is_twice in ((1, False), (2, True)):
+            assert len(network.roots(window)) == 1
+            entries = Settlement.known_entries(network.validator.journal.result(window, "settle"))
+            payloads = {each.uid: network.validator.cache.payload(window, each.payload_sha256) for each in entries}
+            norms = peer_norms(list(payloads.values()), network.validator.layout)
+            totals = {uid: sum(norm.values()) for uid, norm in zip(payloads, norms, strict=True)}
+            fast = totals.pop(uid(network.miners[-1]))
+            assert (fast > 3 * max(totals.values())) == is_twice
+    finally:
+        network.stop()

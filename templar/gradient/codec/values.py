@@ -13,7 +13,7 @@ squared error. Within a tensor only its largest step and the 254 below it can be
 them is silent, and its values wait in the error feedback.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 QUANTUM = 2.0**-44
 SIGNIFICANDS = (256, 271, 287, 304, 323, 342, 362, 384, 406, 431, 456, 483)  # `round(256 * 2^(j / 12))`
-MAX_STEP = 552
+OCTAVE, MAX_STEP = len(SIGNIFICANDS), 552
 CODES = 255  # steps that can be written in one tensor
 STEP_QUANTA: NDArray[np.int64] = np.array(
     [0, *(SIGNIFICANDS[step % 12] << step // 12 for step in range(MAX_STEP))], np.int64
@@ -50,6 +50,12 @@ class Coefficients:
         return all(np.array_equal(mine, theirs) for mine, theirs in zip(self._arrays(), other._arrays(), strict=True))
 
     __hash__ = None  # type: ignore[assignment]
+
+    def doubled(self) -> "Coefficients":
+        """Twice the values, exactly; the same ones if the largest scale has no double."""
+        if int(self.steps.max(initial=0)) + OCTAVE > MAX_STEP:
+            return self
+        return replace(self, steps=np.where(self.steps > 0, self.steps + OCTAVE, 0).astype(np.uint16))
 
     def _arrays(self) -> tuple[NDArray[np.generic], ...]:
         return self.indices, self.negative, self.steps
