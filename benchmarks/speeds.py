@@ -25,7 +25,7 @@ from benchmarks.command import command_line, figures_table, finish
 from benchmarks.incentive import run_one
 from benchmarks.incentive_population import HONEST, IncentiveReport, Population, incentive_hparams
 from templar.arguments import whole_number
-from templar.hparams import HParams, load_hparams
+from templar.hparams import HParams
 
 SLOW, SPEED, LONGER, PAY = "slow", 4, 1.5, 1.5
 WINDOWS, QUICK_WINDOWS, SEEDS = 60, 4, (11, 12, 13)
@@ -37,16 +37,18 @@ EQUAL = Population("three slow", 0, (SLOW,) * 3)
 def unequal_hparams() -> HParams:
     """The settings of the incentive experiment, with time and data for four batches in each inner step.
 
-    A batch is as noisy as one of twenty miners' in a preset, and the learning rate is the best for three slow ones. A
-    payload is measured as in `local`, which has three miners as well.
+    A batch is as noisy as one of twenty miners' in a preset, and the learning rate is the best for three slow ones. The
+    fast miner's payload counts as two parts, and each is measured as one of three.
     """
     hparams = incentive_hparams()
     adamw = hparams.training.adamw.model_copy(update={"learning_rate": RATE})
     sizes = {"batch_size": BATCH, "micro_batch_size": BATCH, "max_step_batches": SPEED}
     training = hparams.training.model_copy(update=sizes | {"adamw": adamw})
     data = hparams.data.model_copy(update={"pages_per_window": SPEED * hparams.data.pages_per_window})
-    scoring = hparams.scoring.model_copy(update={"eval_lr_factor": load_hparams("local").scoring.eval_lr_factor})
-    return hparams.model_copy(update={"training": training, "data": data, "scoring": scoring})
+    scoring = hparams.scoring.model_copy(update={"eval_lr_factor": round(1 / len(EQUAL.actors), 2)})
+    gradient = hparams.gradient.model_copy(update={"mean_over": "parts"})
+    sections = {"training": training, "data": data, "scoring": scoring, "gradient": gradient}
+    return hparams.model_copy(update=sections)
 
 
 def figures_of(mixed: list[IncentiveReport], equal: list[IncentiveReport]) -> dict[str, Any]:
