@@ -61,6 +61,7 @@ COMMANDS = (
     Command("clock", "start a run of every window deployment once per window", "deployments.clock"),
     Command("preview", "the text that a uid trains on", "deployments.preview"),
     Command("leaderboard", "who leads, who earns, who was punished and why", "deployments.leaderboard"),
+    Command("page", "the network as one page for a browser", "deployments.page"),
     Command("why", "what a miner got for a window, and why", "deployments.why"),
     Command("audit", "rebuild a validator's evidence and compare it", "deployments.audit_window"),
     Command("model fetch", "fetch and verify the newest model", "deployments.model", ("fetch",)),

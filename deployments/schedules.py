@@ -81,6 +81,9 @@ def scheduled_work(role: str, hparams: HParams, *, hour: timedelta = HOUR) -> It
             text = "Store the private state in the bucket, encrypted, if a backup is due."
             yield Work("private_backup", text, "every-10m", min(period, timedelta(minutes=10)))
         return
+    if role == "aggregator":
+        text = "Store the network's page in the bucket, for anybody with a browser."
+        yield Work("public_page", text, "hourly", hour, 47 * minute)
     # 3. Checkpoints, which late nodes read from validators and aggregators; each is measured before the next one.
     windows = storage.checkpoint_frequency
     every, slug = timedelta(seconds=windows * hparams.windows.seconds), f"every-{windows}-windows"

@@ -54,6 +54,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=4200, help="port of the Prefect UI")
     parser.add_argument("--neuron", default="default", help="the neuron whose block is shown")
     parser.add_argument("--run", help="id of a flow run to show as well")
+    parser.add_argument("--page", metavar="URL", help="the network's page in a bucket, to show as well")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="take these pictures alone")
     arguments = parser.parse_args()
     if not CHROMIUM.exists():
@@ -64,9 +65,11 @@ def main() -> int:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
-        for name, path in pages_of(base, arguments.neuron, arguments.run).items():
+        shown = {name: f"{base}{path}" for name, path in pages_of(base, arguments.neuron, arguments.run).items()}
+        shown |= {"page": arguments.page} if arguments.page else {}
+        for name, url in shown.items():
             if not arguments.only or name in arguments.only:
-                take(page, f"{base}{path}", name, settle_seconds=10)
+                take(page, url, name, settle_seconds=10)
         browser.close()
     return 0
 

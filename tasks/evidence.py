@@ -1,4 +1,4 @@
-"""Published evidence as Prefect tasks: audit a window, and rank the miners over many windows."""
+"""Published evidence as Prefect tasks: audit a window, rank the miners over many, show the network to everybody."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,9 @@ from templar.neuron.configuration import NeuronConfig
 from templar.reports.checkpoint_evaluation import HeldOut, read_evaluations
 from templar.reports.history import read_recent
 from templar.reports.leaderboard import Leaderboard, draw
-from templar.reports.training_curve import newest_evaluations
+from templar.reports.public_page import PAGE_KEY, network_page
+from templar.reports.training_curve import NetworkCurve, newest_evaluations
+from templar.timeline import window_of
 
 
 @task(task_run_name="audit evidence", **HOUSEKEEPING)
@@ -73,6 +75,37 @@ def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standi
         table(f"held-out-{neuron}", rows, shown)
     picture(f"leaderboard-plot-{neuron}", draw(board), published.summary)
     return Standings(summary)
+
+
+@task(task_run_name="publish page", **HOUSEKEEPING)
+def publish_page(neuron: str) -> Standings:
+    """Replace the network's page in the neuron's own bucket."""
+    config = load_block(neuron).config(neuron)
+    try:
+        data = page_of(config)
+        config.buckets.own.put(PAGE_KEY, data)
+    except PermanentError as error:
+        if error.reason is not Reason.EVIDENCE_MISSING:
+            raise
+        return Standings(error.message, error.reason)
+    finally:
+        config.buckets.close()
+    return Standings(f"{len(data):,} bytes as {PAGE_KEY} in bucket {config.buckets.own.name}")
+
+
+def page_of(config: NeuronConfig) -> bytes:
+    """The page of a node's network up to the newest window that is measured by now.
+
+    PermanentError: `evidence_missing`; no window is over yet. TransientError: chain or store failed.
+    """
+    birth, chain, rules = config.birth(), config.chain, config.hparams.windows
+    window, first = window_of(chain.block(), rules) - 2, birth.start.start_window
+    if window < first:
+        seconds = (first + 2 - window_of(chain.block(), rules)) * rules.seconds
+        problem = f"no window is measured yet: wait about {seconds:.0f} s"
+        raise PermanentError(Reason.EVIDENCE_MISSING, problem)
+    glance = NetworkCurve(config.reading(birth), birth, {}).look(window)
+    return network_page(glance, birth, chain.block_time(chain.block()))
 
 
 def evaluations_of(config: NeuronConfig) -> HeldOut:

@@ -28,6 +28,7 @@ from templar.scoring.evidence import Evidence
 LATE_WINDOWS = 3  # evidence of the newest windows is asked for again so many times, because it is published late
 MOST_MINERS = 30  # miners that a network's table has besides those of this host
 MOST_TASKS = 32  # results of tasks of one checkpoint that are shown; its publisher may list hundreds
+OWN_NAME = "neuron of this host"  # the column of names that this host's operator gave
 NEWEST_EVALUATIONS = 10  # measured checkpoints that a table lists
 WIDTH, HEIGHT, LEFT, RIGHT = 720, 320, 56, 704
 LOSS_TOP, LOSS_BOTTOM, BARS_TOP, BARS_BOTTOM = 36, 216, 246, 296
@@ -215,7 +216,7 @@ class NetworkCurve:
             if place < MOST_MINERS or name:
                 yield {
                     "uid": str(record.uid),
-                    "neuron of this host": name,
+                    OWN_NAME: name,
                     "weight": f"{weights.get(record.uid, 0.0):.4f}",
                     "share of the emission": f"{shares.get(record.uid, 0.0):.1%}",
                     "final score": f"{record.final:.4f}",

@@ -78,7 +78,8 @@ class S3Store:
     def put(self, key: str, data: bytes) -> None:
         """Store an object with a single request; replaces one that is there."""
         check_key(key)
-        self._call(key, lambda client: s3_transfer.put_object(client, self._bucket, key, data))
+        shown = {"ContentType": "text/html; charset=utf-8"} if key.endswith(".html") else {}  # a browser asks for it
+        self._call(key, lambda client: s3_transfer.put_object(client, self._bucket, key, data, **shown))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Store an object unless the key is taken.

@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 
 from deployments import leaderboard as command
+from deployments import page
 from templar.agreement.checkpoint import EVALUATION_FILE
 from templar.exchange.object_keys import checkpoint_key
+from templar.reports.public_page import PAGE_KEY
 from tests.support.published import MINERS, evaluate_genesis, with_reader
 
 NAME = "reader"
@@ -56,3 +58,13 @@ def test_the_newest_checkpoints_on_held_out_text_and_what_is_left_out(network, c
     (row,) = (line for line in out.splitlines() if f"{score.loss:.4f}" in line and "uid 1" in line)
     assert f"{score.bits_per_byte:.4f}" in row
     assert "left out: [malformed] checkpoint: " in out
+
+
+def test_the_page_is_written_to_a_file_or_stored_in_the_bucket(network, prefect_api, run_main, tmp_path):
+    del prefect_api
+    call, file = partial(run_main, page.main), tmp_path / "index.html"
+    assert call("--neuron", NAME, "--file", str(file)) == (0, f"{file}: the network's page\n", "")
+    status, out, _ = call("--neuron", NAME)
+    (stored,) = (network.plan.folder / "buckets").rglob(PAGE_KEY)
+    assert (status, out.split()[0], stored.read_bytes()) == (0, PAGE_KEY, file.read_bytes())
+    assert call("--env-file", "an.env")[0] == 2

@@ -6,7 +6,9 @@ import pytest
 
 from flows.audit_window import audit_window
 from flows.leaderboard import leaderboard
+from flows.public_page import public_page
 from templar.reports.leaderboard import Leaderboard
+from templar.reports.public_page import PAGE_KEY
 from tests.support.audited import VALIDATOR, evidence_of, publish, run_alone
 from tests.support.flow_network import run_flow
 from tests.support.prepared import PreparedNetwork
@@ -116,6 +118,16 @@ def test_the_standings_are_a_table_and_a_plot_beside_the_newest_evaluations(netw
     (row,) = json.loads(str(held_out.data))
     assert (row["window"], row["by"], row["loss"]) == (str(first - 1), "uid 1", f"{score.loss:.4f}")
     assert held_out.description == "The newest 1 of 1 measured checkpoints."
+
+
+def test_the_page_is_stored_where_a_browser_finds_it(network, published, prefect_api):
+    """Up to the newest window that is measured by now; a page of the same network is the same."""
+    state = run_flow(public_page, LOOKER)
+    assert (state.name, prefect_api.artifacts(state)) == ("Completed", {})
+    (path,) = (network.plan.folder / "buckets").rglob(PAGE_KEY)
+    page = path.read_bytes()
+    assert f"<td>{network.first_window + LOOKED_AT - 2}</td>" in page.decode()
+    assert str(state.message).startswith(f"{len(page):,} bytes as {PAGE_KEY} in bucket ")
 
 
 def test_a_validator_and_fewer_windows_can_be_asked_for(network, published, prefect_api):

@@ -1,0 +1,38 @@
+"""Make the network's page: its curves, miners and newest windows, for a browser.
+
+    templar page [--file index.html] [--env-file .env]
+
+It is stored as `index.html` in the bucket of the neuron `--neuron`; an aggregator does so every hour. With `--file` it
+is written to a file instead, by anybody who can read the network, for a web server of their own.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from deployments.options import command_parser
+from deployments.reading import neuron_block, open_network
+from tasks.evidence import page_of
+from templar.reports.public_page import PAGE_KEY
+from templar.store.files import replacing
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line, make the page, say where it is."""
+    parser = command_parser("templar page", __doc__, "--neuron", "--env-file")
+    parser.add_argument("--file", type=Path, metavar="FILE", help="write it here, and store nothing")
+    arguments = parser.parse_args(words)
+    if arguments.file is not None:
+        config = open_network(arguments).config
+        with closing(config.buckets), replacing(arguments.file) as file:
+            file.write(page_of(config))
+        print(f"{arguments.file}: the network's page")
+        return 0
+    if arguments.env_file is not None:
+        parser.error("an --env-file says which network is read: give --file as well, or --neuron alone")
+    name = arguments.neuron or "default"
+    config = neuron_block(name).config(name)
+    with closing(config.buckets):
+        config.buckets.own.put(PAGE_KEY, page_of(config))
+    print(f"{PAGE_KEY} in bucket {config.buckets.own.name}: the network's page; let anybody read this object")
+    return 0
