@@ -43,7 +43,7 @@ def network_page(glance: NetworkGlance, birth: Birth, seconds: float) -> bytes:
     """The page of a network, as it was at a time of its chain in seconds; UTF-8."""
     title = f"Subnet {birth.start.netuid}: a model that strangers train"
     drawings = [draw_curve(glance.points, "loss of the validators' batch, nats per token")]
-    if glance.held_out:
+    if len(glance.held_out) > 1:
         drawings.append(draw_held_out(glance.held_out))
     body = [
         f"<h1>{escape(title)}</h1>",
