@@ -4,10 +4,13 @@
 
 Twelve miners, an aggregator and three validators on simulated time (`lab.simulate.faulty_network`). The owner changes
 settings in every fifth window, now and then also the dataset. Six times each process is killed at a random moment and
-started again, as for another release; for one window in a hundred a peer's bucket fails. All starts are of one release.
+started again, of the next release: each release knows one setting more, and stops before a window whose settings it
+does not know. The owner changes a setting when all but a tenth of the processes know it. For one window in a hundred a
+peer's bucket fails.
 
-The last line is JSON: `outer_step_share` of the windows, `changes` that were adopted, `restarts`, `rollbacks` of a
-node's state to an older one, `divergences` (violations of an invariant). `holds` says that at least 0.995 of the
+The last line is JSON: `outer_step_share` of the windows, `changes` that were adopted, `restarts`, `stopped` (windows of
+processes of an older release), `rollbacks` of a node's state to an older one, `divergences` (violations of an
+invariant). `holds` says that at least 0.995 of the
 windows became outer steps, that at least ten changes were adopted, and that nothing was rolled back or diverged.
 """
 
@@ -44,7 +47,7 @@ def draw(windows: int, seed: int) -> FaultPlan:
     stakes = tuple(
         tuple(chosen.uniform(100, 400) for _ in range(VALIDATORS + 1)) for _ in range(0, windows, EPOCH_WINDOWS)
     )
-    return FaultPlan(seed, windows, VALIDATORS, ("honest",) * MINERS, False, tuple(faults), stakes)
+    return FaultPlan(seed, windows, VALIDATORS, ("honest",) * MINERS, False, tuple(faults), stakes, has_releases=True)
 
 
 def run(windows: int, seed: int) -> dict[str, Any]:
@@ -62,6 +65,7 @@ def run(windows: int, seed: int) -> dict[str, Any]:
         "outer_step_share": round(share, 4),
         "changes": report.changes,
         "restarts": report.kills,
+        "stopped": report.stopped,
         "rollbacks": len(rollbacks),
         "divergences": 0 if report.violation is None else 1,
         "windows": windows,

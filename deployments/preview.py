@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
         block = neuron_from_environment(read_environment(arguments.env_file))
     else:
         block = neuron_block(name)
-    hparams, chain = block.hparams(), block.subnet.open(block.wallet)
+    chain = block.subnet.open(block.wallet)
     if uid is None:
         own = chain.metagraph().by_hotkey(block.wallet.open().address)
         if own is None:
@@ -72,7 +72,7 @@ def main(words: Sequence[str] | None = None) -> int:
         uid = own.uid
     with tempfile.TemporaryDirectory(prefix="templar-preview-") as folder:
         config = network_of(block.model_copy(update={"home": folder})).config
-        birth = config.birth()
+        birth, hparams = config.birth(), config.hparams
         workload = open_workload(config, birth)
         mark = known_mark(block.config(name), birth)
         if hparams.data.layout == "shards":

@@ -63,7 +63,6 @@ def require_reachable(block: Neuron) -> None:
     The neuron's folder is made, and the rights of its bucket's keys are tried with objects that are removed again,
     because the read key is about to be published on chain. Nothing else is written. An error names the variables.
     """
-    hparams = block.hparams()
     address = block.wallet.open().address
     with _named("NETWORK, NETUID"):
         chain = block.subnet.open(block.wallet)
@@ -74,6 +73,10 @@ def require_reachable(block: Neuron) -> None:
         raise PermanentError(Reason.NOT_REGISTERED, problem)
     with _named("WALLET_NAME"):
         chain.require_fees()
+    config = block.config("register")
+    if config.agreed is not None:
+        config.keep_settings()
+    hparams = config.hparams
     variables, own = bucket_variables(block.role), block.bucket.open()
     with _named(f"{variables}_READ_*"):
         _look_into(block.bucket.endpoint.open_reader(own.address))

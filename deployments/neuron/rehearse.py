@@ -44,7 +44,7 @@ def run(block: Neuron, seconds: float) -> Rehearsal:
         )
     signer, config = block.wallet.open(), network_of(block).config
     config = replace(config, name=FOLDER, home=config.home.with_name(FOLDER))
-    hparams = block.hparams()
+    hparams = config.hparams
     with auditing(config, None) as auditor:
         trainer = open_trainer(hparams.model, of_this_host(block), config.home)
         trainer.check(hparams.training, length=hparams.data.sequence_length)

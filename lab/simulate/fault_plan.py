@@ -63,6 +63,7 @@ class FaultPlan:
     stakes: tuple[tuple[float, ...], ...]  # of aggregator and validators, in uid order, by epoch
     has_outages: bool = False  # whether everybody's endpoint is down for seconds again and again, and pruned
     is_trained: bool = False  # whether miners train and validators measure
+    has_releases: bool = False  # whether each start of a process is of a release that knows one more setting
 
     @property
     def faulty(self) -> frozenset[int]:

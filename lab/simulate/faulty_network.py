@@ -16,6 +16,7 @@ import math
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +36,7 @@ from lab.adversary.reports import read_accusations
 from lab.simulate.fault_plan import BUCKETS, CALM_WINDOWS, ENDPOINTS, EPOCH_WINDOWS, PRUNED_AFTER, FaultKind, FaultPlan
 from lab.simulate.run import evidence_in
 from lab.simulate.world import GENESIS_TIME, START_WINDOW, VALIDATING, Member, SimulatedStage, Weather, World
-from templar.agreement.settings_plan import propose
+from templar.agreement.settings_plan import SettingsPlan, propose
 from templar.agreement.voter import Settlement
 from templar.canonical import keyed_seed
 from templar.chain.base import Chain, NeuronInfo
@@ -68,6 +69,20 @@ SETTINGS: Mapping[str, tuple[float, ...]] = {
 """The settings that change while the network runs, and their values."""
 
 
+@dataclass(frozen=True)
+class OlderPlan(SettingsPlan):
+    """The plan as a release sees it that does not know some settings."""
+
+    unknown: frozenset[str] = frozenset()
+
+    def at(self, window: int) -> HParams:
+        """As a release that knows all, if no entry that holds by then names one of them."""
+        named = {name for each in self.entries if each.first_window <= window for name in each.changes}
+        if named & self.unknown:
+            raise PermanentError(Reason.PLAN_UNKNOWN, f"{', '.join(sorted(named & self.unknown))}: install a release")
+        return super().at(window)
+
+
 class ViolationError(Exception):
     """An invariant that does not hold."""
 
@@ -90,6 +105,7 @@ class FaultyNetwork:
     paying: set[int] = field(default_factory=set)  # validators that gave somebody a weight
     null_windows: int = 0
     kills: int = 0
+    stopped: int = 0  # windows that a process of an older release did not take part in
 
     def __post_init__(self) -> None:
         rules, seed = self.hparams.windows, self.plan.seed
@@ -113,6 +129,7 @@ class FaultyNetwork:
             **SETTINGS,
             "data.other_dataset": (None, self.world.add_dataset()),
         }
+        self._upgrades: Counter[int] = Counter()  # uid -> how often its process was started again
         self.last = START_WINDOW + self.plan.windows - 1
         self.members = self.world.running
         self.honest = [member for member in self.members if member.role in (*VALIDATING, "honest")]
@@ -200,6 +217,7 @@ class FaultyNetwork:
             try:
                 if member.uid not in self.nodes:
                     self.nodes[member.uid] = self.world.node(member)
+                self._forget_settings(member)
                 if drive_window(self.nodes[member.uid], window).action is not Action.CATCHING_UP or is_hostile:
                     return
             except TransientError:
@@ -207,16 +225,34 @@ class FaultyNetwork:
             except Exception as error:
                 if isinstance(error, PermanentError) and error.reason is Reason.BLOCK_UNKNOWN and is_faulty:
                     return  # its only endpoint has pruned what it must replay, and there is no checkpoint yet
+                if isinstance(error, PermanentError) and error.reason is Reason.PLAN_UNKNOWN and self.plan.has_releases:
+                    self.stopped += 1
+                    return
                 if not is_hostile:
                     raise self._violation(window, f"{member.name}: {type(error).__name__}: {error}") from error
             if pause is None or clock.now() + pause > self.opens(window + 1) + self.hparams.windows.seconds / 2:
                 return
             clock.sleep_until(clock.now() + pause)
 
+    def _forget_settings(self, member: Member) -> None:
+        """Let a process know the settings of its release alone."""
+        if self.plan.has_releases:
+            state = self.nodes[member.uid].state
+            unknown = frozenset([*self.settings][1 + self._upgrades[member.uid] :])
+            state.plan = OlderPlan(state.plan.genesis, state.plan.entries, unknown)
+
+    def _known_settings(self) -> Mapping[str, Sequence[Any]]:
+        """The settings that an owner changes: those that all but a tenth of the processes know."""
+        if not self.plan.has_releases:
+            return self.settings
+        oldest = sorted(self._upgrades[member.uid] for member in self.members)[len(self.members) // 10]
+        return {name: self.settings[name] for name in [*self.settings][: 1 + oldest]}
+
     def _bury(self, member: Member) -> None:
         """Return what the kernel does for a process that was killed."""
         node = self.nodes.pop(member.uid, None)
         self.kills += 1
+        self._upgrades[member.uid] += 1
         if node is not None:
             node._lock.release()
 
@@ -251,7 +287,7 @@ class FaultyNetwork:
             self.clock.sleep_until(self.opens(window) + rules.commit_guard_seconds)
             neuron = self.world.chain.metagraph().by_hotkey(owner.hotkey.address)
             plan = max((node.state.plan for node in self.nodes.values()), key=lambda each: len(each.entries))
-            changes = {name: draw.choice(values) for name, values in self.settings.items()}
+            changes = {name: draw.choice(values) for name, values in self._known_settings().items()}
             number, first = len(plan.entries) + 1, window + rules.plan_notice_windows + 1
             entry = PlanEntry(number=number, previous=plan.head(start), first_window=first, changes=changes)
             propose(store, start, cast("NeuronInfo", neuron), owner.hotkey, entry)
@@ -359,6 +395,7 @@ class FaultReport:
     null_windows: int
     kills: int
     changes: int  # entries of the plan that were adopted
+    stopped: int  # windows of processes whose release did not know a setting
     outer_steps: int  # windows that changed the parameters
     seconds: float
     windows_per_second: float
@@ -384,6 +421,7 @@ def run_plan(plan: FaultPlan, on_window: Callable[[int], None] = lambda window: 
         null_windows=network.null_windows,
         kills=network.kills,
         changes=network.changes,
+        stopped=network.stopped,
         outer_steps=network.outer_steps,
         seconds=round(seconds, 3),
         windows_per_second=round(plan.windows / seconds, 3),

@@ -127,28 +127,12 @@ def validators_now(chain: Chain, hparams: HParams) -> tuple[NeuronInfo, ...]:
 def find_birth(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str | None = None) -> Birth:
     """The start window of the network: that of the validator with the most stake that has published one.
 
-    Start windows with another genesis hash than `pinned` are skipped, if the operator requires one.
+    Start windows with another genesis hash than `pinned` are skipped, if the operator requires one. Of `hparams` the
+    least stake of a validator counts; whether the network has all of them, `check_settings` says.
 
     TransientError: `genesis_missing`; no validator has published one yet. Or the store of a validator that may have the
-    one that counts failed. PermanentError: `bad_hparams`; the network started with other settings.
+    one that counts failed.
     """
-    birth = find_start(chain, buckets, hparams, pinned=pinned)
-    check_settings(birth.start, hparams.digest)
-    return birth
-
-
-def check_settings(start: StartWindow, digest: str) -> None:
-    """Raise PermanentError, `bad_hparams`, if settings with this digest are not those of the network."""
-    if start.hparams != digest:
-        raise PermanentError(
-            Reason.BAD_HPARAMS,
-            f"hparams: digest {digest[:12]} is not the network's {start.hparams[:12]}, whose publisher shows none or "
-            "did not answer: start again, or use the preset that the network was started with",
-        )
-
-
-def find_start(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str | None = None) -> Birth:
-    """As `find_birth`, of a network with any settings; of `hparams` the least stake of a validator counts."""
     left_out, failed = [], None
     for validator in validators_now(chain, hparams):
         try:
@@ -174,6 +158,16 @@ def find_start(chain: Chain, buckets: Buckets, hparams: HParams, *, pinned: str 
         + (f" ({'; '.join(left_out)})" if left_out else "")
         + ": publish the genesis first, or wait for it",
     )
+
+
+def check_settings(start: StartWindow, digest: str) -> None:
+    """Raise PermanentError, `bad_hparams`, if settings with this digest are not those of the network."""
+    if start.hparams != digest:
+        raise PermanentError(
+            Reason.BAD_HPARAMS,
+            f"hparams: digest {digest[:12]} is not the network's {start.hparams[:12]}, whose publisher shows none or "
+            "did not answer: start again, or use the preset that the network was started with",
+        )
 
 
 def load_genesis(

@@ -73,10 +73,11 @@ def single_update(
 ) -> dict[str, Tensor]:
     """One peer's contribution as an update of its own, to measure its value; `out` and errors as in `aggregate`.
 
-    `targets` are the `target_norms` of a roster, for the same clip as there. Demo does not use them.
+    `targets` are the `target_norms` of a roster, for the same clip as there; demo does not use them. Alone, a payload
+    is one part.
     """
     _check_peers([payload], layout)
-    return _updates([payload], peer_norms([payload], layout), targets, layout, out)
+    return _updates([payload], peer_norms([payload], layout), targets, replace(layout, mean_over="payloads"), out)
 
 
 def peer_norms(payloads: Sequence[Payload], layout: Layout) -> list[dict[str, int]]:

@@ -164,7 +164,8 @@ def with_agreed(own: HParams, agreed: bytes) -> HParams:
     try:
         return _validated(tree, what)
     except PermanentError as error:
-        raise _bad(f"{error.message}: install a release that knows them") from None
+        remedy = "install a release that knows them, or change your own `storage` where that is named"
+        raise _bad(f"{error.message}: {remedy}") from None
 
 
 def with_changes(hparams: HParams, changes: Mapping[str, Any]) -> HParams:

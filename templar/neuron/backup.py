@@ -241,6 +241,7 @@ def _fetch(config: NeuronConfig, birth: Birth, window: int, info: ObjectInfo, pa
             with suppress(FileNotFoundError):
                 (content / name).rename(snapshot / name)
     write_file(content / GENESIS_FILE, lambda path: path.write_text(birth.network.genesis), durable=config.durable)
+    replace(config, home=content).keep_settings()
 
 
 def _check(config: NeuronConfig, birth: Birth, window: int, content: Path) -> StateMark:

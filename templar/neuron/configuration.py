@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from templar.agreement.genesis import Birth, check_settings, find_start, read_settings, validators_now
+from templar.agreement.genesis import Birth, check_settings, find_birth, read_settings, validators_now
 from templar.canonical import sha256_hex
 from templar.chain.base import Chain, NeuronInfo, Role
 from templar.chain.hotkey import Signer
@@ -79,6 +79,11 @@ class NeuronConfig:
             PermanentError: `bad_hparams`, ...; this node has other numbers than the network. `wrong_network`; the
                 folder belongs to another network than the one that the operator insists on.
         """
+        birth = find_birth(self.chain, self.buckets, self.hparams, pinned=self._pinned())
+        check_settings(birth.start, sha256_hex(self.agreed or self.hparams.agreed))
+        return birth
+
+    def _pinned(self) -> str | None:
         path = self.home / GENESIS_FILE
         joined = path.read_text().strip() if path.exists() else None
         if self.pinned_genesis is not None and joined not in (None, self.pinned_genesis):
@@ -87,35 +92,42 @@ class NeuronConfig:
                 f"{path}: this folder belongs to the network {joined}, and the genesis that is set is "
                 f"{self.pinned_genesis}: set that of the folder, or give the other network a folder of its own",
             )
-        birth = find_start(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis or joined)
-        check_settings(birth.start, sha256_hex(self.agreed or self.hparams.agreed))
-        return birth
+        return self.pinned_genesis or joined
 
     def of_network(self) -> Self:
         """This configuration with the settings that the network started with, in place of the preset's.
 
         They are those of the folder, if it joined a network, or else what the network's publisher shows. So another
-        preset, or another release's of the same name, changes only what is the operator's own. Without a network, or
-        if its settings cannot be read, nothing is changed, and `birth` says what is wrong.
+        preset, or another release's of the same name, changes only what is the operator's own. Where no network is
+        found, or its publisher shows none, nothing is changed.
 
         Raises:
-            PermanentError: `bad_hparams`; this release does not know a setting.
-            TransientError: The chain could not be reached.
+            PermanentError: `bad_hparams`; this release does not know a setting, or they are not those of the start
+                window. `wrong_network`, `access_denied`, ...
+            TransientError: Chain or store could not be reached.
         """
-        path, agreed = self.home / SETTINGS_FILE, None
-        if path.exists():
-            agreed = path.read_bytes()
-        else:
-            self.chain.head()  # what follows may fail for many reasons that are not the chain's
+        path = self.home / SETTINGS_FILE
+        agreed = path.read_bytes() if path.exists() else None
+        if agreed is None or not (self.home / GENESIS_FILE).exists():
+            self.chain.head()  # a failure of the chain is none of the network's
+            known = {self.hparams.digest: None} | ({} if agreed is None else {sha256_hex(agreed): agreed})
             try:
-                birth = find_start(self.chain, self.buckets, self.hparams, pinned=self.pinned_genesis)
-                if birth.start.hparams != self.hparams.digest:
-                    agreed = read_settings(self.buckets, birth)
+                birth = find_birth(self.chain, self.buckets, self.hparams, pinned=self._pinned())
             except TransientError as error:
-                log.info("the network's settings are not known: %s", error)
+                log.info("no network is found: %s", error)
+            else:
+                start = birth.start.hparams
+                agreed = known[start] if start in known else read_settings(self.buckets, birth)
         if agreed is None:
             return self
         return replace(self, hparams=with_agreed(self.hparams, agreed), agreed=agreed)
+
+    def keep_settings(self) -> None:
+        """Keep the settings in the folder: every command of the neuron takes them from there."""
+        path, agreed = self.home / SETTINGS_FILE, self.agreed or self.hparams.agreed
+        if not path.exists() or path.read_bytes() != agreed:
+            self.home.mkdir(parents=True, exist_ok=True)
+            write_file(path, lambda part: part.write_bytes(agreed), durable=self.durable)
 
     def reading(self, birth: Birth) -> NetworkView:
         """The network that started so, for whoever only reads it."""
@@ -134,9 +146,7 @@ class NeuronConfig:
                 100 * stake / total if total else 0.0,
             )
             write_file(path, lambda part: part.write_text(birth.network.genesis), durable=self.durable)
-        settings, agreed = self.home / SETTINGS_FILE, self.agreed or self.hparams.agreed
-        if not settings.exists():
-            write_file(settings, lambda part: part.write_bytes(agreed), durable=self.durable)
+        self.keep_settings()
         return birth
 
 

@@ -10,6 +10,7 @@ from html import escape
 
 from templar.agreement.genesis import Birth
 from templar.reports.training_curve import (
+    FAULTS,
     OWN_NAME,
     CurvePoint,
     NetworkGlance,
@@ -48,7 +49,7 @@ def network_page(glance: NetworkGlance, birth: Birth, seconds: float) -> bytes:
     body = [
         f"<h1>{escape(title)}</h1>",
         *(f'<figure class="wide">{drawing.decode()}</figure>' for drawing in drawings),
-        _section("Training", _table([{"figure": name, "value": text} for name, text in glance.rows])),
+        _section("Training", _table([{"figure": name, "value": text} for name, text in glance.rows if name != FAULTS])),
         _section("Miners", _table([{name: row[name] for name in row if name != OWN_NAME} for row in glance.miners])),
         _section("Checkpoints on held-out text", _table(newest_evaluations(glance.held_out))),
         _section("Newest windows", _table(list(_windows(glance.points)))),

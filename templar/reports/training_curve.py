@@ -28,7 +28,8 @@ from templar.scoring.evidence import Evidence
 LATE_WINDOWS = 3  # evidence of the newest windows is asked for again so many times, because it is published late
 MOST_MINERS = 30  # miners that a network's table has besides those of this host
 MOST_TASKS = 32  # results of tasks of one checkpoint that are shown; its publisher may list hundreds
-OWN_NAME = "neuron of this host"  # the column of names that this host's operator gave
+OWN_NAME, FAULTS = "neuron of this host", "evaluations left out"
+"""The column of names that this host's operator gave, and the row of messages that are the operator's alone."""
 NEWEST_EVALUATIONS = 10  # measured checkpoints that a table lists
 WIDTH, HEIGHT, LEFT, RIGHT = 720, 320, 56, 704
 LOSS_TOP, LOSS_BOTTOM, BARS_TOP, BARS_BOTTOM = 36, 216, 246, 296
@@ -188,7 +189,7 @@ class NetworkCurve:
             text = f"{score.loss:.4f} nats per token, {score.bits_per_byte:.4f} bits per byte, {after}"
             rows.append(("held-out text", text))
         if faults := self._held_out.left_out.values():
-            rows.append(("evaluations left out", "; ".join(dict.fromkeys(map(str, faults)))))
+            rows.append((FAULTS, "; ".join(dict.fromkeys(map(str, faults)))))
         if newest is None:
             rows.append(("evidence", "no validator shows any of these windows"))
             return NetworkGlance(points, rows, (), held_out)

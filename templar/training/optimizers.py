@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
+from operator import contains
 from typing import Self
 
 import torch
@@ -56,19 +58,19 @@ class InnerOptimizers:
         # 2. Muon.
         matrices, decay = [param for name, param in params.items() if name in of_muon], settings.weight_decay
         self._muon = torch.optim.Muon(matrices, weight_decay=decay) if matrices else None
-        # 3. Their state, in the order of the names. What Muon moved so far has no second moments: AdamW begins there
-        #    with both at 0, which makes its first steps shorter.
+        # 3. Their state, in the order of the names. What Muon moved so far has no second moments: AdamW begins there.
         self._first, self._second = dict[str, Tensor](), dict[str, Tensor]()
         zeros = Zeros({name: param.shape for name, param in params.items()})
         for name, param in sorted(params.items()):
-            begins = name not in state.exp_avg_sq and name not in of_muon
+            begins = name not in of_muon and not group.decide(partial(contains, state.exp_avg_sq, name))
             moments = (zeros, zeros) if begins else (state.exp_avg, state.exp_avg_sq)
             first = self._first[name] = group.part(param, moments[0], name, param.device)
             if self._muon is not None and name in of_muon:
                 self._muon.state[param] = {"momentum_buffer": first}
             else:
                 second = self._second[name] = group.part(param, moments[1], name, param.device)
-                step = torch.tensor(float(state.num_steps), device="cpu" if repeatable else param.device)
+                steps = 0 if begins else state.num_steps
+                step = torch.tensor(float(steps), device="cpu" if repeatable else param.device)
                 self._adamw.state[param] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
 
     def step(self, factor: float) -> None:

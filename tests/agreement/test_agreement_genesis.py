@@ -4,13 +4,20 @@ import pytest
 import torch
 
 from templar.agreement.checkpoint import MANIFEST_FILE, publish_checkpoint
-from templar.agreement.genesis import NO_GENESIS, draft_birth, find_birth, load_genesis, publish_genesis
+from templar.agreement.genesis import (
+    NO_GENESIS,
+    check_settings,
+    draft_birth,
+    find_birth,
+    load_genesis,
+    publish_genesis,
+)
 from templar.agreement.model_folder import write_model
 from templar.agreement.state import genesis_root, parameters_digest
 from templar.data.tokenizer import TOKENIZER_FILE, load_tokenizer, train_embedded_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import SETTINGS_KEY, START_WINDOW_KEY, Kind, checkpoint_key
-from templar.hparams import HParams, with_agreed
+from templar.hparams import SETTINGS_FILE, HParams, with_agreed
 from templar.neuron.configuration import NeuronConfig
 from templar.training.model import WEIGHTS_FILE, genesis_parameters
 from tests.support.errors import raising
@@ -140,9 +147,10 @@ def test_the_validator_with_the_most_stake_is_followed_and_a_pinned_genesis_is_f
 def test_other_hparams_are_another_network_but_storage_is_everybodys_own_business(scene):
     birth = scene.publish()
     storage = scene.hparams.storage.model_copy(update={"snapshots_kept": 99})
-    assert scene.find(hparams=scene.hparams.model_copy(update={"storage": storage})) == birth
+    check_settings(birth.start, scene.hparams.model_copy(update={"storage": storage}).digest)
+    assert scene.find(hparams=scene.other_hparams) == birth
     with raising(PermanentError, Reason.BAD_HPARAMS, match="preset"):
-        scene.find(hparams=scene.other_hparams)
+        check_settings(birth.start, scene.other_hparams.digest)
 
 
 def test_a_neuron_takes_the_settings_that_its_network_started_with(scene):
@@ -158,6 +166,28 @@ def test_a_neuron_takes_the_settings_that_its_network_started_with(scene):
     again = scene.config().of_network()
     assert (again.hparams, again.birth()) == (joined.hparams, birth)
     assert scene.config("newcomer").of_network().hparams == scene.other_hparams
+
+
+def test_a_folder_that_joined_before_there_were_settings_stays_in_its_network(scene):
+    """Somebody with more stake starts another network, with other settings, before its next start."""
+    scene.hparams, scene.other_hparams = scene.other_hparams, scene.hparams
+    first = scene.publish(1)
+    joined = scene.config().of_network()
+    assert joined.join() == first
+    (scene.home("miner") / SETTINGS_FILE).unlink()
+    scene.hparams, own = scene.other_hparams, scene.hparams
+    later = scene.publish(0)
+    assert scene.find() == later != first
+    again = scene.config().of_network()
+    assert (again.join(), again.hparams.training) == (first, own.training)
+
+
+def test_settings_that_a_store_hides_for_a_moment_are_asked_for_again(scene):
+    birth = scene.publish()
+    fail_once(scene.store(), BUSY, "get", key=SETTINGS_KEY)
+    with raising(TransientError, Reason.STORE_BUSY):
+        scene.config().of_network()
+    assert scene.config().of_network().birth() == birth
 
 
 def test_a_setting_that_a_network_does_not_name_has_the_value_of_before_it_was_there(scene, monkeypatch):

@@ -266,7 +266,9 @@ def _aggregate(case):
         theta = theta * decay if case["weight_decay"] else theta
         made["squared_targets"][name] = target
         made["update"][name] = update.tobytes().hex()
-        made["update_of_uid_3"][name] = Spec.update(payloads[1:2], tensor, layout, target).tobytes().hex()
+        made["update_of_uid_3"][name] = (
+            Spec.update(payloads[1:2], tensor, layout | {"mean_over": "payloads"}, target).tobytes().hex()
+        )
         made["parameters_after"][name] = (theta - np.float32(case["learning_rate"]) * update).tobytes().hex()
     return case | {"payloads": [data.hex() for data in encoded], "squared_norms": norms} | made
 

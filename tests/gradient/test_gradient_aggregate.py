@@ -73,6 +73,15 @@ def test_a_mean_over_payloads_counts_all_that_are_not_zero():
     assert found.tolist() == [8, 1, 1, 0, 0, 0, 0]
 
 
+def test_a_loud_payload_counts_as_two_parts_in_the_sum_and_the_number():
+    """From 1.41 times the norm that others are clipped to on; alone it is one part, clipped as others are."""
+    parts, one, zeros = replace(SCALARS, mean_over="parts"), scalars(2, 0, 0, 0, 0, 0, 0), [0.0] * 6
+    for loud, mean in ((342 / 128, 2.0), (3, 7 / 4), (4, 2.0), (8, 2.0)):
+        payloads = [one, one, scalars(loud, 0, 0, 0, 0, 0, 0)]
+        assert aggregate(payloads, parts)["p"].tolist() == [mean, *zeros]
+        assert single_update(payloads[2], parts, target_norms(payloads, parts))["p"].tolist() == [2.0, *zeros]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -73,3 +73,12 @@ def test_coefficients_are_those_of_the_second_implementation(chunks):
         assert coded.indices[row].tolist() == ([1, 3, 4] if step else [0, 1, 2])
         scale = float(STEP_VALUES[step])
         assert received[row].tolist() == [-scale if sign else scale for sign in negative]
+
+
+def test_twice_the_values_are_written_exactly_where_the_largest_has_a_double():
+    values = torch.tensor([[STEP_VALUES[300], -STEP_VALUES[300]], [0.0, 0.0], [STEP_VALUES[200], STEP_VALUES[200]]])
+    coded = encode_values(torch.tensor([[0, 1]] * 3), values)
+    assert torch.equal(decode_values(coded.doubled()), 2 * values)
+    assert encode_values(torch.tensor([[0, 1]] * 3), 2 * values) == coded.doubled()
+    loudest = encode_values(torch.tensor([[0]]), torch.tensor([[STEP_VALUES[MAX_STEP - 11]]]))
+    assert loudest.doubled() is loudest
