@@ -36,7 +36,6 @@ from docs import prefect_files
 from tasks.alerts import Alert, Raised
 from templar.errors import PermanentError, Reason
 from templar.hparams import load_hparams
-from tests.support.errors import raising
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
 
@@ -47,12 +46,13 @@ EVERYBODY = {
 FLOWS = {
     "miner": EVERYBODY | {"private-backup"},
     "validator": EVERYBODY | {"checkpoint", "evaluate-checkpoint"},
-    "aggregator": EVERYBODY | {"checkpoint", "evaluate-checkpoint"},
+    "aggregator": EVERYBODY | {"checkpoint", "evaluate-checkpoint", "public-page"},
 }
 ROLE_OF = dict(zip(sorted(EVERYBODY), itertools.cycle(FLOWS), strict=False)) | {
     "private-backup": "miner",
     "checkpoint": "validator",
     "evaluate-checkpoint": "aggregator",
+    "public-page": "aggregator",
 }
 """Whose schedule runs each flow once."""
 SHARDS = {"layout": "shards", "samples_per_page": 4, "pages_per_window": 2}
@@ -257,12 +257,22 @@ class TestDeployed:
             assert whose == neuron
             assert line.startswith(f"leaderboard/{neuron} has an active schedule and no planned run")
             server = Address(prefect_server.server.api_url)
-            unplan()
-            shown = status._found([], [], server, [neuron], asks=True)
-            assert not status.is_green({"runs": True, **shown})
-            unplan()
-            with raising(PermanentError, Reason.SCHEDULE_STALLED, f"leaderboard/{neuron} has an active schedule"):
-                doctor._scheduled(neuron, server)
+
+            def is_not_green():
+                unplan()
+                return not status.is_green({"runs": True, **status._found([], [], server, [neuron], asks=True)})
+
+            def is_diagnosed():
+                unplan()
+                try:
+                    doctor._scheduled(neuron, server)
+                except PermanentError as error:
+                    is_told = f"leaderboard/{neuron} has an active schedule" in str(error)
+                    return error.reason is Reason.SCHEDULE_STALLED and is_told
+                return False
+
+            wait_until(is_not_green, "the status tells it")
+            wait_until(is_diagnosed, "the doctor tells it")
             # What nobody takes: checkpoints are due every few seconds here, and no worker serves the pool.
             monkeypatch.setattr(schedules, "LATEST", timedelta(seconds=-7200))
             lines = [line for _, line in stalled([neuron])]

@@ -312,7 +312,8 @@ def test_a_kill_at_any_step_of_a_backup_leaves_the_one_before_or_the_new_one(kil
 def test_a_kill_at_any_step_of_a_restore_leaves_no_folder_or_a_whole_one(killed):
     assert len(killed["restore"]) > 20
     *half, last = [each["home"] for each in killed["restore"]]
-    whole = ["journal.sqlite", "network", "snapshots/2/mark.json", *(f"snapshots/2/{name}" for name in WEIGHTS)]
+    snapshot = ["snapshots/2/mark.json", *(f"snapshots/2/{name}" for name in WEIGHTS)]
+    whole = ["journal.sqlite", "network", "settings.json", *snapshot]
     assert last == whole
     assert all(home in ([], whole) for home in half)
     assert half.count([]) > 20
