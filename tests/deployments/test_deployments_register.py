@@ -9,7 +9,7 @@ from blocks import Neuron
 from deployments import clock, leaderboard, register
 from deployments.schedules import HOUSEKEEPING_POOL
 from templar.chain.base import Role
-from templar.hparams import TrainerSettings
+from templar.hparams import HPARAMS_FILE, TrainerSettings
 from tests.support.commands import write_env
 from tests.support.neuron_block import neuron_block
 from tests.support.prepared import PreparedNetwork
@@ -148,3 +148,12 @@ def test_a_miner_of_several_ranks_has_torchs_launcher_around_it(role, ranks, is_
     launcher = ["templar.training.torchrun", settings.model_dump_json(), "/srv/neuron/ranks"] if is_ranked else []
     found = register.ranked_command(command, neuron_block(role=role, trainer=settings))
     assert found == [*command[:2], *launcher, *command[2:]]
+
+
+def test_a_neuron_with_another_preset_takes_the_settings_of_its_network(network, tmp_path):
+    """From then on every command has them, before the neuron has joined."""
+    changes = {"home": str(tmp_path / "home"), "preset": "local-demo", "hparams_path": str(HPARAMS_FILE)}
+    block = network.block("lazy").model_copy(update=changes)
+    assert block.hparams().digest != network.hparams.digest
+    register.require_reachable(block)
+    assert block.hparams().digest == network.hparams.digest
