@@ -166,6 +166,7 @@ def incentive_hparams() -> HParams:
             "training": {"inner_steps": 10, "batch_size": 16, "micro_batch_size": 16},
             "gradient": {"target_chunk": 32, "topk_compression": 256},
             "scoring": {"eval_sequences": 32, "eval_micro_batch_size": 16, "eval_lr_factor": 0.05},
+            "weights": {"own_data_exponent": 2.0},
         },
     )
 

@@ -32,7 +32,7 @@ CHANGEABLE = (
     *("training.schedule.", "training.outer_learning_rate", "training.weight_decay"),
     *("gradient.momentum_decay", "gradient.feedback_carry"),
     *("peers.gather_peer_count", "peers.reserve_peer_count", "peers.minimum_peers", "peers.recent_windows"),
-    *("scoring.", "weights.rule", "weights.value_exponent"),
+    *("scoring.", "weights.rule", "weights.value_exponent", "weights.own_data_exponent"),
     *("weights.windows_per_weights", "weights.power_normalisation", "weights.gather_share"),
     *("weights.gather_top_ratio", "weights.reserve_decay_ratio", "weights.burn_rate"),
 )

@@ -383,11 +383,11 @@ class Weights(SettingsGroup):
     """The rules by which scores become weights on chain."""
 
     rule: Literal["value", "ramp", "power"]
-    """`value`: in proportion to the value of the work. By rating, as the reference: `ramp`, gather tier and reserve
-    tier (sparseloco); `power`, power normalisation (demo)."""
+    """`value`: in proportion to the value of the work; by rating, as the reference: `ramp`, `power` (demo)."""
     value_exponent: float = Field(ge=1)
-    """Exponent of the advantage in the rule `value`: a larger one pays one large payload more than two of half its
-    value."""
+    """Exponent of the advantage in the rule `value`: above 1, a large payload earns more than two of half its value."""
+    own_data_exponent: float = Field(default=1.0, ge=1)
+    """Exponent of the own-data factor in `value`: larger where codes are dense, and a part gains as a whole does."""
     windows_per_weights: int = Field(ge=1)
     """Weights are set in windows that are a multiple of this.
 

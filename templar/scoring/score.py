@@ -335,7 +335,8 @@ def skill(card: ScoreCard, baseline: Rating, typical: Typical, hparams: HParams)
         return min(above, 0.0)
     median_skill, share = hparams.scoring.median_skill, card.advantage / typical.advantage
     if hparams.weights.rule == "value":
-        return median_skill * share**hparams.weights.value_exponent * own_data_factor(card, typical)
+        backed = own_data_factor(card, typical) ** hparams.weights.own_data_exponent
+        return median_skill * share**hparams.weights.value_exponent * backed
     # The rules by rank need a measure of uncertainty, which the advantage lacks: the rating bounds it.
     return min(max(above, MIN_SKILL), median_skill * share)
 

@@ -27,7 +27,8 @@ Every rule stands here, with its source:
   batches, the payload of one counts as two parts (docs/validator.md).
 * **Scoring.** A payload is measured at the step that it really takes: where sums are divided by payloads, one of as
   many as there are miners. At a fifth of the step alone, four times that, twenty honest miners of a network that learns
-  little more seem to do harm (docs/validator.md).
+  little more seem to do harm. Each of three parts of one run gains as much as a whole there, so the own-data factor,
+  which tells them, is squared (docs/validator.md).
 * **Optimizer.** Muon for the matrices where payloads are dense: there it keeps what it gains over AdamW, and at equal
   bytes it ends lower than AdamW through a sparse code. Through sparse codes it loses (docs/codec.md). The iterations of
   Newton and Schulz are 1 to 2 % more operations at these batches.
@@ -74,7 +75,7 @@ WARMUP_SHARE = 0.02
 DENSITIES = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4)  # of the coefficients of a chunk
 DENSITY_COST = 0.02  # of a window, for a denser code than the sparsest
 DENSE = 1 / 16  # from here on sums are divided by the number of payloads
-DENSE_OUTER_RATE, SPARSE_EVALUATED = 1.1, 0.2
+DENSE_OUTER_RATE, DENSE_OWN_EXPONENT, SPARSE_EVALUATED = 1.1, 2.0, 0.2
 FEEDBACK_DECAY, FEEDBACK_CARRY = 0.95, 0.0
 WANTED_OUTER_STEPS = 1000  # to learn as well as in one place (hypertrain's assumption: 1,000 to 3,000)
 MOST_BLOCKS = 125  # of a window
@@ -202,7 +203,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
         },
         "peers": {"gather_peer_count": wishes.miners, "reserve_peer_count": _reserve(wishes.miners)},
         "scoring": {"eval_lr_factor": round(1 / wishes.miners, 4) if density >= DENSE else SPARSE_EVALUATED},
-        "weights": {"windows_per_weights": math.ceil(WEIGHTS_BLOCKS / work.blocks + 0.5)},
+        "weights": _weights(work.blocks, density),
         "storage": {"private_backup_windows": _backup_windows(wishes, model, optimizer, seconds)},
     }
     outer, per_day = enough / (tokens * wishes.miners), 86_400 / seconds
@@ -372,6 +373,12 @@ def _data(base: HParams, work: _Work, batches: int, samples: int) -> dict[str, A
             SHARD_TOKENS // (samples * base.data.sequence_length), base.storage.snapshot_frequency
         ),
     }
+
+
+def _weights(blocks: int, density: float) -> dict[str, Any]:
+    """The section of weights, with windows of so many blocks."""
+    exponent = DENSE_OWN_EXPONENT if density >= DENSE else 1.0
+    return {"windows_per_weights": math.ceil(WEIGHTS_BLOCKS / blocks + 0.5), "own_data_exponent": exponent}
 
 
 def _role_costs(

@@ -944,7 +944,7 @@ class Judge:
                 share, backed = card["advantage"] / typical, 1.0
                 if typical_excess > 0:
                     backed = max(0.0, min(1.0, card["own_excess"] / typical_excess / share))
-                skill = median_skill * share ** rule["value_exponent"] * backed
+                skill = median_skill * share ** rule["value_exponent"] * backed ** rule.get("own_data_exponent", 1.0)
             else:
                 skill = min(max(skill, 1.0), median_skill * card["advantage"] / typical)
             found[uid] = Judge.settled(skill * max(0.0, card["binary_average"]) * card["sync"])
