@@ -10,8 +10,8 @@ peer's bucket fails.
 
 The last line is JSON: `outer_step_share` of the windows, `changes` that were adopted, `restarts`, `stopped` (windows of
 processes of an older release), `rollbacks` of a node's state to an older one, `divergences` (violations of an
-invariant). `holds` says that at least 0.995 of the
-windows became outer steps, that at least ten changes were adopted, and that nothing was rolled back or diverged.
+invariant). `holds` says that at least 0.995 of the windows became outer steps, that at least ten changes were adopted,
+and that nothing was rolled back or diverged.
 """
 
 import logging

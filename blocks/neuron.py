@@ -58,8 +58,12 @@ class Neuron(Block):
 
     def hparams(self) -> HParams:
         """The numbers of the network that the folder joined, or else the preset's; `bad_hparams`."""
-        own, joined = load_hparams(self.preset, path=Path(self.hparams_path)), Path(self.home) / SETTINGS_FILE
+        own, joined = self.preset_hparams(), Path(self.home) / SETTINGS_FILE
         return with_agreed(own, joined.read_bytes()) if joined.exists() else own
+
+    def preset_hparams(self) -> HParams:
+        """The preset's numbers, of which a neuron that joined a network has its own storage alone; `bad_hparams`."""
+        return load_hparams(self.preset, path=Path(self.hparams_path))
 
     def config(self, name: str) -> "NeuronConfig":
         """Return what the node and the housekeeping of this neuron work with; nothing is changed.
@@ -70,7 +74,7 @@ class Neuron(Block):
         """
         from templar.neuron.configuration import NeuronConfig
 
-        hparams, hotkey, home = self.hparams(), self.wallet.open(), Path(self.home)
+        hparams, hotkey, home = self.preset_hparams(), self.wallet.open(), Path(self.home)
         chain = self.subnet.open(self.wallet)
         own = self.bucket.open(chain.clock.now)  # a directory's stamps follow the chain, also on simulated time
         buckets = Buckets(chain, self.bucket.endpoint.open_reader, own=own, hotkey=hotkey.address)

@@ -28,7 +28,7 @@ from templar.data.tokenizer import check_fits, load_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.buckets import Buckets
 from templar.exchange.objects import StartWindow
-from templar.hparams import HParams, load_hparams
+from templar.hparams import HParams
 from templar.neuron.configuration import announce_role
 from templar.timeline import first_block, window_of
 from templar.training.device import num_parameters
@@ -74,7 +74,7 @@ def start_network(
     """
     # 1. Who starts it, and whether it has started.
     owning: Any = {"owners": _checked(owners, owners_needed), "owners_needed": owners_needed}
-    hparams, hotkey = load_hparams(block.preset, path=Path(block.hparams_path)), block.wallet.open()
+    hparams, hotkey = block.preset_hparams(), block.wallet.open()
     chain = block.subnet.open(block.wallet)
     buckets = Buckets(chain, block.bucket.endpoint.open_reader, own=block.bucket.open(), hotkey=hotkey.address)
     require_yuma(chain)

@@ -30,8 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     if arguments.env_file is not None:
         parser.error("an --env-file says which network is read: give --file as well, or --neuron alone")
-    name = arguments.neuron or "default"
-    config = neuron_block(name).config(name)
+    config = neuron_block(name := arguments.neuron or "default").config(name)
     with closing(config.buckets):
         config.buckets.own.put(PAGE_KEY, page_of(config))
     print(f"{PAGE_KEY} in bucket {config.buckets.own.name}: the network's page; let anybody read this object")

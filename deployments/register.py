@@ -60,8 +60,8 @@ POOL_KINDS: dict[str, type[BaseWorker[Any, Any, Any]]] = {"resident": ResidentWo
 def require_reachable(block: Neuron) -> None:
     """Refuse a neuron whose chain, buckets or dataset do not answer, or that is not registered on its subnet.
 
-    The neuron's folder is made, and the rights of its bucket's keys are tried with objects that are removed again,
-    because the read key is about to be published on chain. Nothing else is written. An error names the variables.
+    The neuron's folder is made, with its network's settings; the rights of its bucket's keys are tried with objects
+    that are removed again: the read key is about to be published. No more is written. An error names the variables.
     """
     address = block.wallet.open().address
     with _named("NETWORK, NETUID"):
@@ -73,10 +73,6 @@ def require_reachable(block: Neuron) -> None:
         raise PermanentError(Reason.NOT_REGISTERED, problem)
     with _named("WALLET_NAME"):
         chain.require_fees()
-    config = block.config("register")
-    if config.agreed is not None:
-        config.keep_settings()
-    hparams = config.hparams
     variables, own = bucket_variables(block.role), block.bucket.open()
     with _named(f"{variables}_READ_*"):
         _look_into(block.bucket.endpoint.open_reader(own.address))
@@ -89,11 +85,14 @@ def require_reachable(block: Neuron) -> None:
     with _named("R2_DATASET_*"):
         for store in block.dataset.stores():
             _look_into(store)
+    config = block.config("register")
     with _named("DATASET_BINS_PATH"):
-        block.dataset.open(hparams, Path(block.home))
+        block.dataset.open(config.hparams, Path(block.home))
     with _named("TEMPLAR_HOME"), local_file(Path(block.home)):
         make_private(Path(block.home))
         tempfile.TemporaryFile(dir=block.home).close()
+        if config.agreed is not None:
+            config.keep_settings()
 
 
 def ensure_pool(client: SyncPrefectClient, name: str, kind: str, **variables: float) -> None:

@@ -98,14 +98,12 @@ def page_of(config: NeuronConfig) -> bytes:
 
     PermanentError: `evidence_missing`; no window is over yet. TransientError: chain or store failed.
     """
-    birth, chain, rules = config.birth(), config.chain, config.hparams.windows
-    window, first = window_of(chain.block(), rules) - 2, birth.start.start_window
+    birth, rules, block = config.birth(), config.hparams.windows, config.chain.block()
+    window, first = window_of(block, rules) - 2, birth.start.start_window
     if window < first:
-        seconds = (first + 2 - window_of(chain.block(), rules)) * rules.seconds
-        problem = f"no window is measured yet: wait about {seconds:.0f} s"
-        raise PermanentError(Reason.EVIDENCE_MISSING, problem)
+        raise PermanentError(Reason.EVIDENCE_MISSING, f"wait {(first - window) * rules.seconds:.0f} s for a window")
     glance = NetworkCurve(config.reading(birth), birth, {}).look(window)
-    return network_page(glance, birth, chain.block_time(chain.block()))
+    return network_page(glance, birth, config.chain.block_time(block))
 
 
 def evaluations_of(config: NeuronConfig) -> HeldOut:
