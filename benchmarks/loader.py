@@ -1,6 +1,6 @@
 """Measure how fast training data gets from documents to batches, relative to what the machine and the endpoint can do.
 
-    python -m benchmarks.loader [--quick]
+    python -m benchmarks.loader [--quick] [--others PYTHON]
 
 All figures are medians of pairs of measurements that follow each other. The dataset is one shard of random tokens with
 2048 per sample; the endpoint is `rclone serve s3` on this machine.
@@ -12,13 +12,19 @@ All figures are medians of pairs of measurements that follow each other. The dat
   ranges with as many connections and drops them, from an endpoint that gives 2 Gbit/s.
 - `first_batch_fraction`: time from opening the dataset to the first batch of a window, 16 sequences, on an empty disk,
   over that for the whole shard. Its bar is for the full size: the first batch does not get smaller with the shard.
+- `streaming_first_fraction`: the same for the first shuffled batch of a `StreamingLoader`.
+- `streaming_x_litdata`, `streaming_x_mosaic`: tokens per second of a second epoch of a `StreamingLoader`, shuffled,
+  from the disk, over those of litData and of MosaicML Streaming on the same tokens: the smaller of the figures without
+  workers and with two. `PYTHON` is an interpreter that has both packages (`benchmarks/loader_others.py`).
 
 The last line is JSON: these figures, those they are computed from, and whether every bar holds.
 """
 
 import gc
 import http.client
+import json
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
@@ -35,7 +41,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks.command import figures_table, measured
+from benchmarks import loader_others
+from benchmarks.command import command_line, figures_table, finish
 from lab.gauntlet.endpoints import random_key, start_rclone
 from templar.data.assignment import Assignment
 from templar.data.sampling import pack_flat, sample_order
@@ -43,6 +50,7 @@ from templar.data.shards.block_file import Transfer
 from templar.data.shards.manifest import INDEX_FILE, ShardIndex, ShardManifest
 from templar.data.shards.shard_dataset import Shard, ShardedDataset
 from templar.data.shards.shard_writer import ShardLayout, write_split
+from templar.datasets.streaming import StreamingDataset, StreamingLoader
 from templar.store.s3 import S3Store
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
@@ -54,8 +62,12 @@ BARS = {
     "shard_memcpy_fraction": 0.6,
     "s3_rate_fraction": 0.8,
     "first_batch_fraction": 0.05,
+    "streaming_first_fraction": 0.05,
+    "streaming_x_litdata": 1.0,
+    "streaming_x_mosaic": 1.0,
 }
-AT_MOST = frozenset({"first_batch_fraction"})
+AT_MOST = frozenset({"first_batch_fraction", "streaming_first_fraction"})
+OTHERS = ("litdata", "mosaic")
 SEQUENCE_LENGTH = 2048
 SAMPLE_BYTES = 2 * SEQUENCE_LENGTH
 PIECE_SAMPLES = 4096
@@ -65,6 +77,7 @@ EOS = 0
 MEAN_TOKENS = 600
 READ_SAMPLES = 16_384  # samples of a read, and of the copy that it is compared with: 64 MiB
 BATCH_SIZE = 16  # sequences of the first batch: as in the preset `local`; micro-batches of the others have fewer
+STREAMED_BATCH, WORKERS = 64, (0, 2)  # of the comparison with others
 _BUFFER_BYTES = 1 << 18
 
 
@@ -76,6 +89,7 @@ class Sizes:
     packed_tokens: int = 10_000_000
     repetitions: int = 5  # of each pair
     window_bytes: int = 128 * MIB  # of the window whose first batch is read; half of the shard at most
+    compared_bytes: int = 256 * MIB  # of the tokens that other readers read, too
 
 
 FULL = Sizes()
@@ -105,8 +119,11 @@ class Endpoint:
 
     def open(self, folder: Path, transfer: Transfer = Transfer()) -> Shard:  # noqa: B008 - frozen
         """The shard, opened anew: index and manifest are read, its blocks come to lie in `folder`."""
-        store = S3Store(BUCKET, endpoint_url=self.url, access_key_id=self.key_id, secret_access_key=self.secret)
-        return ShardedDataset([store], "", folder=folder, transfer=transfer).shard(0)
+        return ShardedDataset(self.connect(), "", folder=folder, transfer=transfer).shard(0)
+
+    def connect(self) -> list[S3Store]:
+        """The store with the dataset."""
+        return [S3Store(BUCKET, endpoint_url=self.url, access_key_id=self.key_id, secret_access_key=self.secret)]
 
 
 def write_dataset(bucket: Path, num_samples: int) -> None:
@@ -295,53 +312,89 @@ def download_rates(endpoint: Endpoint, folder: Path, repetitions: int) -> Rates:
     return Rates(size / statistics.median(raw), size / statistics.median(ours), statistics.median(fractions))
 
 
-def first_batch(endpoint: Endpoint, folder: Path, num_pages: int, repetitions: int) -> tuple[float, float]:
-    """Seconds from opening the dataset to a window's first batch, and for the whole shard: medians, on an empty disk.
+def first_batch(endpoint: Endpoint, folder: Path, num_pages: int, repetitions: int) -> list[float]:
+    """Seconds from opening the dataset to a window's first batch and to a loader's, and for the whole shard.
+
+    They are medians, on an empty disk.
 
     The first measurement does not count, because it includes work that a process does only once.
     """
-    first, whole = [], []
+    works = (partial(_read_batch, endpoint, num_pages), partial(_stream_batch, endpoint), partial(_download, endpoint))
+    found: list[list[float]] = [[] for _ in works]
     for _ in range(repetitions + 1):
-        with empty_folder(folder) as path:
-            first.append(seconds(partial(_read_batch, endpoint, path, num_pages)))
-        with empty_folder(folder) as path:
-            whole.append(seconds(partial(_download, endpoint, path)))
-    return statistics.median(first[1:]), statistics.median(whole[1:])
+        for work, taken in zip(works, found, strict=True):
+            with empty_folder(folder) as path:
+                taken.append(seconds(partial(work, path)))
+    return [statistics.median(taken[1:]) for taken in found]
 
 
-def _read_batch(endpoint: Endpoint, folder: Path, num_pages: int) -> None:
+def _read_batch(endpoint: Endpoint, num_pages: int, folder: Path) -> None:
     shard = endpoint.open(folder)
     shard.read(window_order(shard.manifest.num_samples, num_pages)[:BATCH_SIZE])
+
+
+def _stream_batch(endpoint: Endpoint, folder: Path) -> None:
+    next(iter(StreamingLoader(StreamingDataset(endpoint.connect, cache=folder), BATCH_SIZE)))
 
 
 def _download(endpoint: Endpoint, folder: Path) -> None:
     endpoint.open(folder).download()
 
 
+# Beside other readers.
+
+
+def over_others(python: Path, bucket: Path, folder: Path, num_samples: int) -> dict[str, float]:
+    """Tokens per second of a second epoch over those of each other reader: the smallest of the numbers of workers."""
+    tokens = folder / "tokens.bin"
+    dataset = StreamingDataset(bucket, cache=folder / "cache")
+    with tokens.open("wb") as file:
+        for sample in range(0, num_samples, PIECE_SAMPLES):
+            numbers = np.arange(sample, min(sample + PIECE_SAMPLES, num_samples))
+            file.write(dataset.__getitems__(numbers).astype(np.uint16).tobytes())
+    found = {f"streaming_x_{name}": float("inf") for name in OTHERS}
+    for workers in WORKERS:
+        loader = StreamingLoader(dataset, STREAMED_BATCH, num_workers=workers)
+        ours = [loader_others.rate(loader) for _ in range(2)][-1]
+        for name in OTHERS:
+            with empty_folder(folder) as path:
+                words = [str(each) for each in (name, tokens, path / "data", SEQUENCE_LENGTH, STREAMED_BATCH, workers)]
+                command = [str(python), "-W", "ignore", loader_others.__file__, *words]
+                answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)  # noqa: S603
+            theirs = json.loads(answer.stdout.splitlines()[-1])[-1]
+            found[f"streaming_x_{name}"] = min(found[f"streaming_x_{name}"], ours / theirs)
+    return found
+
+
 # Everything.
 
 
-def measure(sizes: Sizes, folder: Path) -> dict[str, float]:
-    """The figures; `folder` is empty, on a disk with room for three shards."""
+def measure(sizes: Sizes, folder: Path, others: Path | None) -> dict[str, float]:
+    """The figures; `folder` is empty, on a disk with room for four shards."""
     bucket = folder / BUCKET
     num_samples = sizes.shard_bytes // SAMPLE_BYTES
     num_pages = min(sizes.window_bytes, sizes.shard_bytes // 2) // SAMPLE_BYTES // SAMPLES_PER_PAGE
     write_dataset(bucket, num_samples)
     figures = {"packing_x": packing_ratio(sizes.packed_tokens, sizes.repetitions)}
     with serving(folder) as endpoint:
-        first, whole = first_batch(endpoint, folder, num_pages, sizes.repetitions)
+        first, streamed, whole = first_batch(endpoint, folder, num_pages, sizes.repetitions)
         with empty_folder(folder) as path:
             shard = endpoint.open(path)
             shard.download()
             read = reading(shard, 3 * sizes.repetitions)
     with serving(folder, "--bwlimit", LIMIT) as endpoint:
         rates = download_rates(endpoint, folder, sizes.repetitions)
+    if others is not None:
+        count = min(num_samples, sizes.compared_bytes // SAMPLE_BYTES)
+        write_dataset(folder / "compared", count)
+        figures |= over_others(others, folder / "compared", folder, count)
     return figures | {
         "shard_memcpy_fraction": read,
         "s3_rate_fraction": rates.fraction,
         "s3_raw_mb_per_second": rates.raw / 1e6,
         "s3_mb_per_second": rates.ours / 1e6,
         "first_batch_fraction": first / whole,
+        "streaming_first_fraction": streamed / whole,
         "first_batch_seconds": first,
         "download_seconds": whole,
     }
@@ -349,15 +402,16 @@ def measure(sizes: Sizes, folder: Path) -> dict[str, float]:
 
 def holds(figures: dict[str, float], bars: dict[str, float]) -> bool:
     """Whether every bar holds."""
-    return all((figures[name] < bar) if name in AT_MOST else (figures[name] >= bar) for name, bar in bars.items())
+    measured = {name: bar for name, bar in bars.items() if name in figures}
+    return all((figures[name] < bar) if name in AT_MOST else (figures[name] >= bar) for name, bar in measured.items())
 
 
-def run(quick: bool) -> dict[str, Any]:
+def run(*, quick: bool, others: Path | None) -> dict[str, Any]:
     """Measure, print the table, and return the figures."""
     sizes = QUICK if quick else FULL
     bars = {name: bar for name, bar in BARS.items() if not quick or name not in AT_MOST}
     with tempfile.TemporaryDirectory(prefix="templar-loader-") as name:
-        figures = measure(sizes, Path(name))
+        figures = measure(sizes, Path(name), others)
     title = f"a shard of {sizes.shard_bytes / MIB:.0f} MiB{' (--quick; otherwise 1000)' if quick else ''}"
     table = figures_table(title, "figure", "measured", "bar")
     for name, figure in figures.items():
@@ -368,5 +422,15 @@ def run(quick: bool) -> dict[str, Any]:
     return rounded | {"shard_mib": round(sizes.shard_bytes / MIB), "holds": holds(figures, bars)}
 
 
+def main() -> int:
+    """Parse the command line, measure, print."""
+    parser = command_line("loader", __doc__, quick="a smaller shard, fewer repetitions, within a minute")
+    parser.add_argument(
+        "--others", type=Path, metavar="PYTHON", help="an interpreter with litData and MosaicML Streaming"
+    )
+    arguments = parser.parse_args()
+    return finish(run(quick=arguments.quick, others=arguments.others))
+
+
 if __name__ == "__main__":
-    raise SystemExit(measured("loader", __doc__, run, quick="a smaller shard, fewer repetitions"))
+    raise SystemExit(main())

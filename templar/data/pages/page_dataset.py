@@ -85,6 +85,11 @@ class PageDataset:
         return self._page_starts[-1]
 
     @property
+    def file_rows(self) -> tuple[int, ...]:
+        """Rows of each file, in the order of the pages."""
+        return tuple(shard.num_rows for sizes in self._sizes.values() for shard in sizes.shards)
+
+    @property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON of the files, their rows and hashes, which determine the text of every page."""
         sizes = {config: sizes.model_dump(mode="json") for config, sizes in self._sizes.items()}

@@ -13,9 +13,12 @@ complete one.
 """
 
 import errno
+import fcntl
 import hashlib
+import itertools
 import mmap
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -118,6 +121,20 @@ class SparseFile:
                 whole = 0
             write_at(self._file, data[whole:], start + whole)
         return whole > 0
+
+    @contextmanager
+    def held(self, start: int, length: int) -> Iterator[None]:
+        """Hold a range of the file against other processes that do, but not against this one's threads.
+
+        On a disk without locks it is not held, nor is a file that was closed: two processes may do the same work then.
+        """
+        with suppress(OSError, ValueError):
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, _flock(fcntl.F_WRLCK, start, length))
+        try:
+            yield
+        finally:
+            with suppress(OSError, ValueError):
+                fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, start, length))
 
     def finish(self) -> None:
         """Make the file durable and give it its final name; a second call changes nothing.
@@ -245,30 +262,36 @@ class BlockFile(SparseFile):
                     self._changed.notify_all()
 
     def _fetch_blocks(self, blocks: list[int], on_progress: Callable[[int], None], *, past_cache: bool) -> None:
-        parts = list(self._parts(blocks))
-        buffers, longest = threading.local(), max(map(len, parts)) * self.described.block_bytes
+        runs = list(self._runs(blocks))
+        buffers, longest = threading.local(), max(map(len, runs)) * self.described.block_bytes
 
-        def fetch(part: range) -> None:
+        def fetch(run: range) -> None:
             check_stop()
             if not hasattr(buffers, "buffer"):
                 buffers.buffer = memoryview(mmap.mmap(-1, longest))  # it begins with a page
-            self._fetch_part(part, buffers.buffer, past_cache=past_cache)
-            on_progress(self._length(part))
+            with self.held(run.start * self.described.block_bytes, self._length(run)):
+                for part in self._parts(run):  # what other processes have brought meanwhile is not fetched again
+                    self._fetch_part(part, buffers.buffer, past_cache=past_cache)
+            on_progress(self._length(run))
 
-        in_parallel(fetch, parts, min(self._transfer.workers, len(parts)))
+        in_parallel(fetch, runs, min(self._transfer.workers, len(runs)))
 
-    def _parts(self, blocks: list[int]) -> Iterator[range]:
-        """Runs of neighbouring blocks, none longer than a request; each is either all on the disk or all holes."""
+    def _runs(self, blocks: list[int]) -> Iterator[range]:
+        """Runs of neighbouring blocks, none longer than a request."""
         longest = max(1, self._transfer.part_bytes // self.described.block_bytes)
         start = previous = blocks[0]
-        written = self._has_data(range(start, start + 1))
         for block in blocks[1:]:
-            found = self._has_data(range(block, block + 1))
-            if block != previous + 1 or block - start >= longest or found != written:
+            if block != previous + 1 or block - start >= longest:
                 yield range(start, previous + 1)
-                start, written = block, found
+                start = block
             previous = block
         yield range(start, previous + 1)
+
+    def _parts(self, run: range) -> Iterator[range]:
+        """Cut a run so that the blocks of each part are either all on the disk or all holes."""
+        for _, part in itertools.groupby(run, lambda block: self._has_data(range(block, block + 1))):
+            blocks = list(part)
+            yield range(blocks[0], blocks[-1] + 1)
 
     def _fetch_part(self, part: range, memory: memoryview, *, past_cache: bool) -> None:
         start, buffer = part.start * self.described.block_bytes, memory[: self._length(part)]
@@ -304,6 +327,11 @@ class BlockFile(SparseFile):
             if hashlib.sha256(buffer[number * step : (number + 1) * step]).hexdigest() != self.described.blocks[block]:
                 return f"block {block} of {self.described.name} has other bytes than the manifest says"
         return None
+
+
+def _flock(kind: int, start: int, length: int) -> bytes:
+    """The argument of Linux for a lock of a range that belongs to an open file, not to a process."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
 
 
 def _open_direct(file: int) -> int | None:

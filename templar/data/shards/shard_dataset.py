@@ -7,7 +7,7 @@ samples are fetched first.
 import mmap
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,18 @@ class Shard:
             self._mapped = 0
         return samples
 
+    def fetch(self, spans: Iterable[tuple[int, int]]) -> None:
+        """Bring spans of neighbouring samples to the disk, verified, in long requests; errors as in `read`.
+
+        A span is its first sample and the one after its last.
+        """
+        manifest, block = self.manifest, self.manifest.tokens.block_bytes
+        offset, length = manifest.data_offset, manifest.sample_bytes
+        needed = np.zeros(len(manifest.tokens.blocks), dtype=np.bool_)
+        for first, stop in spans:
+            needed[(offset + first * length) // block : (offset + stop * length - 1) // block + 1] = True
+        self._tokens.require(np.flatnonzero(needed))
+
     def download(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> int:
         """Download the whole shard, verify every block, and give its files their final names; returns its bytes.
 
@@ -155,9 +167,11 @@ class ShardedDataset:
         folder: Path,
         split: str = TRAIN_SPLIT,
         transfer: Transfer = Transfer(),  # noqa: B008 - frozen
+        open_shards: int = OPEN_SHARDS,
     ) -> None:
         self.split = split
         self.folder = folder
+        self._open_shards = open_shards
         self._prefix = folder_prefix(prefix)
         self._replicas = Replicas(stores)
         self._transfer = transfer
@@ -186,13 +200,13 @@ class ShardedDataset:
         return self.index.splits[self.split][number].num_samples
 
     def shard(self, number: int) -> Shard:
-        """A shard, opened; of more than `OPEN_SHARDS`, the least recently used one is closed.
+        """A shard, opened; of more than `open_shards`, the least recently used one is closed.
 
         A shard whose file was deleted is opened anew, so that fetched blocks are kept and deleted files free space.
         ValueError: there is no such shard.
         """
-        if not 0 <= number < self.num_shards:
-            raise ValueError(f"shard {number} is not in 0..{self.num_shards - 1}")
+        if not 0 <= number < len(self.index.splits[self.split]):
+            raise ValueError(f"shard {number} is not in 0..{len(self.index.splits[self.split]) - 1}")
         with self._lock:
             for gone in [each for each, shard in self._open.items() if shard.is_gone]:
                 del self._open[gone]
@@ -200,7 +214,7 @@ class ShardedDataset:
                 manifest = self.manifest(number)
                 self._open[number] = Shard(manifest, self.folder, self._replicas, self._prefix, self._transfer)
             self._open.move_to_end(number)
-            while len(self._open) > OPEN_SHARDS:
+            while len(self._open) > self._open_shards:
                 self._open.popitem(last=False)  # closed when its last reader releases it
             return self._open[number]
 
