@@ -40,6 +40,7 @@ from templar import window as story
 from templar.agreement.conflicts import AuditReport
 from templar.agreement.voter import Settlement
 from templar.errors import Reason
+from templar.exchange.commitments import Observed
 from templar.exchange.gather import GatherReport
 from templar.neuron.aggregator import RosterNode
 from templar.neuron.miner import Miner, PageReport, TrainReport
@@ -176,10 +177,9 @@ def settle(neuron: str, window: int) -> Settlement:
 
 
 @task(task_run_name="observe commitments {window}", **STORE)
-def observe_commitments(neuron: str, window: int) -> int | None:
-    """Look at all commitments before the close; how many were seen, None if it was too late to look."""
-    seen = hosted(neuron, RosterNode).observe_commitments(window).digests
-    return None if seen is None else len(seen)
+def observe_commitments(neuron: str, window: int) -> Observed:
+    """Look at all commitments before the close; what was seen."""
+    return hosted(neuron, RosterNode).observe_commitments(window)
 
 
 @task(task_run_name="rate {window}", **LOCAL)
@@ -215,18 +215,23 @@ def _alert_of_weights(neuron: str, reason: Reason, text: str) -> None:
 
 
 def _step(task: Task[Concatenate[str, P], R]) -> Callable[Concatenate["NeuronTasks", P], R]:
-    """Return a task as a method of `NeuronTasks`, which adds a span to the window's trace."""
+    """Return a task as a method of `NeuronTasks`, which adds a span to the window's trace.
 
-    def run(name: str, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        outcome: Any = task(name, *args, **kwargs)
+    The UI's graph has an arrow from the step before, which a window's number alone would not give.
+    """
+
+    def run(neuron: "NeuronTasks", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        begin: Any = task
+        outcome = begin(neuron.name, *args, wait_for=[neuron.before], **kwargs)
         is_refused = isinstance(outcome, State)  # the state `WeightsRefused`, which has the report
         result: R = outcome.data.result if is_refused else outcome
+        neuron.before = neuron.before if result is None else result
         return result
 
     recorded = traced(task.fn.__name__, run)
 
     def call(neuron: "NeuronTasks", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return recorded(neuron.name, *args, **kwargs)
+        return recorded(neuron, *args, **kwargs)
 
     return call
 
@@ -234,8 +239,9 @@ def _step(task: Task[Concatenate[str, P], R]) -> Callable[Concatenate["NeuronTas
 class NeuronTasks:
     """A neuron's steps as tasks: those of every role, since a task refuses a neuron of another one."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, before: object = None) -> None:
         self.name = name
+        self.before = before  # the result of the last step that had one
 
     update_peers = _step(update_peers)
     gather = _step(gather)
@@ -268,7 +274,7 @@ def take_window(neuron: str, window: int | None, steps: Callable[[NeuronTasks, i
             name_run(f"{neuron} window {opening.window}")
         if opening.action is not Action.RUN:
             return _not_run(neuron, opening)
-        return _ended(neuron, steps(NeuronTasks(neuron), opening.window))
+        return _ended(neuron, steps(NeuronTasks(neuron, opening), opening.window))
 
 
 def _not_run(neuron: str, opening: Opening) -> State[None]:

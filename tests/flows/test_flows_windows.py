@@ -104,6 +104,12 @@ class TestThreeWindows:
                 assert [task.name for task in tasks][:2] == ["open window", f"update peers {window}"]
                 assert tasks[-1].name == f"close window {window}"
                 assert {task.state_name for task in tasks} == {"Completed"}
+                # The graph has an arrow into each step from one that came before it.
+                known = [task.id for task in tasks]
+                for number, task in enumerate(tasks[1:], start=1):
+                    before = {each.id for each in task.task_inputs["wait_for"]}
+                    assert before, task.name
+                    assert before <= set(known[:number]), task.name
 
     @pytest.mark.parametrize("role", ROLES)
     def test_every_role_leaves_its_figures_in_its_folder(self, runs, role):
