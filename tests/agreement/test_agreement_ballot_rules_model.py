@@ -224,3 +224,46 @@ def test_after_several_decisions_the_next_windows_are_decided(share, num_ballots
 )
 def test_each_rule_between_windows_is_needed(windows, violation):
     assert next(windows.wrong()) == violation
+
+
+# A window whose first publisher adds an entry to the plan. A validator that cannot follow the entry does not vote for
+# that roster, unless a lock binds it: it stops before the window from which the entry holds.
+
+ENTRY, PLAIN = "e" * 64, "d" * 64
+UNFOLLOWED = "an entry is decided that no quorum can follow"
+
+
+def wrong_with_an_entry(model):
+    """What is wrong in any order of events."""
+    able = [uid for uid in model.everybody if uid not in model.refused[ENTRY]]
+    for ballot, _, after in model.reached():
+        if len(after.values) > 1:
+            yield TWO_DECISIONS
+        if ENTRY in after.values and not model.power.is_quorum(able):
+            yield UNFOLLOWED
+        if not model.goes_on(after, ballot, (PLAIN, NULL_WINDOW)):
+            yield STANDSTILL
+
+
+def with_an_entry(unable, rules=Rules(), share=HALF):  # noqa: B008 - frozen
+    """A model of a window in which these validators cannot follow the entry."""
+    return Model(UNEQUAL, share, 0, 2, rules, (ENTRY, PLAIN, NULL_WINDOW), refused={ENTRY: frozenset(unable)})
+
+
+@pytest.mark.parametrize("share", [HALF, TWO_THIRDS])
+@pytest.mark.parametrize(("unable", "adopted"), [((3,), True), ((0, 3), False), ((0, 1, 2, 3), False)])
+def test_an_entry_of_the_plan_is_decided_only_if_a_quorum_can_follow_it(unable, adopted, share):
+    model = with_an_entry(unable, share=share)
+    assert list(wrong_with_an_entry(model)) == []
+    assert any(ENTRY in after.values for _, _, after in model.reached()) is adopted
+
+
+@pytest.mark.parametrize(
+    ("rules", "unable", "violation"),
+    [
+        (Rules(refusals_count=False), (0, 3), UNFOLLOWED),
+        (Rules(bound_is_judged=True), (3,), STANDSTILL),
+    ],
+)
+def test_each_rule_about_entries_is_needed(rules, unable, violation):
+    assert violation in wrong_with_an_entry(with_an_entry(unable, rules))

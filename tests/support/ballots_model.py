@@ -10,8 +10,8 @@ every word there is and show each reader those that suit them.
 From every state that is reached, the honest validators read everything and go on: a quorum of them must decide.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, combinations, product
 
 from templar.agreement import ballot_rules
@@ -64,6 +64,7 @@ class Rules:
     ballots_open: bool = True  # a ballot begins with a quorum's locks
     bound_is_judged: bool = False  # a value that binds must pass the voter's judgement, such as of the window before
     histories_are_checked: bool = True  # only what follows the decision on the window before is voted for unbound
+    refusals_count: bool = True  # nobody votes, unbound, for a plan that it cannot follow
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Model:
     """One window of a network whose first validators are honest and whose last ones are liars.
 
     `values` are what proposers show. Honest validators vote unbound for those of them that are `legal`, by default
-    for all.
+    for all, but for those that they refuse: value -> uids.
     """
 
     stakes: Sequence[float]
@@ -109,6 +110,7 @@ class Model:
     rules: Rules = Rules()
     values: Sequence[str] = (A, B)
     legal: Sequence[str] | None = None
+    refused: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def __post_init__(self):
         self.power = self.rules.quorum(dict(enumerate(self.stakes)), self.share)
@@ -156,7 +158,7 @@ class Model:
 
     def _key(self, state):
         """The same for a state and its mirror image, where the two values differ in nothing."""
-        if self.legal is not None or len(self.values) != 2:
+        if self.legal is not None or self.refused or len(self.values) != 2:
             return _text(state)
         return min(_text(state), _text(state.swapped(*self.values)))
 
@@ -221,8 +223,7 @@ class Model:
         return list(dict.fromkeys([None, *claims]))
 
     def _after(self, state, ballot):
-        votes = sorted(self._possible_votes(state, ballot))
-        for chosen in self._possible_choices(votes, ballot):
+        for chosen in self._possible_choices(*self._possible_votes(state, ballot), ballot):
             backed = state.chosen | {(ballot, value) for value in chosen}
             wanted = self.values if not self.rules.locks_need_votes else tuple(sorted(chosen))
             options = [(UNSAID, None), ("none", None)]
@@ -231,20 +232,23 @@ class Model:
                 yield self._locked(state, ballot, said, backed)
 
     def _possible_votes(self, state, ballot):
-        """The values that honest validators may vote for, each for some choice of the words that it has read."""
+        """What honest validators may vote for, unbound and bound, each for some choice of the words that it has read."""
         if ballot == 0 or not self.rules.ballots_open:
-            return set(self.fresh)
+            return self.fresh, set()
         allowed = set()
         for words in self._readings(state, ballot):
             if self.rules.is_open(words, self.power, ballot):
-                bound = self.rules.bound_to(words, self.power, ballot)
-                allowed |= self.fresh if bound is None else {bound}
-        return allowed
+                allowed.add(self.rules.bound_to(words, self.power, ballot))
+        return self.fresh if None in allowed else set(), allowed - {None}
 
-    def _possible_choices(self, votes, ballot):
+    def _possible_choices(self, fresh, bound, ballot):
         """The sets of values that a quorum of votes can stand behind, each for some readers."""
-        found = set()
-        for cast in product([None, *votes], repeat=len(self.honest)):
+        found, votes = set(), sorted(fresh | bound)
+        ballots = [
+            [None, *(value for value in votes if value in bound or not self._refuses(uid, value))]
+            for uid in self.honest
+        ]
+        for cast in product(*ballots):
             chosen = set()
             for value in votes:
                 words = [Said(ballot, "vote", uid, value) for uid, vote in enumerate(cast) if vote == value]
@@ -253,6 +257,9 @@ class Model:
                     chosen.add(value)
             found.add(frozenset(chosen))
         return found
+
+    def _refuses(self, uid, value):
+        return self.rules.refusals_count and uid in self.refused.get(value, ())
 
     def _locked(self, state, ballot, said, backed):
         highest = tuple(lock or before for (_, lock), before in zip(said, state.highest, strict=True))
