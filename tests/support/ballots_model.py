@@ -232,7 +232,7 @@ class Model:
                 yield self._locked(state, ballot, said, backed)
 
     def _possible_votes(self, state, ballot):
-        """What honest validators may vote for, unbound and bound, each for some choice of the words that it has read."""
+        """What honest validators may vote for, unbound and bound, each for some choice of the words that were read."""
         if ballot == 0 or not self.rules.ballots_open:
             return self.fresh, set()
         allowed = set()
