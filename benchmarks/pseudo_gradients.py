@@ -88,7 +88,11 @@ def embedded_text() -> Iterator[Text]:
         stores = [DirectoryStore(root, writable=False)]
         pages = PageDataset(stores, "", rows_per_page=hparams.data.rows_per_page)
         held_out = PageDataset(stores, "", rows_per_page=HELD_OUT_ROWS_PER_PAGE, split=HELD_OUT_SPLIT)
-        yield Text(pages, held_out, load_tokenizer(hparams.data.tokenizer_name, embedded=pages.tokenizer_json()))
+        yield Text(
+            pages,
+            held_out,
+            load_tokenizer(hparams.data.tokenizer_name, embedded=pages.beside("tokenizer.json", max_bytes=2**26)),
+        )
 
 
 @dataclass(frozen=True)

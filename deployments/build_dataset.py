@@ -27,8 +27,8 @@ from deployments.work_pool import require_server
 from flows.build_dataset import build_dataset
 from tasks.datasets import DASK_ADDRESS, upload_target
 from templar.arguments import account_id, folder_path, whole_number
+from templar.data.dataset import CARD_FILE
 from templar.datasets.build_dataset import BuiltDataset, build, built_at
-from templar.datasets.card import CARD_FILE
 from templar.datasets.documents import TEXT_SUFFIXES, source_from_text
 from templar.datasets.page_writer import upload_dataset
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
@@ -141,6 +141,8 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
         option = f"--{name.replace('_', '-')}"
         shown = f"{text} ({defaults[name] or 'by size'})"
         parser.add_argument(option, type=whole_number(1), default=defaults[name], metavar="N", help=shown)
+    parser.add_argument("--license", default="", metavar="ID", help="for the card: of the texts, such as odc-by")
+    parser.add_argument("--language", default="", metavar="CODES", help="for the card: of the texts, such as en,de")
     parser.add_argument("--workers", type=whole_number(1), metavar="N", help="threads; one per processor by default")
     parser.add_argument(
         "--dask", type=_dask_address, metavar="ADDRESS", help="a scheduler, tcp://HOST:PORT, whose workers do the work"
@@ -152,10 +154,10 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
     if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
         parser.error("--to-bucket and --to-prefix go with --to-account")
     suffixes, column = arguments.suffix or TEXT_SUFFIXES, arguments.column
-    numbers = {name: getattr(arguments, name) for name in NUMBERS}
+    others = {name: getattr(arguments, name) for name in (*NUMBERS, "license", "language")}
     try:
         sources = tuple(source_from_text(text, column=column, suffixes=suffixes) for text in arguments.source)
-        settings = BuildSettings(arguments.layout, arguments.held_out_fraction, arguments.tokenizer, **numbers)
+        settings = BuildSettings(arguments.layout, arguments.held_out_fraction, arguments.tokenizer, **others)
         return BuildRequest(sources, arguments.out, settings), arguments
     except ValueError as error:
         parser.error(str(error))

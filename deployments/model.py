@@ -74,7 +74,12 @@ def illustrated(arguments: argparse.Namespace, network: PublicNetwork) -> KeptMo
     made = dict[str, bytes]()
     # A genesis has none, unless an earlier release kept its publisher's.
     if kept.window != birth.mark.window or (kept.folder / CARD_FILE).exists():
-        made[CARD_FILE] = model_card(config.hparams, network.preset, birth, kept, history).encode()
+        try:
+            origin = config.open_dataset(config.hparams.data).origin()
+        except (TransientError, PermanentError) as error:
+            print(f"the model card does not name the sources of the text: {error}", file=sys.stderr)
+            origin = None
+        made[CARD_FILE] = model_card(config.hparams, network.preset, birth, kept, history, origin=origin).encode()
     if history.held_out:
         made[PICTURE_FILE] = draw_held_out(history.held_out)
     for name, data in made.items():

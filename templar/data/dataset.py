@@ -8,9 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field, ValidationError
 
 from templar.data.assignment import Assignment
 from templar.data.pages.metadata import HELD_OUT_SPLIT
@@ -20,11 +22,12 @@ from templar.data.replicas import EndpointReport
 from templar.data.sampling import HELD_OUT_DOMAIN, held_out_sequences, page_sequences, sample_order, too_few_held_out
 from templar.data.shards.block_file import Transfer
 from templar.data.shards.shard_dataset import ShardedDataset
-from templar.data.tokenizer import Tokenizer
+from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE, Tokenizer
 from templar.errors import PermanentError, Reason
 from templar.hparams import Data, Storage
 from templar.store.base import ObjectStore
 
+CARD_FILE, MAX_CARD_BYTES = "card.json", 2**26
 HELD_OUT_ROWS_PER_PAGE = 4  # few rows per page, so that few sequences already represent many documents
 
 
@@ -47,6 +50,28 @@ class Reading:
     sequences: NDArray[np.int32]  # shape (n, L), in training order
 
 
+class CardSource(BaseModel):
+    """A source of a dataset, as its card names it."""
+
+    name: Annotated[str, Field(max_length=200)]
+
+
+class CardSettings(BaseModel):
+    """What a dataset's card says of its texts: identifiers of the Hugging Face hub; empty if nothing."""
+
+    license: Annotated[str, Field(max_length=100)] = ""
+    language: Annotated[str, Field(max_length=100)] = ""
+
+
+class DatasetOrigin(BaseModel):
+    """The origin of a dataset's texts, by the dataset's own card, which nothing proves."""
+
+    layout: str
+    digest: str
+    sources: Annotated[tuple[CardSource, ...], Field(max_length=1000)]
+    settings: CardSettings
+
+
 class TrainingData(ABC):
     """The training split of a dataset. Positions count shards since genesis; pages know only position 0.
 
@@ -64,8 +89,25 @@ class TrainingData(ABC):
         return self._split.endpoints
 
     def tokenizer_json(self) -> bytes | None:
-        """The `tokenizer.json` beside the dataset, if there is one."""
-        return self._split.tokenizer_json()
+        """The `tokenizer.json` beside the dataset, if there is one (`load_tokenizer(..., embedded=...)`)."""
+        return self.beside(TOKENIZER_FILE, max_bytes=MAX_TOKENIZER_BYTES)
+
+    def beside(self, name: str, *, max_bytes: int) -> bytes | None:
+        """A file beside the dataset, if there is one."""
+        return self._split.beside(name, max_bytes=max_bytes)
+
+    def origin(self) -> DatasetOrigin | None:
+        """The origin of the texts, by the card beside the dataset; None without a card of this dataset.
+
+        Stores without one, and with one that is damaged, are alike. TransientError: no store could be read.
+        """
+        data = self.beside(CARD_FILE, max_bytes=MAX_CARD_BYTES)
+        try:
+            found = None if data is None else DatasetOrigin.model_validate_json(data)
+        except ValidationError:
+            return None
+        # The digest of pages is not that of their card, which does not know how they are cut.
+        return None if found is not None and found.layout == "shards" and found.digest != self.digest else found
 
     @abstractmethod
     def check(self, tokenizer: Tokenizer) -> None:

@@ -23,9 +23,10 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
+from templar.data.dataset import CARD_FILE
 from templar.data.shards.shard_writer import require_absent
 from templar.data.tokenizer import EMBEDDED, load_tokenizer
-from templar.datasets.card import CARD_FILE, Card, files_of, read_card, write_card
+from templar.datasets.card import Card, files_of, read_card, write_card
 from templar.datasets.documents import InputFile
 from templar.datasets.page_writer import assemble_pages, make_page_part
 from templar.datasets.plan import BuildRequest, DatasetLayout, Plan, plan_build

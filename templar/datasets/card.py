@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from templar.canonical import canonical_json
 from templar.data.corpus import SPLITS
+from templar.data.dataset import CARD_FILE
 from templar.data.pages.metadata import malformed
 from templar.data.tokenizer import EMBEDDED, Tokenizer
 from templar.datasets.plan import DatasetLayout, Plan
@@ -21,7 +22,6 @@ from templar.store.files import local_file, replacing
 
 log = logging.getLogger(__name__)
 
-CARD_FILE = "card.json"
 README_FILE = "README.md"
 CARD_VERSION = 1
 _LISTED_FILES = 100

@@ -1,5 +1,6 @@
 """The request to build a dataset, its settings, and the plan that follows from the input files."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -30,6 +31,7 @@ LEAST_VOCAB_SIZE = 244  # the bytes of UTF-8 and the end token
 
 FORMAT_VERSION = 2  # version of the results of a build; those of another version are made again
 
+_FOR_CARDS, _WORD = ("license", "language"), re.compile(r"[A-Za-z0-9.,-]{0,100}")
 _EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")
 _loaded = lru_cache(maxsize=1)(load_tokenizer)
 
@@ -63,6 +65,9 @@ class BuildSettings:
     row_chars: int = _only(DatasetLayout.PAGES, 800)
     rows_per_group: int = _only(DatasetLayout.PAGES, 64)
     shard_rows: int = _only(DatasetLayout.PAGES, 2**14)
+    # For the cards of dataset and models: the hub's identifiers, such as `odc-by` and `en,de`; empty says nothing.
+    license: str = ""
+    language: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out_fraction < 1:
@@ -71,14 +76,16 @@ class BuildSettings:
             value = getattr(self, each.name)
             if type(value) is int and value < 1:
                 raise ValueError(f"{each.name} must be at least 1, not {value}")
+            if each.name in _FOR_CARDS and not re.fullmatch(_WORD, value):
+                raise ValueError(f"{each.name} is {value!r}: write letters, digits, dots, hyphens and commas")
         if self.vocab_size < LEAST_VOCAB_SIZE:
             raise ValueError(f"vocab_size must be at least {LEAST_VOCAB_SIZE}, not {self.vocab_size}")
         ShardLayout("uint32", self.sequence_length, self.samples_per_shard, self.block_bytes)
 
     def described(self) -> dict[str, Any]:
-        """The settings that the bytes of the dataset follow from, beside the tokenizer."""
+        """The settings that the bytes of the dataset and its card follow from, beside the tokenizer."""
         own = (each for each in fields(self) if each.metadata.get("layout", self.layout) is self.layout)
-        values = {each.name: getattr(self, each.name) for each in own}
+        values = {each.name: value for each in own if (value := getattr(self, each.name)) != ""}
         name = values.pop("tokenizer")
         return values if name == EMBEDDED else {k: v for k, v in values.items() if k not in _EMBEDDED_ONLY}
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from templar.canonical import canonical_json, sha256_hex
+from templar.data.dataset import CARD_FILE, MAX_CARD_BYTES
 from templar.data.pages.metadata import (
     MAX_METADATA_BYTES,
     MAX_SHARD_SIZES_BYTES,
@@ -33,14 +34,13 @@ from templar.data.shards.manifest import (
     parse_manifest,
 )
 from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, load_tokenizer
-from templar.datasets.card import CARD_FILE, Card, read_card
+from templar.datasets.card import Card, read_card
 from templar.datasets.units import check_ended, in_threads
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectInfo, ObjectStore
 
 PIECE_BYTES = 2**23  # most bytes of one request
 
-MAX_CARD_BYTES = 2**30
 WORKERS = 4
 _UNSOUND = frozenset(
     {

@@ -179,7 +179,8 @@ def _make_copy(
     """Write a snapshot in the Hugging Face layout, read it back, and give the folder its name if the root is right."""
     exchange, model = config.reading(birth), config.hparams.model
     history = read_history(exchange, birth, mark.window)
-    card = model_card(config.hparams, preset, birth, mark, history)
+    origin = config.open_dataset(config.hparams.data).origin()
+    card = model_card(config.hparams, preset, birth, mark, history, origin=origin)
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     write_model(part, snapshots.load(mark, model)[0], model, load_tokenizer(str(config.home)), card=card)

@@ -4,6 +4,7 @@ Everything in it is read from public objects of the checkpoint's window and earl
 `retention_windows`, so the card says which windows it counts. Evaluations of earlier checkpoints are kept for ever.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 from templar.agreement.genesis import Birth
 from templar.agreement.proven_state import KeptModel
 from templar.agreement.state import StateMark
+from templar.data.dataset import DatasetOrigin
 from templar.exchange.network_view import NetworkView
 from templar.exchange.objects import RosterEntry
 from templar.hparams import HParams
@@ -80,9 +82,15 @@ def read_history(exchange: NetworkView, birth: Birth, window: int) -> TrainingHi
 
 
 def model_card(
-    hparams: HParams, preset: str, birth: Birth, mark: StateMark | KeptModel, history: TrainingHistory
+    hparams: HParams,
+    preset: str,
+    birth: Birth,
+    mark: StateMark | KeptModel,
+    history: TrainingHistory,
+    *,
+    origin: DatasetOrigin | None,
 ) -> str:
-    """The card in Markdown, with the header that the Hugging Face Hub reads."""
+    """The card in Markdown, with the header that the Hugging Face Hub reads; `origin` is that of the dataset."""
     model, start, kind = hparams.model, birth.start, "Qwen 3" if hparams.model.query_key_norm else "Llama"
     facts = [
         ("Preset", preset),
@@ -97,11 +105,18 @@ def model_card(
         ("Dataset", f"`{start.dataset}`, layout {hparams.data.layout}, sequences of {hparams.data.sequence_length}"),
         ("Tokenizer", f"{hparams.data.tokenizer_name}, `{start.tokenizer}`"),
     ]
+    said = {} if origin is None else {name: _plain(text) for name, text in origin.settings if text}
+    if origin is not None:
+        facts += [
+            ("Sources of the text, by the dataset's card", _plain(", ".join(each.name for each in origin.sources)))
+        ]
+        facts += [(f"Its {name}, by the same", text) for name, text in said.items()]
     lines = [
         "---",
         "library_name: transformers",
         "pipeline_tag: text-generation",
         "tags: [templar, llama]",
+        *(f"{name}: {text if name == 'license' else f'[{text}]'}" for name, text in said.items()),
         "---",
         "",
         f"# Model of window {mark.window}",
@@ -126,6 +141,11 @@ def model_card(
         "",
     ]
     return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """A text of somebody else's card, without characters that mean something in Markdown or YAML."""
+    return re.sub(r"[^A-Za-z0-9., -]+", "-", text)[:1000]
 
 
 def _training(hparams: HParams, history: TrainingHistory) -> list[str]:

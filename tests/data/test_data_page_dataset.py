@@ -130,10 +130,10 @@ def test_the_digest_follows_the_files_and_the_pages(store):
 
 
 def test_the_tokenizer_beside_the_dataset(store):
-    tokenizer = load_tokenizer("embedded", embedded=open_pages(store).tokenizer_json())
+    tokenizer = load_tokenizer("embedded", embedded=open_pages(store).beside("tokenizer.json", max_bytes=2**26))
     assert tokenizer.decode(tokenizer.encode_batch(["alpha"])[0]) == "alpha"
     store.delete([f"{PREFIX}/tokenizer.json"])
-    assert open_pages(store).tokenizer_json() is None
+    assert open_pages(store).beside("tokenizer.json", max_bytes=2**26) is None
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def dataset(store):
 
 @pytest.fixture(scope="module")
 def tokenizer(dataset):
-    return load_tokenizer("embedded", embedded=dataset.tokenizer_json())
+    return load_tokenizer("embedded", embedded=dataset.beside("tokenizer.json", max_bytes=2**26))
 
 
 def test_a_window_holds_the_packed_pages_of_its_assignment(dataset, tokenizer):

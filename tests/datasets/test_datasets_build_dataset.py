@@ -22,8 +22,10 @@ from tokenizers import models
 from templar import interrupt
 from templar.canonical import canonical_json, file_sha256, sha256_hex
 from templar.data.corpus import Document
+from templar.data.dataset import ShardedTraining
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards import shard_writer
+from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.shards.shard_writer import build_shards
 from templar.data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer, train_embedded_tokenizer
 from templar.datasets import token_parts, units
@@ -34,6 +36,7 @@ from templar.datasets.page_writer import upload_dataset
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.datasets.units import find_groups, in_threads
 from templar.errors import PermanentError, Reason, TransientError
+from templar.store.directory import DirectoryStore
 from tests.support.datasets import contents, numbered_documents
 from tests.support.errors import raising
 from tests.support.memory_store import MemoryStore
@@ -104,13 +107,20 @@ def test_the_bytes_are_those_of_a_build_in_memory(source_folder, tmp_path, monke
         block_bytes=512,
         tokenizer=load_tokenizer(str(tmp_path / "tokenizer")),
     )
-    wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS, tokenizer=str(tmp_path / "tokenizer"))
+    changes = {"tokenizer": str(tmp_path / "tokenizer"), "license": "odc-by", "language": "en"}
+    wanted = request(source_folder, tmp_path / "built", DatasetLayout.SHARDS, **changes)
     built = build(wanted)
     assert len(find_groups(wanted.sources)) == 5
     found = contents(built.root)
     assert found.keys() - contents(tmp_path / "memory").keys() == {"card.json", "README.md"}
     assert contents(tmp_path / "memory").items() <= found.items()
     assert built.card.digest == index.digest
+    shards = ShardedDataset([DirectoryStore(built.root, writable=False)], "", folder=tmp_path / "cache")
+    origin = ShardedTraining(shards, 16, 1, 1).origin()
+    assert origin is not None
+    assert (origin.settings.license, origin.settings.language) == ("odc-by", "en")
+    with pytest.raises(ValueError, match="license is 'a: b'"):
+        request(source_folder, tmp_path / "built", DatasetLayout.SHARDS, license="a: b")
 
 
 KILLED = """

@@ -3,6 +3,7 @@
 A push goes from the Hub's own client to a server that keeps its contract.
 """
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,8 @@ from huggingface_hub import HfApi
 
 from deployments import hub as hub_module
 from deployments import model
-from deployments.local.plan import LOCAL_FOLDER, NETWORK_ENV_FILE
+from deployments.local.plan import DATASET_PREFIX, LOCAL_FOLDER, NETWORK_ENV_FILE
+from deployments.local.prepare import DATASET_ACCOUNT
 from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.reports.model_card import PICTURE_FILE
 from tests.support.audited import run_alone
@@ -79,6 +81,32 @@ def test_the_model_is_fetched_and_exported(call, network, tmp_path):
     assert AutoTokenizer.from_pretrained(exported).eos_token == "<eos>"
     status, _, err = call("export", str(exported))
     assert (status, "[bad_parameters]" in err) == (2, True)
+
+
+def test_the_card_names_the_origin_of_the_text_by_the_datasets_card(call, network):
+    """What somebody else wrote into it becomes neither Markdown nor YAML."""
+    stored = network.plan.buckets / DATASET_ACCOUNT / DATASET_PREFIX / "card.json"
+    sources = [{"name": "books"}, {"name": "a]\n---\n# Buy [here](https://x.example) | now"}]
+    said = {
+        "layout": "pages",
+        "digest": "0",
+        "sources": sources,
+        "settings": {"license": "odc-by", "language": "en,de"},
+    }
+    for content, expected in (
+        (
+            json.dumps(said),
+            "| Sources of the text, by the dataset's card | books, a----- Buy -here-https-x.example- - now |",
+        ),
+        ("{", ""),
+    ):
+        stored.write_text(content)
+        card = (Path(call("fetch")[1].strip()) / "README.md").read_text()
+        header = card.split("---\n")[1]
+        assert expected in card
+        assert ("license: odc-by\nlanguage: [en,de]\n" in header) is bool(expected)
+        assert ("| Its license, by the same | odc-by |" in card) is bool(expected)
+    stored.unlink()
 
 
 def test_the_picture_of_the_card_is_drawn_here_from_public_records(call, network):

@@ -25,7 +25,6 @@ from templar.data.pages.metadata import (
 )
 from templar.data.pages.parquet import ParquetShards
 from templar.data.replicas import EndpointReport, Replicas
-from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE
 from templar.errors import PermanentError, Reason
 from templar.interrupt import check_stop
 from templar.store.base import ObjectStore
@@ -100,9 +99,9 @@ class PageDataset:
         """Counters of each store since the dataset was opened."""
         return self._replicas.report()
 
-    def tokenizer_json(self) -> bytes | None:
-        """The `tokenizer.json` beside the dataset, if there is one (`load_tokenizer(..., embedded=...)`)."""
-        return self._replicas.get_if_there(self._prefix + TOKENIZER_FILE, max_bytes=MAX_TOKENIZER_BYTES)
+    def beside(self, name: str, *, max_bytes: int) -> bytes | None:
+        """A file beside the data, such as the tokenizer, if there is one; errors as in `Replicas.get_if_there`."""
+        return self._replicas.get_if_there(self._prefix + name, max_bytes=max_bytes)
 
     def read_page(self, index: int) -> Page:
         """Fetch one page; `dataset_missing`, `dataset_malformed` name the file. ValueError: there is no such page."""

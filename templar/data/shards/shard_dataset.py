@@ -30,7 +30,6 @@ from templar.data.shards.manifest import (
     parse_index,
     parse_manifest,
 )
-from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_FILE
 from templar.errors import PermanentError, Reason
 from templar.store.base import ObjectStore
 from templar.store.files import local_file
@@ -244,9 +243,9 @@ class ShardedDataset:
             keep_manifest(path, data, [file.name for file in manifest.files])
         return manifest
 
-    def tokenizer_json(self) -> bytes | None:
-        """The `tokenizer.json` beside the dataset, if there is one (`load_tokenizer(..., embedded=...)`)."""
-        return self._replicas.get_if_there(self._prefix + TOKENIZER_FILE, max_bytes=MAX_TOKENIZER_BYTES)
+    def beside(self, name: str, *, max_bytes: int) -> bytes | None:
+        """A file beside the data, such as the tokenizer, if there is one; errors as in `Replicas.get_if_there`."""
+        return self._replicas.get_if_there(self._prefix + name, max_bytes=max_bytes)
 
     def _load_index(self) -> ShardIndex:
         key = self._prefix + INDEX_FILE
