@@ -127,7 +127,8 @@ METHODS: tuple[Row, ...] = (
     ("outer_step", "`templar/gradient/aggregate.py:outer_step`"),
     ("catchup_with_aggregation_server", "`templar/neuron/catchup.py:catch_up`"),
     ("evaluate_model_on_batches", "`templar/scoring/measure.py:measure`"),
-    ("SharedShardedDataset, StreamingDataset", "`templar/data/assignment.py:Assignment`"),
+    ("SharedShardedDataset", "`templar/data/assignment.py:Assignment`"),
+    ("StreamingDataset", "`templar/datasets/streaming.py:StreamingDataset`, in other programs"),
 )
 OBJECTS: tuple[Row, ...] = (
     (

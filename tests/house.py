@@ -52,7 +52,7 @@ BUDGETS: tuple[tuple[str, str, int], ...] = (
     (
         "lines of lab/, benchmarks/ and docs/",
         "the files that `prefect deploy` reads, pages for newcomers, the reader beside others",
-        703,
+        704,
     ),
     ("lines of templar/", "storage of other vendors, the page, the reader for other programs", 708),
     ("lines of tests/", "the tests of these", 599),
