@@ -34,7 +34,7 @@ from templar.timeline import closing_block
 from templar.training.cluster import GroupEndedError, open_trainer
 from templar.training.device import TrainFigures, finish_seconds
 from templar.training.model import inner_optimizer
-from templar.training.train import TrainResult
+from templar.training.train import StepSeries, TrainResult
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +73,11 @@ class TrainReport:
     num_steps: int = 0
     num_sequences: int = 0
     figures: TrainFigures | None = None
+    series: StepSeries | None = None
+    total_tokens: int = 0  # in this and the earlier payloads of this miner, as far as its journal tells
 
     @classmethod
-    def of(cls, window: int, result: TrainResult) -> Self:
+    def of(cls, window: int, result: TrainResult, total_tokens: int = 0) -> Self:
         """The report of a window that was trained."""
         return cls(
             window,
@@ -85,6 +87,8 @@ class TrainReport:
             result.num_steps,
             result.num_sequences,
             result.figures,
+            StepSeries.of(result),
+            total_tokens,
         )
 
 
@@ -224,15 +228,22 @@ class Miner(PrivateStateNode):
             self._assignment(window).digest,
         )
         # 3. A miner with a payload never trains again: after the close it would have no time left for the reveal.
+        trained = TrainReport.of(window, result, self._total_tokens(window, result))
         entries = {
             "compress": PAYLOAD_REPORT.dump_json(report).decode(),
-            "train": _TRAIN_REPORT.dump_json(TrainReport.of(window, result)).decode(),
+            "train": _TRAIN_REPORT.dump_json(trained).decode(),
         }
         self.journal.enter_together(window, entries)
         self._progress_path(window).unlink(missing_ok=True)
         del self._trained[window]
         self._end.finished()
         return report
+
+    def _total_tokens(self, window: int, result: TrainResult) -> int:
+        """The tokens of this payload, and those before it that the newest report counts."""
+        known = reversed(self.journal.results("train").items())
+        counts = (_TRAIN_REPORT.validate_json(text).total_tokens for before, text in known if before < window)
+        return next(filter(None, counts), 0) + result.num_sequences * self.hparams.data.sequence_length
 
     def _counts_twice(self, window: int, num_sequences: int) -> bool:
         """Whether the payload should count as two parts: it rests on twice the text of the last roster's median."""

@@ -8,9 +8,9 @@ for the first time or after a restart, finds its private state by this name alon
 live as a hard link, so a node that returns to it has what it had then, at no cost.
 
 Within a window, `spool/progress-{window}.safetensors` has what `templar.training.train.StepState` has: tensors, the
-moments of the inner optimizer where the recipe has one, and as metadata the losses, a checksum, and the key: what the
-training started from. A file with another key, or one that is not whole, is not used. Any reader of safetensors reads
-it. A miner that was killed goes on training from there.
+moments of the inner optimizer where the recipe has one, and as metadata losses, norms, a checksum, and the key: what
+the training started from. A file with another key, or one that is not whole, is not used. Any reader of safetensors
+reads it. A miner that was killed goes on training from there.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ _NAME = re.compile(r"([0-9]+)-[0-9a-f]{64}\.safetensors")
 _COUNTERS = "num_calls", "num_steps"
 _STATE = "state/"
 _BYTES_PER_SECOND = 1e9  # the assumed speed of a write, until one has shown it
-_LOSSES, _NUM_BATCHES, _NUM_STEPS, _CHECKSUM = "losses", "num_batches", "num_steps", "crc32"
+_LOSSES, _NUM_BATCHES, _NUM_STEPS, _CHECKSUM = "losses_and_norms", "num_batches", "num_steps", "crc32"
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class ProgressFile:
         if begun - self._last < self._seconds or self._seconds_left() < self._took:
             return
         metadata = self._key | {
-            _LOSSES: json.dumps(state.losses),
+            _LOSSES: json.dumps((state.losses, state.norms)),
             _NUM_BATCHES: str(state.num_batches),
             _NUM_STEPS: str(0 if state.optimizer is None else state.optimizer.num_steps),
         }
@@ -257,18 +257,18 @@ class ProgressFile:
         if found != _checksum(metadata, (stored[name] for name in self._shapes)):
             raise self._refused("it is not what was written: its checksum differs")
         try:
-            losses = tuple(float(loss) for loss in json.loads(metadata[_LOSSES]))
+            losses, norms = (tuple(map(float, each)) for each in json.loads(metadata[_LOSSES]))
             num_batches, num_steps = int(metadata[_NUM_BATCHES]), int(metadata[_NUM_STEPS])
         except (KeyError, ValueError, TypeError) as error:
             raise self._refused(f"its losses or steps cannot be read: {error!r}") from None
-        if not losses or not all(map(math.isfinite, losses)):
+        if not losses or not all(map(math.isfinite, losses + norms)):
             raise self._refused("it has no finite losses")
         # 3. Tensors by parameter name.
         optimizer = None
         if self._has_moments:
             moments = (StoredTensors(self._path, prefix) for prefix in (EXP_AVG, EXP_AVG_SQ))
             optimizer = OptimizerState(num_steps, *moments)
-        return StepState(losses, num_batches, StoredTensors(self._path, _STATE), optimizer)
+        return StepState(losses, num_batches, StoredTensors(self._path, _STATE), optimizer, norms)
 
     def _refused(self, why: str) -> PermanentError:
         return PermanentError(Reason.BAD_STATE_FILE, f"{self._path}: {why}")

@@ -10,8 +10,8 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from templar.training.model import (
     parameter_shapes,
 )
 from templar.training.optimizers import InnerOptimizers, OptimizerState
-from templar.training.schedule import inner_factor
+from templar.training.schedule import inner_factor, inner_learning_rate
 
 LARGEST_UPDATE = 2.0**64
 """The largest magnitude of an update's element: the error feedback adds up unpublished ones and must stay finite."""
@@ -40,6 +40,7 @@ _DIVERGED = (
     "nothing is published in this window; lower the learning rate, check the data, or return to the last snapshot"
 )
 FOREVER = sys.float_info.max  # seconds; not infinite, for a share of them is taken off
+MOST_STEPS = 64  # inner steps of a window whose figures are reported
 MOST_AHEAD = 2  # micro-batches that a GPU may be behind the program: a deadline is kept to within so many
 
 
@@ -53,6 +54,8 @@ class TrainResult:
     num_sequences: int  # a sequence used twice counts twice
     stopped_early: bool  # whether `keep_going` ended the training
     figures: TrainFigures | None = None  # None for an update that was not trained
+    norms: tuple[float, ...] = ()  # of the gradient of each inner step, before it is clipped; none in demo
+    rates: tuple[float, ...] = ()  # AdamW's learning rate in each inner step; none in demo
 
     @property
     def num_steps(self) -> int:
@@ -78,6 +81,30 @@ class StepState:
     num_batches: int  # that went into them
     tensors: Mapping[str, Tensor]  # float32, by parameter name: the working parameters, or the sum of gradients (demo)
     optimizer: OptimizerState | None  # None for demo
+    norms: tuple[float, ...] = ()  # as in `TrainResult`
+
+
+@dataclass(frozen=True)
+class StepSeries:
+    """Figures of some inner steps (`demo`: batches), evenly spread, the first and the last among them."""
+
+    steps: tuple[int, ...] = ()  # their numbers from 0
+    loss: tuple[float, ...] = ()  # of each of them, like the next two; empty if it is not known
+    grad_norm: tuple[float, ...] = ()  # before it is clipped
+    inner_lr: tuple[float, ...] = ()  # AdamW's
+    norms: tuple[float, float, float] | None = None  # the least, mean and largest norm of all steps
+
+    @classmethod
+    def of(cls, result: TrainResult) -> Self:
+        """At most `MOST_STEPS` steps of a training, with six digits per figure."""
+        count, last, norms = min(result.num_steps, MOST_STEPS), result.num_steps - 1, result.norms
+        steps = tuple(each * last // max(count - 1, 1) for each in range(count))
+
+        def some(figures: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(float(f"{figures[step]:.6g}") for step in steps) if figures else ()
+
+        spread = (min(norms), math.fsum(norms) / len(norms), max(norms)) if norms else None
+        return cls(steps, some(result.losses), some(norms), some(result.rates), spread)
 
 
 class TrainProgress(Protocol):
@@ -177,6 +204,7 @@ class _Run:
         self.progress, self._seconds_left = progress, seconds_left
         self.num_batches = self._num_restored = 0  # that were taken, and of these by an earlier call
         self._longest = 0.0  # seconds of a batch
+        self.norms = list[float]()  # of the gradient, by inner step
         self.net, self.device, self.group = trainer.net, trainer.device, trainer.group
         self.device.reset_peak()
         self.clock = PhaseClock(self.device)
@@ -198,7 +226,7 @@ class _Run:
     def keep(self, losses: list[float], tensors: Mapping[str, Tensor], optimizer: OptimizerState | None) -> None:
         """Let the state after a step be kept."""
         if self.progress is not None:
-            self.progress.save(StepState(tuple(losses), self.num_batches, tensors, optimizer))
+            self.progress.save(StepState(tuple(losses), self.num_batches, tensors, optimizer, tuple(self.norms)))
             self.clock.mark("other")
 
     def release(self) -> None:
@@ -333,6 +361,7 @@ class _Run:
             num_sequences=self.num_batches * training.batch_size,
             stopped_early=len(losses) < num_wanted,
             figures=self._figures(),
+            norms=tuple(self.norms),
         )
 
     def _figures(self) -> TrainFigures:
@@ -372,8 +401,10 @@ def train_sparseloco(
         if loss is None:
             break
         # 2. Clip its norm.
-        norm = nn.utils.clip_grad_norm_([param for _, param in named_parameters(net)], training.max_grad_norm)
-        _check_finite(float(run.group.whole(norm)), f"gradient norm of inner step {inner_step}")
+        clipped = nn.utils.clip_grad_norm_([param for _, param in named_parameters(net)], training.max_grad_norm)
+        norm = float(run.group.whole(clipped))
+        _check_finite(norm, f"gradient norm of inner step {inner_step}")
+        run.norms.append(norm)
         # 3. One step of the optimizer.
         optimizers.step(inner_factor(training, outer_steps, inner_step))
         losses.append(loss)
@@ -387,7 +418,9 @@ def train_sparseloco(
     moved = ((name, torch.sub(before[name], each, out=each) if is_first else each) for name, each in after)
     update = run.group.keep(run.checked(moved))
     moments = optimizers.final_state(optimizer.num_steps + len(losses))
-    return run.result(update, moments, losses, num_wanted=training.inner_steps)
+    result = run.result(update, moments, losses, num_wanted=training.inner_steps)
+    rates = (inner_learning_rate(training, outer_steps, inner_step) for inner_step in range(len(losses)))
+    return replace(result, rates=tuple(rates))
 
 
 def _begin(run: _Run, state: OptimizerState) -> tuple[list[float], InnerOptimizers]:
@@ -395,7 +428,7 @@ def _begin(run: _Run, state: OptimizerState) -> tuple[list[float], InnerOptimize
     losses = list[float]()
     if (known := run.restore()) is not None and known.optimizer is not None:
         run.load(known.tensors)
-        losses, state = list(known.losses), known.optimizer
+        losses, run.norms, state = list(known.losses), list(known.norms), known.optimizer
     return losses, run.optimizers(state)
 
 

@@ -88,7 +88,8 @@ def test_a_killed_miner_goes_on_and_makes_the_same_payload(calm, build, after):
     miner = with_progress(network, network.miners[0])
     network.to_window(2, miner.chain)
     path = die_in_training(miner, after, 2)
-    assert len(json.loads(header(path)["losses"])) == after
+    losses, norms = json.loads(header(path)["losses_and_norms"])
+    assert (len(losses), len(norms)) == (after, 0 if recipe == "demo" else after)
     assert {name.split("/")[0] for name in load_file(path)} == (
         {"state"} if recipe == "demo" else {"state", "exp_avg", "exp_avg_sq"}
     )
@@ -124,7 +125,7 @@ def test_with_a_file_of_another_training_or_a_damaged_one_training_starts_from_t
     miner = Miner(replace(network.kill(network.miners[0]).config, trainer=ALWAYS, secret_order=True))
     path = die_in_training(miner, 1)
     key = {"window", "root_before", "assignment", "order", "optimizer_steps", "feedback_calls", "settings"}
-    assert header(path).keys() == key | {"losses", "num_batches", "num_steps", "crc32"}
+    assert header(path).keys() == key | {"losses_and_norms", "num_batches", "num_steps", "crc32"}
     harm(miner, path)
     seen = []
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
@@ -173,7 +174,7 @@ KEY = {"window": "1", "settings": "f" * 64}
 
 def state(number, steps=1):
     each = {name: torch.full(shape, number) for name, shape in SHAPES.items()}
-    return StepState((number,) * steps, steps, each, OptimizerState(steps + 10, each, each))
+    return StepState((number,) * steps, steps, each, OptimizerState(steps + 10, each, each), (number / 2,) * steps)
 
 
 def file_at(path, seconds=10, **options):
@@ -204,7 +205,7 @@ def poorer(path):
         (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read"),
         (lambda path: path.write_bytes(b""), "cannot be read"),
         (flipped, "its checksum differs"),
-        (relabelled(losses="[2.0]"), "its checksum differs"),
+        (relabelled(losses_and_norms="[[2.0], []]"), "its checksum differs"),
         (relabelled(window="2"), "its window is '2', and '1' is this training's"),
         (relabelled(settings="0" * 64), "its settings is"),
         (poorer, "its tensors are not those of this model"),
@@ -231,7 +232,7 @@ def test_a_write_is_due_when_the_interval_is_over(tmp_path):
         kept.save(state(moment))
         assert losses_at(path) == (found and (found,))
     restored = file_at(path).restore()
-    assert restored.optimizer.num_steps == 11
+    assert (restored.optimizer.num_steps, restored.norms) == (11, (60.0,))
     assert {name: tensor.tolist() for name, tensor in restored.tensors.items()} == {
         "a": [[120.0, 120.0]] * 2,
         "b": [120.0] * 3,

@@ -1,7 +1,8 @@
 """Both recipes: right, staged, and the same on any number of threads."""
 
 import copy
-from itertools import accumulate
+from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from templar.training.loss import token_losses
 from templar.training.model import build_model, parameters_of
 from templar.training.optimizers import OptimizerState
 from templar.training.schedule import inner_learning_rate
-from templar.training.train import StepState, Trainer
+from templar.training.train import StepSeries, StepState, Trainer, TrainResult
 from tests.support.errors import raising, stopped
 from tests.support.ranked_training import forever, times
 from tests.support.threads import threads
@@ -79,12 +80,12 @@ def test_inner_steps_are_those_of_torchs_optimizers(net, optimizer):
     rest = [param for name, param in plain.named_parameters() if "proj" not in name or optimizer == "adamw"]
     adamw = torch.optim.AdamW(rest, betas=(settings.beta1, settings.beta2), weight_decay=0.1)
     muon = torch.optim.Muon(matrices, weight_decay=0.1) if matrices else adamw
-    losses = []
+    losses, norms, rates = [], [], []
     for step in range(3):
         loss = token_losses(plain, sequences[4 * step : 4 * step + 4]).mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), TRAINING.max_grad_norm)
-        rate = inner_learning_rate(TRAINING, 2, step)
+        norms.append(float(torch.nn.utils.clip_grad_norm_(plain.parameters(), TRAINING.max_grad_norm)))
+        rates.append(rate := inner_learning_rate(TRAINING, 2, step))
         muon.param_groups[0]["lr"] = TRAINING.muon_learning_rate * rate / settings.learning_rate
         adamw.param_groups[0]["lr"] = rate
         for each in {adamw, muon}:
@@ -94,7 +95,9 @@ def test_inner_steps_are_those_of_torchs_optimizers(net, optimizer):
     before = parameters_of(net)
     for name, param in parameters_of(plain).items():
         torch.testing.assert_close(result.update[name], before[name] - param, rtol=1e-3, atol=1e-6)
-    assert [result.first_loss, result.last_loss] == pytest.approx([losses[0], losses[2]], rel=1e-5)
+    assert list(result.losses) == pytest.approx(losses, rel=1e-5)
+    assert list(result.norms) == pytest.approx(norms, rel=1e-3)
+    assert list(result.rates) == rates
     assert (result.num_steps, result.num_sequences, result.stopped_early) == (3, 12, False)
     short, wrapped = tokens(5), torch.cat([tokens(5)] * 3)[:12]
     assert parameters_digest(sparseloco(net, short).update) == parameters_digest(sparseloco(net, wrapped).update)
@@ -228,6 +231,18 @@ def test_an_update_that_is_out_of_all_proportion_is_not_published(net, factor, m
         demo(net, tokens(4))
 
 
+def test_the_report_of_many_steps_stays_small_and_has_the_first_and_the_last():
+    losses, norms = tuple(9 - 0.01 * step for step in range(500)), tuple(1.0 + (step == 77) for step in range(500))
+    many = TrainResult({}, None, losses, 500, stopped_early=False, norms=norms)
+    series = StepSeries.of(many)
+    assert (len(series.steps), series.steps[0], series.steps[-1]) == (64, 0, 499)
+    assert {later - step for step, later in pairwise(series.steps)} == {7, 8}
+    assert (series.loss[-1], len(series.grad_norm), series.inner_lr) == (4.01, 64, ())
+    assert series.norms == (1.0, pytest.approx(1.002), 2.0), "also of a step that is not in the series"
+    for count in (1, 64):
+        assert StepSeries.of(replace(many, losses=losses[:count], norms=())).steps == tuple(range(count))
+
+
 # Training that was interrupted.
 
 
@@ -259,7 +274,7 @@ def bits(result):
     return (
         [parameters_digest(each) for each in (result.update, *moments)],
         result.optimizer and result.optimizer.num_steps,
-        (result.first_loss, result.last_loss),
+        (result.losses, result.norms, result.rates),
         (result.num_steps, result.num_sequences, result.stopped_early),
     )
 
