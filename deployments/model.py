@@ -161,7 +161,8 @@ def evaluate(arguments: argparse.Namespace, network: PublicNetwork) -> int:
     if arguments.tasks:
         from templar.housekeeping.lm_tasks import run_tasks  # noqa: PLC0415 - the extra `evaluation`
 
-        for task, metric, value in run_tasks(folder, arguments.tasks.split(","), include=arguments.include):
+        tasks = arguments.tasks.split(",")
+        for task, metric, value in run_tasks(folder, tasks, config.trainer, include=arguments.include):
             print(f"{task}  {metric}  {value:.6f}")
         return DONE
     texts = network.dataset.held_out_texts(hparams, config.home, tokenizer, arguments.texts)

@@ -122,7 +122,7 @@ def evaluate_published(neuron: str, tasks: tuple[str, ...] = ()) -> tuple[Evalua
     block = load_block(neuron)
     config = block.config(neuron)
     read_texts = partial(block.dataset.held_out_texts, config.hparams, Path(block.home))
-    harness = partial(run_tasks, tasks=tasks) if tasks else None
+    harness = partial(run_tasks, tasks=tasks, settings=block.trainer) if tasks else None
     try:
         results = evaluate_checkpoints(config, read_texts, harness)
     except PermanentError as error:

@@ -160,7 +160,10 @@ class TestMiner:
         assert keys(store) == before
 
     def test_tasks_are_run_on_each_checkpoint(self, network, prefect_server, monkeypatch):
-        def run_tasks(folder, tasks):
+        block = network.at("aggregator", network.first_window)
+
+        def run_tasks(folder, tasks, settings):
+            assert settings == block.trainer
             assert (folder / "model.safetensors").is_file()
             return [(task, "acc", 0.25) for task in tasks]
 

@@ -13,8 +13,9 @@ from templar.agreement.model_folder import write_model
 from templar.data.tokenizer import train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
 from templar.housekeeping.lm_tasks import run_tasks
-from templar.hparams import load_hparams
+from templar.hparams import PRODUCTION_TRAINER, TrainerSettings, load_hparams
 from templar.reports.text_score import score_texts, text_windows
+from templar.training.device import choose_device
 from templar.training.model import build_model, parameters_of
 from tests.support.errors import raising
 
@@ -80,6 +81,16 @@ def test_without_text_or_with_a_broken_model_there_is_no_score(tokenizer):
         score_texts(broken, tokenizer, TEXTS, LENGTH)
 
 
+def test_tasks_are_refused_a_device_that_is_not_there_as_training_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    settings = PRODUCTION_TRAINER.model_copy(update={"device": "cuda"})
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT, "TEMPLAR_DEVICE is 'cuda'") as training:
+        choose_device(settings)
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT) as caught:
+        run_tasks(tmp_path, ["arc_easy"], settings)
+    assert caught.value.message == training.value.message
+
+
 @pytest.mark.slow  # most of it is the import of the harness
 class TestHarness:
     """The same texts as a task of our own, from this disk."""
@@ -107,11 +118,17 @@ class TestHarness:
         (tmp_path / "tasks" / "own.yaml").write_text(json.dumps(task))
         return tmp_path
 
-    def test_its_code_agrees_on_the_same_text(self, folder, net, tokenizer):
-        found = run_tasks(folder / "model", ["own_texts"], include=folder / "tasks")
+    def test_its_code_agrees_on_the_same_text_on_the_device_of_the_settings(self, folder, net, tokenizer, monkeypatch):
+        from lm_eval.models import huggingface
+
+        real, places = huggingface.HFLM, list[str]()
+        monkeypatch.setattr(huggingface, "HFLM", lambda **given: places.append(given["device"]) or real(**given))
+        settings = TrainerSettings().model_copy(update={"device": "cpu:0", "precision": "bfloat16"})
+        found = run_tasks(folder / "model", ["own_texts"], settings, include=folder / "tasks")
+        assert places == ["cpu:0"]
         values = {metric: value for task, metric, value in found if task == "own_texts"}
         score = score_texts(net, tokenizer, TEXTS, LENGTH)
         assert values["bits_per_byte"] == pytest.approx(score.bits_per_byte, rel=1e-4)
         assert values["byte_perplexity"] == pytest.approx(2**score.bits_per_byte, rel=1e-4)
         with raising(PermanentError, Reason.BAD_PARAMETERS, match="has no task no_such_task"):
-            run_tasks(folder / "model", ["own_texts", "no_such_task"], include=folder / "tasks")
+            run_tasks(folder / "model", ["own_texts", "no_such_task"], settings, include=folder / "tasks")
