@@ -30,6 +30,7 @@ from templar.housekeeping.disk_cleanup import LocalReport, LocalRules
 from templar.housekeeping.lm_tasks import run_tasks
 from templar.neuron.backup import BackupReport, store_backup
 from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
+from templar.reports.metrics import keep_measured
 
 
 @task(task_run_name="publish checkpoint", **HOUSEKEEPING)
@@ -131,6 +132,7 @@ def evaluate_published(neuron: str, tasks: tuple[str, ...] = ()) -> tuple[Evalua
         return ()
     finally:
         config.buckets.close()
+    keep_measured(config.home, results[-1])
     table(f"evaluation-{neuron}", _evaluation_rows(results), "Checkpoints on held-out text, the newest last.")
     return results
 

@@ -22,12 +22,12 @@ class InfluxDatabase(HttpTarget):
     def send(self, items: Sequence[Point]) -> None:
         """Write some points; writing them again changes nothing."""
         text = "\n".join(line for item in items for line in _lines(item))
-        self.post("/write", text.encode(), query={"db": self._database, "precision": "s"})
+        self.post("/write", text.encode(), query={"db": self._database, "precision": "ms"})
 
 
 def _lines(point: Point) -> Iterator[str]:
-    """Yield a line for the node, one per miner that it has figures of, and one per figure with other labels."""
-    metrics, stamp = point.metrics, int(point.seconds)
+    """Yield a line for the node, one per miner or inner step with figures, and one per figure with other labels."""
+    metrics, stamp = point.metrics, int(1000 * point.seconds)
     measurement, neuron = f"templar_{metrics.role}", {"neuron": metrics.neuron}
     of_node: dict[str, float] = {}
     of_miners: dict[str, dict[str, float]] = {}
@@ -44,10 +44,13 @@ def _lines(point: Point) -> Iterator[str]:
     for uid, values in sorted(of_miners.items(), key=lambda item: int(item[0])):
         yield _line(f"{measurement}_miners", neuron | {"uid": uid}, values, stamp)
     yield from others
+    for seconds, _, row in point.steps():
+        fields = {name.removeprefix("steps/"): value for name, value in row.items()}
+        yield _line(f"{measurement}_steps", neuron, fields, int(1000 * seconds))
 
 
-def _line(measurement: str, tags: Mapping[str, str], fields: Mapping[str, float], seconds: int) -> str:
-    """One line of the protocol; every figure is a float, so that a field never changes its type."""
+def _line(measurement: str, tags: Mapping[str, str], fields: Mapping[str, float], stamp: int) -> str:
+    """One line of the protocol, at milliseconds; every figure is a float, so that a field never changes its type."""
     names = ",".join(f"{name.translate(_IN_NAMES)}={value.translate(_IN_NAMES)}" for name, value in tags.items())
     values = ",".join(f"{name.translate(_IN_NAMES)}={float(value)!r}" for name, value in fields.items())
-    return f"{measurement},{names} {values} {seconds}"
+    return f"{measurement},{names} {values} {stamp}"

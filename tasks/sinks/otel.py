@@ -90,10 +90,11 @@ class OtelTraces(_OtelTarget):
 
 
 def _metrics(point: Point) -> list[Metric]:
-    """A metric per name, with a data point per set of labels."""
+    """A metric per name, with a data point per set of labels, or per inner step."""
     found: dict[str, Metric] = {}
-    stamp = int(point.seconds * 1e9)
-    for name, labels, value in point.metrics.samples():
+    samples = [(point.seconds, *each) for each in point.metrics.samples()]
+    samples += [(seconds, name, {}, value) for seconds, _, row in point.steps() for name, value in row.items()]
+    for seconds, name, labels, value in samples:
         if name not in found:
             full_name = f"templar.{point.metrics.role}.{name.replace('/', '.')}"
             found[name] = Metric(name=full_name, description=HELP[name])
@@ -107,7 +108,7 @@ def _metrics(point: Point) -> list[Metric]:
             NumberDataPoint(
                 attributes=_attributes({"neuron": point.metrics.neuron, **labels}),
                 start_time_unix_nano=STARTED_NS if name in COUNTERS else 0,
-                time_unix_nano=stamp,
+                time_unix_nano=int(seconds * 1e9),
                 as_double=value,
             )
         )

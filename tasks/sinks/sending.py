@@ -4,7 +4,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -47,6 +47,17 @@ class Point:
 
     metrics: Metrics
     seconds: float = field(default_factory=time.time)
+
+    def steps(self) -> Iterator[tuple[float, float, dict[str, float]]]:
+        """Yield time, share of the training that is done, and figures of each inner step.
+
+        The times are spread over the training's length, as if it had ended when the figures came.
+        """
+        rows = [*self.metrics.rows()]
+        last = rows[-1]["steps/inner_step"] + 1 if rows else 1
+        for row in rows:
+            done = (row["steps/inner_step"] + 1) / last
+            yield self.seconds - (1 - done) * self.metrics.values.get("timing/training", 0.0), done, row
 
 
 @dataclass(frozen=True)

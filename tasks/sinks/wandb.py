@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tasks.sinks.sending import Identity, Point
-from tasks.sinks.wandb_run import FINISH_SECONDS
+from tasks.sinks.wandb_run import AXIS, FINISH_SECONDS
+from templar.training.train import MOST_STEPS
 
 ANSWER_SECONDS = 60.0
 """The longest that a batch may take; the first one includes the start of the client and of the run."""
@@ -44,7 +45,7 @@ class WandbRun:
 
     def send(self, items: Sequence[Point]) -> None:
         """Log the figures of some windows; after a WandbError a later call starts the process again."""
-        rows = [{"step": item.metrics.window, "figures": figures_of(item)} for item in items]
+        rows = [row for item in items for row in rows_of(item)]
         process = self._process or self._start()
         try:
             self._ask(process, rows)
@@ -126,7 +127,14 @@ def run_settings(project: str, who: Identity, folder: Path) -> dict[str, Any]:
     }
 
 
-def figures_of(point: Point) -> dict[str, float]:
-    """A window's figures by name; the labels follow the name."""
-    role = point.metrics.role
-    return {"/".join((role, name, *labels.values())): value for name, labels, value in point.metrics.samples()}
+def rows_of(point: Point) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a window's run: its inner steps on the way to it, then its figures, labels after the name.
+
+    W&B takes steps that rise, and the figure `window` is the axis of all charts.
+    """
+    metrics, first = point.metrics, (MOST_STEPS + 1) * point.metrics.window
+    for step, (_, done, row) in enumerate(point.steps(), start=first):
+        figures = {f"{metrics.role}/{name}": value for name, value in row.items()}
+        yield {"step": step, "figures": figures | {AXIS: metrics.window - 1 + done}}
+    every = {"/".join((metrics.role, name, *labels.values())): value for name, labels, value in metrics.samples()}
+    yield {"step": first + MOST_STEPS, "figures": every | {AXIS: metrics.window}}

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+AXIS = "window"  # the figure that charts are drawn over
 FINISH_SECONDS = 10.0
 """The longest that the end of the run waits for W&B; what is not uploaded by then stays in the run's folder."""
 
@@ -59,7 +60,9 @@ def start(settings: dict[str, Any]) -> Any:
         x_disable_stats=True,
     )
     try:
-        return wandb.init(**settings, settings=quiet)
+        run = wandb.init(**settings, settings=quiet)
+        run.define_metric("*", step_metric=AXIS)
+        return run
     except Exception:
         for left in {*folder.glob(f"run-*-{settings['id']}")} - before:
             shutil.rmtree(left, ignore_errors=True)

@@ -54,6 +54,7 @@ class EvaluatedCheckpoint:
     score: TextScore
     results: Results
     is_new: bool  # whether it was measured now
+    trained: int | None = None  # as in `HeldOutPoint`
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,9 @@ def evaluate_checkpoints(
             tokens = trained[window] = _trained(exchange, birth, window, trained)
             body = _measure(config, birth, neuron, window, read_texts=read_texts, run_tasks=run_tasks, trained=tokens)
             publish_body(store, key, body, config.own_signer, clock=config.chain.clock)
-        results.append(EvaluatedCheckpoint(window, body.root, score_of(body), body.results, found is None))
+        results.append(
+            EvaluatedCheckpoint(window, body.root, score_of(body), body.results, found is None, body.trained)
+        )
     return tuple(results)
 
 

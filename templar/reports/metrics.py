@@ -25,17 +25,20 @@ from templar.exchange.gather import GatherReport, Tier
 from templar.neuron.miner import Miner, TrainReport
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
+from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint
 from templar.scoring.evidence import Evidence, MinerRecord
 from templar.scoring.score import relative_gain
 from templar.scoring.standing import Event
 from templar.store.files import replacing
 from templar.timeline import window_of
 from templar.traffic import TRAFFIC
+from templar.training.schedule import outer_learning_rate
 
 LOGGER = "templar.metrics"  # the logger of the JSON lines
 log = logging.getLogger(LOGGER)
 
 FILE_NAME = "metrics.prom"  # the file in the neuron's folder; it is replaced as a whole in every window
+HELD_OUT_FILE = "held_out.json"  # there: the newest own checkpoint that was measured
 HELP = {
     "network/window": "The window.",
     "network/step": "Outer steps of the state after it.",
@@ -72,6 +75,22 @@ HELP = {
     "mfu": "Share of the device's assumed peak that the training used, at 6 N + 12 * layers * hidden * length "
     "operations per token; not on a CPU.",
     "timing/training": "Seconds that the training took.",
+    "total_tokens": "Tokens in the payloads of this miner so far.",
+    "inner_lr": "AdamW's learning rate in the last inner step.",
+    "min_grad_norm": "Least norm of the gradient of an inner step, before it is clipped.",
+    "mean_grad_norm": "Mean of these norms.",
+    "max_grad_norm": "Largest of them.",
+    "optimizer/outer_lr": "Learning rate of the outer step.",
+    "steps/inner_step": "Number of an inner step in its window.",
+    "steps/loss": "Its mean loss.",
+    "steps/grad_norm": "Norm of its gradient, before it is clipped.",
+    "steps/inner_lr": "AdamW's learning rate in it.",
+    "custom_eval/window": "Window of the newest own checkpoint that was measured on held-out text.",
+    "custom_eval/average_loss": "Its mean loss there, in nats per token.",
+    "custom_eval/perplexity": "Its perplexity there, per token.",
+    "custom_eval/bpb": "Its bits per byte there.",
+    "custom_eval/trained_tokens": "Tokens in the payloads that were applied up to that checkpoint.",
+    "benchmark": "Its result in a task of lm-evaluation-harness.",
     "gpu_memory_allocated": "Peak of the GPU's memory in the training, in MiB.",
     "system_memory": "Peak of the process's resident memory, in MiB, where it trains on the CPU.",
     "applied": "1 if the own payload was applied, else 0.",
@@ -111,6 +130,7 @@ HELP = {
 }
 """Name, without the prefix of the role, and meaning of every figure."""
 LABELS: dict[str, tuple[str, ...]] = {
+    "benchmark": ("task", "metric"),
     "gather/failures": ("reason",),
     "retries": ("store", "reason"),
     "slash": ("uid", "event", "reason"),
@@ -120,6 +140,7 @@ COUNTERS = frozenset({"bytes/up", "bytes/down", "retries"})
 """Figures that only grow, until the process ends; Prometheus adds `_total` to their names."""
 _INACTIVITY = (Event.INACTIVITY, Event.INACTIVITY_RESET)
 _TRAIN_REPORT = TypeAdapter(TrainReport)
+_HELD_OUT = TypeAdapter(EvaluatedCheckpoint)
 
 
 @dataclass(frozen=True)
@@ -133,9 +154,14 @@ class Metrics(Collector):
     of_uids: Mapping[str, Mapping[int, float]] = field(default_factory=dict)  # name -> uid -> figure, where known
     slashes: tuple[tuple[int, str, str], ...] = ()  # uid, event and reason of each penalty
     of_labels: Mapping[str, Mapping[tuple[str, ...], float]] = field(default_factory=dict)  # name -> labels -> figure
+    series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # name -> figure of each inner step
+
+    def rows(self) -> Iterator[dict[str, float]]:
+        """The figures of one inner step after another, by name."""
+        return (dict(zip(self.series, row, strict=True)) for row in zip(*self.series.values(), strict=True))
 
     def samples(self) -> Iterator[tuple[str, dict[str, str], float]]:
-        """Yield name, labels and number of every figure; those of one name follow each other."""
+        """Yield name, labels and number of every figure but the series; those of one name follow each other."""
         for name, value in self.values.items():
             yield name, {}, value
         for name, figures in self.of_uids.items():
@@ -147,7 +173,7 @@ class Metrics(Collector):
                 yield name, dict(zip(LABELS[name], labels, strict=True)), value
 
     def to_json(self) -> str:
-        """One line of JSON: a key per documented name, an object for figures by uid, six digits per figure."""
+        """One line of JSON: a key per documented name, objects by uid, lists for series, six digits per figure."""
 
         def short(value: float) -> float:
             return value if isinstance(value, int) else float(f"{value:.6g}")
@@ -158,6 +184,7 @@ class Metrics(Collector):
             record[f"{self.role}/{name}"] = {uid: short(value) for uid, value in numbers.items()}
         for name, by_labels in self.of_labels.items():
             record[f"{self.role}/{name}"] = {" ".join(labels): short(value) for labels, value in by_labels.items()}
+        record |= {f"{self.role}/{name}": figures for name, figures in self.series.items()}
         reasons: dict[int, str] = {}
         for uid, event, reason in self.slashes:
             reasons[uid] = ", ".join(filter(None, (reasons.get(uid), f"{event} ({reason})")))
@@ -202,6 +229,8 @@ def metrics_of(
         "timing/gather": report.seconds,
         **condition_values(node),
     }
+    if settlement.roster is not None:
+        values["optimizer/outer_lr"] = outer_learning_rate(node.hparams.training, node.state.outer_steps - 1)
     if tier := [outcome.submission is not None for outcome in report.outcomes if outcome.tier == Tier.GATHER]:
         values["gather/success_rate"] = sum(tier) / len(tier)
     if seconds is not None:
@@ -209,14 +238,18 @@ def metrics_of(
     spent = node.time.seconds(window)  # by activity; empty if another process ran the window
     if total := sum(spent.values()):
         values |= {f"share/{name}": number / total for name, number in spent.items()}
-    by_labels = labelled_values(report)
+    measured = measured_checkpoint(node.home)
+    by_labels, series = labelled_values(report, measured), dict[str, tuple[float, ...]]()
+    values |= held_out_values(measured)
     if isinstance(node, Miner):
-        values |= training_values(train_report(node, window), node.hparams.data.sequence_length)
+        trained = train_report(node, window)
+        values |= training_values(trained, node.hparams.data.sequence_length)
+        series = step_values(trained)
         hotkeys = {entry.hotkey for entry in settlement.roster.entries} if settlement.roster is not None else set()
         values["applied"] = int(node.exchange.own_signer.address in hotkeys)
     evidence = node.book.evidence(window) if isinstance(node, Validator) else None
     if evidence is None:
-        return Metrics(node.name, role, window, values, of_labels=by_labels)
+        return Metrics(node.name, role, window, values, of_labels=by_labels, series=series)
     slashes = tuple(
         (record.uid, str(slash.event), str(slash.reason)) for record in evidence.miners for slash in record.slashes
     )
@@ -251,12 +284,40 @@ def condition_values(node: Node) -> dict[str, float]:
     return values | {name: count for name, count in traffic.items() if count}
 
 
-def labelled_values(report: GatherReport | None) -> dict[str, Mapping[tuple[str, ...], float]]:
+def labelled_values(
+    report: GatherReport | None, measured: EvaluatedCheckpoint | None = None
+) -> dict[str, Mapping[tuple[str, ...], float]]:
     """Figures that are counted by something else than a uid; names without any are left out."""
     found: dict[str, Mapping[tuple[str, ...], float]] = {"retries": TRAFFIC.retries()}
     if report is not None:
         found["gather/failures"] = {(str(reason),): count for reason, count in report.rejected.items()}
+    if measured is not None:
+        found["benchmark"] = {(task, metric): value for task, metric, value in measured.results}
     return {name: counts for name, counts in found.items() if counts}
+
+
+def keep_measured(home: Path, newest: EvaluatedCheckpoint) -> None:
+    """Leave the newest measured checkpoint in a neuron's folder, where the windows' figures take it from."""
+    with replacing(home / HELD_OUT_FILE, durable=True) as file:
+        file.write(_HELD_OUT.dump_json(newest))
+
+
+def measured_checkpoint(home: Path) -> EvaluatedCheckpoint | None:
+    """What `keep_measured` left in a folder; None if there is nothing, or another release's."""
+    try:
+        return _HELD_OUT.validate_json((home / HELD_OUT_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def held_out_values(measured: EvaluatedCheckpoint | None) -> dict[str, float]:
+    """Figures of a checkpoint on held-out text."""
+    if measured is None:
+        return {}
+    score, trained = measured.score, measured.trained
+    values = {"window": measured.window, "average_loss": score.loss, "perplexity": score.perplexity}
+    values |= {"bpb": score.bits_per_byte, **({} if trained is None else {"trained_tokens": trained})}
+    return {f"custom_eval/{name}": value for name, value in values.items()}
 
 
 def train_report(miner: Miner, window: int) -> TrainReport:
@@ -276,7 +337,26 @@ def training_values(report: TrainReport, sequence_length: int) -> dict[str, floa
         values[memory] = figures.peak_bytes / 2**20
         if figures.mfu is not None:
             values["mfu"] = figures.mfu
+    if report.total_tokens:
+        values["total_tokens"] = report.total_tokens
+    if (series := report.series) is not None and series.inner_lr:
+        values["inner_lr"] = series.inner_lr[-1]
+    if series is not None and series.norms is not None:
+        values |= {f"{name}_grad_norm": norm for name, norm in zip(("min", "mean", "max"), series.norms, strict=True)}
     return values
+
+
+def step_values(report: TrainReport) -> dict[str, tuple[float, ...]]:
+    """Figures of the inner steps: name -> one per step; those that are not known are left out."""
+    if (series := report.series) is None:
+        return {}
+    found = {
+        "inner_step": series.steps,
+        "loss": series.loss,
+        "grad_norm": series.grad_norm,
+        "inner_lr": series.inner_lr,
+    }
+    return {f"steps/{name}": figures for name, figures in found.items() if figures}
 
 
 def evidence_values(evidence: Evidence) -> dict[str, float]:

@@ -32,6 +32,7 @@ from templar.data.shards.rotation import LOCK_FILE
 from templar.exchange.object_keys import START_WINDOW_KEY, Kind, parse_current_key, window_key
 from templar.neuron.backup import list_backups
 from templar.neuron.snapshot import PRIVATE_FILE
+from templar.reports.metrics import measured_checkpoint
 from templar.store.directory import DirectoryStore
 from tests.support.audited import run_alone
 from tests.support.flow_network import rows_of_table, run_flow, run_id, saved, task_runs
@@ -171,6 +172,9 @@ class TestMiner:
         assert run(evaluate_checkpoint, CLEANER, tasks=["arc_easy", "piqa"]).is_completed()
         rows = rows_of_table(prefect_server, f"evaluation-{CLEANER}")
         assert [row["tasks"] for row in rows] == ["arc_easy acc 0.2500, piqa acc 0.2500"]
+        found = measured_checkpoint(Path(block.home))
+        assert found is not None
+        assert found.results == (("arc_easy", "acc", 0.25), ("piqa", "acc", 0.25))
         state = run(evaluate_checkpoint, saved(network.at("validator", network.first_window)))
         assert (state.name, state.is_completed()) == ("Skipped", True)
 

@@ -11,18 +11,24 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from templar.errors import Reason, TransientError
 from templar.exchange.gather import GatherReport, PeerOutcome, Tier
+from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint
 from templar.reports.metrics import (
     FILE_NAME,
+    HELD_OUT_FILE,
     HELP,
     Metrics,
     condition_of,
     evidence_values,
+    keep_measured,
     metrics_of,
     miner_values,
     publish_metrics,
+    train_report,
 )
+from templar.reports.text_score import TextScore
 from templar.scoring.evidence import Estimate
 from templar.traffic import Traffic
+from templar.training.schedule import inner_learning_rate, outer_learning_rate
 from tests.support.facts import absent, concluded, like, revealed, standing_of, veteran
 from tests.support.servers import REPOSITORY
 
@@ -172,12 +178,25 @@ def test_figures_of_every_role(ran):
         assert metrics.of_labels["gather/failures"] == {("payload_missing",): 1}
         assert (metrics.values["state/windows_behind"], metrics.values["lease/held"]) == (0, 1)
         names = {*metrics.values, *metrics.of_uids, *metrics.of_labels}
-        assert names <= set(HELP)
+        assert names | {*metrics.series} <= set(HELP)
         assert len(samples(generate_latest(metrics).decode())) >= len(names)
     assert (aggregator.role, aggregator.of_uids, "loss" in aggregator.values) == ("aggregator", {}, False)
     assert (first.values["applied"], second.values["applied"]) == (1, 0)
     assert first.values["batch_tokens"] > 0
     assert first.values["tokens_per_sec"] == first.values["batch_tokens"] / first.values["timing/training"]
+    assert first.values["total_tokens"] == first.values["batch_tokens"]
+    training = ran.hparams.training
+    last = inner_learning_rate(training, 0, training.inner_steps - 1)
+    assert (first.values["inner_lr"], first.values["optimizer/outer_lr"]) == (
+        pytest.approx(last, rel=1e-5),
+        outer_learning_rate(training, 0),
+    )
+    assert first.series["steps/inner_step"] == tuple(range(training.inner_steps))
+    assert first.series["steps/loss"][-1] == pytest.approx(first.values["loss"], rel=1e-5)
+    norms = first.series["steps/grad_norm"]
+    assert first.values["max_grad_norm"] == pytest.approx(max(norms), rel=1e-5)
+    assert first.values["min_grad_norm"] <= first.values["mean_grad_norm"] <= first.values["max_grad_norm"]
+    assert json.loads(first.to_json())["miner/steps/loss"] == list(first.series["steps/loss"])
     assert first.values["system_memory"] > 1
     assert not {"mfu", "gpu_memory_allocated"} & set(first.values)
     assert 0 < first.values["loss"] < 10
@@ -189,6 +208,37 @@ def test_figures_of_every_role(ran):
         assert ("share/training" in shares) is ("share/compressing" in shares) is (metrics.role == "miner")
         assert ("share/evaluating" in shares) is (metrics.role == "validator")
     assert ran.validator.name == validator.neuron
+
+
+def test_tokens_are_added_up_over_windows_and_restarts(build):
+    network = build(actors=["honest"], windows=[1])
+    (miner,) = network.miners
+    first = of(miner).values["total_tokens"]
+    miner.pass_by(2, Reason.TRAINER_FAILED)
+    miner = network.restart(miner)
+    network.run([2, 3])
+    trained = [train_report(miner, window) for window in (1, 2, 3)]
+    assert [report.total_tokens for report in trained] == [first, 0, 2 * first]
+
+
+def test_what_was_measured_of_the_newest_checkpoint_stands_in_every_window(ran, monkeypatch, tmp_path):
+    node = ran.validator
+    assert "custom_eval/bpb" not in of(node).values
+    monkeypatch.setattr(node, "home", tmp_path / "made")
+    score = TextScore(4, 100, 400, 350.0)
+    keep_measured(node.home, EvaluatedCheckpoint(1, "f" * 64, score, (("arc_easy", "acc", 0.25),), True, 5000))
+    values = of(node).values
+    found = {name: value for name, value in values.items() if name.startswith("custom_eval/")}
+    assert found == {
+        "custom_eval/window": 1,
+        "custom_eval/average_loss": score.loss,
+        "custom_eval/perplexity": score.perplexity,
+        "custom_eval/bpb": score.bits_per_byte,
+        "custom_eval/trained_tokens": 5000,
+    }
+    assert 'benchmark{metric="acc",neuron="default",task="arc_easy"} 0.25' in generate_latest(of(node)).decode()
+    (node.home / HELD_OUT_FILE).write_text("{")
+    assert "custom_eval/bpb" not in of(node).values
 
 
 CHAIN = {"state/windows_behind", "chain/lag_seconds", "chain/lag_blocks"}

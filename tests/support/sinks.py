@@ -17,6 +17,15 @@ FIGURES = Metrics(
     {"retries": {("alice", "store_busy"): 2}},
 )
 
+TRAINED = Metrics(
+    "default",
+    "miner",
+    12,
+    {"loss": 4.0, "timing/training": 8.0},
+    series={"steps/inner_step": (0, 1, 3), "steps/loss": (6.0, 5.0, 4.0)},
+)
+"""A miner whose training has a step that is left out."""
+
 
 class Receiver(ScriptedServer):
     """Keeps what is posted to it; refuses as long as `refusing` is set, and never answers while `hanging` is."""

@@ -18,10 +18,9 @@ from tasks.sinks.loki import LogHandler
 from tasks.sinks.sending import BATCH, QueueState, Sender
 from tasks.sinks.trace import WindowTrace
 from templar.errors import PermanentError, Reason
-from templar.reports.metrics import Metrics
 from tests.support.errors import raising
 from tests.support.operator import wait_until
-from tests.support.sinks import FIGURES, WHO
+from tests.support.sinks import FIGURES, TRAINED, WHO
 
 
 @pytest.fixture
@@ -138,7 +137,7 @@ def test_influx_gets_a_line_per_node_and_miner(sinks, receiver):
     sinks.put(FIGURES)
     sinks.close()
     ((path, authorization, body),) = receiver.posted
-    assert parse_qs(urlsplit(path).query) == {"db": ["templar"], "precision": ["s"]}
+    assert parse_qs(urlsplit(path).query) == {"db": ["templar"], "precision": ["ms"]}
     assert authorization == "Token secret"
     lines = [line.rpartition(" ")[0] for line in body.decode().splitlines()]
     assert lines == [
@@ -147,6 +146,22 @@ def test_influx_gets_a_line_per_node_and_miner(sinks, receiver):
         "templar_validator_miners,neuron=default,uid=5 weights=0.25",
         "templar_validator_retries,neuron=default,store=alice,reason=store_busy value=2.0",
         "templar_validator_slash,neuron=default,uid=5,event=missing_gradient,reason=absent value=1.0",
+    ]
+
+
+@pytest.mark.parametrize("sinks", [{"TEMPLAR_SINK_INFLUX_URL": "URL"}], indirect=True)
+def test_influx_gets_a_point_per_inner_step_over_the_time_of_the_training(sinks, receiver):
+    sinks.put(TRAINED)
+    sinks.close()
+    ((_, _, body),) = receiver.posted
+    node, *steps = (line.rpartition(" ") for line in body.decode().splitlines())
+    assert [text for text, _, _ in steps] == [
+        "templar_miner_steps,neuron=default inner_step=0.0,loss=6.0",
+        "templar_miner_steps,neuron=default inner_step=1.0,loss=5.0",
+        "templar_miner_steps,neuron=default inner_step=3.0,loss=4.0",
+    ]
+    assert [int(node[2]) - int(stamp) for _, _, stamp in steps] == [
+        pytest.approx(each, abs=1) for each in (6000, 4000, 0)
     ]
 
 
@@ -207,7 +222,8 @@ def test_prometheus_scrapes_the_newest_window(tmp_path):
     port = free_port()
     sinks = NeuronSinks(SinkSettings(prometheus=f"127.0.0.1:{port}"), WHO, tmp_path, {})
     assert scraped(port) == {}
-    sinks.put(Metrics("default", "validator", 11, {"loss": 4.0}))
+    sinks.put(TRAINED)
+    assert {name.partition("[")[0] for name in scraped(port)} == {"templar_miner_loss", "templar_miner_timing_training"}
     sinks.put(FIGURES)
     assert scraped(port) == {
         "templar_validator_network_window[('neuron', 'default')]": 12,

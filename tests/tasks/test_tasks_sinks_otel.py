@@ -17,7 +17,7 @@ from tasks.sinks.trace import conclude, name_window, traced
 from templar.errors import Reason, TransientError
 from templar.exchange.publish import TimedReport
 from tests.support.operator import wait_until
-from tests.support.sinks import FIGURES, WHO
+from tests.support.sinks import FIGURES, TRAINED, WHO
 
 
 @pytest.fixture
@@ -72,6 +72,19 @@ def test_figures_arrive_with_names_kinds_and_labels(sinks, receiver):
     assert {name for name, each in metrics.items() if each.WhichOneof("data") == "sum"} == {"templar.validator.retries"}
     (counter,) = metrics["templar.validator.retries"].sum.data_points
     assert 0 < counter.start_time_unix_nano < counter.time_unix_nano
+
+
+def test_inner_steps_are_points_of_one_figure_at_their_times(sinks, receiver):
+    sinks.put(TRAINED)
+    sinks.close()
+    (body,) = received(receiver, "/otlp/v1/metrics")
+    (resource,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
+    metrics = {metric.name: metric.gauge.data_points for metric in resource.scope_metrics[0].metrics}
+    (now,), steps = metrics["templar.miner.loss"], metrics["templar.miner.steps.loss"]
+    assert [(attributes(each), each.as_double) for each in steps] == [
+        ({"neuron": "default"}, x) for x in (6.0, 5.0, 4.0)
+    ]
+    assert [(now.time_unix_nano - each.time_unix_nano) / 1e9 for each in steps] == pytest.approx([6, 4, 0])
 
 
 def run_window(window, *, fails):

@@ -3,16 +3,18 @@
 import json
 import logging
 import os
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from tasks.sinks import sending, wandb
 from tasks.sinks.attached import NeuronSinks, SinkSettings
 from tasks.sinks.sending import QueueState
-from tasks.sinks.wandb import WandbError, WandbRun, figures_of, run_settings
+from tasks.sinks.wandb import WandbError, WandbRun, rows_of, run_settings
 from tests.support.operator import wait_until
 from tests.support.scripted_server import serving
-from tests.support.sinks import FIGURES, WHO, Receiver
+from tests.support.sinks import FIGURES, TRAINED, WHO, Receiver
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 
@@ -46,7 +48,9 @@ def test_a_run_is_the_neurons_its_group_the_network_and_its_job_the_role(tmp_pat
     assert (settings["project"], settings["entity"], settings["resume"]) == ("training", None, "allow")
     assert (settings["group"], settings["job_type"]) == ("netuid-3-aaaaaaaaaaaa", "validator")
     assert json.dumps(settings)  # an argument of the process
-    assert figures_of(sending.Point(FIGURES)) == {
+    (row,) = rows_of(sending.Point(FIGURES))
+    assert row["figures"] == {
+        "window": 12,
         "validator/network/window": 12,
         "validator/loss": 3.5,
         "validator/weights/3": 0.75,
@@ -54,6 +58,20 @@ def test_a_run_is_the_neurons_its_group_the_network_and_its_job_the_role(tmp_pat
         "validator/retries/alice/store_busy": 2,
         "validator/slash/5/missing_gradient/absent": 1,
     }
+
+
+def test_the_inner_steps_of_a_window_are_rows_on_the_way_to_it(tmp_path):
+    rows = [row for window in (12, 13) for row in rows_of(sending.Point(replace(TRAINED, window=window)))]
+    assert [row["figures"]["window"] for row in rows] == [11.25, 11.5, 12, 12, 12.25, 12.5, 13, 13]
+    assert all(later["step"] > row["step"] for row, later in pairwise(rows))
+    last, window = rows[2:4]
+    assert last["figures"] == {"miner/steps/inner_step": 3, "miner/steps/loss": 4.0, "window": 12}
+    assert window["figures"] == {"miner/loss": 4.0, "miner/timing/training": 8.0, "window": 12}
+    run = WandbRun("training", KEY, WHO, tmp_path, environment(WANDB_MODE="offline"))
+    run.send([sending.Point(TRAINED)])
+    run.close()
+    (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    assert b"miner/steps/loss" in file.read_bytes()
 
 
 def test_without_a_key_there_is_one_warning_and_nothing_is_left_on_the_disk(tmp_path, caplog, monkeypatch):
