@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from blocks.environment import (
+    PAGE_VARIABLES,
     WRITE_VARIABLES,
     EnvironmentReader,
     bucket_variables,
     dataset_block,
     endpoint_block,
     key_block,
+    own_endpoint,
 )
 from blocks.neuron import Neuron, load_saved
 from blocks.storage import R2, BucketCredentials, StorageEndpoint
@@ -18,16 +20,17 @@ from templar.data.pages.metadata import folder_prefix
 from templar.errors import PermanentError, Reason
 from templar.housekeeping.access import Credential
 from templar.store.address import is_account_id
-from templar.store.base import ObjectStore
+from templar.store.base import ObjectStore, UploadStore
 
 if TYPE_CHECKING:
     from templar.housekeeping.maintenance import Target
 
-BucketChoice = Literal["neuron", "gradients", "aggregator", "dataset", "account"]
-"""The neuron's own bucket; that of `R2_GRADIENTS_*`, `R2_AGGREGATOR_*` or `R2_DATASET_*`; or an account's."""
+BucketChoice = Literal["neuron", "gradients", "aggregator", "dataset", "page", "account"]
+"""The neuron's own bucket; that of `R2_GRADIENTS_*`, `R2_AGGREGATOR_*`, `R2_DATASET_*` or `R2_PAGE_*`; an account's."""
 
 _SECRET = "SECRET_ACCESS_KEY"  # noqa: S105 - the end of a variable's name
-_PREFIXES = {"gradients": "R2_GRADIENTS", "aggregator": "R2_AGGREGATOR", "dataset": "R2_DATASET"}
+PAGE = "R2_PAGE"
+_PREFIXES = {"gradients": "R2_GRADIENTS", "aggregator": "R2_AGGREGATOR", "dataset": "R2_DATASET", "page": PAGE}
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str
     endpoint, dataset = neuron.bucket.endpoint, neuron.dataset
     if request.choice == "dataset":
         endpoint = dataset.endpoint
+    elif request.choice == "page":
+        endpoint = own_endpoint(reader := EnvironmentReader(environment), PAGE_VARIABLES, endpoint)
+        reader.raise_problems()
     tells_accounts = endpoint.url == dataset.endpoint.url == R2  # one storage may have several addresses
     holds_dataset = any(
         each.bucket == bucket and (each.account_id == account or not tells_accounts)
@@ -78,6 +84,8 @@ def open_for_reading(choice: BucketChoice, environment: Mapping[str, str]) -> Ob
         dataset = dataset_block(reader, endpoint)
         reader.raise_problems()
         return dataset.stores()[0]
+    if choice == "page":
+        return page_bucket(endpoint, environment)
     prefix = _PREFIXES.get(choice) or bucket_variables(reader.text("TEMPLAR_ROLE", "miner"))
     account, bucket = _place(reader, prefix)
     key = key_block(reader, f"{prefix}_READ")
@@ -85,12 +93,30 @@ def open_for_reading(choice: BucketChoice, environment: Mapping[str, str]) -> Ob
     return endpoint.open(bucket, account, key, writable=False)
 
 
+def names_page(environment: Mapping[str, str]) -> bool:
+    """Whether the network's page has a bucket of its own: a variable `R2_PAGE_*` is set."""
+    return any(name.startswith(f"{PAGE}_") and value.strip() for name, value in environment.items())
+
+
+def page_bucket(network: StorageEndpoint, environment: Mapping[str, str]) -> UploadStore:
+    """The page's bucket, in the network's storage unless `R2_PAGE_ENDPOINT` names another, with its write key.
+
+    The message of `bad_environment` names every variable.
+    """
+    reader = EnvironmentReader(environment)
+    endpoint = own_endpoint(reader, PAGE_VARIABLES, network)
+    account, bucket = _place(reader, PAGE)
+    key = key_block(reader, f"{PAGE}_WRITE")
+    reader.raise_problems()
+    return endpoint.open(bucket, account, key, writable=True)
+
+
 def _place(reader: EnvironmentReader, prefix: str) -> tuple[str, str]:
     """Account and bucket of the variables with this prefix."""
     account = reader.text(f"{prefix}_ACCOUNT_ID")
     if account and not is_account_id(account):
         reader.problem(f"{prefix}_ACCOUNT_ID", "is not 3 to 32 lower-case letters, digits and inner hyphens")
-    return account, reader.text(f"{prefix}_BUCKET_NAME", account)
+    return account, reader.text(f"{prefix}_BUCKET_NAME", None if prefix == PAGE else account)
 
 
 def _found(
@@ -122,7 +148,7 @@ def _found(
 
 
 def credentials_of(neuron: Neuron, environment: Mapping[str, str]) -> list[list[Credential]]:
-    """The neuron's own two keys, those of its dataset's buckets, and `R2_DATASET_WRITE_*` if it is set; by bucket.
+    """The neuron's own two keys, its dataset's, and `R2_DATASET_WRITE_*` and `R2_PAGE_*` if they are set; by bucket.
 
     The dataset's write key opens the bucket of `R2_DATASET_ACCOUNT_ID`, or the first of the dataset's buckets. Half of
     that key alone is `bad_environment`.
@@ -149,6 +175,9 @@ def credentials_of(neuron: Neuron, environment: Mapping[str, str]) -> list[list[
         _credential(own.endpoint, where, own.read, name="own read key"),
         _credential(own.endpoint, where, own.write, name="own write key", writes=True),
     ]
+    if names_page(environment):
+        store = page_bucket(own.endpoint, environment)
+        keys[store.name, PAGE] = [Credential("page write key", store, writes=True)]
     return [mine, *keys.values()]
 
 

@@ -28,6 +28,7 @@ WRITE_VARIABLES = "R2_DATASET_WRITE"
 DATASET_FOLDER = ("DATASET_BINS_PATH", "dataset")  # the variable and its default
 STORAGE_VARIABLES = ("TEMPLAR_STORAGE", "TEMPLAR_STORAGE_REGION", "TEMPLAR_STORAGE_ADDRESSING")
 DATASET_VARIABLES = ("R2_DATASET_ENDPOINT", "R2_DATASET_REGION", "R2_DATASET_ADDRESSING")
+PAGE_VARIABLES = ("R2_PAGE_ENDPOINT", "R2_PAGE_REGION", "R2_PAGE_ADDRESSING")
 """The address of a storage, its region, and how it is addressed."""
 SUCCESSORS = {
     "NODE_TYPE": "TEMPLAR_ROLE",
@@ -196,7 +197,7 @@ def dataset_from_environment(environment: Mapping[str, str]) -> Dataset:
 def upload_from_environment(environment: Mapping[str, str]) -> tuple[StorageEndpoint, str, BucketCredentials]:
     """The storage that takes a dataset, its folder there, and the key of `R2_DATASET_WRITE_*`; `bad_environment`."""
     reader = EnvironmentReader(environment)
-    endpoint = dataset_endpoint(reader, endpoint_block(reader))
+    endpoint = own_endpoint(reader, DATASET_VARIABLES, endpoint_block(reader))
     found = endpoint, reader.text(*DATASET_FOLDER), key_block(reader, WRITE_VARIABLES)
     reader.raise_problems()
     return found
@@ -321,11 +322,13 @@ def key_block(reader: EnvironmentReader, prefix: str) -> BucketCredentials:
     )
 
 
-def dataset_endpoint(reader: EnvironmentReader, network: StorageEndpoint) -> StorageEndpoint:
-    """The storage of the dataset: that of `R2_DATASET_ENDPOINT` if it is set, else the network's."""
-    url, *more = DATASET_VARIABLES
+def own_endpoint(
+    reader: EnvironmentReader, variables: tuple[str, str, str], network: StorageEndpoint
+) -> StorageEndpoint:
+    """The storage of these variables if the first one, the address, is set; else the network's."""
+    url, *more = variables
     if reader.text(url, ""):
-        return endpoint_block(reader, DATASET_VARIABLES)
+        return endpoint_block(reader, variables)
     for name in more:
         if reader.text(name, ""):
             reader.problem(name, f"is set, and {url} is not: set that, too, or use the network's storage as it is")
@@ -337,7 +340,7 @@ def dataset_block(reader: EnvironmentReader, endpoint: StorageEndpoint) -> Datas
 
     `endpoint` is the network's; the dataset may have one of its own.
     """
-    endpoint = dataset_endpoint(reader, endpoint)
+    endpoint = own_endpoint(reader, DATASET_VARIABLES, endpoint)
     listed = reader.text(BUCKET_LIST, "")
     buckets = _listed_buckets(reader, listed) if listed else [_single_bucket(reader)]
     prefix = reader.text(*DATASET_FOLDER)

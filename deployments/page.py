@@ -2,17 +2,20 @@
 
     templar page [--file index.html] [--env-file .env]
 
-It is stored as `index.html` in the bucket of the neuron `--neuron`; an aggregator does so every hour. With `--file` it
-is written to a file instead, by anybody who can read the network, for a web server of their own.
+It is stored as `index.html` in the bucket of `R2_PAGE_*` in the environment, or else in that of the neuron `--neuron`;
+an aggregator does so every hour. With `--env-file` neither neuron nor server is needed, only that bucket. With `--file`
+it is written to a file instead, for a web server of your own.
 """
 
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from blocks.buckets import open_for_reading
+from blocks.env_file import read_environment
 from deployments.options import command_parser
 from deployments.reading import neuron_block, open_network
-from tasks.evidence import page_of
+from tasks.evidence import page_of, page_store
 from templar.reports.public_page import PAGE_KEY
 from templar.store.files import replacing
 
@@ -28,10 +31,14 @@ def main(words: Sequence[str] | None = None) -> int:
             file.write(page_of(config))
         print(f"{arguments.file}: the network's page")
         return 0
-    if arguments.env_file is not None:
-        parser.error("an --env-file says which network is read: give --file as well, or --neuron alone")
-    config = neuron_block(name := arguments.neuron or "default").config(name)
+    environment = read_environment(arguments.env_file)
+    if arguments.env_file is None:
+        block = neuron_block(name := arguments.neuron or "default")
+        config = block.config(name)
+        store = page_store(block, config, environment)
+    else:
+        store, config = open_for_reading("page", environment), open_network(arguments).config
     with closing(config.buckets):
-        config.buckets.own.put(PAGE_KEY, page_of(config))
-    print(f"{PAGE_KEY} in bucket {config.buckets.own.name}: the network's page; let anybody read this object")
+        store.put(PAGE_KEY, page_of(config))
+    print(f"{PAGE_KEY} in bucket {store.name}: the network's page; let anybody read this object")
     return 0

@@ -25,7 +25,7 @@ from prefect.types.entrypoint import EntrypointType
 from prefect.workers.base import BaseWorker
 from prefect.workers.process import ProcessWorker
 
-from blocks.buckets import credentials_of
+from blocks.buckets import credentials_of, names_page, page_bucket
 from blocks.environment import bucket_variables, neuron_from_environment
 from blocks.neuron import Neuron
 from deployments.automations import alert_block, definitions, deploy_automations
@@ -206,6 +206,8 @@ def checked_neuron(environment: Mapping[str, str]) -> Neuron:
     """The neuron of an environment, once all that it needs has answered, as `require_reachable`."""
     block = neuron_from_environment(dict(environment))
     SinkSettings.of(environment)
+    if names_page(environment):
+        page_bucket(block.bucket.endpoint, environment)
     require_reachable(block)
     return block
 

@@ -82,7 +82,7 @@ def scheduled_work(role: str, hparams: HParams, *, hour: timedelta = HOUR) -> It
             yield Work("private_backup", text, "every-10m", min(period, timedelta(minutes=10)))
         return
     if role == "aggregator":
-        text = "Store the network's page in the bucket, for anybody with a browser."
+        text = "Store the network's page in its bucket, for anybody with a browser."
         yield Work("public_page", text, "hourly", hour, 47 * minute)
     # 3. Checkpoints, which late nodes read from validators and aggregators; each is measured before the next one.
     windows = storage.checkpoint_frequency

@@ -1,4 +1,4 @@
-"""`public-page`: store the network's page in the neuron's own bucket, where a browser may open it."""
+"""`public-page`: store the network's page in a bucket where a browser may open it."""
 
 from prefect import flow
 from prefect.client.schemas.objects import State
@@ -12,7 +12,7 @@ async def public_page(neuron: str = "default") -> State[None]:
     """Draw the network from its public objects, and replace the page in the bucket.
 
     Args:
-        neuron: Name of the neuron's block; its bucket gets the page.
+        neuron: Name of the neuron's block; the page goes into the bucket of `R2_PAGE_*`, or else into its own.
     """
     published = publish_page(neuron)
     if published.skipped is not None:

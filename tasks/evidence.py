@@ -1,11 +1,15 @@
 """Published evidence as Prefect tasks: audit a window, rank the miners over many, show the network to everybody."""
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prefect import task
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from blocks.buckets import names_page, page_bucket
+from blocks.neuron import Neuron
 from tasks.artifacts import audit_rows, picture, table
 from tasks.host import load_block
 from tasks.observing import auditing, network_of
@@ -18,7 +22,10 @@ from templar.reports.history import read_recent
 from templar.reports.leaderboard import Leaderboard, draw
 from templar.reports.public_page import PAGE_KEY, network_page
 from templar.reports.training_curve import NetworkCurve, newest_evaluations
+from templar.store.base import ObjectStore
 from templar.timeline import window_of
+
+KEPT_FILE = "page.json"  # in a node's folder: what the last page was made of
 
 
 @task(task_run_name="audit evidence", **HOUSEKEEPING)
@@ -79,22 +86,30 @@ def show_leaderboard(neuron: str, windows: int, validator: int | None) -> Standi
 
 @task(task_run_name="publish page", **HOUSEKEEPING)
 def publish_page(neuron: str) -> Standings:
-    """Replace the network's page in the neuron's own bucket."""
-    config = load_block(neuron).config(neuron)
+    """Replace the network's page in the bucket of `R2_PAGE_*`, or else in the neuron's own."""
+    block = load_block(neuron)
+    config = block.config(neuron)
     try:
-        data = page_of(config)
-        config.buckets.own.put(PAGE_KEY, data)
+        store = page_store(block, config, os.environ)
+        store.put(PAGE_KEY, data := page_of(config))
     except PermanentError as error:
         if error.reason is not Reason.EVIDENCE_MISSING:
             raise
         return Standings(error.message, error.reason)
     finally:
         config.buckets.close()
-    return Standings(f"{len(data):,} bytes as {PAGE_KEY} in bucket {config.buckets.own.name}")
+    return Standings(f"{len(data):,} bytes as {PAGE_KEY} in bucket {store.name}")
+
+
+def page_store(block: Neuron, config: NeuronConfig, environment: Mapping[str, str]) -> ObjectStore:
+    """The bucket of a neuron's page: that of `R2_PAGE_*`, or else its own; `bad_environment`."""
+    return page_bucket(block.bucket.endpoint, environment) if names_page(environment) else config.buckets.own
 
 
 def page_of(config: NeuronConfig) -> bytes:
     """The page of a node's network up to the newest window that is measured by now.
+
+    The node's folder keeps what was read for the next page, which then reads what is new alone.
 
     PermanentError: `evidence_missing`; no window is over yet. TransientError: chain or store failed.
     """
@@ -102,8 +117,11 @@ def page_of(config: NeuronConfig) -> bytes:
     window, first = window_of(block, rules) - 2, birth.start.start_window
     if window < first:
         raise PermanentError(Reason.EVIDENCE_MISSING, f"wait {(first - window) * rules.seconds:.0f} s for a window")
-    glance = NetworkCurve(config.reading(birth), birth, {}).look(window)
-    return network_page(glance, birth, config.chain.block_time(block))
+    curve, kept = NetworkCurve(config.reading(birth), birth, {}), config.home / KEPT_FILE
+    curve.restore(kept)
+    glance = curve.look(window)
+    curve.keep(kept)
+    return network_page(glance, birth, rules.seconds, config.chain.block_time(block))
 
 
 def evaluations_of(config: NeuronConfig) -> HeldOut:

@@ -16,10 +16,12 @@ from templar.reports.training_curve import (
     NetworkGlance,
     draw_curve,
     draw_held_out,
+    draw_over_tokens,
     newest_evaluations,
 )
 
 PAGE_KEY = "index.html"  # in a bucket; no object of the protocol has such a key, so no clean-up touches it
+LOSS = "loss of the validators' batch, nats per token"
 NEWEST_WINDOWS = 12  # that the table of windows has
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE = """
@@ -34,16 +36,25 @@ body { color: var(--text); background: var(--ground); font: 16px/1.5 system-ui, 
   padding: 1rem; max-width: 60rem; overflow-wrap: break-word }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 figure { margin: 0 } svg { width: 100%; min-width: 30rem; height: auto } svg text { fill: var(--text) }
-.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .875rem }
+.wide { overflow-x: auto } table { border-collapse: collapse; font-size: .875rem; width: max-content }
 th, td { border-bottom: 1px solid var(--line); padding: .25rem .75rem .25rem 0; text-align: left; vertical-align: top }
-td { font-variant-numeric: tabular-nums } pre { overflow-x: auto } footer { color: var(--faint); margin-top: 2rem }
+td { font-variant-numeric: tabular-nums; max-width: 20rem }
+@media (max-width: 30rem) {
+  td:first-child:nth-last-child(2) { max-width: 7rem }
+  td:last-child:nth-child(2) { max-width: 11rem }
+}
+pre { overflow-x: auto } footer { color: var(--faint); margin-top: 2rem }
 """
 
 
-def network_page(glance: NetworkGlance, birth: Birth, seconds: float) -> bytes:
-    """The page of a network, as it was at a time of its chain in seconds; UTF-8."""
+def network_page(glance: NetworkGlance, birth: Birth, window_seconds: float, seconds: float) -> bytes:
+    """The page of a network with windows of this length, as it was at a time of its chain in seconds; UTF-8."""
     title = f"Subnet {birth.start.netuid}: a model that strangers train"
-    drawings = [draw_curve(glance.points, "loss of the validators' batch, nats per token")]
+    drawings = [draw_curve(glance.points, LOSS)]
+    over_tokens = draw_over_tokens(
+        glance.points, f"{LOSS}, over tokens and time", window_seconds / 3600, birth.start.start_window
+    )
+    drawings += [] if over_tokens is None else [over_tokens]
     if len(glance.held_out) > 1:
         drawings.append(draw_held_out(glance.held_out))
     body = [

@@ -9,21 +9,27 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from itertools import groupby
+from pathlib import Path
+
+from pydantic import TypeAdapter
 
 from templar.agreement.genesis import Birth
 from templar.agreement.voter import Settlement
 from templar.errors import TransientError
 from templar.exchange.network_view import NetworkView
-from templar.exchange.objects import RosterEntry
+from templar.exchange.objects import CheckpointEvaluation, RosterEntry
 from templar.neuron.miner import Miner
 from templar.neuron.node import Node
 from templar.neuron.validator import Validator
-from templar.reports.checkpoint_evaluation import HeldOut, HeldOutPoint, read_evaluations, shown_results
-from templar.reports.history import decided_entries, first_published
+from templar.reports.checkpoint_evaluation import HeldOut, HeldOutPoint, Place, read_evaluations, shown_results
+from templar.reports.history import CONCURRENCY, decided_entries, first_published
 from templar.reports.metrics import train_report
 from templar.scoring.evidence import Evidence
+from templar.store.deadline import in_parallel
+from templar.store.files import replacing
 
 LATE_WINDOWS = 3  # evidence of the newest windows is asked for again so many times, because it is published late
 MOST_MINERS = 30  # miners that a network's table has besides those of this host
@@ -141,6 +147,19 @@ class NetworkGlance:
     held_out: tuple[HeldOutPoint, ...] = ()  # of the published checkpoints, by rising window
 
 
+@dataclass(frozen=True)
+class KeptLook:
+    """What a look at a network found, for the next one by another process."""
+
+    genesis: str
+    points: tuple[CurvePoint, ...]
+    held_out: tuple[HeldOutPoint, ...]
+    evaluations: tuple[CheckpointEvaluation, ...]  # that they rest on
+
+
+_KEPT_LOOK = TypeAdapter(KeptLook)
+
+
 class NetworkCurve:
     """A network's windows out of public objects; a later look reads only what is new. Safe under threads."""
 
@@ -153,6 +172,27 @@ class NetworkCurve:
         self._hotkey: str | None = None  # of the validator whose evidence the last look found
         self._lock = threading.Lock()
 
+    def restore(self, path: Path) -> None:
+        """Go on from what `keep` left there, if it is of this network and release."""
+        try:
+            kept = _KEPT_LOOK.validate_json(path.read_bytes())
+        except (OSError, ValueError):
+            return
+        if kept.genesis == self._birth.network.genesis:
+            self._points = {point.window: point for point in kept.points}
+            found: dict[Place, CheckpointEvaluation] = {(body.hotkey, body.window): body for body in kept.evaluations}
+            self._held_out = HeldOut(kept.held_out, found=found)
+
+    def keep(self, path: Path) -> None:
+        """Leave what a later process need not read again: up to the newest evidence, for later one may still come."""
+        if (newest := self._newest) is None:
+            return
+        points = tuple(point for point in self._points.values() if point.window <= newest.window)
+        held_out = self._held_out
+        kept = KeptLook(self._birth.network.genesis, points, held_out.points, tuple(held_out.found.values()))
+        with replacing(path, durable=True) as file:
+            file.write(_KEPT_LOOK.dump_json(kept))
+
     def look(self, window: int) -> NetworkGlance:
         """The windows up to this one, which must be decided; TemplarError if the chain failed."""
         with self._lock:
@@ -161,17 +201,19 @@ class NetworkCurve:
     def _look(self, window: int) -> NetworkGlance:
         # 1. Ask for what is new, and for what may have been published since the last look.
         first = max(self.start_window, window + 1 - self._exchange.hparams.storage.retention_windows)
+        measured = max((each for each, point in self._points.items() if point.loss is not None), default=window)
         wanted = []
         for each in range(first, window + 1):
             point = self._points.get(each)
-            if point is None or (None in (point.loss, point.applied) and each > window - LATE_WINDOWS):
+            has_standings = self._newest is None and each >= measured  # after `restore`
+            is_late = each > window - LATE_WINDOWS and point is not None and None in (point.loss, point.applied)
+            if point is None or has_standings or is_late:
                 wanted.append(each)
         evidences = self._evidences(range(wanted[0], window + 1)) if wanted else {}
-        for each in wanted:
+        rosters = in_parallel(partial(decided_entries, self._exchange), wanted, CONCURRENCY)
+        for each, entries in zip(wanted, rosters, strict=True):
             evidence = evidences.get(each)
-            self._points[each] = CurvePoint.of(
-                each, None if evidence is None else evidence.loss, decided_entries(self._exchange, each)
-            )
+            self._points[each] = CurvePoint.of(each, None if evidence is None else evidence.loss, entries)
         points = tuple(self._points[each] for each in range(first, window + 1))
         self._points = {point.window: point for point in points}
 
@@ -297,25 +339,51 @@ def draw_curve(points: Sequence[CurvePoint], title: str) -> bytes:
 
 def draw_held_out(points: Sequence[HeldOutPoint]) -> bytes:
     """The held-out loss over tokens and wall time of one point or more, as SVG; the same points give the same bytes."""
-    low, high = (choose((point.score for point in points), key=lambda score: score.loss) for choose in (min, max))
+    title = f"held-out text: nats per token (right: bits per byte), {len(points)} checkpoints"
     counted = [(float(point.trained), point.score.loss) for point in points if point.trained is not None]
     timed = [(point.hours, point.score.loss) for point in points]
-    shapes = [text_at(LEFT, 20, f"held-out text: nats per token (right: bits per byte), {len(points)} checkpoints")]
-    for score in dict.fromkeys((high, low)):
-        y = height(score.loss, low.loss, high.loss)
+    bits = {point.score.loss: f"{point.score.bits_per_byte:.2f}" for point in points}
+    return _over_tokens_and_time(title, counted, timed, "the start", bits)
+
+
+def draw_over_tokens(points: Sequence[CurvePoint], title: str, window_hours: float, start_window: int) -> bytes | None:
+    """The loss of windows over tokens and time, as SVG; None without two losses. A window is so many hours long."""
+    counted, timed, tokens, first = list[tuple[float, float]](), list[tuple[float, float]](), 0, points[0].window
+    for point in points:
+        if point.loss is not None:
+            counted.append((float(tokens), point.loss))
+            timed.append(((point.window - first) * window_hours, point.loss))
+        tokens += point.tokens or 0
+    since = "the start" if first <= start_window else f"window {first}"
+    return _over_tokens_and_time(escape(title), counted, timed, since, {}) if len(timed) > 1 else None
+
+
+def _over_tokens_and_time(
+    title: str,
+    counted: Sequence[tuple[float, float]],
+    timed: Sequence[tuple[float, float]],
+    since: str,
+    right_marks: Mapping[float, str],
+) -> bytes:
+    """Two drawings side by side: losses by tokens and by hours, with what stands on the right of a loss."""
+    losses = [loss for _, loss in timed]
+    low, high = min(losses), max(losses)
+    shapes = [text_at(LEFT, 20, title)]
+    for loss in dict.fromkeys((high, low)):
+        y = height(loss, low, high)
         shapes += [
             f'<path d="M{LEFT} {y:.1f}H{MIDDLE_LEFT}M{MIDDLE_RIGHT} {y:.1f}H{RIGHT - 40}" stroke="#ddd"/>',
-            text_at(LEFT - 6, y + 4, f"{score.loss:.2f}", "end"),
-            text_at(RIGHT, y + 4, f"{score.bits_per_byte:.2f}", "end"),
+            text_at(LEFT - 6, y + 4, f"{loss:.2f}", "end"),
+            text_at(RIGHT, y + 4, right_marks.get(loss, ""), "end"),
         ]
     tokens, hours = max(counted, default=(0.0, 0.0))[0], max(timed)[0]
     under = "tokens are not known" if not counted else f"{tokens:,.0f} tokens in the applied payloads"
     for places, most, left, right, label in (
         (counted, tokens, LEFT, MIDDLE_LEFT, under),
-        (timed, hours, MIDDLE_RIGHT, RIGHT - 40, f"{_duration(hours)} since the start"),
+        (timed, hours, MIDDLE_RIGHT, RIGHT - 40, f"{_duration(hours)} since {since}"),
     ):
         scale = (right - left) / (most or 1.0)
-        shapes += curve([(left + x * scale, height(loss, low.loss, high.loss)) for x, loss in places])
+        shapes += curve([(left + x * scale, height(loss, low, high)) for x, loss in places])
         shapes += [text_at(left, LOSS_BOTTOM + 22, "0"), text_at(right, LOSS_BOTTOM + 22, label, "end")]
     return svg(HELD_OUT_HEIGHT, shapes)
 

@@ -31,6 +31,7 @@ DELETE_BATCH = 1000  # most keys that S3 takes in one DeleteObjects request
 EARLIEST_BEGIN = datetime(2011, 1, 1, tzinfo=UTC)
 """An upload that claims to have begun earlier has no real start time: moto gives every upload the same one, in 2010."""
 
+_FOR_BROWSERS = {"ContentType": "text/html; charset=utf-8", "CacheControl": "public, max-age=300"}
 T = TypeVar("T")
 
 
@@ -78,7 +79,7 @@ class S3Store:
     def put(self, key: str, data: bytes) -> None:
         """Store an object with a single request; replaces one that is there."""
         check_key(key)
-        shown = {"ContentType": "text/html; charset=utf-8"} if key.endswith(".html") else {}  # a browser asks for it
+        shown = _FOR_BROWSERS if key.endswith(".html") else {}
         self._call(key, lambda client: s3_transfer.put_object(client, self._bucket, key, data, **shown))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:

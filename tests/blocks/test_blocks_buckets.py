@@ -3,7 +3,7 @@
 import pytest
 
 from blocks import Dataset, DatasetBucket, StorageEndpoint
-from blocks.buckets import BucketRequest, credentials_of, open_target
+from blocks.buckets import BucketRequest, credentials_of, names_page, open_for_reading, open_target, page_bucket
 from templar.errors import PermanentError, Reason
 from templar.store.s3 import S3Store
 from tests.support.errors import raising
@@ -104,6 +104,46 @@ def test_a_saved_key_opens_an_account_and_replaces_the_own_one(prefect_api):
         opened(BucketRequest(credentials="nobodys"))
 
 
+PAGE = {
+    "R2_PAGE_ACCOUNT_ID": "page-account",
+    "R2_PAGE_BUCKET_NAME": "page-bucket",
+    "R2_PAGE_WRITE_ACCESS_KEY_ID": "page-key",
+    "R2_PAGE_WRITE_SECRET_ACCESS_KEY": "hush",
+}
+
+
+def test_the_page_has_a_bucket_of_its_own_where_one_is_named():
+    assert opened(BucketRequest("page"), **PAGE) == ("page-bucket", "page-key")
+    assert open_for_reading("page", {**PAGE, "TEMPLAR_STORAGE": "http://127.0.0.1:9000"}).name == "page-bucket"
+    assert names_page(PAGE)
+    assert not names_page({**dict.fromkeys(PAGE, " "), "R2_GRADIENTS_ACCOUNT_ID": "mine"})
+    network, other = StorageEndpoint(url="http://127.0.0.1:9000"), "https://pages.example.com"
+    for more, url in (({}, network.url), ({"R2_PAGE_ENDPOINT": other}, other)):
+        store = page_bucket(network, PAGE | more)
+        assert isinstance(store, S3Store)
+        assert store._endpoint_url == url
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"R2_PAGE_BUCKET_NAME": ""}, "R2_PAGE_BUCKET_NAME is missing: set them in the environment or in .env"),
+        ({"R2_PAGE_WRITE_SECRET_ACCESS_KEY": ""}, "R2_PAGE_WRITE_SECRET_ACCESS_KEY is missing"),
+        ({"R2_PAGE_ACCOUNT_ID": "../x"}, "R2_PAGE_ACCOUNT_ID is not 3 to 32"),
+        ({"R2_PAGE_REGION": "eu"}, "R2_PAGE_REGION is set, and R2_PAGE_ENDPOINT is not"),
+    ],
+)
+def test_a_page_that_is_half_named_is_refused(changes, problem):
+    for work in (
+        lambda environment: page_bucket(neuron_block().bucket.endpoint, environment),
+        lambda environment: open_target(neuron_block(), BucketRequest("page"), environment),
+        lambda environment: credentials_of(neuron_block(), environment),
+    ):
+        with raising(PermanentError, Reason.BAD_ENVIRONMENT, problem) as caught:
+            work(PAGE | changes)
+        assert "hush" not in caught.value.message
+
+
 # Keys to check.
 
 
@@ -123,6 +163,10 @@ def test_a_neurons_own_keys_and_that_of_its_dataset(tmp_path):
     for url, is_enforced in (("http://127.0.0.1:9000", True), (tmp_path.as_uri(), False)):
         found = [each.enforced for bucket in credentials_of(neuron_block(url), {}) for each in bucket]
         assert found == [is_enforced] * 3
+
+
+def test_the_pages_key_is_checked_apart_from_the_others():
+    assert keys_of(neuron_block(), PAGE)[2:] == [[("page write key", "page-bucket", True)]]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from blocks.chain import PASSWORD, PASSWORD_FILE
 from blocks.environment import (
     BUCKET_LIST,
     DATASET_VARIABLES,
+    PAGE_VARIABLES,
     STORAGE_VARIABLES,
     SUCCESSORS,
     neuron_from_environment,
@@ -271,7 +272,7 @@ def test_a_list_of_buckets_stands_for_the_single_bucket():
 def test_the_example_lists_every_variable_that_is_read():
     text = (REPOSITORY / ".env.example").read_text()
     numbers = ("TEMPLAR_HPARAMS", "TEMPLAR_GENESIS", "TEMPLAR_STORAGE_MAX_ATTEMPTS")
-    for name in (*GOOD, *numbers, BUCKET_LIST, *STORAGE_VARIABLES, *DATASET_VARIABLES, *TRAINER):
+    for name in (*GOOD, *numbers, BUCKET_LIST, *STORAGE_VARIABLES, *DATASET_VARIABLES, *PAGE_VARIABLES, *TRAINER):
         assert re.search(rf"^#?{name}=", text, re.MULTILINE), name
 
 

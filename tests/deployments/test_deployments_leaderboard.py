@@ -67,4 +67,22 @@ def test_the_page_is_written_to_a_file_or_stored_in_the_bucket(network, prefect_
     status, out, _ = call("--neuron", NAME)
     (stored,) = (network.plan.folder / "buckets").rglob(PAGE_KEY)
     assert (status, out.split()[0], stored.read_bytes()) == (0, PAGE_KEY, file.read_bytes())
-    assert call("--env-file", "an.env")[0] == 2
+
+
+def test_with_an_env_file_the_page_goes_into_its_own_bucket_without_a_neuron(network, run_main, tmp_path):
+    environment, file = network.environment("lazy"), tmp_path / "an.env"
+    environment["NETWORK"] = network.at("lazy", network.first_window + 2).subnet.network
+    environment |= {
+        f"R2_PAGE_{name}": "pages" for name in ("ACCOUNT_ID", "WRITE_ACCESS_KEY_ID", "WRITE_SECRET_ACCESS_KEY")
+    }
+
+    def call():
+        file.write_text("".join(f"{name}={value}\n" for name, value in environment.items()))
+        return run_main(page.main, "--env-file", str(file))
+
+    status, _, err = call()
+    assert (status, "R2_PAGE_BUCKET_NAME is missing" in err) == (1, True)
+    environment["R2_PAGE_BUCKET_NAME"] = "pages"
+    (folder := network.plan.folder / "buckets" / "pages").mkdir()
+    assert call()[:2] == (0, f"{PAGE_KEY} in bucket pages: the network's page; let anybody read this object\n")
+    assert f"<td>{network.first_window}</td>" in (folder / PAGE_KEY).read_text()

@@ -130,6 +130,21 @@ def test_the_page_is_stored_where_a_browser_finds_it(network, published, prefect
     assert str(state.message).startswith(f"{len(page):,} bytes as {PAGE_KEY} in bucket ")
 
 
+def test_the_page_goes_into_the_bucket_that_is_named_for_it(network, published, prefect_api, monkeypatch):
+    del published, prefect_api
+    (network.plan.folder / "buckets" / "pages").mkdir()
+    monkeypatch.setenv("R2_PAGE_BUCKET_NAME", "pages")
+    refused = run_flow(public_page, LOOKER)
+    assert refused.is_failed()
+    assert "[bad_environment] R2_PAGE_ACCOUNT_ID is missing" in str(refused.message)
+    for name in ("ACCOUNT_ID", "WRITE_ACCESS_KEY_ID", "WRITE_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(f"R2_PAGE_{name}", "page")
+    state = run_flow(public_page, LOOKER)
+    page = network.plan.folder / "buckets" / "pages" / PAGE_KEY
+    assert str(state.message) == f"{page.stat().st_size:,} bytes as {PAGE_KEY} in bucket pages"
+    page.unlink()
+
+
 def test_a_validator_and_fewer_windows_can_be_asked_for(network, published, prefect_api):
     uid, evidences = published
     last = network.first_window + 3

@@ -14,7 +14,7 @@ from templar.agreement.checkpoint import EVALUATION_FILE
 from templar.chain.hotkey import Signer
 from templar.data.dataset import read_held_out_texts
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
-from templar.exchange.object_keys import checkpoint_key
+from templar.exchange.object_keys import Kind, checkpoint_key, parse_current_key, window_key
 from templar.exchange.objects import CheckpointEvaluation
 from templar.exchange.signed import seal, unseal
 from templar.housekeeping.maintenance import publish_newest_checkpoint
@@ -23,6 +23,7 @@ from templar.reports.checkpoint_evaluation import HeldOutPoint, evaluate_checkpo
 from templar.reports.model_card import PICTURE_FILE
 from templar.reports.text_score import TextScore
 from templar.reports.training_curve import NetworkCurve, draw_held_out, held_out_rows
+from templar.store.directory import DirectoryStore
 from tests.support.errors import raising
 from tests.support.network import tiny
 
@@ -259,6 +260,54 @@ class TestShown:
         assert len(ET.fromstring(text_of(6, PICTURE_FILE)).findall(".//{*}circle")) == 2 * len(points)
         with pytest.raises(PermanentError):
             text_of(0, PICTURE_FILE)
+
+
+def test_the_page_of_a_later_process_reads_what_is_new_alone(trained, tmp_path, monkeypatch):
+    """Requests are counted at the stores; what was kept changes nothing of what is shown."""
+    asked, path, miner = list[str](), tmp_path / "page.json", trained.miners[0]
+    for name in ("get", "head", "list"):
+        real = getattr(DirectoryStore, name)
+
+        def count(store, key="", *, real=real, **options):
+            asked.append(key)
+            return real(store, key, **options)
+
+        monkeypatch.setattr(DirectoryStore, name, count)
+
+    def look(window, path=path):
+        asked.clear()
+        curve = NetworkCurve(miner.exchange, miner.birth, {})
+        curve.restore(path)
+        glance = curve.look(window)
+        curve.keep(path)
+        return glance, list(asked)
+
+    # 1. All windows, then the new one: the newest that was known is read for its standings.
+    _, every = look(5)
+    found, few = look(6)
+    windows = {parsed.window for key in few if (parsed := parse_current_key(key)) is not None}
+    assert windows == {5, 6}
+    assert not [key for key in few if key.endswith(EVALUATION_FILE)]
+    assert len(few) < len(every) / 2
+    assert found == look(6, tmp_path / "none.json")[0]
+
+    # 2. A file that is damaged, or another network's, is as none.
+    kept = path.read_text()
+    for text in (kept[:-1], kept.replace(miner.birth.network.genesis, "f" * 64)):
+        path.write_text(text)
+        again, requests = look(6)
+        assert again == found
+        assert len(requests) > len(few)
+
+    # 3. Evidence that was not there is asked for again, and its window not kept without.
+    bucket, uid = trained.bucket(trained.validator), trained.member(trained.validator).uid
+    key = window_key(Kind.EVIDENCE, 6, uid)
+    data = bucket.get(key, max_bytes=1 << 30)
+    path.unlink()
+    bucket.delete([key])
+    assert look(6)[0].points[-1].loss is None
+    bucket.put(key, data)
+    assert look(6)[0] == found
 
 
 def test_results_of_tasks_are_signed_with_the_score(network):

@@ -6,7 +6,15 @@ import pytest
 
 from templar.exchange.object_keys import Kind, window_key
 from templar.reports import history
-from templar.reports.training_curve import CurvePoint, NetworkCurve, NodeCurve, draw_curve, node_rows
+from templar.reports.training_curve import (
+    LEFT,
+    CurvePoint,
+    NetworkCurve,
+    NodeCurve,
+    draw_curve,
+    draw_over_tokens,
+    node_rows,
+)
 from tests.support.network import tiny
 
 WINDOWS = (1, 2, 3)
@@ -153,6 +161,18 @@ class TestDrawing:
         assert len(root.findall(".//{*}circle")) == 3
         lines = [each for each in root.findall(".//{*}path") if "L" in each.get("d", "")]
         assert len(lines) == 1  # windows 9 and 10; the window before the gap is a point
+
+    def test_the_loss_over_tokens_is_that_before_the_windows_step(self):
+        drawing = draw_over_tokens(self.POINTS, "loss < 6", 0.5, start_window=1)
+        root = ET.fromstring(drawing)
+        texts = {each.text for each in root.findall(".//{*}text")}
+        assert {"loss < 6", "6.00", "4.00", "100 tokens in the applied payloads", "90 min since window 7"} <= texts
+        places = [float(each.get("cx", "")) for each in root.findall(".//{*}circle")]
+        (start, then, last), hours = places[:3], places[3:]
+        assert (start, then) == (LEFT, last), "the payloads of windows 7 and 9 had 100 tokens and none"
+        assert [(each - hours[0]) / (hours[-1] - hours[0]) for each in hours] == pytest.approx([0, 2 / 3, 1], abs=1e-2)
+        assert "since the start" in draw_over_tokens(self.POINTS, "", 0.5, start_window=7).decode()
+        assert draw_over_tokens(self.POINTS[:2], "", 0.5, start_window=7) is None
 
     @pytest.mark.parametrize("points", [(CurvePoint(7),), (CurvePoint(7, 2.0, 1, 1),), (CurvePoint(7, None, 0, 0),)])
     def test_one_window_is_enough(self, points):

@@ -117,8 +117,9 @@ def test_a_page_is_stored_as_what_a_browser_shows():
     with scripted_server(lambda _: Reply(200, b"", {"ETag": '"not-a-digest"'})) as server:
         for key in ("index.html", "commit-1"):
             s3_store("bucket", server.endpoint_url, KEY).put(key, DATA)
-        page, other = (request.headers.get("Content-Type") for request in server.requests)
-    assert (page, "html" in str(other)) == ("text/html; charset=utf-8", False)
+        page, other = (request.headers for request in server.requests)
+    assert (page["Content-Type"], page["Cache-Control"]) == ("text/html; charset=utf-8", "public, max-age=300")
+    assert ("html" in str(other.get("Content-Type")), other.get("Cache-Control")) == (False, None)
 
 
 def test_a_file_that_shrinks_while_it_is_sent_is_not_stored(tmp_path):
