@@ -76,7 +76,8 @@ def open_target(neuron: Neuron, request: BucketRequest, environment: Mapping[str
 def open_for_reading(choice: BucketChoice, environment: Mapping[str, str]) -> ObjectStore:
     """The bucket of the variables of this kind, with its read key; no neuron, wallet or chain is needed.
 
-    Of several buckets of a dataset it is the first. The message of `bad_environment` names every variable.
+    Of several buckets of a dataset it is the first; the page's has a write key alone. The message of `bad_environment`
+    names every variable.
     """
     reader = EnvironmentReader(environment)
     endpoint = endpoint_block(reader)

@@ -347,7 +347,10 @@ def draw_held_out(points: Sequence[HeldOutPoint]) -> bytes:
 
 
 def draw_over_tokens(points: Sequence[CurvePoint], title: str, window_hours: float, start_window: int) -> bytes | None:
-    """The loss of windows over tokens and time, as SVG; None without two losses. A window is so many hours long."""
+    """The loss of windows over tokens and time, as SVG; None without two losses. A window is so many hours long.
+
+    Tokens that are not known count as none, and a window without a loss is passed over.
+    """
     counted, timed, tokens, first = list[tuple[float, float]](), list[tuple[float, float]](), 0, points[0].window
     for point in points:
         if point.loss is not None:
