@@ -350,12 +350,7 @@ def step_values(report: TrainReport) -> dict[str, tuple[float, ...]]:
     """Figures of the inner steps: name -> one per step; those that are not known are left out."""
     if (series := report.series) is None:
         return {}
-    found = {
-        "inner_step": series.steps,
-        "loss": series.loss,
-        "grad_norm": series.grad_norm,
-        "inner_lr": series.inner_lr,
-    }
+    found = {name: getattr(series, name) for name in ("inner_step", "loss", "grad_norm", "inner_lr")}
     return {f"steps/{name}": figures for name, figures in found.items() if figures}
 
 

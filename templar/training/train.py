@@ -88,7 +88,7 @@ class StepState:
 class StepSeries:
     """Figures of some inner steps (`demo`: batches), evenly spread, the first and the last among them."""
 
-    steps: tuple[int, ...] = ()  # their numbers from 0
+    inner_step: tuple[int, ...] = ()  # their numbers from 0
     loss: tuple[float, ...] = ()  # of each of them, like the next two; empty if it is not known
     grad_norm: tuple[float, ...] = ()  # before it is clipped
     inner_lr: tuple[float, ...] = ()  # AdamW's

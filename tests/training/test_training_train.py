@@ -235,12 +235,12 @@ def test_the_report_of_many_steps_stays_small_and_has_the_first_and_the_last():
     losses, norms = tuple(9 - 0.01 * step for step in range(500)), tuple(1.0 + (step == 77) for step in range(500))
     many = TrainResult({}, None, losses, 500, stopped_early=False, norms=norms)
     series = StepSeries.of(many)
-    assert (len(series.steps), series.steps[0], series.steps[-1]) == (64, 0, 499)
-    assert {later - step for step, later in pairwise(series.steps)} == {7, 8}
+    assert (len(series.inner_step), series.inner_step[0], series.inner_step[-1]) == (64, 0, 499)
+    assert {later - step for step, later in pairwise(series.inner_step)} == {7, 8}
     assert (series.loss[-1], len(series.grad_norm), series.inner_lr) == (4.01, 64, ())
     assert series.norms == (1.0, pytest.approx(1.002), 2.0), "also of a step that is not in the series"
     for count in (1, 64):
-        assert StepSeries.of(replace(many, losses=losses[:count], norms=())).steps == tuple(range(count))
+        assert StepSeries.of(replace(many, losses=losses[:count], norms=())).inner_step == tuple(range(count))
 
 
 # Training that was interrupted.
