@@ -236,7 +236,8 @@ def test_what_was_measured_of_the_newest_checkpoint_stands_in_every_window(ran, 
         "custom_eval/bpb": score.bits_per_byte,
         "custom_eval/trained_tokens": 5000,
     }
-    assert 'benchmark{metric="acc",neuron="default",task="arc_easy"} 0.25' in generate_latest(of(node)).decode()
+    sample = f'benchmark{{metric="acc",neuron="{node.name}",task="arc_easy"}} 0.25'
+    assert sample in generate_latest(of(node)).decode()
     (node.home / HELD_OUT_FILE).write_text("{")
     assert "custom_eval/bpb" not in of(node).values
 
