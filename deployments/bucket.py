@@ -4,7 +4,7 @@
     templar bucket purge --older-than 48 --bucket gradients --delete
     templar bucket access
 
-Keys come from the environment alone: those of R2_GRADIENTS_*, R2_AGGREGATOR_* or R2_DATASET_*, by the kind of bucket.
+Keys come from the environment alone: those of R2_GRADIENTS_*, R2_AGGREGATOR_*, R2_DATASET_* or R2_PAGE_*, by its kind.
 A purge counts first; with `--delete` it deletes, once the bucket's name was typed or given as `--confirm`. All but
 `--wipe` keep what a live network needs; in the dataset's own bucket nothing of the dataset is kept. The flows
 `bucket-purge` and `temporary-cleanup` do the same.

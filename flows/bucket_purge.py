@@ -36,7 +36,7 @@ async def bucket_purge(
         hours: For older_than: their age, with 15 minutes on top for wrong clocks.
         prefix: For prefix: what keys begin with.
         suffix: For suffix: what keys end with.
-        bucket: The neuron's own, that of the worker's R2_GRADIENTS_*, R2_AGGREGATOR_* or R2_DATASET_*, or an account's.
+        bucket: The neuron's, the worker's R2_GRADIENTS_*, R2_AGGREGATOR_*, R2_DATASET_* or R2_PAGE_*, or an account's.
         account: For bucket account: the account's id.
         bucket_name: For bucket account: the bucket's name; the account's id by default.
         credentials: Name of a bucket-credentials block with a key that may delete; needed for bucket account.

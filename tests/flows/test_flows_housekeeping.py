@@ -252,7 +252,7 @@ class TestCleaner:
     def test_the_form_of_a_purge_says_what_there_is_and_takes_nothing_else(self):
         properties = bucket_purge.parameters.properties
         assert properties["mode"]["enum"] == ["version", "aggregates", "older_than", "prefix", "suffix", "wipe"]
-        assert properties["bucket"]["enum"] == ["neuron", "gradients", "aggregator", "dataset", "account"]
+        assert properties["bucket"]["enum"] == ["neuron", "gradients", "aggregator", "dataset", "page", "account"]
         assert properties["dry_run"]["default"] is True
         assert all(item["description"] for item in properties.values())
         for parameters in ({"mode": "everything"}, {"mode": "older_than", "hours": -1}, {}):
