@@ -1,10 +1,12 @@
 """The buckets and keys of housekeeping: from blocks and the environment, never from a run's parameters."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from blocks.environment import (
+    MODEL_VARIABLES,
     PAGE_VARIABLES,
     WRITE_VARIABLES,
     EnvironmentReader,
@@ -20,7 +22,7 @@ from templar.data.pages.metadata import folder_prefix
 from templar.errors import PermanentError, Reason
 from templar.housekeeping.access import Credential
 from templar.store.address import is_account_id
-from templar.store.base import ObjectStore, UploadStore
+from templar.store.base import ObjectStore, UploadStore, is_key
 
 if TYPE_CHECKING:
     from templar.housekeeping.maintenance import Target
@@ -110,6 +112,22 @@ def page_bucket(network: StorageEndpoint, environment: Mapping[str, str]) -> Upl
     key = key_block(reader, f"{PAGE}_WRITE")
     reader.raise_problems()
     return endpoint.open(bucket, account, key, writable=True)
+
+
+def open_model(source: str, environment: Mapping[str, str]) -> tuple[ObjectStore, str]:
+    """The bucket of `s3://BUCKET/FOLDER`, opened with `R2_MODEL_READ_*`, and the folder.
+
+    `bad_parameters` if it is not of this form; the message of `bad_environment` names every variable.
+    """
+    found = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.+?)/?", source)
+    if found is None or not is_key(found[2]):
+        problem = "write s3://BUCKET/FOLDER; the folder has the files of one checkpoint"
+        raise PermanentError(Reason.BAD_PARAMETERS, f"--from {source}: {problem}")
+    reader = EnvironmentReader(environment)
+    endpoint = own_endpoint(reader, MODEL_VARIABLES, endpoint_block(reader))
+    key, account = key_block(reader, "R2_MODEL_READ"), reader.text("R2_MODEL_ACCOUNT_ID", found[1])
+    reader.raise_problems()
+    return endpoint.open(found[1], account, key, writable=False), found[2]
 
 
 def _place(reader: EnvironmentReader, prefix: str) -> tuple[str, str]:

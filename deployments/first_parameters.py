@@ -1,17 +1,21 @@
 """The first parameters of a network: those of the preset's seed, or those of a model that exists (`--from`).
 
-The model is a folder in the Hugging Face layout or a repository of the Hub. It must be the network's in all but the
-numbers: the preset's architecture and the network's tokenizer. Otherwise one line says what differs.
+The model is a folder in the Hugging Face layout, a checkpoint in a bucket or a repository of the Hub. It must be the
+network's in all but the numbers: the preset's architecture and the network's tokenizer. Otherwise one line says what
+differs.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from blocks.buckets import open_model
+from templar.agreement.checkpoint import fetch_copy, read_copied_manifest
 from templar.agreement.model_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_PATTERN, read_tensor_files
 from templar.data.tokenizer import MAX_CONFIG_BYTES, Tokenizer, load_tokenizer
 from templar.errors import PermanentError, Reason, one_line, parsing
@@ -31,19 +35,30 @@ SHAPE = tuple(name for name in Model.model_fields if name not in ("initializer_s
 
 
 def first_parameters(
-    source: str | None, model: Model, tokenizer: Tokenizer, *, hub_token: str | None = None
+    source: str | None,
+    model: Model,
+    tokenizer: Tokenizer,
+    *,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    download: Path = Path(),
 ) -> dict[str, Tensor]:
     """The parameters that a network starts with, in float32, by name.
 
-    `source` is a folder, or `REPOSITORY` or `REPOSITORY@REVISION` of the Hub; None means the preset's seed.
+    `source` is a folder; `s3://BUCKET/FOLDER`, whose files come to `download`; or `REPOSITORY` or `REPOSITORY@REVISION`
+    of the Hub; None means the preset's seed. The environment has the keys.
 
     Raises:
-        PermanentError: `bad_hparams`, `tokenizer_missing`, `checkpoint_broken`, and as in `download_model`.
-        TransientError: The Hub could not be reached; a later call goes on.
+        PermanentError: `bad_hparams`, `tokenizer_missing`, `checkpoint_broken`, and as in `open_model`, `fetch_copy`
+            and `download_model`.
+        TransientError: Bucket or Hub could not be reached; a later call goes on.
     """
     if source is None:
         return genesis_parameters(model)
-    folder = _folder_of(source, hub_token)
+    if source.startswith("s3://"):
+        folder, (store, place) = download, open_model(source, environment)
+        fetch_copy(store, place, read_copied_manifest(store, place), folder, model, CONFIG_FILE)
+    else:
+        folder = _folder_of(source, environment.get("HF_TOKEN"))
     _check_config(folder / CONFIG_FILE, source, model)
     _check_tokenizer(folder, source, tokenizer)
     return _parameters(folder, source, model)
@@ -55,7 +70,7 @@ def _folder_of(source: str, hub_token: str | None) -> Path:
         return folder
     repository, _, revision = source.partition("@")
     if source.startswith(("/", ".", "~")) or repository.count("/") > 1:
-        problem = "no such folder; name one, or a repository of the Hub (USER/NAME)"
+        problem = "no such folder; name one, a repository of the Hub (USER/NAME), or s3://BUCKET/FOLDER"
         raise _refusal(source, problem, Reason.BAD_PARAMETERS)
     from deployments.hub import download_model  # noqa: PLC0415 - a folder does without the Hub's client
 

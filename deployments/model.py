@@ -3,7 +3,8 @@
 No wallet, bucket or running neuron is needed. `--env-file` says where the network is, or `--neuron` the block of a
 neuron of this host; without either it is the local network in `.templar/local` if `make run` or `make up` left one, and
 otherwise the block `default`. A checkpoint is taken only if a quorum of stake proved its state, and kept in the folder
-`model` of `TEMPLAR_HOME`. `export --push` sends it to the Hugging Face Hub with the token in `HF_TOKEN`.
+`model` of `TEMPLAR_HOME`. `--from s3://BUCKET/FOLDER` takes a copy of one from any bucket, which is not trusted;
+the key is that of `R2_MODEL_READ_*`. `export --push` sends it to the Hugging Face Hub with the token in `HF_TOKEN`.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from blocks.buckets import open_model
 from blocks.env_file import read_environment
 from deployments.command import exit_status
 from deployments.hub import TOKEN, open_pusher, push_model
@@ -23,7 +25,7 @@ from deployments.options import add_shared, command_parser
 from deployments.reading import open_network
 from tasks.observing import PublicNetwork
 from templar.agreement.model_folder import CARD_FILE, read_weights
-from templar.agreement.proven_state import KeptModel, fetch_model, newest_proven_window
+from templar.agreement.proven_state import KeptModel, fetch_copied_model, fetch_model, newest_proven_window
 from templar.arguments import positive, whole_number
 from templar.audit.replay import begin_at, replay_to
 from templar.data.tokenizer import load_tokenizer
@@ -54,7 +56,13 @@ def fetched(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
     config = network.config
     birth = config.birth()
     exchange = config.reading(birth)
-    kept = fetch_model(exchange, birth, config.home, window=arguments.window)
+    if arguments.source is None:
+        kept = fetch_model(exchange, birth, config.home, window=arguments.window)
+    elif arguments.window is not None:
+        raise PermanentError(Reason.BAD_PARAMETERS, "--window, --from: a bucket's folder has one window: leave one out")
+    else:
+        copied = open_model(arguments.source, read_environment(arguments.env_file))
+        kept = fetch_copied_model(exchange, birth, config.home, *copied)
     print(f"model of window {kept.window}, {kept.outer_steps} outer steps, root {kept.root}", file=sys.stderr)
     return kept
 
@@ -214,17 +222,19 @@ def _parser() -> argparse.ArgumentParser:
     add_shared(common, "--neuron", "--env-file")
     common.add_argument("--window", type=whole_number(0), metavar="W", help="of this window; the newest by default")
 
-    commands.add_parser("fetch", parents=[common], help="fetch and verify a checkpoint, and print its folder")
-    generating = commands.add_parser("generate", parents=[common], help="go on with a text")
+    taking = argparse.ArgumentParser(add_help=False, parents=[common])
+    taking.add_argument("--from", dest="source", metavar="s3://BUCKET/FOLDER", help="of a copy in any bucket")
+    commands.add_parser("fetch", parents=[taking], help="fetch and verify a checkpoint, and print its folder")
+    generating = commands.add_parser("generate", parents=[taking], help="go on with a text")
     generating.add_argument("--prompt", required=True, help="the beginning of the text")
     generating.add_argument("--tokens", type=whole_number(1), default=64, help="new tokens at most")
     generating.add_argument("--temperature", type=_temperature, default=0.8, help="0 always takes the likeliest token")
     generating.add_argument("--seed", type=whole_number(0), default=0, help="another seed gives another text")
-    evaluating = commands.add_parser("evaluate", parents=[common], help="measure it on held-out text")
+    evaluating = commands.add_parser("evaluate", parents=[taking], help="measure it on held-out text")
     evaluating.add_argument("--texts", type=whole_number(1), default=256, help="held-out texts at most")
     evaluating.add_argument("--tasks", help="tasks of lm-evaluation-harness instead, with commas between them")
     evaluating.add_argument("--include", type=Path, metavar="DIR", help="a folder with tasks of your own")
-    exporting = commands.add_parser("export", parents=[common], help="copy it into a folder for other programs")
+    exporting = commands.add_parser("export", parents=[taking], help="copy it into a folder for other programs")
     exporting.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="a new folder")
     exporting.add_argument("--push", metavar="USER/NAME", help="push it to this repository of the Hugging Face Hub")
     verifying = commands.add_parser("verify", parents=[common], help="replay it from public objects")

@@ -6,14 +6,16 @@ Everything is checked before anything is written: what `templar neuron register`
 and whether the subnet has a network already. Then the hotkey announces role and bucket on chain, and the genesis
 checkpoint and the start window go to its bucket. After a failure the same command goes on; once it is done, it says so
 and changes nothing. `--dry-run` only says what would be started. The first parameters are those of the preset's seed,
-or with `--from` those of a model: a folder in the Hugging Face layout, or a repository of the Hub.
+or with `--from` those of a model: a folder in the Hugging Face layout, a published checkpoint at `s3://BUCKET/FOLDER`,
+or a repository of the Hub.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from blocks.neuron import Neuron
@@ -33,7 +35,8 @@ from templar.neuron.configuration import announce_role
 from templar.timeline import first_block, window_of
 from templar.training.device import num_parameters
 
-GENESIS_FOLDER = "genesis-published"  # in the neuron's folder: the checkpoint as it was published
+GENESIS_FOLDER, SOURCE_FOLDER = "genesis-published", "genesis-source"
+"""In the neuron's folder: the checkpoint as it was published, and the files of a bucket that it was made of."""
 OPENS_IN_SECONDS = 600.0
 """The first window opens this long after the command at the earliest: others start their nodes meanwhile."""
 
@@ -55,7 +58,7 @@ def start_network(
     folder: Path,
     data_folder: Path,
     source: str | None = None,
-    hub_token: str | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
     owners: Sequence[str] = (),
     owners_needed: int = 1,
     dry_run: bool = False,
@@ -63,7 +66,7 @@ def start_network(
     """Start a network under a neuron's hotkey, or find that it has started.
 
     The checkpoint is made in `folder`, and the dataset opened in `data_folder`. `source` is the model of the first
-    parameters, and `hub_token` the operator's, as in `first_parameters`. So many of the `owners`, by default this
+    parameters, and the `environment` has its keys, as in `first_parameters`. So many of the `owners`, by default this
     hotkey alone, change settings later. A `dry_run` writes nothing.
 
     Raises:
@@ -86,7 +89,8 @@ def start_network(
     tokenizer = load_tokenizer(hparams.data.tokenizer_name, embedded=dataset.tokenizer_json())
     window = window_of(chain.head() + int(opens_in_seconds / chain.block_seconds) + 1, hparams.windows) + 1
     check_fits(tokenizer, hparams.model.vocab_size)
-    params = first_parameters(source, hparams.model, tokenizer, hub_token=hub_token)
+    download = folder.with_name(SOURCE_FOLDER)
+    params = first_parameters(source, hparams.model, tokenizer, environment=environment, download=download)
     common: Any = {"params": params, "tokenizer": tokenizer}
     numbers: Any = {"dataset_digest": dataset.digest, "start_window": window, **owning}
     draft = draft_birth(chain, hparams, publisher, **common, **numbers)
@@ -158,7 +162,10 @@ def main(words: Sequence[str] | None = None) -> int:
         "--opens-in", type=positive, default=OPENS_IN_SECONDS, help="seconds to the first window at least (600)"
     )
     parser.add_argument(
-        "--from", dest="source", metavar="MODEL", help="begin with this model: a folder, or a repository of the Hub"
+        "--from",
+        dest="source",
+        metavar="MODEL",
+        help="begin with this: a folder, s3://BUCKET/FOLDER, or one of the Hub",
     )
     parser.add_argument("--owner", action="append", default=[], metavar="HOTKEY", help="may change settings later")
     parser.add_argument("--owners-needed", type=whole_number(1), default=1, metavar="K", help="of the owners (1)")
@@ -173,7 +180,7 @@ def main(words: Sequence[str] | None = None) -> int:
         folder=home / GENESIS_FOLDER,
         data_folder=home,
         source=arguments.source,
-        hub_token=environment.get("HF_TOKEN"),
+        environment=environment,
         owners=arguments.owner,
         owners_needed=arguments.owners_needed,
         dry_run=arguments.dry_run,

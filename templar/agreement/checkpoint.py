@@ -22,7 +22,7 @@ from templar.chain.hotkey import Signer
 from templar.data.assignment import ShardEpoch
 from templar.data.tokenizer import MAX_TOKENIZER_BYTES, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from templar.errors import PermanentError, Reason, RejectedError
-from templar.exchange.object_keys import Kind, checkpoint_key, parse_current_key
+from templar.exchange.object_keys import Kind, ObjectKey, checkpoint_key, parse_current_key
 from templar.exchange.objects import CheckpointManifest
 from templar.exchange.publish import publish_body, publish_file
 from templar.exchange.signed import Network, read_signed, unseal
@@ -252,13 +252,45 @@ def fetched_checkpoint(
         infos = [store.head(checkpoint_key(window, publisher.uid, name)) for name in names] if remember else []
         with _remembering(folder, manifest, infos) if remember else nullcontext():
             # 2. The files; then the caller reads them.
-            _fetch_files(store, manifest, names, folder, concurrency)
+            place = str(ObjectKey(Kind.CHECKPOINT, window, publisher.uid))
+            _fetch_files(store, place, manifest, names, folder, concurrency=concurrency)
             yield manifest
     except PermanentError as error:
         if error.reason is Reason.LOCAL_FILE:
             raise
         what = f"checkpoint of window {window} of uid {publisher.uid}"
         raise type(error)(error.reason, f"{what}: {error.message}") from None
+
+
+def read_copied_manifest(store: ObjectStore, place: str) -> CheckpointManifest:
+    """The manifest of a checkpoint that somebody has copied to a folder of a bucket; its author's signature is checked.
+
+    PermanentError: `object_missing`, and as in `unseal`. All messages name bucket and folder.
+    """
+    key, where = f"{place}/{MANIFEST_FILE}", f"s3://{store.name}/{place}"
+    if store.head(key) is None:
+        remedy = "name the folder of a published checkpoint or a copy of it, with every file"
+        raise PermanentError(Reason.OBJECT_MISSING, f"{where}: there is no {MANIFEST_FILE}: {remedy}")
+    try:
+        return unseal(store.get(key, max_bytes=CheckpointManifest.max_bytes), CheckpointManifest).body
+    except RejectedError as error:
+        raise PermanentError(error.reason, f"{where}/{MANIFEST_FILE}: {error.message}; copy the file again") from None
+
+
+def fetch_copy(
+    store: ObjectStore, place: str, manifest: CheckpointManifest, folder: Path, model: Model, *more: str
+) -> None:
+    """Download weights, tokenizer and `more` files of a copied checkpoint, and check each against its manifest.
+
+    Errors, and what a later call goes on with, as in `fetched_checkpoint`; the messages name bucket and folder.
+    """
+    try:
+        names = (*_fetched_files(manifest, model), *(name for name in more if name in manifest.files))
+        _fetch_files(store, place, manifest, names, folder, concurrency=FILES_AT_ONCE)
+    except RejectedError as error:
+        is_broken = error.reason is Reason.CHECKPOINT_BROKEN
+        remedy = "copy the file again" if is_broken else "name a checkpoint of the preset's model"
+        raise PermanentError(error.reason, f"s3://{store.name}/{place}: {error.message}; {remedy}") from None
 
 
 def _fetched_files(manifest: CheckpointManifest, model: Model) -> tuple[str, ...]:
@@ -276,9 +308,15 @@ def _fetched_files(manifest: CheckpointManifest, model: Model) -> tuple[str, ...
 
 
 def _fetch_files(
-    store: ObjectStore, manifest: CheckpointManifest, names: Sequence[str], folder: Path, concurrency: int
+    store: ObjectStore,
+    place: str,
+    manifest: CheckpointManifest,
+    names: Sequence[str],
+    folder: Path,
+    *,
+    concurrency: int,
 ) -> None:
-    """Fetch these files into a folder that appears whole."""
+    """Fetch these files of a folder of a bucket into a folder here that appears whole."""
     # 1. Keep the parts of this checkpoint that an earlier call left, and delete all others.
     part, begun = folder.with_name(folder.name + ".part"), tuple(f".{name[:100]}." for name in names)
     with local_file(part):
@@ -290,14 +328,11 @@ def _fetch_files(
             if not (part / name).exists() and (folder / name).exists():
                 link_or_copy(folder / name, part / name)
     # 2. Fetch each file and compare its hash; then replace the folder.
-    window, uid = manifest.window, manifest.uid
-    moving = _Moving(checkpoint_key(window, uid, MANIFEST_FILE), {each: manifest.sizes[each] for each in names}, silent)
+    moving = _Moving(f"{place}/{MANIFEST_FILE}", {each: manifest.sizes[each] for each in names}, silent)
 
     def fetch(name: str) -> None:
         with moving.file(name):
-            _fetch_file(
-                *(store, checkpoint_key(window, uid, name), part / name), manifest.sizes[name], manifest.files[name]
-            )
+            _fetch_file(store, f"{place}/{name}", part / name, manifest.sizes[name], manifest.files[name])
 
     in_parallel(fetch, names, min(concurrency, FILES_AT_ONCE))
     with local_file(part):

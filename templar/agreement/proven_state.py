@@ -6,22 +6,35 @@ A checkpoint is trusted for the proofs of its window's state alone, never for it
 import logging
 import shutil
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from templar.agreement.ballot_rules import Stakes
-from templar.agreement.checkpoint import FILES_AT_ONCE, ProvenState, fetched_checkpoint, list_checkpoints, mark_of
+from templar.agreement.checkpoint import (
+    FILES_AT_ONCE,
+    ProvenState,
+    fetch_copy,
+    fetched_checkpoint,
+    list_checkpoints,
+    mark_of,
+    read_copied_manifest,
+)
 from templar.agreement.genesis import Birth, load_genesis
 from templar.agreement.model_folder import read_weights, write_model
-from templar.agreement.state import StateMark, check_mark
+from templar.agreement.state import StateMark, check_mark, genesis_root, parameters_digest, state_root
 from templar.agreement.sync_proof import read_proof
 from templar.chain.base import NeuronInfo
 from templar.data.tokenizer import Tokenizer, network_tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_reader_failure
 from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, parse_current_key
+from templar.exchange.signed import Network
+from templar.hparams import Model
+from templar.store.base import ObjectStore
 from templar.store.files import local_file
 from templar.timeline import window_of
 
@@ -165,28 +178,71 @@ def fetch_model(exchange: NetworkView, birth: Birth, home: Path, *, window: int 
     raise _nothing(window, sorted({each[0] for each in shown}), problems)
 
 
-def _keep(exchange: NetworkView, birth: Birth, publisher: NeuronInfo, window: int, home: Path) -> KeptModel:
-    """Fetch and check one checkpoint, unless it is kept already."""
-    # 1. The state that it must have.
+def fetch_copied_model(exchange: NetworkView, birth: Birth, home: Path, store: ObjectStore, place: str) -> KeptModel:
+    """Fetch a checkpoint of this network that lies in a folder of any bucket, if a quorum proved its state.
+
+    The bucket is trusted for nothing. The model is kept as `fetch_model` does.
+
+    Raises:
+        PermanentError: `object_missing`, `wrong_network`, `root_differs`, `checkpoint_broken`, ...; `local_file`.
+        TransientError: Chain or stores failed; a later call goes on. `local_file`.
+    """
+    manifest, where = read_copied_manifest(store, place), f"s3://{store.name}/{place}"
+    if Network(manifest.netuid, manifest.genesis) != birth.network:
+        problem = f"it is of the network {manifest.genesis[:12]} on subnet {manifest.netuid}"
+        wanted = f"{birth.network.genesis[:12]} on {birth.network.netuid}: name one of this network"
+        raise PermanentError(Reason.WRONG_NETWORK, f"{where}: {problem}, not of {wanted}")
+    proven = _proven(exchange, birth, manifest.window, where)
+    if proven != (manifest.root, manifest.outer_steps):
+        problem = f"it has the root {manifest.root[:12]}, and a quorum proved {proven[0][:12]}; name another checkpoint"
+        raise PermanentError(Reason.ROOT_DIFFERS, f"{where}: {problem}")
+
+    def fetch(download: Path) -> tuple[FetchedModel, Tokenizer]:
+        model, mark = exchange.hparams.model, mark_of(manifest)
+        fetch_copy(store, place, manifest, download, model)
+        params = read_weights(download, model)
+        digest, is_first = parameters_digest(params), mark.window == birth.mark.window
+        root = genesis_root(birth.network.netuid, digest) if is_first else state_root(mark, digest)
+        if root != mark.root:
+            problem = f"its parameters give the root {root[:12]}, not {mark.root[:12]}: name another checkpoint"
+            raise PermanentError(Reason.ROOT_DIFFERS, f"{where}: {problem}")
+        return FetchedModel(params, mark), network_tokenizer(download, birth.start.tokenizer, model.vocab_size)
+
+    return _kept(home, manifest.window, proven, exchange.hparams.model, fetch)
+
+
+def _proven(exchange: NetworkView, birth: Birth, window: int, what: str) -> ProvenState:
+    """The state that a checkpoint of a window must have; RejectedError `root_differs` if no quorum proved one."""
     proven = (birth.start.root, 0) if window == birth.mark.window else proven_state(exchange, window)
     if proven is None:
-        raise RejectedError(
-            Reason.ROOT_DIFFERS,
-            f"no quorum of stake proves a state of window {window}: the checkpoint of uid {publisher.uid} cannot be "
-            "verified",
-        )
-    folder = home / f"{window}-{proven[0][:16]}"
+        problem = f"no quorum of stake proves a state of window {window}: {what} cannot be verified"
+        raise RejectedError(Reason.ROOT_DIFFERS, problem)
+    return proven
+
+
+def _keep(exchange: NetworkView, birth: Birth, publisher: NeuronInfo, window: int, home: Path) -> KeptModel:
+    """Fetch and check one checkpoint, unless it is kept already."""
+    proven = _proven(exchange, birth, window, f"the checkpoint of uid {publisher.uid}")
+    fetch = partial(fetch_checked, exchange, birth, publisher, window, proven=proven)
+    return _kept(home, window, proven, exchange.hparams.model, fetch)
+
+
+def _kept(
+    home: Path,
+    window: int,
+    proven: ProvenState,
+    model: Model,
+    fetch: Callable[[Path], tuple[FetchedModel, Tokenizer]],
+) -> KeptModel:
+    """Keep the model of a proven state that `fetch` brings into a folder and checks, unless it is kept already."""
+    folder, download = home / f"{window}-{proven[0][:16]}", home / DOWNLOAD
     kept = KeptModel(folder, window, *proven)
     if folder.exists():
         return kept
-
-    # 2. Parameters of this root, and the network's tokenizer.
-    download = home / DOWNLOAD
-    fetched, tokenizer = fetch_checked(exchange, birth, publisher, window, download, proven=proven)
-
-    # 3. The other files are written here: no proof covers those of the publisher.
+    fetched, tokenizer = fetch(download)
+    # The other files are written here: no proof covers those of the publisher.
     part = home / f"{folder.name}.part"
-    write_model(part, fetched.params, exchange.hparams.model, tokenizer)
+    write_model(part, fetched.params, model, tokenizer)
     with local_file(folder):
         part.rename(folder)
         shutil.rmtree(download)
