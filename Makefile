@@ -3,6 +3,7 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+SKYPILOT := .venv-skypilot
 INSTALL := ./deployments/install.sh $(BIN)/python
 # Many processes import the same modules: they are compiled once, here on all cores.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,7 +50,7 @@ test: $(VENV)/.dev ## Run the tests.
 	$(BIN)/python -m pytest -m "not slow and not prefect" --ignore tests/network --numprocesses 2 --dist loadfile
 	$(BIN)/python -m pytest -m "not slow and prefect" --ignore tests/network --numprocesses 2 --dist loadfile
 
-test-slow: $(VENV)/.dev ## Run the tests that take minutes.
+test-slow: $(VENV)/.dev $(SKYPILOT)/.made ## Run the tests that take minutes.
 	@./deployments/debian.sh postgresql prometheus
 	$(BIN)/python -m pytest -m "slow and not long and not prefect" --ignore tests/network --numprocesses 4 --maxschedchunk 2
 	$(BIN)/python -m pytest -m "slow and not long and prefect" --ignore tests/network --numprocesses 3 --dist loadfile
@@ -92,6 +93,12 @@ screenshot: $(VENV)/.dev ## Take the README's picture of the UI; needs `make up`
 	$(BIN)/python -m docs.screenshot --port $(PREFECT_PORT)
 
 .venv: $(VENV)/.run ## Create the virtual environment.
+
+# SkyPilot has a virtual environment of its own: its bounds of click and uvicorn exclude those of constraints.txt.
+$(SKYPILOT)/.made:
+	$(PYTHON) -m venv $(SKYPILOT)
+	$(SKYPILOT)/bin/python -m pip install --quiet skypilot==0.14.1
+	@touch $@
 
 clean: down ## Remove what the commands above made, but not the virtual environment.
 	rm -rf .templar .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,6 +23,7 @@ from templar.hparams import Model
 from templar.tensorfile import MAX_HEADER_BYTES
 from templar.training.model import WEIGHTS_FILE, genesis_parameters, model_config, parameter_shapes, read_tensors
 
+SOURCE_FOLDER = "genesis-source"  # in the neuron's folder: the files of a bucket
 STORED_TYPES = (torch.float32, torch.float16, torch.bfloat16)  # types whose numbers float32 holds exactly
 FAMILIES = ("llama", "qwen3")
 SWITCHED_OFF = {"mlp_bias": ("False",), "use_sliding_window": ("False",)}
@@ -40,12 +41,12 @@ def first_parameters(
     tokenizer: Tokenizer,
     *,
     environment: Mapping[str, str] = MappingProxyType({}),
-    download: Path = Path(),
+    download: Path = Path(SOURCE_FOLDER),
 ) -> dict[str, Tensor]:
     """The parameters that a network starts with, in float32, by name.
 
-    `source` is a folder; `s3://BUCKET/FOLDER`, whose files come to `download`; or `REPOSITORY` or `REPOSITORY@REVISION`
-    of the Hub; None means the preset's seed. The environment has the keys.
+    `source` is a folder; `s3://BUCKET/FOLDER`, whose files come to the folder `download` and replace what is there; or
+    `REPOSITORY` or `REPOSITORY@REVISION` of the Hub; None means the preset's seed. The environment has the keys.
 
     Raises:
         PermanentError: `bad_hparams`, `tokenizer_missing`, `checkpoint_broken`, and as in `open_model`, `fetch_copy`

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from blocks.neuron import Neuron
-from deployments.first_parameters import first_parameters
+from deployments.first_parameters import SOURCE_FOLDER, first_parameters
 from deployments.neuron.subnet import require_yuma
 from deployments.options import NEURON, command_parser, environment_of
 from deployments.register import checked_neuron
@@ -35,8 +35,7 @@ from templar.neuron.configuration import announce_role
 from templar.timeline import first_block, window_of
 from templar.training.device import num_parameters
 
-GENESIS_FOLDER, SOURCE_FOLDER = "genesis-published", "genesis-source"
-"""In the neuron's folder: the checkpoint as it was published, and the files of a bucket that it was made of."""
+GENESIS_FOLDER = "genesis-published"  # in the neuron's folder: the checkpoint as it was published
 OPENS_IN_SECONDS = 600.0
 """The first window opens this long after the command at the earliest: others start their nodes meanwhile."""
 

@@ -1,4 +1,4 @@
-"""`templar model fetch` and `templar network init` from `s3://BUCKET/FOLDER`: a copied checkpoint on a real endpoint."""
+"""`templar model fetch` and `templar network init` from `s3://BUCKET/FOLDER`: a copied checkpoint on real storage."""
 
 import json
 from pathlib import Path

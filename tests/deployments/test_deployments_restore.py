@@ -1,6 +1,7 @@
 """`templar neuron rehearse` and `templar neuron restore`: a miner beside a network whose validator decides alone."""
 
 import json
+import signal
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from templar.neuron.snapshot import PRIVATE_FILE
 from templar.store.directory import DirectoryStore
 from templar.window import drive_window
 from tests.support.audited import VALIDATOR, run_alone
-from tests.support.commands import write_env
+from tests.support.commands import contents, write_env
 from tests.support.prepared import PreparedNetwork
 
 NUM_WINDOWS = 2
@@ -46,7 +47,8 @@ def rehearsed(call):
 
 
 @pytest.fixture
-def restored(call, backed_up):
+def restored(call, backed_up, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     return lambda *options, name="default": call(restore.main, "--from-bucket", *options, name=name)
 
 
@@ -132,6 +134,26 @@ def test_the_same_in_words(network, restored, tmp_path):
     assert (status, err) == (0, "")
     assert f"{tmp_path / 'default'}: restored from the backup of window {network.first_window}, root " in out
     assert f"the chain is in window {network.first_window + NUM_WINDOWS + 1}, {NUM_WINDOWS + 1} later" in out
+
+
+def test_unattended_it_waits_for_the_lease_of_a_killed_machine_and_then_restores_once(network, restored, tmp_path):
+    network.at("default", network.first_window + NUM_WINDOWS + 1).build("default")  # it is never stopped
+    status, out, err = restored("--unattended")
+    waits = err.splitlines()
+    assert (status, f"restored from the backup of window {network.first_window}, root " in out) == (0, True)
+    assert len(waits) > 10
+    assert all(line.startswith(f"waiting: [{Reason.ALREADY_RUNNING}] ") for line in waits)
+    before = contents(tmp_path / "default")
+    status, out, err = restored("--unattended")
+    assert (status, err, "the neuron's folder is on this machine, nothing was restored" in out) == (0, "", True)
+    assert contents(tmp_path / "default") == before
+
+
+def test_unattended_a_bucket_without_a_backup_is_no_error(restored, tmp_path):
+    status, out, err = restored("--unattended", "--json", name="lazy")
+    assert (status, err, json.loads(out)["restored"]) == (0, "", False)
+    assert "a start begins at the network's checkpoint" in json.loads(out)["why"]
+    assert not (tmp_path / "lazy").exists()
 
 
 def test_a_validator_and_an_aggregator_need_none(network, restored, tmp_path):

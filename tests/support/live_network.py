@@ -50,13 +50,13 @@ class LiveNetwork:
     work. `printed` is what `make up` prints.
     """
 
-    def __init__(self, folder, *, settings, hour, **sections):
+    def __init__(self, folder, *, settings, hour, num_honest=2, bad_actors=("lazy",), **sections):
         sections |= {"windows": WINDOWS, "training": {"inner_steps": 10}}
         self.plan = LocalPlan(
             folder=folder / "network",
             preset=PRESET,
-            num_honest=2,
-            bad_actors=("lazy",),
+            num_honest=num_honest,
+            bad_actors=bad_actors,
             prefect_port=free_port(),
             storage_port=free_port(),
             hparams_path=write_hparams(folder / "hparams.json", **sections),
