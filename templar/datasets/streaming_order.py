@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from templar.data.permutation import Permutation
 
 MIXED = 1000  # samples of a stream in which every dataset has exactly its share
-KEPT_GROUPS = 8  # orders of samples that are permuted together, which are kept; a mixture reads in several at once
+KEPT_GROUPS = 8  # orders of groups that a stream keeps: a batch takes from several
 _DOMAIN = "templar.streaming"
 
 Samples = NDArray[np.int64]
@@ -61,40 +61,40 @@ class Stream:
         """The samples at `count` places from `place` on, by their numbers in the dataset; shape (count,)."""
         pieces = []
         while count > 0:
-            which, at = divmod(place, self.size)
+            pass_number, at = divmod(place, self.size)
             # 1. The file of the pass, the group of spans in the file, the place in the group.
-            order, starts = self._file_order(which)
+            order, starts = self._file_order(pass_number)
             number = bisect_right(starts, at) - 1
             file, at = order[number], at - starts[number]
-            group_starts = self._span_order(which, file)[1]
+            group_starts = self._span_order(pass_number, file)[1]
             group = bisect_right(group_starts, at) - 1
             # 2. What this group has of the places.
-            piece = self._group(which, file, group)[at - group_starts[group] :][:count]
+            piece = self._group(pass_number, file, group)[at - group_starts[group] :][:count]
             pieces.append(piece)
             place, count = place + len(piece), count - len(piece)
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
-    def _order_of_files(self, which: int) -> tuple[list[int], list[int]]:
+    def _order_of_files(self, pass_number: int) -> tuple[list[int], list[int]]:
         """The files of a pass, in order, and the place at which each begins."""
-        order = Permutation(len(self._ranges), _DOMAIN, "files", which, *self._key).elements().tolist()
+        order = Permutation(len(self._ranges), _DOMAIN, "files", pass_number, *self._key).elements().tolist()
         sizes = (self._ranges[file][2] - self._ranges[file][1] for file in order)
         return order, list(itertools.accumulate(sizes, initial=0))[:-1]
 
-    def _order_of_spans(self, which: int, file: int) -> tuple[list[tuple[int, int]], list[int]]:
+    def _order_of_spans(self, pass_number: int, file: int) -> tuple[list[tuple[int, int]], list[int]]:
         """The spans of a file, in the order of a pass, and the place in the file at which each group of them begins."""
         start, first, stop = self._ranges[file]
         cuts = [first, *range(first + self._files.span - (first - start) % self._files.span, stop, self._files.span)]
         spans = list(itertools.pairwise([*cuts, stop]))
-        order = Permutation(len(spans), _DOMAIN, "spans", which, file, *self._key).elements()
+        order = Permutation(len(spans), _DOMAIN, "spans", pass_number, file, *self._key).elements()
         spans = [spans[each] for each in order]
         starts = list(itertools.accumulate((end - begin for begin, end in spans), initial=0))[:-1]
         return spans, starts[:: self._files.together]
 
-    def _order_of_group(self, which: int, file: int, group: int) -> Samples:
+    def _order_of_group(self, pass_number: int, file: int, group: int) -> Samples:
         """The samples of a group of spans, in the order of a pass."""
-        spans = self._span_order(which, file)[0][group * self._files.together :][: self._files.together]
+        spans = self._span_order(pass_number, file)[0][group * self._files.together :][: self._files.together]
         samples = np.concatenate([np.arange(begin, end) for begin, end in spans])
-        return samples[Permutation(len(samples), _DOMAIN, "samples", which, file, group, *self._key).elements()]
+        return samples[Permutation(len(samples), _DOMAIN, "samples", pass_number, file, group, *self._key).elements()]
 
 
 class BatchOrder:

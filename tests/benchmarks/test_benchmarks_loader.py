@@ -10,10 +10,21 @@ from templar.data.sampling import pack_flat
 
 
 @pytest.mark.slow
-def test_the_figures(monkeypatch):
-    small = replace(loader.QUICK, shard_bytes=16 << 20, packed_tokens=100_000, repetitions=1, window_bytes=4 << 20)
+def test_the_figures(monkeypatch, tmp_path):
+    """The other readers are not installed here: a script answers for them, as their interpreter would."""
+    others = tmp_path / "python"
+    others.write_text("#!/bin/sh\necho 'more words'\necho '[1.0, 1000.0]'\n")
+    others.chmod(0o755)
+    small = replace(
+        loader.QUICK,
+        shard_bytes=16 << 20,
+        packed_tokens=100_000,
+        repetitions=1,
+        window_bytes=4 << 20,
+        compared_bytes=4 << 20,
+    )
     monkeypatch.setattr(loader, "QUICK", small)
-    figures = loader.run(quick=True)
+    figures = loader.run(quick=True, others=others)
     assert isinstance(figures.pop("holds"), bool)
     assert figures.keys() >= loader.BARS.keys()
     assert all(isinstance(figure, int | float) and figure >= 0 for figure in figures.values())
