@@ -228,12 +228,7 @@ def _step(task: Task[Concatenate[str, P], R]) -> Callable[Concatenate["NeuronTas
         neuron.before = neuron.before if result is None else result
         return result
 
-    recorded = traced(task.fn.__name__, run)
-
-    def call(neuron: "NeuronTasks", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return recorded(neuron, *args, **kwargs)
-
-    return call
+    return traced(task.fn.__name__, run)
 
 
 class NeuronTasks:
