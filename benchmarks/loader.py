@@ -23,6 +23,7 @@ The last line is JSON: these figures, those they are computed from, and whether 
 import gc
 import http.client
 import json
+import math
 import statistics
 import subprocess
 import tempfile
@@ -67,7 +68,7 @@ BARS = {
     "streaming_x_mosaic": 1.0,
 }
 AT_MOST = frozenset({"first_batch_fraction", "streaming_first_fraction"})
-OTHERS = ("litdata", "mosaic")
+COMPARED = {"streaming_x_litdata": "litdata", "streaming_x_mosaic": "mosaic"}  # figure -> the other reader
 SEQUENCE_LENGTH = 2048
 SAMPLE_BYTES = 2 * SEQUENCE_LENGTH
 PIECE_SAMPLES = 4096
@@ -315,9 +316,8 @@ def download_rates(endpoint: Endpoint, folder: Path, repetitions: int) -> Rates:
 def first_batch(endpoint: Endpoint, folder: Path, num_pages: int, repetitions: int) -> list[float]:
     """Seconds from opening the dataset to a window's first batch and to a loader's, and for the whole shard.
 
-    They are medians, on an empty disk.
-
-    The first measurement does not count, because it includes work that a process does only once.
+    They are medians, on an empty disk. The first measurement does not count, because it
+    includes work that a process does only once.
     """
     works = (partial(_read_batch, endpoint, num_pages), partial(_stream_batch, endpoint), partial(_download, endpoint))
     found: list[list[float]] = [[] for _ in works]
@@ -352,17 +352,17 @@ def over_others(python: Path, bucket: Path, folder: Path, num_samples: int) -> d
         for sample in range(0, num_samples, PIECE_SAMPLES):
             numbers = np.arange(sample, min(sample + PIECE_SAMPLES, num_samples))
             file.write(dataset.__getitems__(numbers).astype(np.uint16).tobytes())
-    found = {f"streaming_x_{name}": float("inf") for name in OTHERS}
+    found = dict.fromkeys(COMPARED, math.inf)
     for workers in WORKERS:
         loader = StreamingLoader(dataset, STREAMED_BATCH, num_workers=workers)
         ours = [loader_others.rate(loader) for _ in range(2)][-1]
-        for name in OTHERS:
+        for figure, name in COMPARED.items():
             with empty_folder(folder) as path:
                 words = [str(each) for each in (name, tokens, path / "data", SEQUENCE_LENGTH, STREAMED_BATCH, workers)]
                 command = [str(python), "-W", "ignore", loader_others.__file__, *words]
                 answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)  # noqa: S603
             theirs = json.loads(answer.stdout.splitlines()[-1])[-1]
-            found[f"streaming_x_{name}"] = min(found[f"streaming_x_{name}"], ours / theirs)
+            found[figure] = min(found[figure], ours / theirs)
     return found
 
 
@@ -402,14 +402,14 @@ def measure(sizes: Sizes, folder: Path, others: Path | None) -> dict[str, float]
 
 def holds(figures: dict[str, float], bars: dict[str, float]) -> bool:
     """Whether every bar holds."""
-    measured = {name: bar for name, bar in bars.items() if name in figures}
-    return all((figures[name] < bar) if name in AT_MOST else (figures[name] >= bar) for name, bar in measured.items())
+    return all((figures[name] < bar) if name in AT_MOST else (figures[name] >= bar) for name, bar in bars.items())
 
 
 def run(*, quick: bool, others: Path | None) -> dict[str, Any]:
     """Measure, print the table, and return the figures."""
     sizes = QUICK if quick else FULL
-    bars = {name: bar for name, bar in BARS.items() if not quick or name not in AT_MOST}
+    left_out = (AT_MOST if quick else frozenset()) | (COMPARED.keys() if others is None else frozenset())
+    bars = {name: bar for name, bar in BARS.items() if name not in left_out}
     with tempfile.TemporaryDirectory(prefix="templar-loader-") as name:
         figures = measure(sizes, Path(name), others)
     title = f"a shard of {sizes.shard_bytes / MIB:.0f} MiB{' (--quick; otherwise 1000)' if quick else ''}"
