@@ -11,8 +11,7 @@ A sample of shards is a row of tokens, a NumPy array of int32; a sample of pages
 not depend on ranks and workers (`templar.datasets.streaming_order`), and a loader goes on at any batch with other ones.
 
 Blocks of shards are verified by SHA-256 and kept in the folder `cache`, which processes of one machine may share: they
-fetch a block once. With `cache_bytes` the shards that were not read for the longest time are deleted. Pages are not
-kept.
+fetch a block once. With `cache_bytes` the shards that were not read for the longest time go. Pages are not kept.
 """
 
 import math
@@ -31,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from templar.canonical import canonical_json, sha256_hex
 from templar.data.pages.metadata import METADATA_FILE, TRAIN_SPLIT, folder_prefix
 from templar.data.pages.page_dataset import PageDataset
-from templar.data.shards.block_file import names_of, partial_of
+from templar.data.shards.block_file import allocated, names_of, partial_of
 from templar.data.shards.manifest import manifest_file, tokens_file
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.datasets.streaming_order import BatchOrder, Files, Samples
@@ -122,8 +121,9 @@ class StreamingDataset(_Samples):
         if isinstance(data, PageDataset):
             self.files = Files(data.file_rows, PAGE_ROWS, 1)
         else:
-            shards, least = data.index.splits[split], data.index.sequence_length * np.dtype(data.index.dtype).itemsize
-            self.files = Files(tuple(each.num_samples for each in shards), max(1, SPAN_BYTES // least), SPANS_TOGETHER)
+            shards = data.index.splits[split]
+            span = max(1, SPAN_BYTES // (data.index.sequence_length * np.dtype(data.index.dtype).itemsize))
+            self.files = Files(tuple(each.num_samples for each in shards), span, SPANS_TOGETHER)
             least = 2 * max(each.num_bytes for each in shards)
             if cache_bytes is not None and cache_bytes < least:
                 raise ValueError(f"cache_bytes is {cache_bytes}: two shards take {least} bytes; raise it, or give none")
@@ -181,7 +181,7 @@ class StreamingDataset(_Samples):
                 each: (tokens := folder / tokens_file(self._split, each), partial_of(tokens), path)
                 for each, path in others.items()
             }
-            taken = {each: sum(map(_allocated, paths)) for each, paths in files.items()}
+            taken = {each: sum(map(allocated, paths)) for each, paths in files.items()}
             # 2. The shard whole, and as many of the others as there is room for.
             total = manifest.tokens.size + sum(taken.values())
             for each in sorted(others, key=lambda each: others[each].stat().st_mtime_ns):
@@ -279,11 +279,3 @@ class _Batches(Sampler[Any]):
 
 def _collate(batch: Any) -> Any:
     return torch.from_numpy(batch) if isinstance(batch, np.ndarray) else batch
-
-
-def _allocated(path: Path) -> int:
-    """Bytes that a file takes on the disk; 0 if there is none."""
-    try:
-        return path.stat().st_blocks * 512
-    except FileNotFoundError:
-        return 0

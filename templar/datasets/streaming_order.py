@@ -108,8 +108,7 @@ class BatchOrder:
     ) -> None:
         if num_streams < 1 or batch_size < 1 or batch_size % num_streams:
             raise ValueError(f"batch_size {batch_size} must be a multiple of num_streams {num_streams}, both above 0")
-        self.batch_size, self._seed, self._num_streams = batch_size, seed, num_streams
-        self._sources = sources
+        self._sources, self.batch_size, self._num_streams, self._seed = sources, batch_size, num_streams, seed
         self._offsets = list(itertools.accumulate((files.num_samples for files, _ in sources), initial=0))
         smallest = min(files.num_samples for files, _ in sources)
         if smallest < num_streams:

@@ -347,6 +347,14 @@ def partial_of(path: Path) -> Path:
     return path.with_name(path.name + PARTIAL_SUFFIX)
 
 
+def allocated(path: Path) -> int:
+    """Bytes that a file takes; holes take none."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:  # another process has just completed or deleted it
+        return 0
+
+
 @contextmanager
 def disk_file(path: Path) -> Iterator[None]:
     """As `local_file`, but a full disk has a reason code of its own. TemplarError: `local_file`, `disk_full`."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from templar.data.assignment import Epochs, lasting
-from templar.data.shards.block_file import PARTIAL_SUFFIX, names_of
+from templar.data.shards.block_file import PARTIAL_SUFFIX, allocated, names_of
 from templar.data.shards.manifest import manifest_file, sample_ids_file, tokens_file
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.errors import PermanentError, Reason
@@ -107,7 +107,7 @@ def rotate(
             fetched=tuple(number for number in chosen if number not in before),
             deleted=tuple(deleted),
             left_out=left_out,
-            num_bytes=sum(map(_allocated, _files(folder))),
+            num_bytes=sum(map(allocated, _files(folder))),
         )
 
 
@@ -168,21 +168,13 @@ class _DiskBudget:
 
     def _limit(self) -> int:
         """Bytes that shards may take: of the budget, and of what is free or theirs already."""
-        theirs = sum(map(_allocated, _files(self._folder)))
+        theirs = sum(map(allocated, _files(self._folder)))
         available = theirs + shutil.disk_usage(self._folder).free
         return available if self._budget is None else min(available, self._budget)
 
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _SHARD_FILE.fullmatch(path.name))
-
-
-def _allocated(path: Path) -> int:
-    """Bytes that a file takes; holes take none."""
-    try:
-        return path.stat().st_blocks * 512
-    except FileNotFoundError:  # another process has just completed it
-        return 0
 
 
 def _delete_others(folder: Path, numbers: set[int]) -> tuple[str, ...]:
