@@ -30,6 +30,7 @@ from templar.arguments import positive, whole_number
 from templar.audit.replay import begin_at, replay_to
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
+from templar.housekeeping.maintenance import origin_of_text
 from templar.neuron.node import Node
 from templar.reports.model_card import PICTURE_FILE, TrainingHistory, model_card, read_history
 from templar.reports.text_score import score_texts
@@ -82,11 +83,7 @@ def illustrated(arguments: argparse.Namespace, network: PublicNetwork) -> KeptMo
     made = dict[str, bytes]()
     # A genesis has none, unless an earlier release kept its publisher's.
     if kept.window != birth.mark.window or (kept.folder / CARD_FILE).exists():
-        try:
-            origin = config.open_dataset(config.hparams.data).origin()
-        except (TransientError, PermanentError) as error:
-            print(f"the model card does not name the sources of the text: {error}", file=sys.stderr)
-            origin = None
+        origin = origin_of_text(config)
         made[CARD_FILE] = model_card(config.hparams, network.preset, birth, kept, history, origin=origin).encode()
     if history.held_out:
         made[PICTURE_FILE] = draw_held_out(history.held_out)

@@ -27,7 +27,7 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import Data, Storage
 from templar.store.base import ObjectStore
 
-CARD_FILE, MAX_CARD_BYTES = "card.json", 2**26
+CARD_FILE, MAX_CARD_BYTES = "card.json", 2**30
 HELD_OUT_ROWS_PER_PAGE = 4  # few rows per page, so that few sequences already represent many documents
 
 
@@ -97,9 +97,9 @@ class TrainingData(ABC):
         return self._split.beside(name, max_bytes=max_bytes)
 
     def origin(self) -> DatasetOrigin | None:
-        """The origin of the texts, by the card beside the dataset; None without a card of this dataset.
+        """The origin of the texts, by the card beside the dataset; None without a legal card of this dataset.
 
-        Stores without one, and with one that is damaged, are alike. TransientError: no store could be read.
+        TemplarError: no store could be read, or the card is too large.
         """
         data = self.beside(CARD_FILE, max_bytes=MAX_CARD_BYTES)
         try:

@@ -19,10 +19,11 @@ from templar.agreement.settings_plan import SettingsPlan
 from templar.agreement.state import StateMark, check_mark
 from templar.chain.base import Chain
 from templar.data.assignment import first_epochs
+from templar.data.dataset import DatasetOrigin
 from templar.data.shards.rotation import RotationReport, plan_shards, rotate
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.tokenizer import load_tokenizer
-from templar.errors import PermanentError, Reason, TransientError
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.exchange.object_keys import START_WINDOW_KEY
 from templar.exchange.objects import StartWindow
 from templar.exchange.signed import unseal
@@ -179,8 +180,7 @@ def _make_copy(
     """Write a snapshot in the Hugging Face layout, read it back, and give the folder its name if the root is right."""
     exchange, model = config.reading(birth), config.hparams.model
     history = read_history(exchange, birth, mark.window)
-    origin = config.open_dataset(config.hparams.data).origin()
-    card = model_card(config.hparams, preset, birth, mark, history, origin=origin)
+    card = model_card(config.hparams, preset, birth, mark, history, origin=origin_of_text(config))
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     write_model(part, snapshots.load(mark, model)[0], model, load_tokenizer(str(config.home)), card=card)
@@ -188,6 +188,15 @@ def _make_copy(
         (part / PICTURE_FILE).write_bytes(draw_held_out(history.held_out))
     check_mark(read_weights(part, model), mark, f"snapshot of window {mark.window}")
     part.rename(folder)
+
+
+def origin_of_text(config: NeuronConfig) -> DatasetOrigin | None:
+    """The origin of the network's text, for a model card, which does without it if the dataset cannot be read."""
+    try:
+        return config.open_dataset(config.hparams.data).origin()
+    except TemplarError as error:
+        log.warning("the model card does not name the sources of the text: %s", error)
+        return None
 
 
 def clean_bucket(config: NeuronConfig, *, dry_run: bool) -> CleanupReport:
