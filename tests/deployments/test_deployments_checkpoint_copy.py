@@ -126,7 +126,7 @@ def test_a_network_begins_with_a_copy(trained, source, copies, init, tmp_path):
 def flipped(store, name):
     key = f"{FOLDER}/{name}"
     data = bytearray(store.get(key, max_bytes=1 << 24))
-    data[-9] ^= 1
+    data[-9] = ord("1") if data[-9] == ord("0") else ord("0")  # a signature stays made of hexadecimal digits
     store.put(key, bytes(data))
 
 
