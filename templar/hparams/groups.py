@@ -329,6 +329,9 @@ class Scoring(SettingsGroup):
     """Sequences per forward pass of a measurement; part of what two validators must share to get the same bits."""
     eval_lr_factor: float = Field(gt=0, le=1)
     """Fraction of the outer step at which one payload is measured alone."""
+    eval_step_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the window's outer step that is taken before payloads are measured: with a half, the values of all of
+    them add up to about what the step gains."""
     exact_miners: int = Field(ge=0)
     """Miners per window that are measured exactly, drawn by the time since their last exact measurement."""
     exact_segments: int = Field(ge=1)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -71,6 +71,8 @@ def evaluate(
     meter: Meter | None = None,
 ) -> WindowFacts:
     """Measure every payload of the roster, and every other one that counts, on the state before the window.
+
+    Of the roster's own step `eval_step_share` is taken first (docs/protocol.md 14).
 
     Args:
         node: A node whose agreed state is that of the window before: a validator, or an auditor of one.
@@ -220,7 +222,7 @@ def _measure(
     rostered = [payloads[uid] for uid in settlement.uids if uid in payloads]
     evaluator = Evaluator(
         model,
-        node.state.params,
+        _measured_params(node, rostered),
         segments,
         payloads,
         layout=node.layout,
@@ -244,6 +246,18 @@ def _measure(
         return _Measured(meter.measured_on, evaluator.loss, estimates, measurements, norms, overlaps, repeats)
 
     return node.chain.clock.compute(compute)
+
+
+def _measured_params(node: Node, rostered: Sequence[Payload]) -> Mapping[str, Tensor]:
+    """The parameters that payloads are measured on: the agreed ones after a share of the window's own step."""
+    params, share = node.state.params, node.hparams.scoring.eval_step_share
+    if not share or not rostered:
+        return params
+    factor = share * outer_learning_rate(node.hparams.training, node.state.outer_steps)
+    moved = aggregate(rostered, node.layout, node.state.limit)
+    for name, update in moved.items():
+        update.mul_(-factor).add_(params[name])
+    return moved
 
 
 def _earlier(node: Node, standing: Standing, window: int) -> dict[int, Payload]:

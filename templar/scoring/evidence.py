@@ -103,10 +103,10 @@ class WindowFacts:
 
     window: int
     roster: str | None  # digest of the decided roster; None for a null window
-    root_before: str  # state root that everything was measured on
+    root_before: str  # of the state before the window
     outer_steps: int  # of that state
     seed_block: int  # the block that settled the window; its hash seeds the evaluation plan
-    loss: float | None  # mean loss on the evaluation batch before the window's step; None if nothing was measured
+    loss: float | None  # mean loss on the evaluation batch where payloads were measured; None if nothing was
     miners: tuple[MinerFacts, ...]  # one per registered miner, in uid order
     measured_on: MeasuredOn | None = None  # None if nothing was measured
 

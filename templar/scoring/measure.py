@@ -50,7 +50,7 @@ class Evaluator:
     """Measures the payloads of one window."""
 
     model: nn.Module  # of the network's shape; it is left bound to `params`
-    params: Mapping[str, Tensor]  # the agreed parameters before the window's step, by name; only read
+    params: Mapping[str, Tensor]  # those that payloads are measured on, by name; only read
     segments: Mapping[int, NDArray[np.int32]]  # uid -> its sequences, shape (n, L), in the order of evaluation
     payloads: Mapping[int, Payload]
     _: KW_ONLY
@@ -72,7 +72,7 @@ class Evaluator:
 
     @property
     def loss(self) -> float | None:
-        """Mean loss of the evaluation batch under the agreed parameters; None before `estimate`, and if not finite."""
+        """Mean loss of the evaluation batch under `params`; None before `estimate`, and if not finite."""
         return _mean(loss for losses in self._before.values() for loss in losses)
 
     def estimate(self, exact_uids: Sequence[int]) -> dict[int, Estimate]:

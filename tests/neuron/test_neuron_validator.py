@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 from templar.agreement.sync_proof import read_proof
 from templar.errors import PermanentError, Reason, TransientError
@@ -12,9 +13,11 @@ from templar.exchange.object_keys import peers_key
 from templar.exchange.objects import PeerList, Proof
 from templar.exchange.signed import seal, unseal
 from templar.hparams import TrainerSettings
+from templar.neuron import evaluate
 from templar.neuron.journal import Status
 from templar.neuron.validator import Validator
 from templar.scoring.evidence_chain import ScoreBook
+from templar.scoring.measure import Evaluator
 from templar.scoring.standing import ScoreCard
 from templar.training import loss
 from templar.window import Action, ValidatorSteps, drive_window, open_window
@@ -190,6 +193,25 @@ def test_evidence_names_its_seed_block_root_and_roster_and_honest_miners_are_in_
             assert (record.facts.windows_behind, record.facts.reason, record.slashes) == (0, None, ())
             assert record.after.sync == 1.0
             assert record.facts.estimate is not None
+
+
+def test_with_a_step_share_of_a_half_payloads_are_measured_halfway_to_the_next_state(build, monkeypatch):
+    seen = {}
+
+    def measuring(model, params, *args, **settings):
+        seen.update(params)
+        return Evaluator(model, params, *args, **settings)
+
+    monkeypatch.setattr(evaluate, "Evaluator", measuring)
+    network = build(tiny(scoring={"eval_step_share": 0.5}))
+    before = {name: each.clone() for name, each in network.validator.state.params.items()}
+    network.run([1])
+    for name, after in network.validator.state.params.items():
+        assert not torch.equal(after, before[name])
+        torch.testing.assert_close(seen[name], (before[name] + after) / 2, rtol=0, atol=1e-7)
+    evidence = network.evidence(1)
+    assert evidence.root_before == network.validator.birth.mark.root
+    assert all(record_of(evidence, uid).facts.estimate.random_gain is not None for uid in honest_uids(network))
 
 
 def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build, monkeypatch):
