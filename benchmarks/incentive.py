@@ -13,8 +13,9 @@ does. Exits with 1 if one does not.
 The final loss is compared as the mean over the seeds: those of honest miners alone are as much as 3 % apart by chance
 (docs/validator.md).
 
-Pay is compared with value: in every third window of the second half, each payload is applied alone to the state before
-the window, and its value is the fall of the loss on text that no validator uses.
+Pay is compared with value: in every third window of the second half, each payload's part of the step is taken in the
+middle of the step, and its value is the fall of the loss on text that no validator uses. The step is that of the
+decided roster, and besides that of all payloads that count.
 
 `--places` asks who keeps a place in the gather tier: six honest miners beside four cheats of one kind, until the
 held-out loss is 4.0, and six honest miners beside two slow ones and two newcomers, for 100 windows.

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lab.simulate.run import HELD_OUT_SEQUENCES, own_evidence, run_nodes, world_for
 from lab.simulate.world import START_WINDOW
-from templar.gradient.aggregate import single_update, target_norms
+from templar.gradient.aggregate import aggregate, single_update, target_norms
+from templar.gradient.codec.wire import Payload
 from templar.hparams import HParams, load_hparams
 from templar.neuron.evaluate import mean_loss
 from templar.neuron.node import Node
@@ -92,16 +93,17 @@ class Penalised:
 
 @dataclass(frozen=True)
 class PayloadValue:
-    """The worth of one payload on text that no validator uses.
+    """The worth of one payload in a step, on text that no validator uses.
 
-    `fall` is that of the held-out loss in nats per token if this payload's part of the outer step, clipped, is taken.
-    Payloads that are alike are one: each has its part of the fall.
+    `fall` is that of the held-out loss in nats per token if this payload's part of the step, clipped, is taken in the
+    middle of the step: so the falls of all its payloads add up to about what the step gains. Payloads that are alike
+    are one: each has its part of the fall.
     """
 
     window: int
     uid: int
     fall: float
-    applied: bool  # the decided roster has it
+    applied: bool  # in the step of the decided roster; else in one of all payloads that count
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class IncentiveReport:
 
     def value(self, uid: int, *, applied_only: bool) -> float:
         """Sum of the falls of the held-out loss that a miner's payloads cause; 0 if that is a rise."""
-        counted = (each for each in self.values if each.uid == uid and (each.applied or not applied_only))
+        counted = (each for each in self.values if each.uid == uid and each.applied == applied_only)
         return max(0.0, sum(each.fall for each in counted))
 
 
@@ -165,7 +167,13 @@ def incentive_hparams() -> HParams:
             "data": {"rows_per_page": 4},
             "training": {"inner_steps": 10, "batch_size": 16, "micro_batch_size": 16},
             "gradient": {"target_chunk": 32, "topk_compression": 256},
-            "scoring": {"eval_sequences": 32, "eval_micro_batch_size": 16, "eval_lr_factor": 0.05},
+            "scoring": {
+                "eval_sequences": 32,
+                "eval_micro_batch_size": 16,
+                "eval_lr_factor": 0.05,
+                "eval_step_share": 0.5,
+                "binary_score_ma_alpha": 0.025,
+            },
             "weights": {"own_data_exponent": 2.0},
         },
     )
@@ -314,7 +322,7 @@ def _unlike(miner: MinerFacts, uids: Set[int]) -> MinerFacts:
 
 @dataclass
 class Valuation:
-    """Measures what each payload of some windows is worth alone, on text that is held out: its part of the outer step.
+    """Measures what each payload of some windows is worth, on text that is held out: its part of the outer step.
 
     A validator calls `after` once it has applied a window. The state before a window is the one after the window
     before, so that one is kept.
@@ -340,27 +348,38 @@ class Valuation:
         return self.windows < 2 * window <= 2 * self.windows and (self.windows - window) % VALUED_EVERY == 0
 
     def _measure(self, validator: Node, evidence: Evidence, tokens: NDArray[np.int32]) -> Iterator[PayloadValue]:
-        """Yield the value of every payload that counts: its part of the outer step alone, clipped as it is applied."""
-        # 1. The payloads, and the norms that the roster's are clipped to.
-        window, layout = evidence.window, validator.layout
+        """Yield the value of every payload that counts in the step of all of them, and of the roster's in its step."""
+        window = evidence.window
         facts = {each.facts.uid: each.facts for each in evidence.miners if each.facts.payload_sha256 is not None}
         payloads = {uid: validator.cache.payload(window, str(each.payload_sha256)) for uid, each in facts.items()}
-        rostered = [payload for uid, payload in payloads.items() if facts[uid].applied]
-        training, decay = validator.hparams.training, validator.hparams.gradient.momentum_decay
-        limit = loudest_coefficient(training, decay, evidence.outer_steps)
-        targets = target_norms(rostered or list(payloads.values()), layout, limit)
-        factor = outer_learning_rate(training, evidence.outer_steps)
-        if validator.layout.mean_over != "contributors":
-            factor /= max(1, len(rostered))
         alike = alike_groups(facts, validator.hparams.scoring)
-        # 2. The loss before, and after each.
-        before = mean_loss(validator, self._before, tokens)
+        for applied in (False, True):
+            step = {uid: payload for uid, payload in payloads.items() if facts[uid].applied or not applied}
+            for uid, fall in self._falls(validator, step, tokens, outer_steps=evidence.outer_steps):
+                yield PayloadValue(window, uid, fall / len(alike[uid]), applied)
+
+    def _falls(
+        self, validator: Node, payloads: Mapping[int, Payload], tokens: NDArray[np.int32], *, outer_steps: int
+    ) -> Iterator[tuple[int, float]]:
+        """Yield by how much each payload's part of a step, clipped as there, lowers the loss in the step's middle."""
+        if not payloads:
+            return
+        layout, training, step = validator.layout, validator.hparams.training, list(payloads.values())
+        limit = loudest_coefficient(training, validator.hparams.gradient.momentum_decay, outer_steps)
+        targets, rate = target_norms(step, layout, limit), outer_learning_rate(training, outer_steps)
+        middle = _moved(self._before, aggregate(step, layout, limit), rate / 2)
+        before = mean_loss(validator, middle, tokens)
+        part = rate if layout.mean_over == "contributors" else rate / len(step)
         for uid, payload in payloads.items():
-            moved = single_update(payload, layout, targets)
-            for name, update in moved.items():
-                update.mul_(-factor).add_(self._before[name])
-            fall = before - mean_loss(validator, moved, tokens)
-            yield PayloadValue(window, uid, fall / len(alike[uid]), facts[uid].applied)
+            moved = _moved(middle, single_update(payload, layout, targets), part)
+            yield uid, before - mean_loss(validator, moved, tokens)
+
+
+def _moved(params: Mapping[str, Tensor], update: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
+    """The parameters after a step of `factor` along an update, in its memory."""
+    for name, each in update.items():
+        each.mul_(-factor).add_(params[name])
+    return update
 
 
 def _penalties(seen: Iterable[Evidence]) -> Iterator[Penalised]:

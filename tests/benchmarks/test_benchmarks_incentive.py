@@ -62,8 +62,10 @@ REPORT = IncentiveReport(
     roots_agree=True,
     seconds=1.0,
     values=tuple(
-        PayloadValue(4, uid, fall, applied=uid != 9)
+        PayloadValue(4, uid, fall, applied)
+        for applied in (False, True)
         for uid, fall in {3: 0.2, 4: 0.2, 5: 0.3, 6: 0.1, 7: -0.5, 8: 0.1, 9: 0.1}.items()
+        if not applied or uid != 9
     ),
 )
 
@@ -166,10 +168,13 @@ def test_pay_is_compared_with_the_value_on_held_out_text():
     assert failing_of_value(replace(REPORT, values=())) == ["that count", "in rosters"]
 
 
-def test_each_payload_is_valued_alone():
+def test_each_payload_is_valued_in_the_step_of_all_and_in_that_of_the_roster():
     found = run_population(tiny("simulation"), populations(4)["zero"], windows=2, seed=1)
     miners = found.uids("honest") + found.uids("zero")
-    assert [(each.window, each.uid) for each in found.values] == [(2, uid) for uid in miners]
+    of_all = [(each.window, each.uid) for each in found.values if not each.applied]
+    assert of_all == [(2, uid) for uid in miners]
+    assert {(each.window, each.uid) for each in found.values if each.applied} <= set(of_all)
+    assert max(found.value(uid, applied_only=True) for uid in found.uids("honest")) > 0
     assert all(found.value(uid, applied_only=False) == 0 for uid in found.uids("zero"))
     assert max(found.value(uid, applied_only=False) for uid in found.uids("honest")) > 0
 
