@@ -6,3 +6,5 @@ Nothing in this package knows Prefect; `flows/` and `tasks/` tell its story to t
 
 PROTOCOL_VERSION = "9"
 """Version of the wire formats and rules; part of every object key. It is not the release's version."""
+RELEASE = "0.1.0"
+"""Version of the release, as pip and CHANGELOG.md name it."""
