@@ -7,6 +7,7 @@ window. A new process restores the neuron from its snapshot and journal.
 import atexit
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -17,6 +18,7 @@ from blocks.neuron import Neuron, load_saved
 from tasks.sinks.attached import attach, detach, publish
 from tasks.sinks.sending import Identity
 from templar.errors import PermanentError, Reason
+from templar.neuron.lock import LastRun
 from templar.neuron.node import Node
 from templar.reports.metrics import condition_of
 
@@ -40,6 +42,7 @@ def hosted(name: str, kind: type[N]) -> N:
             network, hotkey = node.birth.network, node.exchange.own_signer.address
             who = Identity(name, node.role or "observer", network.netuid, network.genesis, hotkey)
             attach(who, node.home, os.environ)
+            LastRun(node.state.window, node.state.root, time.time()).save(node.home)
         node = _neurons[name]
     if not isinstance(node, kind):
         raise PermanentError(

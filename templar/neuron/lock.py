@@ -5,6 +5,7 @@ The kernel releases the lock when the process ends. Against other machines there
 """
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -12,15 +13,18 @@ import secrets
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from templar import PROTOCOL_VERSION, RELEASE
 from templar.errors import PermanentError, Reason
 from templar.store.files import local_file, locked, sync
 
 log = logging.getLogger(__name__)
 
 HOLDER_FILE = "holder"
+LAST_RUN_FILE = "last-run.json"
 
 
 class NeuronLock:
@@ -68,6 +72,30 @@ def holder_of(home: Path, *, durable: bool = True) -> str:
             Reason.BAD_STATE_FILE, f"{path}: not 32 hex digits; remove it, then this folder counts as a new holder"
         )
     return hashlib.sha256(f"templar.holder:{token}:{place}".encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """The release that ran in a folder last, and the state that it loaded when it began."""
+
+    window: int
+    root: str
+    began: float  # seconds since the epoch
+    release: str = RELEASE
+    protocol: str = PROTOCOL_VERSION
+
+    def save(self, home: Path) -> None:
+        """Keep it in the folder; `local_file`."""
+        with local_file(path := home / LAST_RUN_FILE):
+            write_file(path, lambda part: part.write_text(json.dumps(asdict(self))), durable=False)
+
+    @classmethod
+    def read(cls, home: Path) -> Self | None:
+        """The inverse of `save`; None if no release that keeps it has run there."""
+        try:
+            return cls(**json.loads((home / LAST_RUN_FILE).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
 
 
 def this_machine() -> str:
