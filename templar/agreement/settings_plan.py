@@ -42,6 +42,8 @@ The rest says how objects are read, when they count, who decides, or how the dat
 genesis.
 """
 FIXED = ("scoring.validator_offset",)
+PROTOCOL = "protocol.version"
+"""The name with which an entry says what protocol version the network speaks from its first window on."""
 FARTHEST = 100
 """An entry begins at most so many times the notice ahead: after it another one must be able to begin."""
 
@@ -62,6 +64,11 @@ class SettingsPlan:
         """
         holding = tuple(each for each in self.entries if each.first_window <= window)
         return _settings(self.genesis, holding) if holding else self.genesis
+
+    @property
+    def protocols(self) -> dict[int, str]:
+        """The protocol versions that entries name, by their first window."""
+        return {each.first_window: str(each.changes[PROTOCOL]) for each in self.entries if PROTOCOL in each.changes}
 
     def after(self, entry: PlanEntry) -> "SettingsPlan":
         """The plan with one more entry."""
