@@ -18,6 +18,7 @@ from prefect.settings import temporary_settings
 from blocks.env_file import env_lines
 from deployments.neuron.folder import NeuronFolder
 from deployments.processes import PROJECT_ROOT, end_of, free_port, start_child
+from tests.support.commands import copy_checkout
 
 FOLDER = PROJECT_ROOT / "deployments" / "skypilot"
 
@@ -44,10 +45,7 @@ class Machine:
         self.home, self.name = folder, f"test-{uuid4().hex[:8]}"
         self.neuron_home = folder / ".templar" / "neuron"
         checkout = folder / "sky_workdir"
-        files = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT_ROOT, capture_output=True, text=True, check=True)
-        for name in files.stdout.split("\0")[:-1]:
-            (checkout / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(PROJECT_ROOT / name, checkout / name)
+        copy_checkout(checkout)
         (checkout / ".venv").symlink_to(sys.prefix)
         secrets = folder / "secrets.env"
         secrets.write_text("".join(env_lines(values)))

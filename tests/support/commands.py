@@ -2,8 +2,11 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
+
+from deployments.processes import PROJECT_ROOT
 
 
 def installed(name):
@@ -21,3 +24,13 @@ def write_env(path, values):
 
 def contents(root):
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def copy_checkout(folder):
+    """Copy the checkout that the tests run in, without what git ignores."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(listed, cwd=PROJECT_ROOT, capture_output=True, text=True, check=True)
+    for name in files.stdout.split("\0")[:-1]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(PROJECT_ROOT / name, folder / name)
+    return folder
