@@ -50,6 +50,7 @@ COMMANDS = (
     Command("neuron restore", "take a miner's state from its bucket onto this machine", "deployments.neuron.restore"),
     Command("neuron logs", "the end of each process's log", "deployments.neuron.manage", ("logs",)),
     Command("neuron service", "print a systemd unit that starts it", "deployments.neuron.manage", ("service",)),
+    Command("upgrade", "with --check: what a release would change for a neuron", "deployments.neuron.release"),
     Command("network init", "start a network: genesis and first window", "deployments.network"),
     Command(
         "network design", "settings for a size, miners and a device, and what to expect", "deployments.design_network"

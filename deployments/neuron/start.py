@@ -8,6 +8,7 @@ Ctrl-C ends all of them: a window under way has the grace of its work pool.
 """
 
 import signal
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,13 +41,18 @@ USUAL_PORT = 4200
 WORKER_GRACE_SECONDS = 60.0  # the pool's grace for a window (30 s), what an interrupted one has to end (10 s), and room
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Parse the command line and run the neuron; 0 after a signal, 1 if it is refused."""
-    parser = command_parser("templar neuron start", __doc__, *NEURON)
+def command_line(prog: str = "templar neuron start", doc: str | None = __doc__) -> ArgumentParser:
+    """The parser of this command, or of another one that takes its options."""
+    parser = command_parser(prog, doc, *NEURON)
     parser.add_argument(
         "--prefect-port", type=port, help=f"of the Prefect server, unless PREFECT_API_URL is set ({USUAL_PORT})"
     )
-    arguments = parser.parse_args(words)
+    return parser
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Parse the command line and run the neuron; 0 after a signal, 1 if it is refused."""
+    arguments = command_line().parse_args(words)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(arguments.name, environment_of(arguments), prefect_port=arguments.prefect_port)
