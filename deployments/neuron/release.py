@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -183,8 +184,10 @@ def ask(checkout: Path, words: Sequence[str], environment: Mapping[str, str]) ->
     make = ["make", "--silent", "VENV=.venv", ".venv"]  # with its own constraints
     look = [f"{checkout}/.venv/bin/python", "-m", "deployments", "upgrade", *words, "--to", str(checkout)]
     plain = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKEFLAGS")}
+    # Neither has a terminal, as a neuron in the background has none: a password must be in the environment or a file.
+    options: Any = {"cwd": checkout, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     for command, env in ((make, plain), ([*look, "--check", "--json"], environment)):
-        done = subprocess.run(command, cwd=checkout, env=dict(env), capture_output=True, text=True, check=False)  # noqa: S603
+        done = subprocess.run(command, check=False, env=dict(env), **options)  # noqa: S603
         if done.returncode and not done.stdout.startswith("["):
             problem = f"{checkout}: `{' '.join(command[:4])}` failed: {done.stderr.strip()[-600:]}"
             raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
