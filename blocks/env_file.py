@@ -60,8 +60,8 @@ def read_env_file(path: Path) -> dict[str, str]:
     return values
 
 
-def read_environment(file: Path | None = None) -> dict[str, str]:
-    """This process's environment over that of a file; what is empty in the environment is read from the file.
+def read_environment(file: Path | None = None, own: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """A process's own environment over that of a file; what is empty in the environment is read from the file.
 
     Without one it is `./.env`, if that is there: the log says so. Errors as in `read_env_file`.
     """
@@ -70,7 +70,7 @@ def read_environment(file: Path | None = None) -> dict[str, str]:
         file = usual
     values = {} if file is None else read_env_file(file)
     # An empty variable is no value. It stays if the file has none: an empty CUDA_VISIBLE_DEVICES means no device.
-    return values | {name: value for name, value in os.environ.items() if value.strip() or name not in values}
+    return values | {name: value for name, value in own.items() if value.strip() or name not in values}
 
 
 def _problem(binding: Binding, written: str) -> str | None:

@@ -48,6 +48,7 @@ COMMANDS = (
         "neuron rehearse", "train on a past window, and say what it would have earned", "deployments.neuron.rehearse"
     ),
     Command("neuron restore", "take a miner's state from its bucket onto this machine", "deployments.neuron.restore"),
+    Command("neuron upgrade", "let another release run it, or the old one if that fails", "deployments.neuron.upgrade"),
     Command("neuron logs", "the end of each process's log", "deployments.neuron.manage", ("logs",)),
     Command("neuron service", "print a systemd unit that starts it", "deployments.neuron.manage", ("service",)),
     Command("upgrade", "with --check: what a release would change for a neuron", "deployments.neuron.release"),

@@ -1,6 +1,7 @@
 """Options that commands share, and the environment that a command works with."""
 
 import argparse
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,8 +54,8 @@ def add_shared(parser: argparse.ArgumentParser, *shared: str) -> None:
         parser.add_argument(option, **SHARED[option])
 
 
-def environment_of(arguments: argparse.Namespace) -> dict[str, str]:
-    """The options' variables over this process's environment over that of the file; `bad_environment` as there."""
+def environment_of(arguments: argparse.Namespace, own: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The options' variables over a process's own environment over that of the file; `bad_environment` as there."""
     chosen = {variable: getattr(arguments, variable) for variable in BITTENSOR_OPTIONS.values()}
     given = {variable: value for variable, value in chosen.items() if value is not None}
-    return read_environment(arguments.env_file) | given
+    return read_environment(arguments.env_file, own) | given

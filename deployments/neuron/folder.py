@@ -51,6 +51,8 @@ class NeuronFolder:
     server_home = FileOf("prefect")  # of the Prefect server that `neuron start` runs itself, with its log
     address_file = FileOf("server.json")  # where the Prefect server of the newest start listens
     lock = FileOf("supervisor.lock")  # held by the process that supervises the others
+    upgrade_file = FileOf("upgrade.json")  # of an upgrade that is not over
+    upgrade_lock = FileOf("upgrade.lock")  # held by the command that makes it
 
     @property
     def folder(self) -> Path:

@@ -75,15 +75,23 @@ def init(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def stop(arguments: argparse.Namespace, console: Console) -> int:
-    """Stop the supervisor, which stops its processes; then what is left of them if it was killed before."""
-    folder = NeuronFolder(arguments.name)
+    """Stop a neuron, and say whether it ran."""
+    was_there = stop_neuron(NeuronFolder(arguments.name))
+    console.print(f"neuron {arguments.name!r} has stopped" if was_there else f"neuron {arguments.name!r} did not run")
+    return 0
+
+
+def stop_neuron(folder: NeuronFolder) -> bool:
+    """Stop the supervisor, which stops its processes; then what is left of them if it was killed before.
+
+    Returns:
+        Whether anything ran.
+    """
     supervisor = holder_of(folder.lock)
     if supervisor is not None:
         stop_process(supervisor, grace_seconds=STOP_SECONDS)
     left = folder.record.stop_all()
-    was_there = supervisor is not None or left
-    console.print(f"neuron {arguments.name!r} has stopped" if was_there else f"neuron {arguments.name!r} did not run")
-    return 0
+    return supervisor is not None or bool(left)
 
 
 def status(arguments: argparse.Namespace, console: Console) -> int:

@@ -207,7 +207,7 @@ class Streak:
     @property
     def line(self) -> str:
         """Neuron, count, reason and remedy."""
-        reason, name = _reason_of(self.state), str(self.state.name)
+        reason, name = reason_in(self.state.message), str(self.state.name)
         done = _DONE.get(Missed(name), name) if name in set(Missed) else "took no part"
         code = f" [{reason}]" if reason else ""
         what = f"neuron {self.neuron!r} {done} in {self.windows} windows in a row{code}"
@@ -246,7 +246,7 @@ def streak_of(neuron: str, runs: Iterable[FlowRun]) -> Streak | None:
         state = run.state
         if state is None or not state.is_final() or state.is_cancelled():
             continue
-        is_late = state.name == "Skipped" and _reason_of(state) is Reason.WINDOW_PASSED
+        is_late = state.name == "Skipped" and reason_in(state.message) is Reason.WINDOW_PASSED
         if not (state.is_failed() or state.is_crashed() or state.name == "CatchingUp" or is_late):
             if state.name == "Skipped":
                 continue
@@ -294,7 +294,7 @@ def _tell(teller: Teller, address: Address) -> None:
             time.sleep(LOOK_SECONDS)
 
 
-def _reason_of(state: State[None]) -> Reason | None:
-    """The first reason that the state's message names."""
+def reason_in(message: str | None) -> Reason | None:
+    """The first reason that a state's message, or a line, names."""
     known = {reason.value: reason for reason in Reason}
-    return next((known[code] for code in _CODE.findall(state.message or "") if code in known), None)
+    return next((known[code] for code in _CODE.findall(message or "") if code in known), None)
