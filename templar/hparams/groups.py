@@ -245,8 +245,7 @@ class Gradient(SettingsGroup):
     momentum_decay: float = Field(ge=0, lt=1)
     """Decay of the error-feedback buffer."""
     feedback_carry: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the error feedback that a miner's training begins with: the parameters that it starts from are the
-    agreed ones less this share. The rest of `momentum_decay` is added when the update is compressed (sparseloco)."""
+    """Share of the error feedback by which a training's first parameters are less than the agreed ones (sparseloco)."""
     topk_compression: int = Field(ge=1)
     """Coefficients kept per chunk."""
     target_chunk: int = Field(ge=1, le=64)
@@ -330,8 +329,7 @@ class Scoring(SettingsGroup):
     eval_lr_factor: float = Field(gt=0, le=1)
     """Fraction of the outer step at which one payload is measured alone."""
     eval_step_share: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the window's outer step that is taken before payloads are measured: with a half, the values of all of
-    them add up to about what the step gains."""
+    """Share of the window's outer step that is taken first: with a half, all values add up to about its gain."""
     exact_miners: int = Field(ge=0)
     """Miners per window that are measured exactly, drawn by the time since their last exact measurement."""
     exact_segments: int = Field(ge=1)
@@ -370,8 +368,7 @@ class Scoring(SettingsGroup):
     overlap_level: float = Field(gt=0, le=1)
     """Share of common coefficients, beyond chance, from which two payloads are alike, and are paid as one."""
     overlap_grace_windows: int = Field(ge=0)
-    """Windows in which a miner's payload was applied before `overlap_level` counts for it: the first updates of honest
-    miners are similar."""
+    """Windows in which a miner's payload is applied before `overlap_level` counts for it: first updates are similar."""
     overlap_copy_level: float = Field(gt=0, le=1)
     """The share that counts before: no honest updates have so much in common."""
     exclusion_after: float = Field(gt=0)

@@ -70,9 +70,7 @@ def evaluate(
     *,
     meter: Meter | None = None,
 ) -> WindowFacts:
-    """Measure every payload of the roster, and every other one that counts, on the state before the window.
-
-    Of the roster's own step `eval_step_share` is taken first (docs/protocol.md 14).
+    """Measure every payload of the roster, and every other one that counts (docs/protocol.md 14).
 
     Args:
         node: A node whose agreed state is that of the window before: a validator, or an auditor of one.
