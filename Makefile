@@ -5,9 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SKYPILOT := .venv-skypilot
 INSTALL := ./deployments/install.sh $(BIN)/python
-# Many processes import the same modules: they are compiled once, here on all cores.
+# Many processes import the same modules: they are compiled once, here on all cores, but for those that few need.
 unexport PYTHONDONTWRITEBYTECODE
-COMPILE := $(BIN)/python -m compileall -q -j 0 $(VENV)/lib > /dev/null || true
+SELDOM := /(_dynamo|_inductor|networkx|pip|sympy|testing|tests|transformers)/
+COMPILE := $(BIN)/python -m compileall -q -j 0 -x '$(SELDOM)' $(VENV)/lib > /dev/null || true
 
 # Settings of the local network; each is a variable of `make run` and `make up`.
 WINDOWS ?= 10
