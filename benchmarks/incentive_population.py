@@ -22,6 +22,7 @@ from templar.neuron.evaluate import mean_loss
 from templar.neuron.node import Node
 from templar.scoring.conclude import conclude
 from templar.scoring.evidence import Evidence, MinerFacts
+from templar.scoring.measure import moved_along
 from templar.scoring.slashing import alike_groups
 from templar.scoring.standing import Standing
 from templar.training.schedule import loudest_coefficient, outer_learning_rate
@@ -367,19 +368,12 @@ class Valuation:
         layout, training, step = validator.layout, validator.hparams.training, list(payloads.values())
         limit = loudest_coefficient(training, validator.hparams.gradient.momentum_decay, outer_steps)
         targets, rate = target_norms(step, layout, limit), outer_learning_rate(training, outer_steps)
-        middle = _moved(self._before, aggregate(step, layout, limit), rate / 2)
+        middle = moved_along(aggregate(step, layout, limit), self._before, rate / 2)
         before = mean_loss(validator, middle, tokens)
         part = rate if layout.mean_over == "contributors" else rate / len(step)
         for uid, payload in payloads.items():
-            moved = _moved(middle, single_update(payload, layout, targets), part)
+            moved = moved_along(single_update(payload, layout, targets), middle, part)
             yield uid, before - mean_loss(validator, moved, tokens)
-
-
-def _moved(params: Mapping[str, Tensor], update: dict[str, Tensor], factor: float) -> dict[str, Tensor]:
-    """The parameters after a step of `factor` along an update, in its memory."""
-    for name, each in update.items():
-        each.mul_(-factor).add_(params[name])
-    return update
 
 
 def _penalties(seen: Iterable[Evidence]) -> Iterator[Penalised]:

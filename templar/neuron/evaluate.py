@@ -27,7 +27,7 @@ from templar.neuron.node import Node
 from templar.neuron.workload import SequenceReader
 from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw, draw_plan
 from templar.scoring.evidence import Estimate, Likeness, MeasuredOn, Measurement, MinerFacts, WindowFacts
-from templar.scoring.measure import Evaluator, find_likenesses, norm_ratios, step_losses
+from templar.scoring.measure import Evaluator, find_likenesses, moved_along, norm_ratios, step_losses
 from templar.scoring.meter import Meter
 from templar.scoring.score import MAX_BEHIND, windows_behind
 from templar.scoring.standing import Standing
@@ -252,10 +252,7 @@ def _measured_params(node: Node, rostered: Sequence[Payload]) -> Mapping[str, Te
     if not share or not rostered:
         return params
     factor = share * outer_learning_rate(node.hparams.training, node.state.outer_steps)
-    moved = aggregate(rostered, node.layout, node.state.limit)
-    for name, update in moved.items():
-        update.mul_(-factor).add_(params[name])
-    return moved
+    return moved_along(aggregate(rostered, node.layout, node.state.limit), params, factor)
 
 
 def _earlier(node: Node, standing: Standing, window: int) -> dict[int, Payload]:

@@ -232,10 +232,7 @@ class _Part:
         """The losses of segments after a step along an update; `update` takes the tensors `out` to write it into."""
         # 1. Move: theta - factor * update, in the gradients' memory.
         with on_device(self.meter.device, EVALUATION):
-            moved = update(out=self._buffer or None)
-            self._buffer = moved
-            for name, each in moved.items():
-                each.mul_(-factor).add_(self.params[name])
+            self._buffer = moved = moved_along(update(out=self._buffer or None), self.params, factor)
         # 2. Compute with the moved parameters, then point the model at the agreed ones again.
         bind_parameters(self.net, moved)
         try:
@@ -278,6 +275,13 @@ class _Part:
         if owner not in self.tokens:
             return []
         return _numbers([losses for losses, _ in self.meter.passes(self.net, self.tokens[owner], size)])
+
+
+def moved_along(update: dict[str, Tensor], params: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+    """The parameters after a step of `factor` along an update, in the update's memory."""
+    for name, each in update.items():
+        each.mul_(-factor).add_(params[name])
+    return update
 
 
 def _numbers(losses: Sequence[Tensor]) -> list[float]:

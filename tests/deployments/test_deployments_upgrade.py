@@ -24,11 +24,11 @@ from templar.exchange.object_keys import Kind
 from templar.neuron.backup import ORDER_FILE
 from templar.neuron.lock import LastRun
 from templar.store.directory import DirectoryStore
-from templar.window import Action, open_window
 from tests.support.commands import copy_checkout, write_env
 from tests.support.errors import raising
 from tests.support.operator import wait_until
 from tests.support.prepared import PreparedNetwork
+from tests.support.repeated_steps import payload_made
 from tests.support.started import Started
 
 WINDOW_SECONDS, OPENS_IN_SECONDS = 240, 40  # of a machine at its usual pace
@@ -53,15 +53,7 @@ def payload_of(network, home, window):
     """The bytes that a neuron makes in a window which nothing interrupts, in a folder of its own."""
     block = network.at("lazy", window)
     node = block.model_copy(update={"home": str(home)}).build("control")
-    try:
-        assert open_window(node, window).action is Action.RUN
-        node.update_peers(window)
-        node.fetch_pages(window)
-        assert node.train(window).reason is None
-        node.compress(window)
-        return node._payload_path(window).read_bytes()
-    finally:
-        node.stop()
+    return payload_made(node, window)
 
 
 class Upgrades:

@@ -15,9 +15,9 @@ from templar.exchange.object_keys import Kind, parse_current_key
 from templar.neuron.backup import list_backups
 from templar.neuron.snapshot import PRIVATE_FILE
 from templar.timeline import first_block
-from templar.window import Action, open_window
 from tests.support.cloud_machine import Machine
 from tests.support.live_network import LiveNetwork, logs_on_failure
+from tests.support.repeated_steps import payload_made
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -75,15 +75,7 @@ def payload_of(network, values, home, window):
     start = network.view.chain._parameters.time(first_block(window, network.view.hparams.windows))
     subnet = block.subnet.model_copy(update={"network": f"{values['NETWORK']}?clock={start}"})
     node = block.model_copy(update={"subnet": subnet}).build("copy")
-    try:
-        assert open_window(node, window).action is Action.RUN
-        node.update_peers(window)
-        node.fetch_pages(window)
-        assert node.train(window).reason is None
-        node.compress(window)
-        return node._payload_path(window).read_bytes()
-    finally:
-        node.stop()
+    return payload_made(node, window)
 
 
 def test_the_next_machine_publishes_what_the_lost_one_would_have(network, values, machines, tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from templar.window import Action, drive_window
+from templar.window import Action, drive_window, open_window
 
 
 class Died(BaseException):
@@ -14,6 +14,19 @@ class Died(BaseException):
 def steps_of(role):
     """The names of a role's steps."""
     return sorted({name for each in role.__mro__ for name in vars(each) if name != "Protocol" and name[0] != "_"})
+
+
+def payload_made(node, window):
+    """The bytes of the payload that a miner makes in a window which nothing interrupts; the node is stopped then."""
+    try:
+        assert open_window(node, window).action is Action.RUN
+        node.update_peers(window)
+        node.fetch_pages(window)
+        assert node.train(window).reason is None
+        node.compress(window)
+        return node._payload_path(window).read_bytes()
+    finally:
+        node.stop()
 
 
 def die_after(node, window, step):
