@@ -135,7 +135,6 @@ def ours(scene: Scene) -> dict[int, float]:
         candidates,
         num_spare=0,
         num_sequences=len(scene.segments[0]),
-        trained_first=len(scene.segments[0]),
         exact_miners=EXACT_MINERS,
         exact_segments=EXACT_SEGMENTS,
         block_hash="0x" + "ab" * 32,

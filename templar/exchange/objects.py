@@ -50,7 +50,7 @@ class Manifest(WindowBody):
     assignment: Hex64  # digest of the data assignment that the miner trained on
     root_before: Hex64  # state root that the training started from
     steps: Figure  # inner steps or batches that the author says went into it; 0 if it does not know
-    tokens: Figure  # tokens of these steps; for information, as the steps are: neither decides anything
+    tokens: Figure  # tokens of these steps: on so much of its data the miner is measured
 
     @property
     def commit(self) -> Commit:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from templar.data.sampling import unigram_entropy
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.buckets import bucket_digest
 from templar.exchange.gather import GatherReport, Tier
-from templar.exchange.objects import Proof, Roster
+from templar.exchange.objects import Manifest, Proof, Roster, RosterEntry
 from templar.gradient.aggregate import aggregate, target_norms
 from templar.gradient.codec.wire import Payload
 from templar.neuron.node import Node
@@ -53,12 +54,13 @@ class _Measured:
     loss: float | None
     estimates: Mapping[int, Estimate]
     measurements: Mapping[int, Measurement]
+    sequences: Mapping[int, int]
     norms: Mapping[int, float]
     overlaps: Mapping[int, Likeness]
     repeats: Mapping[int, Likeness]
 
 
-_NOTHING = _Measured(None, None, {}, {}, {}, {}, {})
+_NOTHING = _Measured(None, None, {}, {}, {}, {}, {}, {})
 
 
 def evaluate(
@@ -89,13 +91,12 @@ def evaluate(
     miners = {neuron.uid: neuron for neuron in node.exchange.miners(window)}
     buckets = {uid: bucket_digest(neuron) for uid, neuron in miners.items()}
     banned = {uid for uid, neuron in miners.items() if standing.is_banned(window, neuron.hotkey, buckets[uid])}
-    digests = {uid: each for uid, each in _shown(report, settlement) if uid in miners and uid not in banned}
-    payloads = {uid: node.cache.payload(window, digest) for uid, digest in digests.items()}
+    shown = {uid: each for uid, each in _shown(report, settlement) if uid in miners and uid not in banned}
 
     # 2. Draw which sequences each payload is measured on, and measure.
     measured = _NOTHING
-    if model is not None and payloads:
-        measured = _measure(node, model, meter or Meter(), standing, settlement, miners=miners, payloads=payloads)
+    if model is not None and shown:
+        measured = _measure(node, model, meter or Meter(), standing, settlement, miners=miners, shown=shown)
 
     # 3. Besides, find out whose state was behind: its proof of the window before says so.
     return WindowFacts(
@@ -113,10 +114,10 @@ def evaluate(
                 measured,
                 bucket=buckets[uid],
                 assigned=node.workload.digest(window, uid) is not None,
-                payload=digests.get(uid),
+                payload=shown[uid].payload_sha256 if uid in shown else None,
                 applied=uid in settlement.uids,
                 banned=uid in banned,
-                behind=find_behind(node, neuron, report, window) if uid in payloads else None,
+                behind=find_behind(node, neuron, report, window) if uid in shown else None,
             )
             for uid, neuron in miners.items()
         ),
@@ -161,11 +162,11 @@ def check_effect(node: Node, model: nn.Module, roster: Roster, *, meter: Meter) 
         raise RejectedError(Reason.ROSTER_HARMFUL, f"with its payloads the loss of uid {uid}'s sequences {text}")
 
 
-def _shown(report: GatherReport, settlement: Settlement) -> list[tuple[int, str]]:
+def _shown(report: GatherReport, settlement: Settlement) -> list[tuple[int, Manifest | RosterEntry]]:
     """By uid, the payload that the roster names, or else that of the own gather."""
-    gathered = {each.uid: each.manifest.payload_sha256 for each in report.submissions}
+    gathered = {each.uid: each.manifest for each in report.submissions}
     entries = () if settlement.roster is None else settlement.roster.entries
-    return sorted((gathered | {entry.uid: entry.payload_sha256 for entry in entries}).items())
+    return sorted((gathered | {entry.uid: entry for entry in entries}).items(), key=itemgetter(0))
 
 
 def _draw(
@@ -173,21 +174,20 @@ def _draw(
     standing: Standing,
     readers: Mapping[int, SequenceReader],
     hotkeys: Mapping[int, str],
+    sequences: Mapping[int, int],
     *,
     window: int,
     block_hash: str,
 ) -> EvaluationPlan:
-    scoring, training = node.hparams.scoring, node.hparams.training
-    candidates = {}
+    scoring, candidates = node.hparams.scoring, {}
     for uid, hotkey in hotkeys.items():
         last = standing.card(hotkey).last_exact
         unmeasured = min(MAX_UNMEASURED, window if last is None else max(1, window - last))
-        candidates[uid] = Candidate(hotkey, readers[uid].count, unmeasured)
+        candidates[uid] = Candidate(hotkey, sequences[uid], unmeasured)
     return draw_plan(
         candidates,
         num_spare=readers[SPARE].count if SPARE in readers else 0,
         num_sequences=scoring.eval_sequences,
-        trained_first=training.inner_steps * training.batch_size,
         exact_miners=scoring.exact_miners,
         exact_segments=scoring.exact_segments,
         block_hash=block_hash,
@@ -206,16 +206,19 @@ def _measure(
     settlement: Settlement,
     *,
     miners: Mapping[int, NeuronInfo],
-    payloads: Mapping[int, Payload],
+    shown: Mapping[int, Manifest | RosterEntry],
 ) -> _Measured:
     """Measure each payload alone, clipped to the median norm of the roster, or of all payloads without a roster."""
     window, scoring, workload = settlement.window, node.hparams.scoring, node.workload
+    payloads = {uid: node.cache.payload(window, each.payload_sha256) for uid, each in shown.items()}
     readers = {uid: workload.reader(workload.assignment(window, uid)) for uid in payloads}
     if len(readers) < 2:  # nobody else's data is there to measure a payload on
         readers[SPARE] = workload.reader(workload.spare_assignment(window))
     seed = node.chain.block_hash(_seed_block(node, window))
     hotkeys = {uid: miners[uid].hotkey for uid in payloads}
-    plan = _draw(node, standing, readers, hotkeys, window=window, block_hash=seed)
+    length = node.hparams.data.sequence_length
+    sequences = {uid: min(readers[uid].count, max(1, each.tokens // length)) for uid, each in shown.items()}
+    plan = _draw(node, standing, readers, hotkeys, sequences, window=window, block_hash=seed)
     segments = {uid: readers[uid].read(places) for uid, places in plan.segments.items()}
     rostered = [payloads[uid] for uid in settlement.uids if uid in payloads]
     evaluator = Evaluator(
@@ -241,7 +244,8 @@ def _measure(
             threshold=scoring.overlap_level,
         )
         norms = norm_ratios(payloads, node.layout, settlement.uids)
-        return _Measured(meter.measured_on, evaluator.loss, estimates, measurements, norms, overlaps, repeats)
+        found = estimates, measurements, sequences, norms, overlaps, repeats
+        return _Measured(meter.measured_on, evaluator.loss, *found)
 
     return node.chain.clock.compute(compute)
 
@@ -293,6 +297,7 @@ def _facts(
         windows_behind=behind,
         estimate=measured.estimates.get(uid),
         measurement=measured.measurements.get(uid),
+        sequences=measured.sequences.get(uid),
         norm_ratio=measured.norms.get(uid),
         overlap=measured.overlaps.get(uid),
         repeat=measured.repeats.get(uid),

@@ -43,7 +43,7 @@ from templar.scoring.score import (
     sync_score,
 )
 from templar.scoring.slashing import Discount, Slash, early_slashes, find_discounts, is_absent, is_alike, late_slashes
-from templar.scoring.standing import DIGITS, ScoreCard, Standing
+from templar.scoring.standing import DIGITS, ScoreCard, Standing, round_score
 
 MAX_WEIGHT_ERROR = 1e-4  # weights add up to 1 but for their rounding
 
@@ -156,7 +156,9 @@ def _scored_cards(
     behind = {miner.uid: miner.windows_behind for miner in facts.miners}
     limited = capped({uid: each.gradient_score for uid, each in scores.items()}, scoring)
     gained = {uid: score - rated.baseline_score for uid, score in limited.items()}
-    excesses = capped({uid: each.own_excess for uid, each in scores.items()}, scoring)
+    # A sequence among many is learnt by less of a step than one among few: their sum compares equal work.
+    sequences = {miner.uid: miner.sequences or 0 for miner in facts.miners}
+    excesses = capped({uid: round_score(each.own_excess * sequences[uid]) for uid, each in scores.items()}, scoring)
     after = {}
     for uid, score in scores.items():
         lag, card = behind[uid], cards[uid]

@@ -125,7 +125,7 @@ def compare_evidence(published: Evidence, recomputed: Evidence) -> tuple[Differe
 
 def _unmeasured(facts: WindowFacts) -> WindowFacts:
     """Return the facts without measured numbers."""
-    nothing = dict.fromkeys(("estimate", "measurement", "norm_ratio", "overlap", "repeat"))
+    nothing = dict.fromkeys(("estimate", "measurement", "sequences", "norm_ratio", "overlap", "repeat"))
     return replace(facts, loss=None, miners=tuple(miner.model_copy(update=nothing) for miner in facts.miners))
 
 

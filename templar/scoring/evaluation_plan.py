@@ -23,7 +23,7 @@ class Candidate:
     """A miner whose payload counts."""
 
     hotkey: str  # every draw is keyed with it, so that uids do not matter
-    num_sequences: int  # assigned to it
+    num_sequences: int  # of its data that it says it trained on
     unmeasured: int  # windows since it was measured exactly, at least 1
 
 
@@ -43,21 +43,19 @@ def draw_plan(
     *,
     num_spare: int,
     num_sequences: int,
-    trained_first: int,
     exact_miners: int,
     exact_segments: int,
     block_hash: str,
 ) -> EvaluationPlan:
     """Draw the evaluation plan of a window whose settling block has this hash.
 
-    `candidates` are the miners whose payloads count, by uid; `num_spare` sequences were assigned to nobody, and a miner
-    trains on `trained_first` sequences in a full window. A segment has `num_sequences`. Of the `exact_miners` each is
-    measured on `exact_segments` of others.
+    `candidates` are the miners whose payloads count, by uid; `num_spare` sequences were assigned to nobody. A segment
+    has `num_sequences`. Of the `exact_miners` each is measured on `exact_segments` of others.
     """
-    # 1. Own segments, from the sequences that a miner trains on first, because it may run out of time.
+    # 1. Own segments, from the sequences that a miner says it trained on: they are the first ones of its data.
     segments = {}
     for uid in sorted(candidates, key=lambda uid: keyed_seed(_ORDER_DOMAIN, block_hash, candidates[uid].hotkey)):
-        own, hotkey = range(min(candidates[uid].num_sequences, trained_first)), candidates[uid].hotkey
+        own, hotkey = range(candidates[uid].num_sequences), candidates[uid].hotkey
         if own:
             segments[uid] = tuple(draw(own, num_sequences, _OWN_DOMAIN, block_hash, hotkey))
     # 2. With a single segment its miner would have no random data: add a segment of unassigned data.

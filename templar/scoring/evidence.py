@@ -84,6 +84,7 @@ class MinerFacts(Record):
     assigned: bool  # whether it had data to train on; one that waits for a slot has nothing to publish
     payload_sha256: Hex64 | None  # the payload that counts
     applied: bool  # whether the decided roster has it
+    sequences: Count | None  # of its data that its manifest says it trained on; None if nothing was measured
     reason: Annotated[Reason, Field(strict=False)] | None  # why no payload counts
     windows_behind: Count | None  # windows that its state was behind; None if its store failed
     estimate: Estimate | None

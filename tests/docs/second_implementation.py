@@ -29,7 +29,7 @@ def whole_bytes(bits):
 class Spec:
     """All sections of docs/protocol.md but 14."""
 
-    VERSION = 9
+    VERSION = 10
     MAX_STEP = 552
 
     @staticmethod
@@ -672,7 +672,7 @@ class Judge:
             return -math.log((bits + 0.5) / 2**53) / miners[uid]["unmeasured"]
 
         order = sorted(miners, key=lambda uid: Spec.seed("templar.scoring.order", block_hash, key(uid)))
-        sizes = {uid: min(miners[uid]["num_sequences"], case["trained_first"]) for uid in order}
+        sizes = {uid: miners[uid]["num_sequences"] for uid in order}
         segments = [[uid, drawn(sizes[uid], key(uid))] for uid in order if sizes[uid]]
         if len(segments) < 2 and case["num_spare"]:
             segments.append([-1, drawn(case["num_spare"], -1)])
@@ -1056,10 +1056,11 @@ class Judge:
         players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _, _) in scores.items()}
         ratings, baseline_sigma, least = Judge.ratings(players, before["baseline_sigma"], scoring)
         most = scoring["advantage_cap"] * Judge.typical(score for score, _, _ in scores.values())
-        most_excess = scoring["advantage_cap"] * Judge.typical(excess for _, _, excess in scores.values())
+        excesses = {uid: Judge.settled(each[2] * facts[uid]["sequences"]) for uid, each in scores.items()}
+        most_excess = scoring["advantage_cap"] * Judge.typical(excesses.values())
         gains = {uid: min(score[0], most) - least for uid, score in scores.items()}
         for uid, each in scores.items():
-            gained, excess = gains[uid], min(each[2], most_excess)
+            gained, excess = gains[uid], min(excesses[uid], most_excess)
             cards[uid] = Judge.scored(facts[uid], cards[uid], each, ratings[uid], scoring, gained=gained, excess=excess)
             cards[uid] |= {"last_reveal": window}
             if Judge.curvature(facts[uid]["measurement"]) is not None:

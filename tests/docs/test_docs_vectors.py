@@ -579,6 +579,7 @@ def any_miner(chance, uid, key):
         "windows_behind": chance.choice([None, 0, 0, 0, 2, 4, 5]),
         "estimate": estimate | {"expected": chance.choice([0.0, 0.03125])},
         "measurement": chance.choice([None, measurement]),
+        "sequences": (40, 160, 1)[uid % 3],
         "norm_ratio": chance.choice([0.0, 1.0, 10.0, 10.5]),
         "overlap": likeness(),
         "repeat": likeness(),

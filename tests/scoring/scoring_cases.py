@@ -58,6 +58,7 @@ seen = st.fixed_dictionaries(
         "assigned": st.sampled_from([True, True, False]),
         "applied": st.booleans(),
         "windows_behind": st.none() | st.integers(0, 5),
+        "sequences": st.sampled_from([1, 40, 40, 160]),
         "norm_ratio": st.sampled_from([0.5, 1.0, 10.0, 10.001]),
         "overlap": likenesses,
         "repeat": likenesses,

@@ -23,7 +23,6 @@ sizes = st.fixed_dictionaries(
     {
         "num_spare": st.integers(0, 6),
         "num_sequences": st.integers(1, 6),
-        "trained_first": st.integers(1, 12),
         "exact_miners": st.integers(0, 8),
         "exact_segments": st.integers(1, 8),
     }
@@ -48,7 +47,7 @@ def test_every_miner_is_measured_exactly_within_few_windows():
     """A network of 30 of whom 8 are: with ages as weights nobody waits much longer than four windows."""
     last = dict.fromkeys(range(30), 0)
     waits = []
-    sizes = {"num_spare": 0, "num_sequences": 1, "trained_first": 1, "exact_miners": 8, "exact_segments": 1}
+    sizes = {"num_spare": 0, "num_sequences": 1, "exact_miners": 8, "exact_segments": 1}
     for window in range(1, 121):
         ages = {uid: candidate(uid, unmeasured=window - measured) for uid, measured in last.items()}
         for uid in draw_plan(ages, block_hash=f"0x{window:064x}", **sizes).exact:

@@ -69,6 +69,7 @@ def revealed(uid, gain=0.1, **changes):
         "windows_behind": 0,
         "estimate": estimate(gain),
         "measurement": None,
+        "sequences": 40,
         "norm_ratio": 1.0,
         "overlap": None,
         "repeat": None,
@@ -82,7 +83,7 @@ def absent(uid, reason=Reason.COMMIT_MISSING, **changes):
 
 
 NOTHING_COUNTS = dict.fromkeys(
-    ("payload_sha256", "windows_behind", "estimate", "measurement", "norm_ratio", "overlap", "repeat")
+    ("payload_sha256", "windows_behind", "estimate", "measurement", "sequences", "norm_ratio", "overlap", "repeat")
 )
 """The facts of a miner of whom no payload counts."""
 
