@@ -26,9 +26,11 @@ from benchmarks.incentive import run_one
 from benchmarks.incentive_population import HONEST, IncentiveReport, Population, incentive_hparams
 from templar.arguments import whole_number
 from templar.hparams import HParams
+from templar.training.design import measuring
 
 SLOW, SPEED, LONGER, PAY = "slow", 4, 1.5, 1.5
 WINDOWS, QUICK_WINDOWS, SEEDS = 60, 4, (11, 12, 13)
+DENSITY = 1 / 4  # of the coefficients, as in the incentive experiment
 BATCH, RATE = 4, 0.008  # sequences; with 0.004 and 0.016 three slow miners end 0.03 and 0.12 nats higher (seed 11)
 MIXED = Population("two slow, one fast", 1, (SLOW, SLOW))
 EQUAL = Population("three slow", 0, (SLOW,) * 3)
@@ -38,14 +40,14 @@ def unequal_hparams() -> HParams:
     """The settings of the incentive experiment, with time and data for four batches in each inner step.
 
     A batch is as noisy as one of twenty miners' in a preset, and the learning rate is the best for three slow ones. The
-    fast miner's payload counts as two parts, and each is measured as one of three.
+    fast miner's payload counts as two parts. Payloads are measured as in a design for three miners.
     """
     hparams = incentive_hparams()
     adamw = hparams.training.adamw.model_copy(update={"learning_rate": RATE})
     sizes = {"batch_size": BATCH, "micro_batch_size": BATCH, "max_step_batches": SPEED}
     training = hparams.training.model_copy(update=sizes | {"adamw": adamw})
     data = hparams.data.model_copy(update={"pages_per_window": SPEED * hparams.data.pages_per_window})
-    scoring = hparams.scoring.model_copy(update={"eval_lr_factor": round(1 / len(EQUAL.actors), 2)})
+    scoring = hparams.scoring.model_copy(update=measuring(len(EQUAL.actors), DENSITY))
     gradient = hparams.gradient.model_copy(update={"mean_over": "parts"})
     sections = {"training": training, "data": data, "scoring": scoring, "gradient": gradient}
     return hparams.model_copy(update=sections)

@@ -77,6 +77,7 @@ DENSITY_COST = 0.02  # of a window, for a denser code than the sparsest
 DENSE = 1 / 16  # from here on sums are divided by the number of payloads
 DENSE_OUTER_RATE, DENSE_OWN_EXPONENT = 1.1, 2.0
 MIDDLE, SLOW_AVERAGE = 0.5, 0.025  # where payloads of a dense code are measured, and how fast their averages move
+MANY = 10  # miners from which on it is so: a payload of fewer is a large part of the step, and bends it by itself
 FEEDBACK_DECAY, FEEDBACK_CARRY = 0.95, 0.0
 WANTED_OUTER_STEPS = 1000  # to learn as well as in one place (hypertrain's assumption: 1,000 to 3,000)
 MOST_BLOCKS = 125  # of a window
@@ -203,7 +204,7 @@ def _with_density(wishes: Wishes, base: HParams, model: Model, peak: float, dens
             "mean_over": "contributors" if density < DENSE else "parts" if batches > 1 else "payloads",
         },
         "peers": {"gather_peer_count": wishes.miners, "reserve_peer_count": _reserve(wishes.miners)},
-        "scoring": _scoring(wishes.miners, density),
+        "scoring": measuring(wishes.miners, density),
         "weights": _weights(work.blocks, density),
         "storage": {"private_backup_windows": _backup_windows(wishes, model, optimizer, seconds)},
     }
@@ -376,11 +377,14 @@ def _data(base: HParams, work: _Work, batches: int, samples: int) -> dict[str, A
     }
 
 
-def _scoring(miners: int, density: float) -> dict[str, Any]:
-    """How payloads are measured: of a dense code in the middle of the window's step (docs/validator.md)."""
-    if density < DENSE:
-        return {"eval_lr_factor": 0.2, "eval_step_share": 0.0, "binary_score_ma_alpha": 0.05}
-    return {"eval_lr_factor": round(1 / miners, 4), "eval_step_share": MIDDLE, "binary_score_ma_alpha": SLOW_AVERAGE}
+def measuring(miners: int, density: float) -> dict[str, Any]:
+    """How payloads are measured: of a dense code and many miners in the middle of the step (docs/validator.md)."""
+    dense, middle = density >= DENSE, density >= DENSE and miners >= MANY
+    return {
+        "eval_lr_factor": round(1 / miners, 4) if dense else 0.2,
+        "eval_step_share": MIDDLE if middle else 0.0,
+        "binary_score_ma_alpha": SLOW_AVERAGE if middle else 0.05,
+    }
 
 
 def _weights(blocks: int, density: float) -> dict[str, Any]:
