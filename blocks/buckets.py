@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from blocks.environment import (
+    DATASET_VARIABLES,
     MODEL_VARIABLES,
     PAGE_VARIABLES,
     WRITE_VARIABLES,
@@ -32,6 +33,7 @@ BucketChoice = Literal["neuron", "gradients", "aggregator", "dataset", "page", "
 
 _SECRET = "SECRET_ACCESS_KEY"  # noqa: S105 - the end of a variable's name
 PAGE = "R2_PAGE"
+FOLDER_VARIABLES = {"model": MODEL_VARIABLES, "dataset": DATASET_VARIABLES}
 _PREFIXES = {"gradients": "R2_GRADIENTS", "aggregator": "R2_AGGREGATOR", "dataset": "R2_DATASET", "page": PAGE}
 
 
@@ -114,18 +116,20 @@ def page_bucket(network: StorageEndpoint, environment: Mapping[str, str]) -> Upl
     return endpoint.open(bucket, account, key, writable=True)
 
 
-def open_model(source: str, environment: Mapping[str, str]) -> tuple[ObjectStore, str]:
-    """The bucket of `s3://BUCKET/FOLDER`, opened with `R2_MODEL_READ_*`, and the folder.
+def open_folder(
+    source: str, environment: Mapping[str, str], of: Literal["model", "dataset"]
+) -> tuple[ObjectStore, str]:
+    """The bucket of `s3://BUCKET/FOLDER`, opened with `R2_MODEL_READ_*` or `R2_DATASET_READ_*`, and the folder.
 
     `bad_parameters` if it is not of this form; the message of `bad_environment` names every variable.
     """
     found = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.+?)/?", source)
     if found is None or not is_key(found[2]):
-        problem = "write s3://BUCKET/FOLDER; the folder has the files of one checkpoint"
-        raise PermanentError(Reason.BAD_PARAMETERS, f"--from {source}: {problem}")
-    reader = EnvironmentReader(environment)
-    endpoint = own_endpoint(reader, MODEL_VARIABLES, endpoint_block(reader))
-    key, account = key_block(reader, "R2_MODEL_READ"), reader.text("R2_MODEL_ACCOUNT_ID", found[1])
+        problem = f"write s3://BUCKET/FOLDER; the folder has the files of one {of}"
+        raise PermanentError(Reason.BAD_PARAMETERS, f"{source}: {problem}")
+    reader, prefix = EnvironmentReader(environment), f"R2_{of.upper()}"
+    endpoint = own_endpoint(reader, FOLDER_VARIABLES[of], endpoint_block(reader))
+    key, account = key_block(reader, f"{prefix}_READ"), reader.text(f"{prefix}_ACCOUNT_ID", found[1])
     reader.raise_problems()
     return endpoint.open(found[1], account, key, writable=False), found[2]
 

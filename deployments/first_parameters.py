@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocks.buckets import open_model
+from blocks.buckets import open_folder
 from templar.agreement.checkpoint import fetch_copy, read_copied_manifest
 from templar.agreement.model_folder import CONFIG_FILE, INDEX_FILE, WEIGHTS_PATTERN, read_tensor_files
 from templar.data.tokenizer import MAX_CONFIG_BYTES, Tokenizer, load_tokenizer
@@ -49,14 +49,14 @@ def first_parameters(
     `REPOSITORY` or `REPOSITORY@REVISION` of the Hub; None means the preset's seed. The environment has the keys.
 
     Raises:
-        PermanentError: `bad_hparams`, `tokenizer_missing`, `checkpoint_broken`, and as in `open_model`, `fetch_copy`
+        PermanentError: `bad_hparams`, `tokenizer_missing`, `checkpoint_broken`, and as in `open_folder`, `fetch_copy`
             and `download_model`.
         TransientError: Bucket or Hub could not be reached; a later call goes on.
     """
     if source is None:
         return genesis_parameters(model)
     if source.startswith("s3://"):
-        folder, (store, place) = download, open_model(source, environment)
+        folder, (store, place) = download, open_folder(source, environment, "model")
         fetch_copy(store, place, read_copied_manifest(store, place), folder, model, CONFIG_FILE)
     else:
         folder = _folder_of(source, environment.get("HF_TOKEN"))

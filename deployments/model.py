@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from blocks.buckets import open_model
+from blocks.buckets import open_folder
 from blocks.env_file import read_environment
 from deployments.command import exit_status
 from deployments.hub import TOKEN, open_pusher, push_model
@@ -62,7 +62,7 @@ def fetched(arguments: argparse.Namespace, network: PublicNetwork) -> KeptModel:
     elif arguments.window is not None:
         raise PermanentError(Reason.BAD_PARAMETERS, "--window, --from: a bucket's folder has one window: leave one out")
     else:
-        copied = open_model(arguments.source, read_environment(arguments.env_file))
+        copied = open_folder(arguments.source, read_environment(arguments.env_file), "model")
         kept = fetch_copied_model(exchange, birth, config.home, *copied)
     print(f"model of window {kept.window}, {kept.outer_steps} outer steps, root {kept.root}", file=sys.stderr)
     return kept

@@ -55,7 +55,7 @@ BUDGETS: tuple[tuple[str, str, int], ...] = (
     (
         "lines of blocks/, tasks/, flows/ and deployments/",
         "./.env, refusals, commands for buckets and releases, the page, clouds",
-        823,
+        855,
     ),
     (
         "lines of lab/, benchmarks/ and docs/",
@@ -65,10 +65,10 @@ BUDGETS: tuple[tuple[str, str, int], ...] = (
     (
         "lines of templar/",
         "storage of other vendors, the page, the reader for other programs, series of steps, models",
-        1053,
+        1088,
     ),
     ("lines on the reading path", "the total of a miner's tokens", 11),
-    ("lines of tests/", "the tests of these", 1492),
+    ("lines of tests/", "the tests of these", 1503),
 )
 """What may be added to a limit: (limit, feature, number). The learner's features may have 1,500 lines of product and as
 many of tests, those of a network that changes 1,800, those of the surface (the last six) 2,800 of each."""

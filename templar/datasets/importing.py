@@ -1,6 +1,6 @@
 """Datasets of the reference's layouts as datasets of this network: large files are linked, missing ones are written.
 
-    train_{i:06d}.npy                 flat tokens without manifests, with or without a NumPy header; perhaps with
+    train_{i:06d}.npy                 flat tokens without manifests, with or without a NumPy header, or `anneal_`; with
     sample_ids_{i:06d}.bin            ids of the samples, with or without a NumPy header
 
     {config}/*.parquet                rows with a column `text`; perhaps with
@@ -56,12 +56,16 @@ from templar.datasets.page_writer import write_metadata
 from templar.datasets.token_parts import finished_shard
 from templar.datasets.units import check_ended, in_threads
 from templar.errors import PermanentError, Reason
+from templar.store.base import ObjectInfo, ObjectStore, is_key
 from templar.store.files import link_or_copy, local_file, sync
 
 log = logging.getLogger(__name__)
 
 MOST_HELD_OUT_SAMPLES = 2**16
-_TOKENS = re.compile(r"train_(\d{6})\.npy")
+PREFIXES = ("train", "anneal")  # of files of tokens
+_NEEDED = re.compile(
+    rf"(?:[^/]+/)*(?:{SHARD_SIZES_FILE}|[^/]+\.parquet|(?:{'|'.join(PREFIXES)})_\d{{6}}\.npy|sample_ids_\d{{6}}\..+)"
+)
 MOST_GROUP_BYTES = 2**24  # of text in a row group, beyond which an import warns
 _MAGIC = b"\x93NUMPY"
 _PROBE_BYTES = 2**20
@@ -88,6 +92,7 @@ def import_dataset(
     dtype: TokenType = "uint32",
     sequence_length: int = 2048,
     held_out_samples: int | None = None,
+    prefix: str = "train",
     workers: int | None = None,
     on_progress: Progress = lambda percentage: None,
 ) -> Imported:
@@ -95,7 +100,8 @@ def import_dataset(
 
     The original is not changed. A link needs the same file system; elsewhere, files are copied. `tokenizer` is the one
     that made the tokens of shards; of pages, one to put beside them, or None. `dtype` is the type of a token in files
-    without a NumPy header. `held_out_samples` of the last shard are held out; 5 % of it by default, 65536 at most.
+    without a NumPy header. `held_out_samples` of the last shard are held out; 5 % of it by default, 65536 at most. The
+    names of shards begin with `prefix`; in the dataset they are `train_{i:06d}.npy`.
 
     ValueError: A number is out of range, or shards come without a tokenizer. TransientError: `local_file`.
     PermanentError: `object_exists`, `dataset_missing`, `dataset_malformed`, `dataset_too_small`, `local_file`.
@@ -103,7 +109,7 @@ def import_dataset(
     require_absent(root)
     if not folder.is_dir():
         raise PermanentError(Reason.DATASET_MISSING, f"{folder}: no such folder; correct the path")
-    shards = sorted(path for path in folder.iterdir() if _TOKENS.fullmatch(path.name))
+    shards = sorted(path for path in folder.iterdir() if re.fullmatch(rf"{prefix}_\d{{6}}\.npy", path.name))
     work = root.with_name(f"{root.name}.work")
     with alone(work), local_file(root):
         partial = work / "import"
@@ -123,6 +129,36 @@ def import_dataset(
     return Imported(root, *imported)
 
 
+def fetch_original(
+    store: ObjectStore,
+    place: str,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    on_progress: Progress = lambda percentage: None,
+) -> None:
+    """Fetch the files that an import reads from the folder `place` of a bucket; what an earlier call fetched stays.
+
+    PermanentError: `dataset_missing`, no such files are there. Errors of the store are raised.
+    """
+    found = {info.key.removeprefix(f"{place}/"): info for info in store.list(f"{place}/")}
+    files = [(name, info) for name, info in sorted(found.items()) if _NEEDED.fullmatch(name) and is_key(name)]
+    if not files:
+        problem = "has no files of tokens, and no *.parquet: correct the folder"
+        raise PermanentError(Reason.DATASET_MISSING, f"s3://{store.name}/{place} {problem}")
+
+    def fetch(file: tuple[str, ObjectInfo]) -> None:
+        check_ended()
+        target = folder / file[0]
+        with local_file(target):
+            if target.exists() and target.stat().st_size == file[1].size:
+                return
+            target.parent.mkdir(parents=True, exist_ok=True)
+        store.get_file(file[1].key, target, max_bytes=file[1].size, resume=True)
+
+    in_threads(fetch, files, on_progress, workers=workers)
+
+
 class _Shards:
     """Files of tokens that become the shards of a dataset."""
 
@@ -138,10 +174,9 @@ class _Shards:
     ) -> None:
         self._folder, self._partial, self._tokenizer, self._paths = folder, partial, tokenizer, paths
         for index, path in enumerate(paths):
-            if path.name != tokens_file(TRAIN_SPLIT, index):
-                raise PermanentError(
-                    Reason.DATASET_MISSING, f"{folder} has no {tokens_file(TRAIN_SPLIT, index)}: fetch it, too"
-                )
+            name = f"{path.name[:-10]}{index:06d}.npy"
+            if path.name != name:
+                raise PermanentError(Reason.DATASET_MISSING, f"{folder} has no {name}: fetch it, too")
         # 1. Types and headers.
         found = [_header(path, dtype, tokenizer) for path in paths]
         types = {kind for kind, _ in found}
@@ -183,12 +218,12 @@ class _Shards:
         return "shards", len(self._paths), 1 + sum(not self._is_linked(index) for index in range(last))
 
     def _is_linked(self, index: int) -> bool:
-        target = self._partial / self._paths[index].name
+        target = self._partial / tokens_file(TRAIN_SPLIT, index)
         return target.exists() and target.samefile(self._paths[index])
 
     def _link(self, index: int) -> ShardEntry:
         """Link one shard and describe it, unless that was done before."""
-        path, target = self._paths[index], self._partial / self._paths[index].name
+        path, target = self._paths[index], self._partial / tokens_file(TRAIN_SPLIT, index)
         with local_file(target):
             if not self._is_linked(index):
                 (self._partial / manifest_file(TRAIN_SPLIT, index)).unlink(missing_ok=True)

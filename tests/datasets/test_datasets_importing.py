@@ -15,7 +15,7 @@ from templar.data.pages.page_dataset import PageDataset
 from templar.data.shards.manifest import sample_ids
 from templar.data.shards.shard_dataset import ShardedDataset
 from templar.data.tokenizer import Tokenizer, train_embedded_tokenizer
-from templar.datasets.importing import import_dataset
+from templar.datasets.importing import fetch_original, import_dataset
 from templar.errors import PermanentError, Reason
 from templar.store.directory import DirectoryStore
 from tests.support.commands import contents
@@ -85,6 +85,22 @@ class TestShards:
         assert np.array_equal(held_out, tokens_of(1, 40)[34:])
         assert (root / "sample_ids_000000.bin").read_bytes() == (tokens / "sample_ids_000000.bin").read_bytes()
         assert not (tmp_path / "dataset.work").exists()
+
+    def test_shards_of_another_prefix_come_from_a_bucket(self, tokens, tmp_path, tokenizer):
+        for index in range(2):
+            (tokens / f"anneal_{index:06d}.npy").write_bytes((tokens / f"train_{1 - index:06d}.npy").read_bytes())
+            (tokens / f"sample_ids_{index:06d}.bin").unlink()
+        (tokens / "notes.txt").write_text("not read")
+        copy, root = tmp_path / "copy", tmp_path / "dataset"
+        for _ in range(2):  # a second call finds what the first one fetched
+            fetch_original(DirectoryStore(tmp_path, writable=False), "tokenized", copy)
+        assert contents(copy).keys() == contents(tokens).keys() - {"notes.txt"}
+        import_dataset(copy, root, tokenizer=tokenizer, sequence_length=LENGTH, held_out_samples=6, prefix="anneal")
+        first, second = read(root, "train", tmp_path)
+        assert np.array_equal(first, tokens_of(1, 40))
+        assert np.array_equal(second, tokens_of(0, 50)[:44])
+        with raising(PermanentError, Reason.DATASET_MISSING, "correct the folder"):
+            fetch_original(DirectoryStore(tmp_path, writable=False), "nowhere", copy)
 
     def test_it_resumes(self, tokens, tmp_path, tokenizer, monkeypatch):
         def full(*_, **__):
