@@ -18,7 +18,7 @@ from blocks.environment import (
     own_endpoint,
 )
 from blocks.neuron import Neuron, load_saved
-from blocks.storage import R2, BucketCredentials, StorageEndpoint
+from blocks.storage import R2, BucketCredentials, DatasetBucket, StorageEndpoint
 from templar.data.pages.metadata import folder_prefix
 from templar.errors import PermanentError, Reason
 from templar.housekeeping.access import Credential
@@ -134,11 +134,13 @@ def open_folder(
     return endpoint.open(found[1], account, key, writable=False), found[2]
 
 
-def _place(reader: EnvironmentReader, prefix: str) -> tuple[str, str]:
+def _place(reader: EnvironmentReader, prefix: str, default: DatasetBucket | None = None) -> tuple[str, str]:
     """Account and bucket of the variables with this prefix."""
-    account = reader.text(f"{prefix}_ACCOUNT_ID")
+    account = reader.text(f"{prefix}_ACCOUNT_ID", None if default is None else default.account_id)
     if account and not is_account_id(account):
         reader.problem(f"{prefix}_ACCOUNT_ID", "is not 3 to 32 lower-case letters, digits and inner hyphens")
+    if default is not None and account == default.account_id:
+        return account, reader.text(f"{prefix}_BUCKET_NAME", default.bucket)
     return account, reader.text(f"{prefix}_BUCKET_NAME", None if prefix == PAGE else account)
 
 
@@ -164,7 +166,8 @@ def _found(
     if request.choice == "neuron":
         return own.account_id, own.account_id, key or own.write
     reader, prefix = EnvironmentReader(environment), _PREFIXES[request.choice]
-    account, bucket = _place(reader, prefix)
+    first = neuron.dataset.buckets.get_secret_value()[0] if request.choice == "dataset" else None
+    account, bucket = _place(reader, prefix, first)
     key = key or key_block(reader, f"{prefix}_WRITE")
     reader.raise_problems()
     return account, bucket, key
@@ -173,8 +176,7 @@ def _found(
 def credentials_of(neuron: Neuron, environment: Mapping[str, str]) -> list[list[Credential]]:
     """The neuron's own two keys, its dataset's, and `R2_DATASET_WRITE_*` and `R2_PAGE_*` if they are set; by bucket.
 
-    The dataset's write key opens the bucket of `R2_DATASET_ACCOUNT_ID`, or the first of the dataset's buckets. Half of
-    that key alone is `bad_environment`.
+    Half of the dataset's write key alone is `bad_environment`.
     """
     own, dataset = neuron.bucket, neuron.dataset
     places = dataset.buckets.get_secret_value()
@@ -186,10 +188,7 @@ def credentials_of(neuron: Neuron, environment: Mapping[str, str]) -> list[list[
         keys.setdefault(where, []).append(found)
     reader = EnvironmentReader(environment)
     if any(reader.text(f"{WRITE_VARIABLES}_{part}", "none") != "none" for part in ("ACCESS_KEY_ID", _SECRET)):
-        account = reader.text("R2_DATASET_ACCOUNT_ID", places[0].account_id)
-        bucket = places[0].bucket if account == places[0].account_id else account
-        where = (account, reader.text("R2_DATASET_BUCKET_NAME", bucket))
-        key = key_block(reader, WRITE_VARIABLES)
+        where, key = _place(reader, _PREFIXES["dataset"], places[0]), key_block(reader, WRITE_VARIABLES)
         reader.raise_problems()
         found = _credential(dataset.endpoint, where, key, name="dataset write key", writes=True)
         keys.setdefault(where, []).append(found)

@@ -33,6 +33,8 @@ def test_each_bucket_is_opened_with_the_key_that_writes_it():
     for choice in ("gradients", "aggregator", "dataset"):
         assert opened(BucketRequest(choice)) == (f"{choice}-bucket", f"{choice}-key")
     assert opened(BucketRequest("gradients"), R2_GRADIENTS_BUCKET_NAME="")[0] == "gradients-account"
+    listed = {"R2_DATASET_ACCOUNT_ID": "", "R2_DATASET_BUCKET_NAME": ""}  # the neuron's list of buckets alone
+    assert opened(BucketRequest("dataset"), **listed) == ("data-1", "dataset-key")
     assert open_target(neuron_block(), BucketRequest(), {}).is_own
     assert not open_target(neuron_block(), BucketRequest("gradients"), ENVIRONMENT).is_own
 
