@@ -13,9 +13,9 @@ does. Exits with 1 if one does not.
 The final loss is compared as the mean over the seeds: those of honest miners alone are as much as 3 % apart by chance
 (docs/validator.md).
 
-Pay is compared with value: in every third window of the second half, each payload's part of the step is taken in the
-middle of the step, and its value is the fall of the loss on text that no validator uses. The step is that of the
-decided roster, and besides that of all payloads that count.
+Pay is compared with value, of miners without a penalty: in every third window of the second half, each payload's part
+of the step is taken in the middle of the step, and its value is the fall of the loss on text that no validator uses.
+The step is that of the decided roster, and besides that of all payloads that count.
 
 `--places` asks who keeps a place in the gather tier: six honest miners beside four cheats of one kind, until the
 held-out loss is 4.0, and six honest miners beside two slow ones and two newcomers, for 100 windows.
@@ -182,11 +182,14 @@ def _pay(report: IncentiveReport, kind: str) -> Check:
 def pay_over_value(report: IncentiveReport, *, applied_only: bool) -> float | None:
     """Return honest miners' share of pay over their share of value; None if nobody has a value, or they have none.
 
-    With `applied_only` the value of payloads that are in rosters counts; otherwise that of all that count.
+    With `applied_only` the value of payloads that are in rosters counts; otherwise that of all that count. Miners that
+    are penalised in the second half are left out: they earn nothing, however much their payloads are worth.
     """
-    honest = report.uids(HONEST)
+    penalised = {each.uid for each in report.penalties if 2 * each.window > report.windows}
+    uids = [uid for uid in report.roles if uid not in penalised]
+    honest = [uid for uid in uids if report.roles[uid] == HONEST]
     paid, value = (
-        (sum(map(measure, honest)), sum(map(measure, report.roles)))
+        (sum(map(measure, honest)), sum(map(measure, uids)))
         for measure in (report.pay, partial(report.value, applied_only=applied_only))
     )
     return paid[0] / paid[1] / (value[0] / value[1]) if paid[1] > 0 and value[0] > 0 else None

@@ -155,11 +155,16 @@ def test_the_model_does_not_suffer_in_the_mean_over_the_seeds():
 
 
 def test_pay_is_compared_with_the_value_on_held_out_text():
-    """A payload that raises the loss counts as 0; payloads that no roster has count in the first quotient only."""
+    """A payload that raises the loss counts as 0; payloads that no roster has count in the first quotient only.
+
+    A miner that is penalised in the second half has no part in either.
+    """
     assert [REPORT.value(uid, applied_only=False) for uid in (3, 7, 9)] == [0.2, 0.0, 0.1]
     assert REPORT.value(9, applied_only=True) == 0.0
     assert pay_over_value(REPORT, applied_only=False) == pytest.approx(0.7 / 1.0 / (0.7 / 1.0))
     assert pay_over_value(REPORT, applied_only=True) == pytest.approx(0.7 / 1.0 / (0.7 / 0.9))
+    penalised = replace(REPORT, penalties=(Penalised(4, 9, "oversized"),))
+    assert pay_over_value(penalised, applied_only=True) == pytest.approx(1.0)
     assert pay_over_value(replace(REPORT, values=()), applied_only=False) is None
     assert failing_of_value(REPORT) == []
     assert failing_of_value(replace(REPORT, values=())) == ["that count", "in rosters"]
