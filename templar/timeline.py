@@ -71,15 +71,19 @@ class WindowTimes:
 
     @property
     def settles(self) -> int:
-        """`S(w)`: the second from which nodes rely on the reveals of `w` (docs/protocol.md 3)."""
+        """`S(w)`: the second after which a reveal that is missing is waited for no longer (docs/protocol.md 3)."""
         return self.close + self.rules.settle_delay_seconds
 
+    def is_early(self, now: float) -> bool:
+        """Whether a validator acts only on a roster that lacks nobody, because reveals may still come."""
+        return now < self.settles + 1
+
     def roster_slot(self, rank: int) -> Interval:
-        """The slot of the roster publisher with this stake rank, `S + r*D < t <= S + (r+1)*D` (docs/protocol.md 3)."""
+        """The slot of the publisher of a rank, `S + r*D < t <= S + (r+1)*D`; rank 0's begins after `C` (3)."""
         if not 0 <= rank < self.rules.roster_ranks:
             raise ValueError(f"rank {rank} has no slot: roster_ranks is {self.rules.roster_ranks}")
         start = self.settles + rank * self.rules.roster_slot_seconds
-        return Interval(start + 1, start + self.rules.roster_slot_seconds)
+        return Interval((start if rank else self.close) + 1, start + self.rules.roster_slot_seconds)
 
     @property
     def null_after(self) -> int:

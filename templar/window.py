@@ -107,13 +107,15 @@ def mine(node: MinerSteps, window: int) -> WindowResult:
         if reason is None:
             done, reason = "not revealed", node.upload(window).reason
 
-    # 3. Gather what the peers revealed, and wait for the roster that decides the window.
+    # 3. Prove the state before the window: its settling block, which draws the proof, is long there.
+    node.publish_sync_proof(window - 1)
+
+    # 4. Gather what the peers revealed, and wait for the roster that decides the window.
     report = node.gather(window)
     settlement = node.settle(window)
 
-    # 4. Apply the decided payloads, prove the new state, and compare the roster with what was gathered.
+    # 5. Apply the decided payloads, and compare the roster with what was gathered.
     state = node.apply(settlement)
-    node.publish_sync_proof(window)
     audit = node.close_window(report, settlement)
 
     done = f"published {payload.num_bytes} bytes" if reason is None else f"{done} [{reason}]"

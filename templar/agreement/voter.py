@@ -1,8 +1,9 @@
 """Roster slots and ballots: how a node comes to the decision on a window (docs/protocol.md 8, 11).
 
-From the settling second on, each publisher has one slot; publishers are validators ranked by stake. The ballot of a
-rank votes on its roster, the ballots after the last rank on a null window, unless a value is locked already. Times only
-pace the ballots: what is decided depends on signed words alone. No publisher is judged before its slot has ended.
+Each publisher has one slot, the first from the close on; until the settling second only a roster that lacks nobody is
+voted for. Publishers are validators ranked by stake. The ballot of a rank votes on its roster, the ballots after the
+last rank on a null window, unless a value is locked already. Times only pace the ballots: what is decided depends on
+signed words alone. No publisher is judged before its slot has ended.
 """
 
 import logging
@@ -111,6 +112,7 @@ class Voter:
 
     `publish_own` publishes the own roster in the interval that it is given; it is called in the ballot of the own rank.
     `keep` stores the words durably, as JSON, before a word is used; `kept` is what an earlier process stored by it.
+    `is_whole` says whether all that this node awaits is here, so that it may act before the settling second.
     """
 
     def __init__(
@@ -121,9 +123,10 @@ class Voter:
         publish_own: Callable[[int, Interval], None],
         kept: str | None,
         keep: Callable[[str], None],
+        is_whole: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ballots, self.window = ballots, ballots.window
-        self._judge, self._publish_own, self._keep = judge, publish_own, keep
+        self._judge, self._publish_own, self._keep, self._is_whole = judge, publish_own, keep, is_whole
         self._exchange, self._times = judge.exchange, judge.times
         self._clock = self._exchange.chain.clock
         self._author = self._exchange.author(self.window)
@@ -227,7 +230,8 @@ class Voter:
         if ballot > 0:
             late = math.ceil(entered + self._times.rules.roster_slot_seconds)
             slot = Interval(slot.first, max(slot.last, late))
-        if self._clock.now() < slot.first:
+        is_early = self._times.is_early(self._clock.now())
+        if self._clock.now() < slot.first or (is_early and not self._is_whole()):
             return None
 
         # 2. The roster, the own one in the own ballot.
@@ -240,7 +244,7 @@ class Voter:
         if isinstance(look.found, Sealed):
             roster = look.found.body
             return Said(ballot, "vote", self._uid, roster.digest if roster.entries else NULL_WINDOW)
-        if not is_over or not look.was_over:
+        if is_early or not is_over or not look.was_over:
             return None
 
         # 3. None. If all were away until the window was long over, and nobody shows a roster, it is null at once.
@@ -342,7 +346,6 @@ def await_decision(ballots: BallotBox, times: WindowTimes, voter: Voter | None, 
     TransientError: `decision_missing`; it was not decided by the deadline. `minority`, as `Voter.act`.
     """
     clock, pause = ballots.exchange.chain.clock, times.rules.poll_seconds
-    clock.sleep_until(times.settles + 1)
     while True:
         try:
             ballots.look(until_decided=voter is None)

@@ -5,6 +5,7 @@ report, and every other peer is fetched as if nothing had happened. Everything e
 """
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -39,7 +40,7 @@ HEAD_START_SECONDS = 1.0
 """Time after which the next of several buckets is asked, although the one before has not answered."""
 THREADS_PER_PLACE = 4  # threads in all, as a multiple of `concurrency`
 
-_NOT_YET = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING, Reason.REVEAL_EARLY})
+_NOT_YET = frozenset({Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING, Reason.REVEAL_EARLY})
 """Reasons that may pass until reveals are final; a miner reveals again if finality moves the close."""
 
 T = TypeVar("T")
@@ -136,8 +137,8 @@ class Gatherer:
         requests that a healthy peer costs. Everything ends at `retry_until`, or a few seconds after a late begin.
 
         Those of the reserve that are not needed are not in the report unless they are also in `others`, which are
-        fetched as well, never as replacements: a validator scores them. `found` gets the report so far when every peer
-        has revealed, or else when the reserve was asked.
+        fetched as well, never as replacements: a validator scores them. `found` gets the report so far when the places
+        are filled, and again after each pause in which the others are waited for.
 
         Raises:
             TemplarError: `local_file`; this machine cannot keep what it reads. No peer is blamed for it.
@@ -153,20 +154,16 @@ class Gatherer:
             scheduler.add(peers, Tier.GATHER)
             in_reserve, wanted = {each.uid for each in reserve}, {each.uid for each in others}
             scheduler.add([each for each in others if each.uid not in in_reserve], Tier.OTHER)
-            scheduler.run(tuple(Tier), settles)
-            if is_whole := scheduler.num_filled == len(peers):
-                found(scheduler.report())
-            # 2. Reveals are final. If there is a reserve, the peers have half of the remaining time.
-            self.clock.sleep_until(settles)
+            scheduler.run((Tier.GATHER,), settles)
+            # 2. Reveals are final, or all are known. If there is a reserve, the peers have half of the remaining time.
             begin = max(now, settles)
             scheduler.run((Tier.GATHER,), begin + (deadline - begin) / (2 if reserve else 1))
             # 3. The reserve fills the places of failed peers.
             unneeded = scheduler.fill_places(len(peers), reserve)
-            if not is_whole:
-                found(scheduler.report())
+            found(scheduler.report())
             # 4. The others have the rest of the time, now joined by those of the reserve that are not needed.
             scheduler.add([each for each in unneeded if each.uid in wanted], Tier.OTHER)
-            scheduler.run(tuple(Tier), deadline)
+            scheduler.run(tuple(Tier), deadline, found)
             scheduler.cancel(tuple(Tier))
         finally:
             scheduler.workers.close()
@@ -260,13 +257,14 @@ class _Scheduler:
             order = place if tier is Tier.RESERVE else seed
             self._peers[neuron.uid] = _Peer(neuron, tier, order, now)
 
-    def run(self, tiers: Collection[Tier], until: float) -> None:
+    def run(self, tiers: Collection[Tier], until: float, found: Callable[[GatherReport], None] | None = None) -> None:
         """Fetch until the outcome of every peer of these tiers is known, or until a time; other tiers are fetched too.
 
         Raises:
             StoppedError: A stop was asked for.
             TemplarError: `local_file`.
         """
+        again = math.inf if found is None else 0.0
         while next(self._undecided(tiers), None) is not None and (now := self._clock.now()) < until:
             peer = self._next_due()
             due = until if peer is None or peer.due is None else min(peer.due, until)
@@ -274,13 +272,16 @@ class _Scheduler:
                 # A peer is due and a place is free: start an attempt.
                 peer.due = None
                 self.workers.start(peer.neuron.uid, self._deadline - now)
+            elif found is not None and now >= again:
+                found(self.report())
+                again = self._clock.now() + self._rules.times.rules.poll_seconds
             elif self.workers.is_busy:
                 # Wait for a result, for a free place or for the next peer to be due.
                 pause = POLL_SECONDS if due <= now else min(POLL_SECONDS, due - now)
                 for uid, attempt in self.workers.results(pause):
                     self._record(self._peers[uid], attempt)
             else:
-                self._clock.sleep_until(due)
+                self._clock.sleep_until(min(due, again))
 
     @property
     def num_filled(self) -> int:
@@ -300,7 +301,7 @@ class _Scheduler:
                 break
             batch, waiting = waiting[:places], waiting[places:]
             self.add(batch, Tier.RESERVE)
-            left = self._deadline - self._clock.now()
+            left = self._deadline - max(self._clock.now(), self._rules.times.settles)
             self.run((Tier.RESERVE,), self._deadline - (left / 2 if waiting else 0.0))
         return waiting
 

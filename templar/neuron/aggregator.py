@@ -1,6 +1,7 @@
 """The steps of nodes that publish rosters and sign decisions: aggregators and validators."""
 
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -90,6 +91,7 @@ class RosterNode(Node):
                 publish_own=self._publish_gathered,
                 kept=kept,
                 keep=lambda words: self.journal.enter(window, WORDS, words),
+                is_whole=partial(self._is_whole, window),
             )
         return self._voter
 
@@ -98,6 +100,25 @@ class RosterNode(Node):
         if self._voter is not None:
             self._voter.close()
             self._voter = None
+
+    def foresee(self, report: GatherReport) -> None:
+        """Take part in the ballots before the settling second, while others than the peers are still fetched."""
+        self._gathered, now = report, self.chain.clock.now()
+        if self.exchange.times(report.window).is_early(now):
+            with suppress(TransientError):
+                self.settle(report.window, deadline=now)
+
+    def _is_whole(self, window: int) -> bool:
+        awaited, gathered = self._awaited(window), self._gathered
+        return bool(awaited) and gathered is not None and awaited <= {each.uid for each in gathered.submissions}
+
+    def _awaited(self, window: int) -> set[int]:
+        """The listed miners whose commitment this node saw: before the settling second none of them may be missing."""
+        seen, gathered = self._observed(window), self._gathered
+        if seen is None or seen.digests is None or gathered is None or gathered.window != window:
+            return set()
+        committed = {miner.uid for miner in self.exchange.miners(window) if miner.hotkey in seen.digests}
+        return committed & {each.uid for each in gathered.outcomes if each.tier is Tier.GATHER}
 
     def settle(self, window: int, *, deadline: float | None = None) -> Settlement:
         """As every node; what this one may not sign any more, only others can decide.
@@ -195,6 +216,9 @@ class RosterNode(Node):
         Raises:
             RejectedError: `roster_omits`; `plan_unknown`, this release cannot follow the entry that it adds.
         """
+        missing = self._awaited(times.window) - {entry.uid for entry in roster.entries}
+        if missing and times.is_early(self.chain.clock.now()):
+            raise RejectedError(Reason.ROSTER_OMITS, f"uids {sorted(missing)} committed, and may still reveal")
         try:
             self.workload.follows(self.state.plan, roster.plan)
         except TemplarError as error:

@@ -124,18 +124,18 @@ def evaluate(
     )
 
 
-def check_effect(node: Node, model: nn.Module, roster: Roster, *, meter: Meter) -> None:
+def check_effect(node: Node, model: nn.Module, roster: Roster, *, block: int | None = None, meter: Meter) -> None:
     """Check on the own batch that a roster's step does no harm (docs/protocol.md 8).
 
-    The batch is of a miner that the settling block and the own hotkey draw, so that nobody else knows it before the
-    payloads are fixed. What this node cannot measure never counts against a roster.
+    The batch is of a miner that `block`, by default the settling one, and the own hotkey draw, so that nobody knows it
+    before the payloads are fixed. What this node cannot measure never counts against a roster.
 
     Raises:
         RejectedError: `roster_harmful`; the loss is not finite after the step, or rises by more than `MOST_RISE`.
     """
     # 1. The batch.
     window, hparams, author = roster.window, node.hparams, node.exchange.author(roster.window)["hotkey"]
-    seed = node.chain.block_hash(_seed_block(node, window))
+    seed = node.chain.block_hash(_seed_block(node, window) if block is None else block)
     uids = [each.uid for each in node.exchange.miners(window) if node.workload.digest(window, each.uid) is not None]
     if not uids:
         return

@@ -187,7 +187,7 @@ class Node:
 
     @spends("exchanging")
     def gather(self, window: int, *, others: Sequence[NeuronInfo] = ()) -> GatherReport:
-        """Fetch the peers' reveals of a window once it has closed; waits until they are final.
+        """Fetch the peers' reveals of a window once it has closed; waits until all are known or final.
 
         A failing peer does not affect the others; the report has its reason.
         """
@@ -205,7 +205,7 @@ class Node:
             reserve=selection.reserve,
             others=[neuron for neuron in others if neuron.uid not in listed],
             retry_until=times.settles + self.hparams.windows.roster_slot_seconds / 2,
-            found=self.foresee,
+            found=lambda report: self.foresee(replace(report, peer_list=selection.digest)),
         )
         return replace(report, peer_list=selection.digest)
 
@@ -332,7 +332,7 @@ class Node:
         Raises:
             TransientError: Chain or store failed; a later call goes on.
         """
-        if self.state.window != window or not self.takes_part(window):
+        if self.state.window != window or window == self.birth.mark.window or not self.takes_part(window):
             return None
         try:
             receipt = publish_proof(

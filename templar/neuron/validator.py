@@ -97,7 +97,9 @@ class Validator(RosterNode):
             self.check_settings(self.state.plan.at(self.state.window + 1))
             self.model: nn.Module = build_model(self.hparams.model)
             self._guard = threading.Lock()  # several rosters may be looked at at once
-            self._approved: dict[str, RejectedError | None] = {}  # by the roster's digest
+            self._approved: dict[
+                tuple[str, int | None], RejectedError | None
+            ] = {}  # by the roster's digest, and the block
 
     def check_settings(self, settings: HParams) -> None:
         """Check that this host can measure with these settings; PermanentError as in `Meter.check`."""
@@ -161,15 +163,17 @@ class Validator(RosterNode):
         with self._guard:
             if self.state.window != times.window - 1 or not roster.entries:
                 return
-            if roster.digest not in self._approved:
-                self._approved[roster.digest] = self._effect(roster)
-            if (refused := self._approved[roster.digest]) is not None:
+            early = times.is_early(self.chain.clock.now())
+            block = closing_block(times.window, self.hparams.windows) if early else None
+            if (roster.digest, block) not in self._approved:
+                self._approved[roster.digest, block] = self._effect(roster, block)
+            if (refused := self._approved[roster.digest, block]) is not None:
                 raise refused
 
-    def _effect(self, roster: Roster) -> RejectedError | None:
+    def _effect(self, roster: Roster, block: int | None) -> RejectedError | None:
         """Say why a roster's step does harm; None if it does none, or if this node cannot say."""
         try:
-            check_effect(self, self.model, roster, meter=self.meter)
+            check_effect(self, self.model, roster, block=block, meter=self.meter)
         except RejectedError as error:
             return error
         except TemplarError as error:
