@@ -87,7 +87,11 @@ LEAD = "update_peers observe_commitments gather settle_and_publish publish_decis
 
 def mined(said, steps="", missed=Missed.NOTHING_PUBLISHED, **answers):
     return Branch(
-        Miner, f"update_peers fetch_pages train {steps} gather settle {CLOSE}", f"{said}, applied ()", answers, missed
+        Miner,
+        f"update_peers fetch_pages train {steps} publish_sync_proof gather settle apply close_window",
+        f"{said}, applied ()",
+        answers,
+        missed,
     )
 
 

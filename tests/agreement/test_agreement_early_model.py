@@ -126,7 +126,9 @@ class Window:
         for uid, seen in enumerate(self.seen):
             own = [word for word in state.words if word.uid == uid]
             votes = {word.value for word in own if word.step == "vote"}
-            values = {"".join(sorted(roster)) for roster in state.shown if self._may_vote(seen, state, roster, is_early)}
+            values = {
+                "".join(sorted(roster)) for roster in state.shown if self._may_vote(seen, state, roster, is_early)
+            }
             if not votes or (self.rules.votes_again and not is_early and len(own) < 4):
                 found |= {Said(0, "vote", uid, value) for value in values}
             if not votes and not values and is_early and self.rules.gives_up_early:
@@ -142,7 +144,7 @@ class Window:
         return (self.rules.may_vote if is_early else self.rules.may_vote_late)(seen, state.revealed, roster)
 
 
-def windows(rules=Rules(), share=HALF):  # noqa: B008 - frozen
+def windows(rules=Rules(), share=HALF):
     """All windows: what each validator saw, who reveals, and whether the publisher is honest."""
     for seen in product(subsets(MINERS), repeat=len(STAKES)):
         for reveals, is_honest in product(subsets(MINERS), (True, False)):

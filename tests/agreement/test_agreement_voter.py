@@ -96,18 +96,21 @@ class Scene:
     def keep(self, uid, text):
         self.kept[uid] = text
 
-    def settle(self, member, publish=no_roster, *, exchange=None, views=None, check=no_check, deadline=None):
-        """Take part if the member is a validator, else only read; the settlement.
+    def settle(
+        self, member, publish=no_roster, *, exchange=None, views=None, check=no_check, deadline=None, is_whole=None
+    ):
+        """Take part if the member is a validator, else only read: from the settling second, or with `is_whole` the close.
 
         Raises:
             TransientError: `decision_missing`.
         """
         exchange = exchange or self.subnet.exchange(member, views)
         ballots, judge = BallotBox(exchange, WINDOW), Judge(exchange, self.times, self.cache(), check)
-        voter = None
+        voter, awaits = None, {} if is_whole is None else {"is_whole": lambda: is_whole}
         if member.permit:
             kept, keep = self.kept.get(member.uid), partial(self.keep, member.uid)
-            voter = Voter(ballots, judge, publish_own=publish, kept=kept, keep=keep)
+            voter = Voter(ballots, judge, publish_own=publish, kept=kept, keep=keep, **awaits)
+        exchange.chain.clock.sleep_until((self.times.settles if is_whole is None else self.times.close) + 1)
         await_decision(ballots, self.times, voter, deadline=deadline or self.times.settle_until)
         if voter is not None:
             voter.show(at_once=True)
@@ -215,11 +218,47 @@ def test_a_wrong_clock_makes_no_window_null(scene, seconds):
     assert publisher_of(scene.run(*lives)) == 1
 
 
+@pytest.mark.parametrize("missing", [(), (1,), (1, 2)])
+def test_before_the_settling_second_only_those_vote_to_whom_nobody_is_missing(scene, missing):
+    """Two of the three are a quorum; a validator that misses a reveal finds what the others decided."""
+    lives = [
+        scene.live(member, scene.publishing(member) if rank == 0 else no_roster, is_whole=rank not in missing)
+        for rank, member in enumerate(scene.subnet.validators)
+    ]
+    assert publisher_of(scene.run(*lives, is_whole=True)) == 0
+    assert (scene.clock.now() < scene.times.settles) is (len(missing) < 2)
+    assert scene.store(0).inner.head(scene.key(0)).last_modified == scene.times.close + 1
+    assert read_ballots(scene.subnet.exchange(), WINDOW, until_decided=False).proofs == ()
+
+
+def test_an_author_that_misses_a_reveal_publishes_after_the_settling_second(scene):
+    lives = [scene.live(each, scene.publishing(each), is_whole=each.uid > 1) for each in scene.subnet.validators]
+    assert publisher_of(scene.run(*lives, is_whole=True)) == 0
+    assert scene.store(0).inner.head(scene.key(0)).last_modified == scene.times.settles + 1
+
+
+def test_nobody_votes_for_none_before_the_settling_second(scene):
+    def refuse(rank, slot):
+        raise PermanentError(Reason.OBJECT_DIFFERS, "for a test")
+
+    said = []
+    look = scene.at(
+        scene.times.settles,
+        lambda: said.extend(read_ballots(scene.subnet.exchange(), WINDOW, until_decided=False).words),
+    )
+    first = scene.live(scene.validator(0), refuse, is_whole=True)
+    found = scene.run(look, first, *scene.ranks(1, silent=(0,), is_whole=True), is_whole=True)
+    assert (publisher_of(found), said) == (1, [])
+
+
 # What counts, to the second (docs/protocol.md 8).
 
 
-@pytest.mark.parametrize(("offset", "counts"), [(-0.001, False), (0.0, True), (3.999, True), (4.0, False)])
-def test_a_roster_of_the_first_rank_counts_in_its_slot(scene, offset, counts):
+@pytest.mark.parametrize(
+    ("end", "offset", "counts"),
+    [("first", -0.001, False), ("first", 0.0, True), ("last", 0.999, True), ("last", 1.0, False)],
+)
+def test_a_roster_of_the_first_rank_counts_in_its_slot(scene, end, offset, counts):
     slot, again = scene.times.roster_slot(0), scene.again()
     roster, aggregate = scene.published()
 
@@ -227,7 +266,7 @@ def test_a_roster_of_the_first_rank_counts_in_its_slot(scene, offset, counts):
         again.store(0).inner.put(aggregate_key(WINDOW), aggregate)
         again.put(0, roster)
 
-    found = again.run(again.at(slot.first + offset, put), *again.ranks())
+    found = again.run(again.at(getattr(slot, end) + offset, put), *again.ranks())
     assert (found.roster is not None) is counts
     reasons = [each.reason for each in found.passed_over][:1]
     assert reasons == ([] if counts else [Reason.ROSTER_EARLY if offset < 0 else Reason.ROSTER_LATE])
@@ -239,9 +278,9 @@ def test_no_publisher_is_judged_before_its_slot_has_ended(scene):
     roster, aggregate = scene.published()
     put = partial(again.store(0).inner.put, aggregate_key(WINDOW))
     found = again.run(
-        again.at(slot.first, lambda: again.put(0, roster)),
-        again.at(slot.first + 1.5, lambda: put(aggregate[:-1])),
-        again.at(slot.first + 3, lambda: put(aggregate)),
+        again.at(slot.last - 3, lambda: again.put(0, roster)),
+        again.at(slot.last - 1.5, lambda: put(aggregate[:-1])),
+        again.at(slot.last, lambda: put(aggregate)),
         *again.ranks(1),
     )
     assert publisher_of(found) == 0
@@ -251,7 +290,7 @@ def test_no_publisher_is_judged_before_its_slot_has_ended(scene):
 @pytest.mark.parametrize("mended", [True, False])
 def test_what_is_illegal_until_the_slot_ends_does_not_count(scene, illegal, mended):
     roster, _ = scene.published()
-    until = scene.times.roster_slot(0).first + 2 if mended else scene.times.null_after
+    until = scene.times.settles + 3 if mended else scene.times.null_after
 
     def refuse(operation, key):
         if key == scene.key(0) and scene.clock.now() < until:
@@ -377,6 +416,7 @@ def first_words(voter):
 @pytest.mark.parametrize("after_slot", [False, True])
 def test_a_slow_bucket_of_a_publisher_does_not_hold_up_the_voter(scene, after_slot):
     roster, _ = scene.published()
+    scene.clock.sleep_until(scene.times.settles + 1)
     gate = scene.store(0).before = Gate(scene.key(0))
     exchange = scene.exchange(1)
     judge = Judge(exchange, scene.times, scene.cache(), concurrency=4)

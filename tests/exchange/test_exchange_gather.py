@@ -98,7 +98,7 @@ class Scene:
     def asked(self, uid):
         return bool(self.buckets[uid].store.calls)
 
-    def gather(self, peers, reserve=(), others=(), *, clock=None, concurrency=1, retry_seconds=2.0, owner=None):
+    def gather(self, peers, reserve=(), others=(), *, clock=None, concurrency=1, retry_seconds=2.0, owner=None, **how):
         self.gathers += 1
         views = {self.members[uid].account: store for uid, store in self.views.items()}
         cache = PayloadCache(self.folder / f"payloads-{self.gathers}", LAYOUT)
@@ -109,6 +109,7 @@ class Scene:
             reserve=self.neurons(reserve),
             others=self.neurons(others),
             retry_until=self.times.settles + retry_seconds,
+            **how,
         )
 
     def neurons(self, uids):
@@ -189,11 +190,23 @@ def test_reveals_are_prefetched_at_once_and_fetched_once(scene):
     scene.spoil(3)
     scene.gather([2, 3])
     assert set(seen) == {before}
-    assert scene.subnet.clock.now() == scene.times.settles
+    assert scene.subnet.clock.now() == before, "nobody is waited for if all is known"
     assert scene.buckets[3].store.count("get", scene.key(Kind.GRADIENT, 3)) == 1, "nor is a rejected one"
 
 
-@pytest.mark.parametrize("kind", [Kind.COMMIT, Kind.MANIFEST, Kind.GRADIENT])
+def test_what_is_found_is_told_again_while_others_are_waited_for(scene):
+    scene.withdraw(9, *REVEALED)
+    scene.withdraw(4, Kind.COMMIT)
+    begin, told = scene.subnet.clock.now(), []
+    report = scene.gather([2, 3, 4], [5], [9], found=lambda report: told.append((scene.subnet.clock.now(), report)))
+    assert accepted(report) == accepted(told[0][1]) == [2, 3, 5], "a miner without a commitment is not waited for"
+    assert told[0][0] == begin
+    pauses = [after - before for (before, _), (after, _) in itertools.pairwise(told)]
+    assert {*pauses[1:]} == {scene.times.rules.poll_seconds}
+    assert told[-1][0] < scene.times.settles
+
+
+@pytest.mark.parametrize("kind", REVEALED)
 def test_a_missing_object_is_looked_for_again_when_reveals_are_final(scene, kind):
     bucket, key = scene.buckets[3], scene.key(kind, 3)
     info = bucket.memory.head(key)
