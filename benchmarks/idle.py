@@ -43,7 +43,7 @@ class Phases:
     finish: float  # from the last inner step to the payload on the disk
     margins: float  # from then to the close
     found: float  # from the close until all reveals are here, the transfers included
-    decided: float  # from the close until the window is decided, applied and proven
+    decided: float  # from the close until the window is decided and applied
     withheld: float  # as `found`, with a miner that withholds its reveal
     applied: float  # the outer step
 
@@ -59,13 +59,13 @@ def phases(hparams: HParams, windows: int) -> Phases:
     payload = count * bits_per_parameter(length, k) / 8
     transfers = 8 * payload / UP + 8 * PEERS * payload / DOWN
     late = max(0.0, transfers - rules.settle_delay_seconds)
-    (found, decided), (withheld, _) = (moments(hparams, actors, windows) for actors in (HONEST, WITHHOLDING))
+    (found, early), (withheld, settled) = (moments(hparams, actors, windows) for actors in (HONEST, WITHHOLDING))
     return Phases(
         window=rules.seconds,
         finish=finish_seconds(hparams.model, hparams.training.optimizer),
         margins=LEARNED_MARGIN_SECONDS + rules.commit_guard_seconds,
         found=found + transfers,
-        decided=decided + late,
+        decided=min(early + transfers, settled + late),
         withheld=max(withheld, found + transfers),
         applied=4 * count / COPIED_BYTES_PER_SECOND + COMBINE_SECONDS * k / length * count * PEERS,
     )

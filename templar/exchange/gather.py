@@ -5,7 +5,6 @@ report, and every other peer is fetched as if nothing had happened. Everything e
 """
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -264,7 +263,7 @@ class _Scheduler:
             StoppedError: A stop was asked for.
             TemplarError: `local_file`.
         """
-        again = math.inf if found is None else 0.0
+        again = until if found is None else 0.0
         while next(self._undecided(tiers), None) is not None and (now := self._clock.now()) < until:
             peer = self._next_due()
             due = until if peer is None or peer.due is None else min(peer.due, until)

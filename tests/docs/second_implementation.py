@@ -76,7 +76,7 @@ class Spec:
             "commit": [math.floor(window["opened"]) + 1, last],
             "reveal": [close + 1, close + delta],
             "settles": settles,
-            "roster_slots": [[start + 1, start + slot] for start in starts],
+            "roster_slots": [[(start if rank else close) + 1, start + slot] for rank, start in enumerate(starts)],
             "null_after": end,
             "train_until": last - rules["train_margin_seconds"],
         }
