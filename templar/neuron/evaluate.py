@@ -32,6 +32,7 @@ from templar.scoring.measure import Evaluator, find_likenesses, moved_along, nor
 from templar.scoring.meter import Meter
 from templar.scoring.score import MAX_BEHIND, windows_behind
 from templar.scoring.standing import Standing
+from templar.timeline import closing_block
 from templar.training.loss import sequence_losses
 from templar.training.model import build_model, load_parameters
 from templar.training.schedule import outer_learning_rate
@@ -124,18 +125,19 @@ def evaluate(
     )
 
 
-def check_effect(node: Node, model: nn.Module, roster: Roster, *, block: int | None = None, meter: Meter) -> None:
+def check_effect(node: Node, model: nn.Module, roster: Roster, *, is_early: bool = False, meter: Meter) -> None:
     """Check on the own batch that a roster's step does no harm (docs/protocol.md 8).
 
-    The batch is of a miner that `block`, by default the settling one, and the own hotkey draw, so that nobody knows it
-    before the payloads are fixed. What this node cannot measure never counts against a roster.
+    The batch is of a miner that the settling block, early the closing one, and the own hotkey draw, so that nobody knows
+    it before the payloads are fixed. What this node cannot measure never counts against a roster.
 
     Raises:
         RejectedError: `roster_harmful`; the loss is not finite after the step, or rises by more than `MOST_RISE`.
     """
     # 1. The batch.
     window, hparams, author = roster.window, node.hparams, node.exchange.author(roster.window)["hotkey"]
-    seed = node.chain.block_hash(_seed_block(node, window) if block is None else block)
+    block = closing_block(window, hparams.windows) if is_early else _seed_block(node, window)
+    seed = node.chain.block_hash(block)
     uids = [each.uid for each in node.exchange.miners(window) if node.workload.digest(window, each.uid) is not None]
     if not uids:
         return

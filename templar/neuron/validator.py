@@ -98,8 +98,8 @@ class Validator(RosterNode):
             self.model: nn.Module = build_model(self.hparams.model)
             self._guard = threading.Lock()  # several rosters may be looked at at once
             self._approved: dict[
-                tuple[str, int | None], RejectedError | None
-            ] = {}  # by the roster's digest, and the block
+                tuple[str, bool], RejectedError | None
+            ] = {}  # by the roster's digest, and whether early
 
     def check_settings(self, settings: HParams) -> None:
         """Check that this host can measure with these settings; PermanentError as in `Meter.check`."""
@@ -163,17 +163,16 @@ class Validator(RosterNode):
         with self._guard:
             if self.state.window != times.window - 1 or not roster.entries:
                 return
-            early = times.is_early(self.chain.clock.now())
-            block = closing_block(times.window, self.hparams.windows) if early else None
-            if (roster.digest, block) not in self._approved:
-                self._approved[roster.digest, block] = self._effect(roster, block)
-            if (refused := self._approved[roster.digest, block]) is not None:
+            judged = roster.digest, times.is_early(self.chain.clock.now())
+            if judged not in self._approved:
+                self._approved[judged] = self._effect(roster, is_early=judged[1])
+            if (refused := self._approved[judged]) is not None:
                 raise refused
 
-    def _effect(self, roster: Roster, block: int | None) -> RejectedError | None:
+    def _effect(self, roster: Roster, *, is_early: bool) -> RejectedError | None:
         """Say why a roster's step does harm; None if it does none, or if this node cannot say."""
         try:
-            check_effect(self, self.model, roster, block=block, meter=self.meter)
+            check_effect(self, self.model, roster, is_early=is_early, meter=self.meter)
         except RejectedError as error:
             return error
         except TemplarError as error:

@@ -225,6 +225,7 @@ def test_a_rank_that_could_read_no_peer_leaves_the_slot_to_the_next(network, mon
         return replace(report, outcomes=tuple(unread))
 
     monkeypatch.setattr(network.aggregator, "gather", gather)
+    monkeypatch.setattr(network.aggregator, "foresee", lambda report: None)
     network.run([1])
     assert (network.roster(1), len(network.rostered(1, network.validator))) == (None, 2)
     assert len(network.roots(1)) == 1
