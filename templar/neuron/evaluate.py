@@ -128,7 +128,7 @@ def evaluate(
 def check_effect(node: Node, model: nn.Module, roster: Roster, *, is_early: bool = False, meter: Meter) -> None:
     """Check on the own batch that a roster's step does no harm (docs/protocol.md 8).
 
-    The batch is of a miner that the settling block, early the closing one, and the own hotkey draw, so that nobody knows
+    The batch is of a miner that the settling block, early the closing one, and the own hotkey draw: nobody else knows
     it before the payloads are fixed. What this node cannot measure never counts against a roster.
 
     Raises:

@@ -99,7 +99,7 @@ class Scene:
     def settle(
         self, member, publish=no_roster, *, exchange=None, views=None, check=no_check, deadline=None, is_whole=None
     ):
-        """Take part if the member is a validator, else only read: from the settling second, or with `is_whole` the close.
+        """Take part if the member is a validator, else only read; from the close on with `is_whole`.
 
         Raises:
             TransientError: `decision_missing`.

@@ -10,8 +10,8 @@ from templar.agreement.sync_proof import read_proof
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import peers_key
-from templar.exchange.objects import PeerList, Proof
-from templar.exchange.signed import seal, unseal
+from templar.exchange.objects import PeerList
+from templar.exchange.signed import unseal
 from templar.hparams import TrainerSettings
 from templar.neuron import evaluate
 from templar.neuron.journal import Status
@@ -219,21 +219,19 @@ def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build, monkeypa
     missing, unread, stolen, sound = network.miners
 
     # One miner has no proof; the store of another fails; the third copies the proof of the fourth under its own name.
-    network.bucket(missing).delete(network.objects(missing, "proof-2-"))
-    real = read_proof
+    real, own = read_proof, {"uid": network.uid(stolen), "hotkey": stolen.exchange.own_signer.address}
 
-    def fails(exchange, neuron, window):
+    def read(exchange, neuron, window):
         if window == 2 and neuron.uid == network.uid(unread):
             raise TransientError(Reason.STORE_BUSY, "for a test")
+        if window == 2 and neuron.uid == network.uid(missing):
+            return None
+        if window == 2 and neuron.uid == network.uid(stolen):
+            return real(exchange, sound.exchange.identity(2), window).model_copy(update=own)
         return real(exchange, neuron, window)
 
-    monkeypatch.setattr("templar.neuron.evaluate.read_proof", fails)
-    (key,) = network.objects(stolen, "proof-2-")
-    ((_, data),) = network.objects(sound, "proof-2-").values()
-    own = {"uid": network.uid(stolen), "hotkey": stolen.exchange.own_signer.address}
-    forged = seal(unseal(data, Proof).body.model_copy(update=own), network.member(stolen).hotkey)
-    network.bucket(stolen).put(key, forged.encode())
-
+    monkeypatch.setattr("templar.neuron.evaluate.read_proof", read)
+    assert not network.objects(sound, "proof-2-"), "a miner proves a state after its next reveal"
     network.run([3])
     evidence = network.evidence(3)
     records = [record_of(evidence, network.uid(miner)) for miner in (missing, unread, stolen, sound)]
