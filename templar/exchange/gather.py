@@ -282,11 +282,6 @@ class _Scheduler:
             else:
                 self._clock.sleep_until(min(due, again))
 
-    @property
-    def num_filled(self) -> int:
-        """Places of the gather tier that a peer or a reserve has filled."""
-        return sum(1 for peer in self._peers.values() if peer.submission and peer.tier is not Tier.OTHER)
-
     def fill_places(self, num_places: int, reserve: Sequence[NeuronInfo]) -> list[NeuronInfo]:
         """Fetch as many of the reserve, in order, as the gather tier leaves places empty; the rest, not needed.
 
@@ -295,7 +290,8 @@ class _Scheduler:
         waiting = list(reserve)
         while waiting:
             self.cancel((Tier.GATHER, Tier.RESERVE))
-            places = num_places - self.num_filled
+            filled = sum(1 for peer in self._peers.values() if peer.submission and peer.tier is not Tier.OTHER)
+            places = num_places - filled
             if places <= 0:
                 break
             batch, waiting = waiting[:places], waiting[places:]
