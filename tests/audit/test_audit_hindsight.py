@@ -12,6 +12,7 @@ from templar.exchange import payload_cache
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.reveal import INVALID
 from templar.neuron.aggregator import OBSERVED, Aggregator
+from templar.neuron.miner import Miner
 from templar.neuron.validator import Validator
 from templar.scoring import slashing
 from templar.store.address import BucketAddress, encode_address
@@ -154,13 +155,18 @@ def test_an_earlier_payload_that_is_not_shown_any_more_is_a_note(building, monke
 
 def late_proof(network, uid, patch):
     """A proof is stored after it was looked for."""
-    network.run([1, 2])
-    key = window_key(Kind.PROOF, 2, uid)
-    proof = network.objects(uid)[key][1]
-    network.bucket(uid).delete([key])
-    network.run([LAST])
+    key, proofs, real = window_key(Kind.PROOF, LAST - 1, uid), [], Miner.publish_sync_proof
+
+    def publish(node, window):
+        real(node, window)
+        if key in network.objects(uid):
+            proofs.append(network.objects(uid)[key][1])
+            network.bucket(uid).delete([key])
+
+    patch.setattr(Miner, "publish_sync_proof", publish)
+    network.run([1, 2, LAST])
     assert facts_of(network, uid).windows_behind == 5
-    network.bucket(uid).put(key, proof)
+    network.bucket(uid).put(key, proofs[0])
 
 
 def failing_store(network, uid, patch):

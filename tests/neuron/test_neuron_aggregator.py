@@ -60,6 +60,18 @@ def test_the_first_rank_publishes_the_revealed_payloads_in_its_slot(network):
     assert len(network.roots(2)) == 1
 
 
+@pytest.mark.parametrize("actor", ["honest", "silent"])
+def test_a_window_settles_early_unless_somebody_withholds_a_reveal(build, monkeypatch, actor):
+    """The batch of an early vote is drawn by the closing block, for the settling one is not there."""
+    drawn, network = [], build(actors=["honest", "honest", actor])
+    monkeypatch.setattr("templar.neuron.validator.check_effect", lambda *_, is_early, **__: drawn.append(is_early))
+    network.run([1])
+    times, is_early = network.aggregator.exchange.times(1), actor == "honest"
+    assert (stored_at(network, network.aggregator, 1) <= times.settles) is is_early
+    assert drawn == [is_early] * len(network.all(Validator))
+    assert len(network.rostered(1)) == (3 if is_early else 2)
+
+
 def test_the_second_rank_takes_over_while_the_first_is_away(build):
     network = build(num_validators=2)
     aggregator, validator = network.aggregator, network.validator
