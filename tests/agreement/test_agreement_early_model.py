@@ -28,8 +28,8 @@ TWO_ROSTERS = "an honest publisher shows two rosters"
 SLOT_LOST = "an honest publisher's roster is not decided in its ballot"
 
 
-def subsets(found, least=0):
-    return [frozenset(each) for size in range(least, len(found) + 1) for each in combinations(sorted(found), size)]
+def subsets(found):
+    return [frozenset(each) for size in range(len(found) + 1) for each in combinations(sorted(found), size)]
 
 
 @dataclass(frozen=True)
@@ -65,23 +65,27 @@ class Window:
     is_honest: bool
     rules: Rules
 
-    def wrong(self):
-        """What is wrong in any state."""
+    def reached(self):
+        """All states, what is decided in each, and whether nothing can follow it."""
         found, waiting = set(), [State(0.0, frozenset(), frozenset(), frozenset())]
         while waiting:
             state = waiting.pop()
-            following = [*self._after(state)]
+            following = {*self._after(state)}
+            yield state, self._decided(state), not following
+            waiting += following - found
+            found |= following
+
+    def wrong(self):
+        """What is wrong in any state."""
+        for state, decided, is_last in self.reached():
             if self.is_honest and len(state.shown) > 1:
                 yield TWO_ROSTERS
-            decided = self._decided(state)
             if len(decided) > 1:
                 yield TWO_DECISIONS
-            if TIMES.is_early(state.now) and any(self._left_out(roster) for roster in decided):
+            if TIMES.is_early(state.now) and any(map(self._left_out, decided)):
                 yield LEFT_OUT
-            if not following and self.is_honest and self.seen[AUTHOR] & state.revealed and not decided:
+            if is_last and self.is_honest and self.seen[AUTHOR] & state.revealed and not decided:
                 yield SLOT_LOST
-            waiting += [each for each in following if each not in found]
-            found |= set(following)
 
     def _power(self, state):
         kind = self.rules.early_quorum if TIMES.is_early(state.now) else Stakes
@@ -95,8 +99,8 @@ class Window:
 
     def _left_out(self, roster):
         power = Stakes(dict(enumerate(STAKES)), self.share)
-        saw = (power.is_quorum(uid for uid, seen in enumerate(self.seen) if miner in seen) for miner in MINERS - roster)
-        return any(saw)
+        saw = ([uid for uid, seen in enumerate(self.seen) if miner in seen] for miner in MINERS - roster)
+        return any(map(power.is_quorum, saw))
 
     def _after(self, state):
         is_early = TIMES.is_early(state.now)
@@ -112,23 +116,19 @@ class Window:
             yield replace(state, words=state.words | {word})
 
     def _rosters(self, state, *, is_early):
-        if not self.is_honest:
-            return set(subsets(state.revealed, 1))
         own, revealed = self.seen[AUTHOR], state.revealed
-        if is_early:
-            may = not state.shown and self.rules.may_publish(own, revealed)
-        else:
-            may = not state.shown or self.rules.publishes_again
-        return {own & revealed} if may and own & revealed else set()
+        if not self.is_honest:
+            return {*subsets(revealed)} - {frozenset()}
+        may = not state.shown or (self.rules.publishes_again and not is_early)
+        may = may and (not is_early or self.rules.may_publish(own, revealed))
+        return {own & revealed} - {frozenset()} if may else set()
 
     def _words(self, state, *, is_early):
-        found = set()
+        found, may_vote = set(), self.rules.may_vote if is_early else self.rules.may_vote_late
         for uid, seen in enumerate(self.seen):
             own = [word for word in state.words if word.uid == uid]
             votes = {word.value for word in own if word.step == "vote"}
-            values = {
-                "".join(sorted(roster)) for roster in state.shown if self._may_vote(seen, state, roster, is_early)
-            }
+            values = {"".join(sorted(each)) for each in state.shown if may_vote(seen, state.revealed, each)}
             if not votes or (self.rules.votes_again and not is_early and len(own) < 4):
                 found |= {Said(0, "vote", uid, value) for value in values}
             if not votes and not values and is_early and self.rules.gives_up_early:
@@ -139,9 +139,6 @@ class Window:
                 if chosen and (not locked or self.rules.votes_again):
                     found.add(Said(0, "lock", uid, value, 0))
         return found
-
-    def _may_vote(self, seen, state, roster, is_early):
-        return (self.rules.may_vote if is_early else self.rules.may_vote_late)(seen, state.revealed, roster)
 
 
 def windows(rules=Rules(), share=HALF):
@@ -156,19 +153,12 @@ def test_no_order_of_events_before_and_after_the_settling_second_goes_wrong(shar
     assert {wrong for window in windows(share=share) for wrong in window.wrong()} == set()
 
 
-SEEN_BY_ALL = (MINERS,) * len(STAKES)
-
-
 @pytest.mark.parametrize(
     ("reveals", "early"), [(MINERS, True), (frozenset("x"), False), (frozenset(), False)], ids=["all", "one", "none"]
 )
 def test_a_window_is_decided_early_exactly_if_nobody_withholds_a_reveal(reveals, early):
-    window, states = Window(SEEN_BY_ALL, reveals, HALF, True, Rules()), set()
-    waiting = [State(0.0, frozenset(), frozenset(), frozenset())]
-    while waiting:
-        states.add(state := waiting.pop())
-        waiting += [each for each in window._after(state) if each not in states]
-    assert any(TIMES.is_early(state.now) and window._decided(state) for state in states) is early
+    window = Window((MINERS,) * len(STAKES), reveals, HALF, True, Rules())
+    assert any(decided and TIMES.is_early(state.now) for state, decided, _ in window.reached()) is early
 
 
 BROKEN = {
