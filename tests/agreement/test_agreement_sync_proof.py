@@ -93,6 +93,8 @@ def test_every_node_publishes_debug_values_beside_its_proof(network):
     other = Debug(**blocked.exchange.author(1), window=1, start=10, values={})
     network.bucket(blocked).put(window_key(Kind.DEBUG, 1, other.uid), seal(other, blocked.exchange.own_signer).encode())
     network.run([1])
+    for miner in network.miners:  # as after its next reveal
+        miner.publish_sync_proof(1)
     starts = {Miner: 10, Validator: 0, Aggregator: 0}
     for name, node in network.nodes.items():
         ((_, data),) = network.objects(name, "debug-1-").values()
