@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from prefect.client.orchestration import get_client
+from prefect.context import SyncClientContext
 from prefect.settings import temporary_settings
 
 from blocks.env_file import read_env_file
@@ -79,7 +80,8 @@ class LocalNetwork:
         hparams = self._check()
         try:
             self._prepare(hparams)
-            with temporary_settings(self.address.settings):
+            # One client for all calls: making each its own takes 30 ms.
+            with temporary_settings(self.address.settings), SyncClientContext.get_or_create():
                 return self._populate()
         except BaseException:
             self.down()
@@ -101,7 +103,7 @@ class LocalNetwork:
         The folder's `network.env` leads readers there, also when the servers are gone. Before the first window was
         applied, there is no state to keep (`object_missing`).
         """
-        self._stop_neurons()
+        self.stop_neurons()
         # The environments say what was brought up; the plan of another command may not.
         blocks = {name: self.neuron_block(name) for name in self.plan.brought_up}
         block = next((block for block in blocks.values() if block.role == "aggregator"), None)
@@ -116,10 +118,10 @@ class LocalNetwork:
 
     def down(self) -> None:
         """Stop every process of the record, the servers last."""
-        self._stop_neurons()
+        self.stop_neurons()
         self._record.stop_all(grace_seconds=STOP_SECONDS)
 
-    def _stop_neurons(self) -> None:
+    def stop_neurons(self) -> None:
         """Stop everything but the servers."""
         for entry in self._record.running():
             if entry.name == SUPERVISOR:  # it would start again what is stopped

@@ -111,6 +111,17 @@ class LocalView:
                 roots[member.name] = proof.root
         return roots
 
+    @property
+    def deadline(self) -> float:
+        """The moment until which the nodes may settle a window that is over now, or a store may fail."""
+        return time.time() + self.plan.pace * SETTLE_PATIENCE_SECONDS
+
+    def wait_until_settled(self, window: int) -> None:
+        """Wait until every node has published its state root after a window, but not past the deadline."""
+        nodes, deadline = {neuron.name for neuron in self.plan.running}, self.deadline
+        while set(self.roots(window)) != nodes and time.time() < deadline:
+            time.sleep(POLL_SECONDS)
+
     def validator(self) -> NeuronInfo:
         """The validator that measures."""
         names = self.names
@@ -183,12 +194,9 @@ class Summary:
 
 
 def summarise(view: LocalView, last_window: int, num_windows: int, started: float) -> Summary:
-    """Wait until every node has settled the last window, replay it all, and compare; `started` is monotonic time."""
-    nodes = {neuron.name for neuron in view.plan.running}
-    deadline = time.time() + view.plan.pace * SETTLE_PATIENCE_SECONDS
-    while set(roots := view.roots(last_window)) != nodes and time.time() < deadline:
-        time.sleep(1.0)
-    observer = view.replay(last_window, deadline=deadline)
+    """Replay all windows that the nodes have settled, and compare; `started` is monotonic time."""
+    nodes, roots = {neuron.name for neuron in view.plan.running}, view.roots(last_window)
+    observer = view.replay(last_window, deadline=view.deadline)
     held_out = view.held_out(observer)
     names = view.names
     uids = {neuron.uid: names[neuron.hotkey] for neuron in view.chain.metagraph().neurons}

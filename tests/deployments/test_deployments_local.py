@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -204,6 +205,7 @@ def fake_view(folder, **changes):
     node = SimpleNamespace(state=SimpleNamespace(root=has["observed"]), stop=lambda: None)
     return SimpleNamespace(
         plan=plan,
+        deadline=0.0,
         names={neuron.name: neuron for neuron in plan.neurons},
         birth=SimpleNamespace(start=SimpleNamespace(root=has["genesis"], start_window=4)),
         chain=SimpleNamespace(metagraph=lambda: Metagraph(0, neurons), weights=lambda: {2: has["weights"]}),
@@ -241,10 +243,20 @@ def test_a_summary_has_the_figures(tmp_path):
         ({"weights": {0: 0.5, 4: 0.5}}, [4, 5]),
     ],
 )
-def test_every_promise_of_a_summary_can_be_broken(tmp_path, monkeypatch, changes, broken):
-    monkeypatch.setattr("deployments.local.view.SETTLE_PATIENCE_SECONDS", 0.0)
+def test_every_promise_of_a_summary_can_be_broken(tmp_path, changes, broken):
     summary = summarise(fake_view(tmp_path, **changes), 6, 3, 0.0)
     assert [place for place, kept in enumerate(summary.checks.values()) if not kept] == broken
+
+
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_a_run_waits_until_all_nodes_have_settled_its_last_window(tmp_path, monkeypatch, patience):
+    monkeypatch.setattr("deployments.local.view.POLL_SECONDS", 0.0)
+    view = fake_view(tmp_path)
+    roots, asked = view.roots(6), []
+    view.deadline = time.time() + patience
+    view.roots = lambda window: asked.append(window) or dict(list(roots.items())[: len(asked)])  # one more each time
+    LocalView.wait_until_settled(view, 6)
+    assert asked == [6] * (len(roots) if patience else 1)
 
 
 @pytest.fixture
