@@ -9,6 +9,7 @@ from pathlib import Path
 from prefect.blocks.core import Block
 from pydantic import ConfigDict, Field, HttpUrl, PrivateAttr, field_validator
 
+from blocks.schema import SchemaOnce
 from templar.chain.base import Chain
 from templar.chain.clock import SimulatedClock
 from templar.chain.hotkey import Hotkey, Password, load_hotkey
@@ -25,7 +26,7 @@ _LEDGER_SCHEME = "ledger:"
 _LEDGER = re.compile(_LEDGER_SCHEME + r"(?P<path>/[^?]+)(?:\?clock=(?P<clock>\d+(?:\.\d+)?))?")
 
 
-class Wallet(Block):
+class Wallet(SchemaOnce, Block):
     """A wallet on this machine's disk, by name. The keys themselves are never stored in Prefect."""
 
     _documentation_url = DOCUMENTATION_URL
@@ -79,7 +80,7 @@ def _read_password(file: Path) -> str:
     return password
 
 
-class Subnet(Block):
+class Subnet(SchemaOnce, Block):
     """A subnet: the real one, or the ledger of a local network."""
 
     _documentation_url = DOCUMENTATION_URL

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from prefect.blocks.core import Block
 from pydantic import Field, Secret
 
+from blocks.schema import SchemaOnce
 from blocks.storage import DOCUMENTATION_URL, DatasetBucket, StorageEndpoint
 from templar.hparams import Data, HParams
 from templar.store.base import ObjectStore
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 SHARDS_FOLDER = "shards"  # the folder of the dataset's shards in a neuron's folder
 
 
-class Dataset(Block):
+class Dataset(SchemaOnce, Block):
     """A dataset, and every bucket that it can be read from."""
 
     _documentation_url = DOCUMENTATION_URL

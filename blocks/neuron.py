@@ -11,6 +11,7 @@ from pydantic import Field, HttpUrl, ValidationError, field_validator
 
 from blocks.chain import Subnet, Wallet
 from blocks.dataset import Dataset
+from blocks.schema import SchemaOnce
 from blocks.storage import NeuronBucket
 from templar.chain.remote import public_address
 from templar.errors import PermanentError, Reason
@@ -26,7 +27,7 @@ B = TypeVar("B", bound=Block)
 Role = Literal["miner", "validator", "aggregator"]
 
 
-class Neuron(Block):
+class Neuron(SchemaOnce, Block):
     """One neuron of this host."""
 
     _documentation_url = HttpUrl("https://docs.learnbittensor.org/learn/neurons")

@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 from prefect.blocks.core import Block
 from pydantic import AfterValidator, ConfigDict, Field, HttpUrl, SecretStr, field_validator
 
+from blocks.schema import SchemaOnce
 from templar.exchange.buckets import OwnBucket
 from templar.store.address import BucketAddress, is_account_id
 from templar.store.base import ObjectStore, UploadStore
@@ -27,7 +28,7 @@ def _check_account_id(text: str) -> str:
 AccountId = Annotated[str, AfterValidator(_check_account_id)]
 
 
-class StorageEndpoint(Block):
+class StorageEndpoint(SchemaOnce, Block):
     """The object storage that the buckets of a network are on, or its dataset."""
 
     _block_type_name = "Storage Endpoint"
@@ -103,7 +104,7 @@ class StorageEndpoint(Block):
         return self.open(address.account_id, address.account_id, key, writable=False)
 
 
-class BucketCredentials(Block):
+class BucketCredentials(SchemaOnce, Block):
     """One key to a bucket."""
 
     _block_type_name = "Bucket Credentials"
@@ -113,7 +114,7 @@ class BucketCredentials(Block):
     secret_access_key: SecretStr = Field(description="Secret of the key.")
 
 
-class NeuronBucket(Block):
+class NeuronBucket(SchemaOnce, Block):
     """The bucket of one neuron: it writes there, and everybody reads with the key that it commits on chain."""
 
     _block_type_name = "Neuron Bucket"
@@ -133,7 +134,7 @@ class NeuronBucket(Block):
         return OwnBucket(address, store)
 
 
-class DatasetBucket(Block):
+class DatasetBucket(SchemaOnce, Block):
     """One place where the dataset lies."""
 
     _block_type_name = "Dataset Bucket"

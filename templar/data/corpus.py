@@ -42,6 +42,7 @@ MAX_DOCUMENT_FRACTION = 1 / 8
 """A document that takes a larger part of its source's share is left out, so that no single file stands out."""
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")  # the fields of a statement that have statements
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,12 @@ def _documented_nodes(code: str) -> Iterator[_Documented]:
             tree = ast.parse(code)
     except (SyntaxError, ValueError):
         return
-    nodes = [node for node in ast.walk(tree) if isinstance(node, _Documented)]
-    # The module comes first and has no line of its own.
+    # 1. The statements: a walk through all expressions takes a third of the whole time.
+    statements: list[ast.AST] = [tree]
+    for node in statements:
+        statements += [each for block in _BLOCKS for each in getattr(node, block, ())]
+    nodes = [node for node in statements if isinstance(node, _Documented)]
+    # 2. The module comes first and has no line of its own.
     yield from sorted(nodes, key=lambda node: getattr(node, "lineno", 0))
 
 
