@@ -34,6 +34,12 @@ def test_loading_blocks_and_worker_loads_nothing_heavy():
     assert answer.stdout.strip() == "[]"
 
 
+def test_the_schema_of_a_block_class_is_generated_once():
+    schemas = [block.model_json_schema() for block in BLOCKS]
+    assert [schema["title"] for schema in schemas] == [block.__name__ for block in BLOCKS]
+    assert all(block.model_json_schema() is schema for block, schema in zip(BLOCKS, schemas, strict=True))
+
+
 def neuron():
     return neuron_block(
         places=("data-0", "data-1"), role="validator", hparams_path="/srv/hparams.json", genesis="ab" * 32
