@@ -98,7 +98,7 @@ def run(network: LocalNetwork, num_windows: int) -> int:
         console.print(f"Prefect UI: {ui}  ·  first window {birth.start.start_window}")
         tell_of_streaks(network.plan.brought_up, network.address, partial(show_warning, console=console))
         last = watch(view, num_windows)
-        view.wait_until_settled(last)
+        view.wait_until_proven(view.proven(last))
         scheduled = network.scheduled()
         network.stop_neurons()  # what they published is enough from here, and the summary has the machine to itself
         summary = summarise(view, last, num_windows, started).with_scheduled(*scheduled)

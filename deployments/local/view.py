@@ -116,7 +116,11 @@ class LocalView:
         """The moment until which the nodes may settle a window that is over now, or a store may fail."""
         return time.time() + self.plan.pace * SETTLE_PATIENCE_SECONDS
 
-    def wait_until_settled(self, window: int) -> None:
+    def proven(self, last_window: int) -> int:
+        """The window whose root is compared: a miner proves one only after its next reveal."""
+        return max(last_window - 1, self.birth.start.start_window)
+
+    def wait_until_proven(self, window: int) -> None:
         """Wait until every node has published its state root after a window, but not past the deadline."""
         nodes, deadline = {neuron.name for neuron in self.plan.running}, self.deadline
         while set(self.roots(window)) != nodes and time.time() < deadline:
@@ -195,8 +199,9 @@ class Summary:
 
 def summarise(view: LocalView, last_window: int, num_windows: int, started: float) -> Summary:
     """Replay all windows that the nodes have settled, and compare; `started` is monotonic time."""
-    nodes, roots = {neuron.name for neuron in view.plan.running}, view.roots(last_window)
-    observer = view.replay(last_window, deadline=view.deadline)
+    nodes, proven = {neuron.name for neuron in view.plan.running}, view.proven(last_window)
+    observer, roots = view.replay(last_window, deadline=view.deadline), view.roots(proven)
+    replayed = observer.journal.roots(proven, proven).get(proven)
     held_out = view.held_out(observer)
     names = view.names
     uids = {neuron.uid: names[neuron.hotkey] for neuron in view.chain.metagraph().neurons}
@@ -227,7 +232,7 @@ def summarise(view: LocalView, last_window: int, num_windows: int, started: floa
             held_out.loss_last <= (1 - BELOW_UNIGRAM) * held_out.unigram
         ),
         f"all {len(nodes)} nodes and a replay of public objects have one state root": set(roots) == nodes
-        and set(roots.values()) == {observer.state.root},
+        and set(roots.values()) == {replayed},
         "it differs from genesis": view.birth.start.root not in roots.values(),
         "every honest miner has a weight": all(weights.get(uid, 0) > 0 for uid in honest),
         "no bad actor has one": all(weights.get(uid, 0) == 0 for uid in bad),

@@ -135,6 +135,7 @@ def view(network):
     for name in ("aggregator", "default"):
         node = network.at(name, network.first_window).build(name)
         drive_window(node, network.first_window)
+        node.publish_sync_proof(network.first_window)  # a miner's comes after its next reveal
         node.stop()
     block = network.at("default", network.first_window + 3)
     chain = block.subnet.open(None)
@@ -197,21 +198,23 @@ class TestView:
 
 
 def fake_view(folder, **changes):
-    """What a summary asks for after window 6: everything is as promised but for the changes."""
+    """What a summary asks for after window 6, of which 5 is proven: everything is as promised but for the changes."""
     plan = LocalPlan(folder, num_honest=1, bad_actors=("lazy",))
     has: dict[str, Any] = {"genesis": "genesis", "loss": 4.0, "weights": {0: 0.5, 3: 0.5}, "observed": "last"} | changes
     roots = {neuron.name: "last" for neuron in plan.running} | has.get("roots", {})
     neurons: Any = tuple(SimpleNamespace(uid=uid, hotkey=each.name) for uid, each in enumerate(plan.neurons))
-    node = SimpleNamespace(state=SimpleNamespace(root=has["observed"]), stop=lambda: None)
+    journal = SimpleNamespace(roots=lambda first, last: {5: has["observed"]} if first == last else {})
+    node = SimpleNamespace(journal=journal, stop=lambda: None)
     return SimpleNamespace(
         plan=plan,
         deadline=0.0,
+        proven=lambda window: {6: 5}[window],
         names={neuron.name: neuron for neuron in plan.neurons},
         birth=SimpleNamespace(start=SimpleNamespace(root=has["genesis"], start_window=4)),
         chain=SimpleNamespace(metagraph=lambda: Metagraph(0, neurons), weights=lambda: {2: has["weights"]}),
         hparams=SimpleNamespace(windows=SimpleNamespace(seconds=0.0)),
         dense_bytes=50_000,
-        roots={6: {name: root for name, root in roots.items() if root}}.__getitem__,
+        roots={5: {name: root for name, root in roots.items() if root}}.__getitem__,
         replay=lambda window, deadline: {6: node}[window],
         payload_sizes={6: [1000, 3000]}.__getitem__,
         held_out=lambda _: SimpleNamespace(loss_genesis=6.0, loss_last=has["loss"], unigram=5.0),
@@ -249,14 +252,14 @@ def test_every_promise_of_a_summary_can_be_broken(tmp_path, changes, broken):
 
 
 @pytest.mark.parametrize("patience", [0.0, 60.0])
-def test_a_run_waits_until_all_nodes_have_settled_its_last_window(tmp_path, monkeypatch, patience):
+def test_a_run_waits_until_all_nodes_have_proven_their_state(tmp_path, monkeypatch, patience):
     monkeypatch.setattr("deployments.local.view.POLL_SECONDS", 0.0)
     view = fake_view(tmp_path)
-    roots, asked = view.roots(6), []
+    roots, asked = view.roots(5), []
     view.deadline = time.time() + patience
     view.roots = lambda window: asked.append(window) or dict(list(roots.items())[: len(asked)])  # one more each time
-    LocalView.wait_until_settled(view, 6)
-    assert asked == [6] * (len(roots) if patience else 1)
+    LocalView.wait_until_proven(view, 5)
+    assert asked == [5] * (len(roots) if patience else 1)
 
 
 @pytest.fixture
