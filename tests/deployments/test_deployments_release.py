@@ -10,6 +10,7 @@ import pytest
 
 from deployments.neuron import release
 from deployments.neuron.release import changes
+from templar import PROTOCOL_VERSION
 from templar.agreement.settings_plan import PROTOCOL
 from templar.exchange.objects import PlanEntry
 from templar.neuron.configuration import GENESIS_FILE
@@ -71,7 +72,7 @@ def test_a_release_that_fits_says_what_it_changes(check, home):
     found = check()
     assert {reason for reason, _ in found.values()} == {None}
     assert "0.0.9 ran in its folder last" in found["release"][1]
-    assert "the network 9 in window " in found["network"][1]
+    assert f"the network {PROTOCOL_VERSION} in window " in found["network"][1]
     assert found["journal"][1] == "it can be read, and has 1 applied windows"
     assert found["changes"][1].endswith("its own step has room for inner steps.")
 
@@ -91,17 +92,17 @@ def test_an_unknown_and_a_missing_variable(check, changed, topic, words):
 def test_a_release_of_another_protocol(check, home, monkeypatch):
     assert check()["network"][0] is None
     LastRun(7, "a" * 64, 1.0).save(home)
-    monkeypatch.setattr(release, "PROTOCOL_VERSION", "10")
-    reason, text = check()["network"]
-    assert (reason, "speaks protocol 10, the network 9 in window " in text) == ("wrong_version", True)
-    reason, text = check(TEMPLAR_GENESIS="f" * 64)["network"]
-    assert (reason, "speaks protocol 10, the one before it 9: " in text) == ("wrong_version", True)
+    monkeypatch.setattr(release, "PROTOCOL_VERSION", "next")
+    found = check()["network"], check(TEMPLAR_GENESIS="f" * 64)["network"]
+    assert [reason for reason, _ in found] == ["wrong_version"] * 2
+    for (_, text), words in zip(found, ("the network {} in window ", "the one before it {}: "), strict=True):
+        assert "speaks protocol next, " + words.format(PROTOCOL_VERSION) in text
 
 
 @pytest.mark.parametrize(
     ("changed", "reason", "words"),
     [
-        ({"protocol__version": "10"}, "wrong_version", ", 10 from window 900 on: take the release"),
+        ({"protocol__version": "next"}, "wrong_version", ", next from window 900 on: take the release"),
         ({"training__colour": 3}, "plan_unknown", "training.colour: this release changes no such setting"),
     ],
 )
