@@ -112,7 +112,8 @@ class TestMiner:
         ((window, info),) = list_backups(store)
         assert (window, state.message) == (last, f"window {last}, {info.size} bytes, encrypted")
         state = run(private_backup)
-        assert (state.name, f"due at window {last + 5}" in str(state.message)) == ("NotDue", True)
+        due = last + network.hparams.storage.private_backup_windows
+        assert (state.name, f"due at window {due}" in str(state.message)) == ("NotDue", True)
         state = run(private_backup, saved(block.model_copy(update={"role": "validator"})))
         assert (state.name, state.message) == ("NotDue", "a validator has no private state")
         state = run(private_backup, saved(block.model_copy(update={"preset": "nothing"})))
