@@ -330,7 +330,7 @@ class _Reconciliation:
             return (self.validator,)
         store = node.buckets.reader(author)
         info = store.head(window_key(Kind.PROOF, window, miner.uid))
-        if info is not None and info.last_modified > self.seen.rules.times.settles:
+        if info is not None and info.last_modified >= self.seen.rules.times.settles:
             return f"{miner.windows_behind} windows behind then; its proof was stored after that"
         if info is None and may_have_expired(node.exchange, store, window):
             return f"{miner.windows_behind} windows behind then; its proof may have expired"
