@@ -125,8 +125,8 @@ def open_folder(
     """
     found = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(.+?)/?", source)
     if found is None or not is_key(found[2]):
-        problem = f"write s3://BUCKET/FOLDER; the folder has the files of one {of}"
-        raise PermanentError(Reason.BAD_PARAMETERS, f"{source}: {problem}")
+        what = f"--from {source}" if of == "model" else source
+        raise PermanentError(Reason.BAD_PARAMETERS, f"{what}: write s3://BUCKET/FOLDER, where one {of}'s files are")
     reader, prefix = EnvironmentReader(environment), f"R2_{of.upper()}"
     endpoint = own_endpoint(reader, FOLDER_VARIABLES[of], endpoint_block(reader))
     key, account = key_block(reader, f"{prefix}_READ"), reader.text(f"{prefix}_ACCOUNT_ID", found[1])
@@ -166,8 +166,8 @@ def _found(
     if request.choice == "neuron":
         return own.account_id, own.account_id, key or own.write
     reader, prefix = EnvironmentReader(environment), _PREFIXES[request.choice]
-    first = neuron.dataset.buckets.get_secret_value()[0] if request.choice == "dataset" else None
-    account, bucket = _place(reader, prefix, first)
+    first = neuron.dataset.buckets.get_secret_value()[0]
+    account, bucket = _place(reader, prefix, first if request.choice == "dataset" else None)
     key = key or key_block(reader, f"{prefix}_WRITE")
     reader.raise_problems()
     return account, bucket, key

@@ -62,7 +62,7 @@ def _original(arguments: argparse.Namespace, on_progress: Callable[[float], None
         on_progress(100)
         return arguments.folder
     store, place = open_folder(arguments.folder, read_environment(arguments.env_file), "dataset")
-    copy: Path = arguments.out.with_name(f"{arguments.out.name}.fetched")
+    copy = Path(f"{arguments.out}.fetched")
     fetch_original(store, place, copy, workers=arguments.workers, on_progress=on_progress)
     return copy
 

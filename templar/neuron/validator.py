@@ -97,9 +97,7 @@ class Validator(RosterNode):
             self.check_settings(self.state.plan.at(self.state.window + 1))
             self.model: nn.Module = build_model(self.hparams.model)
             self._guard = threading.Lock()  # several rosters may be looked at at once
-            self._approved: dict[
-                tuple[str, bool], RejectedError | None
-            ] = {}  # by the roster's digest, and whether early
+            self._approved = dict[tuple[str, bool], RejectedError | None]()  # by the roster's digest, and whether early
 
     def check_settings(self, settings: HParams) -> None:
         """Check that this host can measure with these settings; PermanentError as in `Meter.check`."""

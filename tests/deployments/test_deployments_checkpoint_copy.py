@@ -173,8 +173,8 @@ def test_a_state_that_no_quorum_proved_is_refused(trained, source, fetch, monkey
 @pytest.mark.parametrize(
     ("address", "changes", "words"),
     [
-        ("s3://copies", {}, "[bad_parameters] s3://copies: write s3://BUCKET/FOLDER"),
-        ("s3://copies/a/../b", {}, "[bad_parameters] s3://copies/a/../b: write s3://BUCKET/FOLDER"),
+        ("s3://copies", {}, "[bad_parameters] --from s3://copies: write s3://BUCKET/FOLDER"),
+        ("s3://copies/a/../b", {}, "[bad_parameters] --from s3://copies/a/../b: write s3://BUCKET/FOLDER"),
         (COPY, {"R2_MODEL_READ_SECRET_ACCESS_KEY": ""}, "[bad_environment] R2_MODEL_READ_SECRET_ACCESS_KEY is missing"),
         (
             COPY,

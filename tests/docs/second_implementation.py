@@ -988,7 +988,7 @@ class Judge:
             counted = min(score, 0.0) if Judge.shows_nothing(cards[uid], scoring) else score
             if counted > 0 and uid in parts:
                 counted = Judge.settled(counted / parts[uid][0]) if parts[uid][0] else 0.0
-            scores[uid] = counted, indicator, excess
+            scores[uid] = counted, indicator, Judge.settled(excess * facts[uid]["sequences"])
         return scores
 
     @staticmethod
@@ -1056,11 +1056,10 @@ class Judge:
         players = {uid: (score, cards[uid]["mu"], cards[uid]["sigma"]) for uid, (score, _, _) in scores.items()}
         ratings, baseline_sigma, least = Judge.ratings(players, before["baseline_sigma"], scoring)
         most = scoring["advantage_cap"] * Judge.typical(score for score, _, _ in scores.values())
-        excesses = {uid: Judge.settled(each[2] * facts[uid]["sequences"]) for uid, each in scores.items()}
-        most_excess = scoring["advantage_cap"] * Judge.typical(excesses.values())
+        most_excess = scoring["advantage_cap"] * Judge.typical(excess for _, _, excess in scores.values())
         gains = {uid: min(score[0], most) - least for uid, score in scores.items()}
         for uid, each in scores.items():
-            gained, excess = gains[uid], min(excesses[uid], most_excess)
+            gained, excess = gains[uid], min(each[2], most_excess)
             cards[uid] = Judge.scored(facts[uid], cards[uid], each, ratings[uid], scoring, gained=gained, excess=excess)
             cards[uid] |= {"last_reveal": window}
             if Judge.curvature(facts[uid]["measurement"]) is not None:
