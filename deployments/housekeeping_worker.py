@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import logging
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import psutil
@@ -33,7 +35,7 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import WorkerFlowRunResponse
 from prefect.states import Cancelled, Completed, Crashed
-from prefect.workers.process import ProcessWorker
+from prefect.workers.process import ProcessJobConfiguration, ProcessWorker
 
 from deployments.processes import state_folder
 from deployments.work_pool import default_worker_name, failures_logged, runs_under_way
@@ -41,6 +43,7 @@ from templar.errors import PermanentError, Reason
 
 log = logging.getLogger(__name__)
 LOOK_SECONDS = 15.0  # between two looks for runs without a process
+POLL_SECONDS = 5.0  # at least, between two looks for runs that are due
 SETTLED = timedelta(seconds=20)  # shorter ago than this a process may have ended whose worker is about to report it
 NICENESS = 10  # priority of the scheduled flows' processes, as `nice` has it: windows go first
 LIMIT = 4  # runs at a time: a process that trains nothing may still take half a gigabyte
@@ -52,6 +55,18 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _RUN_ID = "PREFECT__FLOW_RUN_ID"  # Prefect's variable of a run's process
 
 
+class HousekeepingConfiguration(ProcessJobConfiguration):
+    """Prefect's, with its own command where an operator has set none.
+
+    Without a command Prefect first starts another Python, to prepare a workspace; our flows are modules, and need none.
+    """
+
+    def prepare_for_flow_run(self, *args: Any, **options: Any) -> None:
+        """As the base class does."""
+        self.command = self.command or f"{shlex.quote(sys.executable)} -m prefect.engine"
+        super().prepare_for_flow_run(*args, **options)
+
+
 class HousekeepingWorker(ProcessWorker, ABC):
     """Prefect's process worker, which runs at most one planned run of a deployment at a time, the newest that is due.
 
@@ -59,6 +74,13 @@ class HousekeepingWorker(ProcessWorker, ABC):
     that is lost with its worker and its server would cancel all later runs. As an abstract class this one does not take
     the place of Prefect's in the registry of worker types.
     """
+
+    job_configuration = HousekeepingConfiguration
+
+    async def get_and_submit_flow_runs(self) -> list[FlowRun]:
+        """As the base class, with a pause: a window's worker asks as often as the settings say, these runs have time."""
+        since_last = (datetime.now(UTC) - self._last_polled_time).total_seconds()
+        return [] if since_last < POLL_SECONDS else await super().get_and_submit_flow_runs()
 
     async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
         due = [each for each in flow_run_response if each.flow_run.id not in self._submitting_flow_run_ids]

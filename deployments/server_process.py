@@ -14,14 +14,18 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
+from functools import cache
+from itertools import count
 from threading import Thread
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from prefect._internal.schemas import validators
 from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
-COLLECT_SECONDS = 5.0  # between two collections of garbage
+COLLECT_SECONDS = 5.0  # between two collections of young garbage
+ALL_EVERY = 12  # one in so many looks through everything, old objects too: a twentieth of a core if each did
 TURN_SECONDS = 5.0  # the longest that a transaction waits for its turn; they take milliseconds
 
 
@@ -40,8 +44,8 @@ def collect_garbage_aside() -> None:
 def _collect_garbage() -> None:
     time.sleep(COLLECT_SECONDS)
     gc.freeze()  # the modules stay: they need not be looked through each time
-    while True:
-        gc.collect()
+    for number in count():
+        gc.collect(1 if number % ALL_EVERY else 2)
         time.sleep(COLLECT_SECONDS)
 
 
@@ -86,6 +90,7 @@ def main() -> None:
     sys.argv = ["prefect", "server", "start", *sys.argv[1:]]
     collect_garbage_aside()
     serialise_transactions()
+    validators.get_timezones = cache(validators.get_timezones)  # type: ignore[attr-defined]  # else once per schedule
     runpy.run_module("prefect", run_name="__main__", alter_sys=True)
 
 

@@ -47,7 +47,7 @@ from deployments.work_pool import (
 from templar.errors import PermanentError, Reason
 from templar.interrupt import StoppedError, clear_stop, ends_soon, request_stop
 
-CANCELLATION_POLL_SECONDS = 2.0  # the pause after which a worker checks whether its run was cancelled
+CANCELLATION_POLL_SECONDS = 5.0  # the pause after which a worker checks whether its run was cancelled
 BUSY_POLL_SECONDS = 15.0
 """The pause after which a worker with a run looks for others: so short that the server shows its queues as ready."""
 STOPPING = "Stopping"

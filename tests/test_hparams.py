@@ -92,7 +92,7 @@ def test_presets_and_overrides_are_merged_key_by_key():
         ("model", {"num_key_value_heads": 3}, "is not a multiple of num_key_value_heads 3"),
         ("weights", {"burn_uid": None}, "burn_uid is null, and burn_rate 0.5: name the uid or set burn_rate to 0"),
         ("data", {"sequence_length": 65}, "is longer than model.max_position_embeddings 64"),
-        ("storage", {"retention_windows": 5}, "must be larger than storage.checkpoint_frequency 5"),
+        ("storage", {"retention_windows": 5}, "must be larger than storage.checkpoint_frequency 10"),
     ],
 )
 def test_a_bad_value_is_named_with_file_preset_key_and_remedy(tmp_path, section, change, complaint):

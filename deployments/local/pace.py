@@ -20,7 +20,7 @@ from templar.hparams import HParams, load_hparams
 WORK = "import torch"  # the work of each process of a measurement
 EXPECTED_SECONDS = 4.2
 """Seconds that two cores take for it in five processes, as many as the default network's neurons, and nothing else."""
-NOISE = 1.25  # a machine that takes less than so many times the expected time gets the preset's windows
+NOISE = 1.6  # a machine that takes less than so many times the expected time gets the preset's windows
 SECONDS = (
     "block_seconds",
     "commit_guard_seconds",
