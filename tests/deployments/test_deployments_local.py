@@ -60,7 +60,7 @@ class TestFolder:
 
 class TestPace:
     def test_a_quiet_machine_keeps_the_presets_windows_and_a_busy_one_gets_longer_ones(self):
-        assert [rounded_pace(each) for each in (0.3, 1.0, 1.5, 1.7, 2.1, 3.01)] == [1, 1, 1, 2, 2.5, 3.5]
+        assert [rounded_pace(each) for each in (0.3, 1.0, 1.2, 1.3, 1.6, 3.01)] == [1, 1, 1, 1.5, 2, 3.5]
         assert measure_pace(1) >= 1
 
     def test_a_measurement_that_fails_says_so(self, monkeypatch):
