@@ -1,6 +1,6 @@
 """The length of a local network's windows: a machine that is slow or busy gets longer ones.
 
-A preset's times suit two slow cores that do nothing else. On a busy machine a commitment would come too late for its close.
+A preset's times suit two cores that do nothing else. On a busy machine a commitment would come too late for its close.
 So `templar run` and `templar up` measure how long the machine takes for a fixed piece of work in as many processes as
 the network has neurons, and multiply every time of a window by the quotient. The work needs files, memory and the
 kernel as windows do: sums alone were as fast as ever on a machine on which everything else took twice its time.
@@ -18,9 +18,7 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import HParams, load_hparams
 
 WORK = "import torch"  # the work of each process of a measurement
-EXPECTED_SECONDS = 6.3
-"""Seconds that it took in five processes, as many as the default network's neurons, on two slow cores on which a run with
-windows of 16 s missed none; two cores of a usual server take 4.2."""
+EXPECTED_SECONDS = 6.3  # in five processes, on two slow cores that decided every window of 16 s; usual ones take 4.2
 NOISE = 1.25  # a machine that takes less than so many times the expected time gets the preset's windows
 SECONDS = (
     "block_seconds",
@@ -33,7 +31,7 @@ SECONDS = (
 """The times of `hparams.windows`."""
 
 
-def measure_pace(num_neurons: int) -> float:
+def measure_pace(num_neurons: int, *, expected_seconds: float = EXPECTED_SECONDS) -> float:
     """How many times as long as the preset's windows this machine's are: 1, 1.5, 2, ...; `process_died` on failure."""
     started = time.perf_counter()
     command = [sys.executable, "-I", "-c", WORK]
@@ -42,7 +40,7 @@ def measure_pace(num_neurons: int) -> float:
     if failed:
         problem = f"the machine's speed was not measured, {len(failed)} processes failed: try again"
         raise PermanentError(Reason.PROCESS_DIED, problem)
-    return rounded_pace((time.perf_counter() - started) / EXPECTED_SECONDS)
+    return rounded_pace((time.perf_counter() - started) / expected_seconds)
 
 
 def rounded_pace(quotient: float) -> float:

@@ -60,7 +60,7 @@ class Upgrades:
     """A neuron in the one window of its network that it needs nobody else for, and commands that upgrade it."""
 
     def __init__(self, folder, monkeypatch):
-        pace = min(4.0, measure_pace(4))
+        pace = min(4.0, measure_pace(4, expected_seconds=4.0))
         blocks, early = round(WINDOW_SECONDS * pace), (WINDOW_SECONDS - OPENS_IN_SECONDS) * pace
         windows = {"blocks_per_window": blocks, "time_window_delta_seconds": 30, "train_margin_seconds": 30.0}
         monkeypatch.setattr(prepare, "SystemClock", lambda: SimpleNamespace(now=lambda: time.time() - early))

@@ -63,7 +63,7 @@ class LiveNetwork:
             settings=settings,
             hour=hour,
         )
-        self.plan = replace(self.plan, pace=measure_pace(len(self.plan.running)))
+        self.plan = replace(self.plan, pace=measure_pace(len(self.plan.running), expected_seconds=4.0))
         self._network = LocalNetwork(self.plan, print)
         self.record = ProcessRecord(self.plan.processes)
         self.view: LocalView
