@@ -78,7 +78,7 @@ class HousekeepingWorker(ProcessWorker, ABC):
     job_configuration = HousekeepingConfiguration
 
     async def get_and_submit_flow_runs(self) -> list[FlowRun]:
-        """As the base class, with a pause: these runs have more time than windows have, whose workers ask more often."""
+        """As the base class, with a pause: these runs have time, and windows, whose workers ask often, do not."""
         since_last = (datetime.now(UTC) - self._last_polled_time).total_seconds()
         return [] if since_last < POLL_SECONDS else await super().get_and_submit_flow_runs()
 
