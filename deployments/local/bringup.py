@@ -63,7 +63,7 @@ CLOCK = "window clock"
 HOUSEKEEPING = "housekeeping worker"
 SUPERVISOR = "supervisor"
 SERVERS = (SERVER_NAME, STORAGE)
-NEURONS_START_SECONDS = 20.0  # from genesis to the first window at pace 1: the workers load flows and neurons meanwhile
+NEURONS_START_SECONDS = 30.0  # from genesis to the first window at pace 1: the workers load flows and neurons meanwhile
 
 
 class LocalNetwork:
