@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import stat
+import sys
 import tempfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +22,14 @@ from prefect.runner import Runner
 from prefect.states import Pending
 
 from deployments import housekeeping_worker
-from deployments.housekeeping_worker import ALREADY_RUNNING, NICENESS, SUPERSEDED, close_lost_runs, passed_over
+from deployments.housekeeping_worker import (
+    ALREADY_RUNNING,
+    NICENESS,
+    SUPERSEDED,
+    HousekeepingConfiguration,
+    close_lost_runs,
+    passed_over,
+)
 from deployments.processes import PROJECT_ROOT, start_child
 from deployments.register import ensure_pool, worker_command
 from deployments.schedules import runs_until
@@ -174,6 +182,16 @@ def test_at_most_one_planned_run_of_a_deployment_is_run_at_a_time(due, under_way
         by_hand_stops = any(each.deployment_id == deployment and each.auto_scheduled for each in going)
         by_hand = [each for each in waiting if each.deployment_id == deployment and not each.auto_scheduled]
         assert [each for each in started if not each.auto_scheduled] == ([] if by_hand_stops else by_hand)
+
+
+@pytest.mark.parametrize(
+    ("command", "used"), [(None, f"{sys.executable} -m prefect.engine"), ("python -m own", "python -m own")]
+)
+def test_a_run_has_one_process_and_an_operators_command_is_kept(command, used):
+    configuration = HousekeepingConfiguration(command=command)
+    configuration.prepare_for_flow_run(FlowRun(flow_id=UUID(int=0)))
+    assert configuration.command == used
+    assert configuration._command_configured, "Prefect prepares no workspace"
 
 
 @pytest.fixture
