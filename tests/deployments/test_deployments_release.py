@@ -74,7 +74,7 @@ def test_a_release_that_fits_says_what_it_changes(check, home):
     assert "0.0.9 ran in its folder last" in found["release"][1]
     assert f"the network {PROTOCOL_VERSION} in window " in found["network"][1]
     assert found["journal"][1] == "it can be read, and has 1 applied windows"
-    assert found["changes"][1].endswith("have the axis `window`.")
+    assert found["changes"][1].endswith("its own step has room for inner steps.")
 
 
 @pytest.mark.parametrize(
