@@ -372,9 +372,7 @@ def main() -> int:
     """Parse the command line, run, print."""
     names = (MAIN, *(name for name in populations(MINERS) if name != MAIN))
     parser = command_line(
-        "incentive",
-        __doc__,
-        quick="few miners and windows, within a minute; what is earned is shown and not judged",
+        "incentive", __doc__, quick="few miners and windows, within a minute; what is earned is shown and not judged"
     )
     parser.add_argument(
         "--population",

@@ -29,18 +29,7 @@ from templar.training.schedule import loudest_coefficient, outer_learning_rate
 
 HONEST = "honest"
 MAIN = "main"
-MAIN_CHEATS = (
-    "lazy",
-    "lazy",
-    "recycling",
-    "plagiarising",
-    "half",
-    "wrong_data",
-    "late",
-    "huge",
-    "sybil",
-    "sybil",
-)
+MAIN_CHEATS = ("lazy", "lazy", "recycling", "plagiarising", "half", "wrong_data", "late", "huge", "sybil", "sybil")
 KINDS = (
     "lazy",
     "sign_flip",

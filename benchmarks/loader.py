@@ -111,11 +111,7 @@ class Endpoint:
     def client(self) -> Any:
         """A boto3 client with the key."""
         return make_client(
-            "s3",
-            endpoint_url=self.url,
-            access_key_id=self.key_id,
-            secret_access_key=self.secret,
-            settings=S3Settings(),
+            "s3", endpoint_url=self.url, access_key_id=self.key_id, secret_access_key=self.secret, settings=S3Settings()
         )
 
     def open(self, folder: Path, transfer: Transfer = Transfer()) -> Shard:  # noqa: B008 - frozen

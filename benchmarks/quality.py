@@ -177,13 +177,7 @@ def network(size: str, seed: int, inner_steps: int = USUAL_STEPS) -> HParams:
 
 
 def measure(
-    names: Sequence[str],
-    size: str,
-    *,
-    seeds: int,
-    windows: int,
-    device: str,
-    results: Path | None,
+    names: Sequence[str], size: str, *, seeds: int, windows: int, device: str, results: Path | None
 ) -> dict[str, list[Outcome]]:
     """Train the networks of these rows, seed by seed, on the same number of tokens; those that the file has are read.
 

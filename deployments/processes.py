@@ -168,12 +168,7 @@ class Child(ProcessEntry):
 
 
 def start_child(
-    name: str,
-    command: Sequence[str],
-    *,
-    log: Path,
-    env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
+    name: str, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> Child:
     """Start a process that outlives this one unless it is stopped; `process_died` if it cannot be started.
 

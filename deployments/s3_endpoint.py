@@ -97,11 +97,7 @@ def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
 def serve(port: int, admin_file: Path) -> None:
     """Serve in the foreground until SIGTERM or SIGINT; port 0 takes a free one, and a taken one is `port_taken`."""
     # Imported here: making buckets needs neither moto's memory nor the `local` extra.
-    from moto.moto_server.werkzeug_app import (  # noqa: PLC0415
-        DomainDispatcherApplication,
-        MotoRequestHandler,
-        create_backend_app,
-    )
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app  # noqa: PLC0415
     from werkzeug.serving import make_server  # noqa: PLC0415
 
     # 1. Open the port, with credentials enforced before the server listens.

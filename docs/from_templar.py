@@ -113,10 +113,7 @@ FLAGS: tuple[Row, ...] = (
 )
 METHODS: tuple[Row, ...] = (
     ("Comms", "`templar/exchange/buckets.py:Buckets`, `templar/store/base.py:ObjectStore`"),
-    (
-        "comms.put(gradient)",
-        "`templar/exchange/reveal.py:publish_commit`, `templar/exchange/reveal.py:publish_reveal`",
-    ),
+    ("comms.put(gradient)", "`templar/exchange/reveal.py:publish_commit`, `templar/exchange/reveal.py:publish_reveal`"),
     ("comms.get, get_with_retry", "`templar/exchange/reveal.py:fetch_reveal`"),
     ("comms.gather, gather_with_reserve", "`templar/exchange/gather.py:Gatherer`"),
     ("post_peer_list, get_peer_list", "`templar/exchange/peers.py:PeerBook`"),

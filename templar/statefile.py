@@ -40,15 +40,7 @@ class StateFile:
     not a database, or has another version than the schema.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        schema: str,
-        version: int,
-        remedy: str,
-        durable: bool = True,
-    ) -> None:
+    def __init__(self, path: Path, *, schema: str, version: int, remedy: str, durable: bool = True) -> None:
         self._path = path
         self._remedy = remedy
         self._lock = threading.RLock()

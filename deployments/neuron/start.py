@@ -23,13 +23,7 @@ from deployments.neuron.status import tell_of_streaks
 from deployments.options import NEURON, command_parser, environment_of
 from deployments.prefect_server import PrefectServer, require_database, require_guarded
 from deployments.processes import require_free_port, sole_process
-from deployments.register import (
-    CLOCK_COMMAND,
-    checked_neuron,
-    enrol,
-    ranked_command,
-    worker_command,
-)
+from deployments.register import CLOCK_COMMAND, checked_neuron, enrol, ranked_command, worker_command
 from deployments.schedules import HOUSEKEEPING_POOL
 from deployments.supervisor import Service, Supervisor, log_file, say
 from deployments.work_pool import require_server

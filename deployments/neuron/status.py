@@ -141,10 +141,7 @@ def show_network_status(found: Mapping[str, Any], console: Console) -> None:
 
 
 def _show(
-    headline: str,
-    found: Mapping[str, Any],
-    windows: Mapping[str, Sequence[Mapping[str, str]]],
-    console: Console,
+    headline: str, found: Mapping[str, Any], windows: Mapping[str, Sequence[Mapping[str, str]]], console: Console
 ) -> None:
     """Print processes, then a table of windows under each title, then what goes wrong."""
     console.print(f"{headline}; Prefect API: {found['api_url'] or 'unknown'}", soft_wrap=True)

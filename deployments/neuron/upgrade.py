@@ -26,15 +26,7 @@ from deployments.neuron.release import EVERY_WINDOW, ask, moved_words
 from deployments.neuron.start import command_line
 from deployments.neuron.status import reason_in, status_of
 from deployments.options import command_parser, environment_of
-from deployments.processes import (
-    Child,
-    ProcessIdentity,
-    end_of,
-    holder_of,
-    sole_process,
-    start_child,
-    write_private,
-)
+from deployments.processes import Child, ProcessIdentity, end_of, holder_of, sole_process, start_child, write_private
 from deployments.supervisor import READY_SECONDS, log_file, say
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 from templar.neuron.journal import Journal

@@ -93,13 +93,7 @@ LISTED: Mapping[str, Scenario] = {scenario.name: scenario for scenario in (*SCEN
 """Every scenario by name, as its catalogue defines it."""
 
 LATE_OR_ABSENT = frozenset(
-    {
-        Reason.COMMIT_MISSING,
-        Reason.MANIFEST_MISSING,
-        Reason.PAYLOAD_MISSING,
-        Reason.COMMIT_LATE,
-        Reason.REVEAL_LATE,
-    }
+    {Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING, Reason.COMMIT_LATE, Reason.REVEAL_LATE}
 )
 """Legal reasons of every attacker in real time: on a busy machine an attacker may be too late for its attack."""
 

@@ -228,11 +228,7 @@ def _keep(exchange: NetworkView, birth: Birth, publisher: NeuronInfo, window: in
 
 
 def _kept(
-    home: Path,
-    window: int,
-    proven: ProvenState,
-    model: Model,
-    fetch: Callable[[Path], tuple[FetchedModel, Tokenizer]],
+    home: Path, window: int, proven: ProvenState, model: Model, fetch: Callable[[Path], tuple[FetchedModel, Tokenizer]]
 ) -> KeptModel:
     """Keep the model of a proven state that `fetch` brings into a folder and checks, unless it is kept already."""
     folder, download = home / f"{window}-{proven[0][:16]}", home / DOWNLOAD

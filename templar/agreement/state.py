@@ -65,13 +65,7 @@ class AgreedState:
     network started with.
     """
 
-    def __init__(
-        self,
-        params: Mapping[str, Tensor],
-        mark: StateMark,
-        layout: Layout,
-        genesis: HParams,
-    ) -> None:
+    def __init__(self, params: Mapping[str, Tensor], mark: StateMark, layout: Layout, genesis: HParams) -> None:
         self.params = dict(params)
         self.window = mark.window
         self.outer_steps = mark.outer_steps

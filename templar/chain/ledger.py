@@ -33,14 +33,7 @@ STATES_KEPT = 64
 METAGRAPHS_KEPT = 256
 
 
-def create_ledger(
-    path: Path,
-    *,
-    netuid: int,
-    block_seconds: float,
-    genesis_time: float,
-    seed: int,
-) -> None:
+def create_ledger(path: Path, *, netuid: int, block_seconds: float, genesis_time: float, seed: int) -> None:
     """Create the ledger of a new local chain.
 
     Changes before block 1 are part of the genesis block, unless its metagraph was read before them.

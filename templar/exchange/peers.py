@@ -172,12 +172,7 @@ class PeerBook:
 
         try:
             found = read_signed(
-                store,
-                peers_key(first),
-                PeerList,
-                network=self.exchange.network,
-                author=publisher,
-                check=check_in_time,
+                store, peers_key(first), PeerList, network=self.exchange.network, author=publisher, check=check_in_time
             )
         except RejectedError as error:
             log.warning("peer list %d of uid %d does not count: %s", first, publisher.uid, error)

@@ -39,26 +39,14 @@ INVALID = frozenset(
 """Reasons for which a revealed object is illegal: its author signed or stored something that no honest miner does."""
 
 HELD_BACK = frozenset(
-    {
-        Reason.MANIFEST_MISSING,
-        Reason.PAYLOAD_MISSING,
-        Reason.REVEAL_EARLY,
-        Reason.REVEAL_LATE,
-        Reason.OBJECT_DIFFERS,
-    }
+    {Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING, Reason.REVEAL_EARLY, Reason.REVEAL_LATE, Reason.OBJECT_DIFFERS}
 )
 """Reasons for which what was committed to in time is not there in time."""
 
 CONCLUSIVE = (
     INVALID
     | HELD_BACK
-    | {
-        Reason.COMMIT_MISSING,
-        Reason.COMMIT_EARLY,
-        Reason.COMMIT_LATE,
-        Reason.TIME_UNPROVEN,
-        Reason.WRONG_VERSION,
-    }
+    | {Reason.COMMIT_MISSING, Reason.COMMIT_EARLY, Reason.COMMIT_LATE, Reason.TIME_UNPROVEN, Reason.WRONG_VERSION}
 )
 """Reasons that every reader of the same bucket finds. A failing store is not among them: another node may have read."""
 

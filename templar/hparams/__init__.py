@@ -131,10 +131,7 @@ class HParams(SettingsGroup):
 
 
 def load_hparams(
-    preset: str = DEFAULT_PRESET,
-    *,
-    path: Path = HPARAMS_FILE,
-    overrides: dict[str, dict[str, Any]] | None = None,
+    preset: str = DEFAULT_PRESET, *, path: Path = HPARAMS_FILE, overrides: dict[str, dict[str, Any]] | None = None
 ) -> HParams:
     """Read one preset of `hparams.json`.
 

@@ -239,11 +239,7 @@ def _measure(
         estimates = evaluator.estimate(list(plan.exact))
         measurements = evaluator.measure(plan.exact)
         overlaps, repeats = find_likenesses(
-            payloads,
-            _earlier(node, standing, window),
-            standing.applied,
-            node.layout,
-            threshold=scoring.overlap_level,
+            payloads, _earlier(node, standing, window), standing.applied, node.layout, threshold=scoring.overlap_level
         )
         norms = norm_ratios(payloads, node.layout, settlement.uids)
         found = estimates, measurements, sequences, norms, overlaps, repeats

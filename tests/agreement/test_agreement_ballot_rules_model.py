@@ -260,10 +260,7 @@ def test_an_entry_of_the_plan_is_decided_only_if_a_quorum_can_follow_it(unable, 
 
 @pytest.mark.parametrize(
     ("rules", "unable", "violation"),
-    [
-        (Rules(refusals_count=False), (0, 3), UNFOLLOWED),
-        (Rules(bound_is_judged=True), (3,), STANDSTILL),
-    ],
+    [(Rules(refusals_count=False), (0, 3), UNFOLLOWED), (Rules(bound_is_judged=True), (3,), STANDSTILL)],
 )
 def test_each_rule_about_entries_is_needed(rules, unable, violation):
     assert violation in wrong_with_an_entry(with_an_entry(unable, rules))

@@ -167,10 +167,7 @@ BROKEN = {
         Rules(may_publish=lambda seen, revealed: True, may_vote=lambda seen, revealed, roster: revealed <= roster),
         LEFT_OUT,
     ),
-    "one missing miner is let pass": (
-        Rules(may_vote=lambda seen, revealed, roster: len(seen - roster) <= 1),
-        LEFT_OUT,
-    ),
+    "one missing miner is let pass": (Rules(may_vote=lambda seen, revealed, roster: len(seen - roster) <= 1), LEFT_OUT),
     "a voter votes again after the settling second": (Rules(votes_again=True), TWO_DECISIONS),
     "an early roster counts with fewer votes": (Rules(early_quorum=Heard), TWO_DECISIONS),
     "a publisher leaves one out early, and publishes again": (

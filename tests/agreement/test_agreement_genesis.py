@@ -4,14 +4,7 @@ import pytest
 import torch
 
 from templar.agreement.checkpoint import MANIFEST_FILE, publish_checkpoint
-from templar.agreement.genesis import (
-    NO_GENESIS,
-    check_settings,
-    draft_birth,
-    find_birth,
-    load_genesis,
-    publish_genesis,
-)
+from templar.agreement.genesis import NO_GENESIS, check_settings, draft_birth, find_birth, load_genesis, publish_genesis
 from templar.agreement.model_folder import write_model
 from templar.agreement.state import genesis_root, parameters_digest
 from templar.data.tokenizer import TOKENIZER_FILE, load_tokenizer, train_embedded_tokenizer

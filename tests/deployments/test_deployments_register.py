@@ -93,10 +93,7 @@ def test_bad_environments_are_refused_with_one_line(call, env_file, prefect_serv
     before = on_the_server(prefect_server)
     for changes, message in (
         ({"NETUID": "", "WALLET_NAME": ""}, "[bad_environment] WALLET_NAME is missing; NETUID is missing: set them in"),
-        (
-            {"TEMPLAR_ALERT_BLOCK": "slack-webhook/none"},
-            "[bad_environment] TEMPLAR_ALERT_BLOCK is 'slack-",
-        ),
+        ({"TEMPLAR_ALERT_BLOCK": "slack-webhook/none"}, "[bad_environment] TEMPLAR_ALERT_BLOCK is 'slack-"),
     ):
         status, out, err = call("--name", "never", "--env-file", env_file(**changes))
         assert (status, out, err.count("\n")) == (1, "", 1), message
@@ -115,11 +112,7 @@ def test_bad_environments_are_refused_with_one_line(call, env_file, prefect_serv
             None,
             "PREFECT_API_URL is http://127.0.0.1:1, without the path of the API: set http://127.0.0.1:1/api",
         ),
-        (
-            None,
-            None,
-            "no Prefect server is known that has the neuron 'default': set PREFECT_API_URL, or",
-        ),
+        (None, None, "no Prefect server is known that has the neuron 'default': set PREFECT_API_URL, or"),
         ("here", 404, "PREFECT_API_URL is here, which is no Prefect API (status 404): correct it"),
         ("here", 401, "PREFECT_API_URL is here, which refuses this client (status 401)."),
     ],

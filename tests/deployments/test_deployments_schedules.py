@@ -23,15 +23,7 @@ from deployments.neuron.folder import Address
 from deployments.processes import PROJECT_ROOT, program, start_child
 from deployments.register import deploy_scheduled, worker_command
 from deployments.register import register as register_neuron
-from deployments.schedules import (
-    EPOCH,
-    HOUR,
-    HOUSEKEEPING_POOL,
-    deployments_of,
-    next_run,
-    scheduled_work,
-    stalled,
-)
+from deployments.schedules import EPOCH, HOUR, HOUSEKEEPING_POOL, deployments_of, next_run, scheduled_work, stalled
 from docs import prefect_files
 from tasks.alerts import Alert, Raised
 from templar.errors import PermanentError, Reason

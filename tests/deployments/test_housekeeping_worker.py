@@ -152,10 +152,7 @@ def test_after_an_absence_the_newest_planned_run_is_run_and_a_run_that_nobody_be
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 5)),
-        max_size=8,
-    ),
+    st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 5)), max_size=8),
     st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=2),
 )
 def test_at_most_one_planned_run_of_a_deployment_is_run_at_a_time(due, under_way):
