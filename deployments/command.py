@@ -3,7 +3,8 @@
     templar neuron start --name default --env-file .env
     templar --help
 
-Each command is the `main` of one module, which is imported when it is called and not before.
+Each command is the `main` of one module, which is imported when it is called and not before. Its options are shown from
+docs/commands.md, for the import takes seconds.
 """
 
 import importlib
@@ -13,11 +14,13 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from templar.errors import PermanentError, Reason, TemplarError, TransientError
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 GO_ON = "run the same command again: it goes on where it was"
 
 
@@ -83,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         name = command.words.split()
         if words[: len(name)] == name:
+            if words[len(name) :] in (["-h"], ["--help"]) and (shown := _options(command)) is not None:
+                print(shown)
+                return 0
             from blocks.proxies import exempting_loopback  # noqa: PLC0415 - takes seconds, and a page of help none
 
             with suppress(PermanentError):  # of a proxy that is of no use: what needs one says so
@@ -100,6 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     print(f"templar: there is no command {' '.join(asked)!r}\n{_help(matches or list(COMMANDS))}", file=sys.stderr)
     return 2
+
+
+def _options(command: Command) -> str | None:
+    """What the page of commands says of one; None without the page, and then the command tells it."""
+    page = PAGE.read_text() if PAGE.exists() else ""
+    found = re.search(rf"^## templar {command.words}\n\n```text\n(.*?)\n```$", page, re.M | re.S)
+    return found and found[1]
 
 
 def exit_status(main: Callable[..., int], *arguments: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 docs/architecture.md has a table of files, from the first line of each, and the lengths of files on the reading path.
 docs/threat-model.md has a table that says where each test which the page names is, docs/hparams.md one of all settings,
-docs/from-templar.md the words of the reference, docs/troubles.md symptoms and their causes.
+docs/from-templar.md the words of the reference, docs/troubles.md symptoms and their causes, docs/commands.md options.
 Generated tables stand between two marks, and `make lint` fails while a page differs.
 """
 
@@ -12,15 +12,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from docs import from_templar, settings_table, troubles
+from deployments.command import PAGE as COMMANDS
+from docs import command_help, from_templar, settings_table, troubles
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
-THREATS = ROOT / "docs" / "threat-model.md"
-SETTINGS = ROOT / "docs" / "hparams.md"
-WORDS = ROOT / "docs" / "from-templar.md"
-TROUBLES = ROOT / "docs" / "troubles.md"
-PAGES = PAGE, THREATS, SETTINGS, WORDS, TROUBLES
+DOCS = ROOT / "docs"
+PAGE, THREATS = DOCS / "architecture.md", DOCS / "threat-model.md"
+PARTS = {
+    DOCS / "hparams.md": settings_table.tables,
+    DOCS / "from-templar.md": from_templar.tables,
+    DOCS / "troubles.md": troubles.table,
+    COMMANDS: command_help.sections,
+}
+PAGES = PAGE, THREATS, *PARTS
 FOLDERS = ("templar", "flows", "tasks", "blocks", "deployments", "lab", "benchmarks", "docs")
 BEGIN, END = "<!-- python -m docs.file_tables writes from here -->\n", "<!-- to here -->\n"
 PATH_ROW = re.compile(r"^(\| \d+ \| )`([^`]+\.py)`( \| )[\d,]+( \| .*)$", re.MULTILINE)
@@ -92,12 +96,8 @@ def written(file: Path) -> str:
     page = file.read_text(encoding="utf-8")
     if file == THREATS:
         return between_marks(page, test_table(by_hand(page)))
-    if file == WORDS:
-        return between_marks(page, from_templar.tables())
-    if file == TROUBLES:
-        return between_marks(page, troubles.table())
-    if file == SETTINGS:
-        return between_marks(page, settings_table.tables())
+    if file in PARTS:
+        return between_marks(page, PARTS[file]())
     return between_marks(path_lengths(page), tables())
 
 

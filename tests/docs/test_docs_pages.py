@@ -117,9 +117,11 @@ def test_every_command_line_has_options_that_are_there(monkeypatch, capsys):
         for line in _command_lines(path.read_text(encoding="utf-8")):
             # What a reader is to fill in.
             filled = re.sub(r"\b[A-Z]\b", "1", re.sub(r"<[^>]+>", "xxx", line))
-            with pytest.raises(SystemExit) as ended:
-                command.main(shlex.split(filled.split(" > ")[0], comments=True))
-            assert ended.value.code == 0, f"{path.name}: templar {line}: {capsys.readouterr().err}"
+            try:
+                status = command.main(shlex.split(filled.split(" > ")[0], comments=True))  # shows help, or
+            except SystemExit as ended:
+                status = ended.code
+            assert status == 0, f"{path.name}: templar {line}: {capsys.readouterr().err}"
             lines += 1
     assert lines > 30
 
