@@ -52,6 +52,7 @@ from templar.data.shards.manifest import INDEX_FILE, ShardIndex, ShardManifest
 from templar.data.shards.shard_dataset import Shard, ShardedDataset
 from templar.data.shards.shard_writer import ShardLayout, write_split
 from templar.datasets.streaming import StreamingDataset, StreamingLoader
+from templar.datasets.token_parts import best_fit
 from templar.store.s3 import S3Store
 from templar.store.s3_client import make_client
 from templar.store.s3_protocol import S3Settings
@@ -196,6 +197,19 @@ def packing_ratio(num_tokens: int, repetitions: int) -> float:
         naive = seconds(lambda: pack_naively(tokens, offsets, SEQUENCE_LENGTH, EOS))
         ratios.append(naive / seconds(lambda: pack_flat(tokens, offsets, SEQUENCE_LENGTH, EOS)))
     return statistics.median(ratios)
+
+
+def cut_documents(num_tokens: int) -> dict[str, float]:
+    """Shares of documents that end in another sample than they begin in, in both ways to pack, and of lost tokens."""
+    offsets = documents(num_tokens)[1]
+    lengths = np.diff(offsets)
+    num_samples, kept, *_ = best_fit(lengths.tolist(), SEQUENCE_LENGTH)
+    cut = (lengths > SEQUENCE_LENGTH) | (np.array(kept) < lengths % SEQUENCE_LENGTH)
+    return {
+        "cut_as_stream": float(((offsets[1:] - 1) // SEQUENCE_LENGTH != offsets[:-1] // SEQUENCE_LENGTH).mean()),
+        "cut_by_best_fit": float(cut.mean()),
+        "lost_by_best_fit": float(1 - num_samples * SEQUENCE_LENGTH / offsets[-1]),
+    }
 
 
 def reading(shard: Shard, repetitions: int) -> float:
@@ -371,7 +385,7 @@ def measure(sizes: Sizes, folder: Path, others: Path | None) -> dict[str, float]
     num_samples = sizes.shard_bytes // SAMPLE_BYTES
     num_pages = min(sizes.window_bytes, sizes.shard_bytes // 2) // SAMPLE_BYTES // SAMPLES_PER_PAGE
     write_dataset(bucket, num_samples)
-    figures = {"packing_x": packing_ratio(sizes.packed_tokens, sizes.repetitions)}
+    figures = {"packing_x": packing_ratio(sizes.packed_tokens, sizes.repetitions)} | cut_documents(sizes.packed_tokens)
     with serving(folder) as endpoint:
         first, streamed, whole = first_batch(endpoint, folder, num_pages, sizes.repetitions)
         with empty_folder(folder) as path:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from typing import get_args
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -31,7 +32,7 @@ from templar.data.dataset import CARD_FILE
 from templar.datasets.build_dataset import BuiltDataset, build, built_at
 from templar.datasets.documents import TEXT_SUFFIXES, source_from_text
 from templar.datasets.page_writer import upload_dataset
-from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
+from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout, Packing
 
 RESUMABLE = True
 
@@ -141,6 +142,12 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
         option = f"--{name.replace('_', '-')}"
         shown = f"{text} ({defaults[name] or 'by size'})"
         parser.add_argument(option, type=whole_number(1), default=defaults[name], metavar="N", help=shown)
+    parser.add_argument(
+        "--packing",
+        choices=get_args(Packing),
+        default=defaults["packing"],
+        help="shards: how documents fill samples (stream)",
+    )
     parser.add_argument("--license", default="", metavar="ID", help="for the card: of the texts, such as odc-by")
     parser.add_argument("--language", default="", metavar="CODES", help="for the card: of the texts, such as en,de")
     parser.add_argument("--workers", type=whole_number(1), metavar="N", help="threads; one per processor by default")
@@ -154,7 +161,7 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
     if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
         parser.error("--to-bucket and --to-prefix go with --to-account")
     suffixes, column = arguments.suffix or TEXT_SUFFIXES, arguments.column
-    others = {name: getattr(arguments, name) for name in (*NUMBERS, "license", "language")}
+    others = {name: getattr(arguments, name) for name in (*NUMBERS, "packing", "license", "language")}
     try:
         sources = tuple(source_from_text(text, column=column, suffixes=suffixes) for text in arguments.source)
         settings = BuildSettings(arguments.layout, arguments.held_out_fraction, arguments.tokenizer, **others)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ FORMAT_VERSION = 2  # version of the results of a build; those of another versio
 
 _FOR_CARDS, _WORD = ("license", "language"), re.compile(r"[A-Za-z0-9.,-]{0,100}")
 _EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")
+Packing = Literal["stream", "best_fit"]
 _loaded = lru_cache(maxsize=1)(load_tokenizer)
 
 
@@ -61,6 +62,7 @@ class BuildSettings:
     sequence_length: int = _only(DatasetLayout.SHARDS, 2048)
     samples_per_shard: int = _only(DatasetLayout.SHARDS, 2**16)
     block_bytes: int | None = _only(DatasetLayout.SHARDS, None)
+    packing: Packing = _only(DatasetLayout.SHARDS, "stream")  # noqa: RUF009 - as above
     # Pages. Most characters in a row, rows in a Parquet row group, most rows in a file.
     row_chars: int = _only(DatasetLayout.PAGES, 800)
     rows_per_group: int = _only(DatasetLayout.PAGES, 64)
@@ -76,6 +78,8 @@ class BuildSettings:
             value = getattr(self, each.name)
             if type(value) is int and value < 1:
                 raise ValueError(f"{each.name} must be at least 1, not {value}")
+            if each.name == "packing" and value not in get_args(Packing):
+                raise ValueError(f"packing is {value!r}: choose one of {', '.join(get_args(Packing))}")
             if each.name in _FOR_CARDS and not re.fullmatch(_WORD, value):
                 raise ValueError(f"{each.name} is {value!r}: write letters, digits, dots, hyphens and commas")
         if self.vocab_size < LEAST_VOCAB_SIZE:
@@ -85,7 +89,7 @@ class BuildSettings:
     def described(self) -> dict[str, Any]:
         """The settings that the bytes of the dataset and its card follow from, beside the tokenizer."""
         own = (each for each in fields(self) if each.metadata.get("layout", self.layout) is self.layout)
-        values = {each.name: value for each in own if (value := getattr(self, each.name)) != ""}
+        values = {each.name: value for each in own if (value := getattr(self, each.name)) not in ("", "stream")}
         name = values.pop("tokenizer")
         return values if name == EMBEDDED else {k: v for k, v in values.items() if k not in _EMBEDDED_ONLY}
 

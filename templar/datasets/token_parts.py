@@ -7,14 +7,19 @@ It is an external sort. A unit is cut into runs that are sorted in memory, and t
 last document to the first: the tokens that it takes always stand at the end of a run, so the run is cut off there when
 they lie in a shard. At any time the disk holds every token about once. What is placed is noted in a journal, so a
 merge that was killed resumes.
+
+Documents follow each other as one stream that is cut into samples, or each sample begins with a document (`best_fit`).
 """
 
 import json
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +49,7 @@ from templar.store.files import local_file, read_exactly, replacing, sync
 
 RUN_TOKENS = 2**24  # approximate number of tokens in a run
 
-PIECE_TOKENS = 2**24  # approximate number of tokens that the merge places at a time
+PIECE_TOKENS = 2**24  # approximate number of tokens that are packed together, and that the merge places at a time
 
 _DOCUMENTS_FILE = "documents.npy"
 
@@ -138,11 +143,14 @@ class _Documents:
     offsets: NDArray[np.int64]  # where its tokens begin in the run
     lengths: NDArray[np.int64]  # in tokens
     held_out: NDArray[np.bool_]
-    positions: NDArray[np.int64]  # where its tokens begin in the stream of its split
+    pieces: tuple[int, ...]  # numbers of documents, between two of which they are placed together
+    # Of shape (2, n): so many tokens from the first on, and so many that follow, go there in the stream of the split.
+    sizes: NDArray[np.int64]
+    positions: NDArray[np.int64]
 
     def num_tokens(self, split: str) -> int:
-        """Tokens of a split."""
-        return int(self.lengths[self.held_out != (split == TRAIN_SPLIT)].sum())
+        """Tokens of a split that are placed."""
+        return int(self.sizes[:, self.held_out != (split == TRAIN_SPLIT)].sum())
 
 
 def _load_documents(plan: Plan) -> tuple[_Documents, dict[tuple[str, str], Counts]]:
@@ -175,10 +183,88 @@ def _load_documents(plan: Plan) -> tuple[_Documents, dict[tuple[str, str], Count
     # 3. Order the documents of all units.
     order = np.argsort(np.concatenate(columns["keys"]), kind="stable")
     keys, all_runs, offsets, lengths, held_out = (np.concatenate(columns.pop(name))[order] for name in [*columns])
-    positions = np.empty_like(lengths)
-    for chosen in (held_out, ~held_out):
-        positions[chosen] = np.cumsum(lengths[chosen]) - lengths[chosen]
-    return _Documents(keys, tuple(files), all_runs, offsets, lengths, held_out, positions), counts
+    pieces, settings = _pieces(keys, lengths), plan.request.settings
+    if settings.packing == "best_fit":
+        places = _best_fits(settings.sequence_length, lengths, held_out, pieces)
+    else:
+        starts = np.where(held_out, np.cumsum(lengths * held_out), np.cumsum(lengths * ~held_out)) - lengths
+        places = np.stack([lengths, np.zeros_like(lengths)]), np.stack([starts, starts])
+    return _Documents(keys, tuple(files), all_runs, offsets, lengths, held_out, pieces, *places), counts
+
+
+def _pieces(order_keys: NDArray[np.uint64], lengths: NDArray[np.int64]) -> tuple[int, ...]:
+    """Cut ordered documents into pieces of about `PIECE_TOKENS`; those of one key go together: the journal has keys."""
+    ends, pieces = np.cumsum(lengths), [0]
+    while (first := pieces[-1]) < len(ends):
+        most = ends[first] - lengths[first] + PIECE_TOKENS
+        stop = max(first + 1, int(np.searchsorted(ends, most, side="right")))
+        while stop < len(ends) and order_keys[stop - 1] == order_keys[stop]:
+            stop += 1
+        pieces.append(stop)
+    return tuple(pieces)
+
+
+def _best_fits(
+    length: int, lengths: NDArray[np.int64], held_out: NDArray[np.bool_], pieces: Sequence[int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sizes and positions of documents, of which those of one piece and split are packed by `best_fit`."""
+    sizes, positions = np.stack([lengths // length * length, np.zeros_like(lengths)]), np.zeros((2, len(lengths)), int)
+    for in_split in (held_out, ~held_out):
+        start = 0
+        for first, stop in pairwise(pieces):
+            check_ended()
+            chosen = first + np.flatnonzero(in_split[first:stop])
+            samples, sizes[1, chosen], *found = best_fit(lengths[chosen].tolist(), length)
+            positions[:, chosen] = start + np.array(found, int)
+            start += samples * length
+    return sizes, positions
+
+
+def best_fit(lengths: Sequence[int], length: int) -> tuple[int, list[int], list[int], list[int]]:
+    """Pack documents so that each sample begins with one, or goes on with one that is longer than a sample.
+
+    A document's whole samples stand alone. What is left of it begins a sample, and of those that wait the longest that
+    fits is put behind it, as often as one does (best fit, arXiv 2404.10830); then the shortest is cut off where the
+    sample ends, and its end is dropped. So is a last sample that cannot be filled.
+
+    Args:
+        lengths: Tokens of each document, in their order.
+        length: Tokens of a sample.
+
+    Returns:
+        The number of samples; how many tokens of each document's rest are kept; and where its whole samples and this
+        rest begin.
+    """
+    samples, heads, kept, starts = 0, list[int](), [0] * len(lengths), [0] * len(lengths)
+    waiting = defaultdict[int, deque[int]](deque)  # the rests, by their sizes
+    for number, tokens in enumerate(lengths):
+        waiting[tokens % length].append(number)
+    sizes = sorted(size for size in waiting if size)
+
+    def put(number: int, size: int, room: int) -> int:
+        kept[number], starts[number] = min(size, room), (samples + 1) * length - room
+        if not waiting[size]:
+            sizes.remove(size)
+        return room - kept[number]
+
+    for number, tokens in enumerate(lengths):
+        # 1. Its whole samples, and what is left of it if that is not behind another one.
+        heads.append(samples * length)
+        samples += tokens // length
+        if (size := tokens % length) == 0 or kept[number] or not sizes:
+            continue
+        members = [waiting[size].popleft()]
+        room = put(number, size, length)
+        # 2. Fill the sample.
+        while room and sizes:
+            fitting = sizes[max(0, bisect_right(sizes, room) - 1)]
+            members.append(waiting[fitting].pop())
+            room = put(members[-1], fitting, room)
+        # 3. Drop the last one if it has room left.
+        for member in members if room else ():
+            kept[member] = 0
+        samples += not room
+    return samples, kept, heads, starts
 
 
 def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress: Callable[[float], None]) -> Card:
@@ -256,24 +342,20 @@ def _merge(
     plan: Plan, documents: _Documents, streams: dict[str, _Stream], on_progress: Callable[[float], None]
 ) -> None:
     """Move the tokens of all documents into the shards, the last ones first."""
-    ends = np.cumsum(documents.lengths)
-    bound = _placed_from(plan)
-    stop = len(ends) if bound is None else int(np.searchsorted(documents.order_keys, np.uint64(bound), side="left"))
-    while stop:
+    count, bound = len(documents.lengths), _placed_from(plan)
+    left = count if bound is None else int(np.searchsorted(documents.order_keys, np.uint64(bound), side="left"))
+    for first, stop in reversed(
+        [(first, min(stop, left)) for first, stop in pairwise(documents.pieces) if first < left]
+    ):
         check_ended()
-        # 1. About `PIECE_TOKENS` tokens of whole documents; documents of one key go together, for the journal has keys.
-        first = min(stop - 1, int(np.searchsorted(ends, ends[stop - 1] - PIECE_TOKENS, side="right")))
-        while first and documents.order_keys[first - 1] == documents.order_keys[first]:
-            first -= 1
-        # 2. Place them, note it, and only then cut them off.
+        # Place them, note it, and only then cut them off.
         cuts = _place(documents, first, stop, streams)
         with replacing(_journal(plan), durable=True) as file:
             file.write(canonical_json({"order_key": int(documents.order_keys[first])}))
         for path, num_bytes in cuts:
             with local_file(path):
                 os.truncate(path, num_bytes)
-        stop = first
-        on_progress(100 * (1 - stop / len(ends)))
+        on_progress(100 * (1 - first / count))
 
 
 def _place(documents: _Documents, first: int, stop: int, streams: dict[str, _Stream]) -> list[tuple[Path, int]]:
@@ -284,8 +366,9 @@ def _place(documents: _Documents, first: int, stop: int, streams: dict[str, _Str
     buffers: dict[bool, tuple[int, NDArray[Any]]] = {}
     for held_out in (False, True):
         own = chosen[documents.held_out[chosen] == held_out]
-        start = int(documents.positions[own[0]]) if len(own) else 0
-        buffers[held_out] = start, np.empty(int(documents.lengths[own].sum()), dtype)
+        sizes = documents.sizes[:, own]
+        start = int(documents.positions[:, own][sizes > 0].min(initial=np.iinfo(np.int64).max))
+        buffers[held_out] = start, np.empty(int(sizes.sum()), dtype)
     # 2. Read the end of each run, and distribute its documents.
     by_run = chosen[np.argsort(documents.runs[chosen], kind="stable")]
     cuts: list[tuple[Path, int]] = []
@@ -295,9 +378,11 @@ def _place(documents: _Documents, first: int, stop: int, streams: dict[str, _Str
         offset = 0
         for document in members.tolist():
             base, buffer = buffers[bool(documents.held_out[document])]
-            target, length = int(documents.positions[document]) - base, int(documents.lengths[document])
-            buffer[target : target + length] = tokens[offset : offset + length]
-            offset += length
+            begins = offset
+            for target, size in zip(documents.positions[:, document], documents.sizes[:, document], strict=True):
+                buffer[target - base :][:size] = tokens[begins : begins + size]
+                begins += size
+            offset += int(documents.lengths[document])
         cuts.append((path, begin * dtype.itemsize))
     # 3. Write the ranges.
     for split in SPLITS:

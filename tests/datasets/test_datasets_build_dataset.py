@@ -16,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
@@ -123,6 +125,39 @@ def test_the_bytes_are_those_of_a_build_in_memory(source_folder, tmp_path, monke
         request(source_folder, tmp_path / "built", DatasetLayout.SHARDS, license="a: b")
 
 
+@given(lengths=st.lists(st.integers(0, 40)), length=st.integers(1, 12))
+def test_best_fit_fills_every_sample_and_cuts_only_ends_off(lengths, length):
+    samples, kept, heads, starts = token_parts.best_fit(lengths, length)
+    owners: list[tuple[int, int] | None] = [None] * (samples * length)
+    for number, tokens in enumerate(lengths):
+        whole = tokens // length * length
+        assert heads[number] % length == 0
+        assert 0 <= kept[number] <= tokens - whole
+        for position, token in enumerate([*range(whole), *range(whole, whole + kept[number])]):
+            place = heads[number] + position if token < whole else starts[number] + token - whole
+            assert owners[place] is None
+            owners[place] = number, token
+    assert None not in owners
+    assert sum(lengths) - samples * length < length or any(0 < kept[i] < n % length for i, n in enumerate(lengths))
+
+
+def test_samples_begin_with_documents(tmp_path):
+    documents = [" ".join([f"<{number}"] * (1 + number % 9)) for number in range(400)]
+    (tmp_path / "texts").mkdir()
+    pq.write_table(pa.table({"text": documents}), tmp_path / "texts" / "a.parquet")
+    settings = BuildSettings(DatasetLayout.SHARDS, **SMALL | {"packing": "best_fit", "sequence_length": 40})
+    built = build(BuildRequest((TextSource("texts", tmp_path / "texts"),), tmp_path / "built", settings))
+    shards = ShardedDataset([DirectoryStore(built.root, writable=False)], "", folder=tmp_path / "cache")
+    samples = shards.shard(0).read(np.arange(shards.index.splits["train"][0].num_samples))
+    tokenizer = load_tokenizer(str(built.root))
+    ends = [np.flatnonzero(each == tokenizer.eos_id) + 1 for each in samples]
+    texts = [[tokenizer.decode(part.tolist()) for part in np.split(*each)] for each in zip(samples, ends, strict=True)]
+    assert all(sample[0].startswith("<") for sample in texts)
+    assert len({text for sample in texts for text in sample} & set(documents)) > 200
+    with pytest.raises(ValueError, match="packing is 'none': choose one of stream, best_fit"):
+        replace(settings, packing="none")
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -141,7 +176,7 @@ def hook(event, args):
             os.kill(os.getpid(), signal.SIGKILL)
         left -= 1
 
-wanted = request(Path(sys.argv[1]), Path(sys.argv[2]), DatasetLayout(sys.argv[3]))
+wanted = request(Path(sys.argv[1]), Path(sys.argv[2]), DatasetLayout(sys.argv[3]), packing="best_fit")
 sys.addaudithook(hook)
 build(wanted, workers=2)
 """
@@ -149,9 +184,10 @@ build(wanted, workers=2)
 
 class TestKilled:
     @pytest.mark.parametrize("layout", LAYOUTS)
-    def test_a_killed_build_resumes_with_the_same_bytes(self, source_folder, tmp_path, layout):
+    def test_a_killed_build_resumes_with_the_same_bytes(self, source_folder, tmp_path, layout, monkeypatch):
         """Each process of one build is killed later than the one before it, until one completes it."""
-        whole = build(request(source_folder, tmp_path / "whole", layout))
+        monkeypatch.setattr(token_parts, "PIECE_TOKENS", 1000)
+        whole = build(request(source_folder, tmp_path / "whole", layout, packing="best_fit"))
         root, deaths, step = tmp_path / "killed", 0, 20
         while True:
             command = [sys.executable, "-c", KILLED, str(source_folder), str(root), str(layout), str(step)]
@@ -166,7 +202,7 @@ class TestKilled:
         work = tmp_path / "killed.work"
         assert not work.exists()
         (work / "parts").mkdir(parents=True)  # as after a kill in the last step
-        assert build(request(source_folder, root, layout)).card == whole.card
+        assert build(request(source_folder, root, layout, packing="best_fit")).card == whole.card
         assert not work.exists()
 
     def test_parts_are_made_once(self, source_folder, tmp_path, monkeypatch):
