@@ -1,14 +1,19 @@
-"""Building and checking datasets of either layout, and reading them in other programs (`streaming`)."""
+"""Building and checking datasets of either layout, and writing and reading them in other programs (`streaming`)."""
 
+from importlib import import_module
 from typing import Any
 
-__all__ = ["MixedDataset", "StreamingDataset", "StreamingLoader"]
+_MODULES = {
+    "templar.data.shards.shard_writer": ("ShardLayout", "write_shards"),
+    "templar.data.tokenizer": ("load_tokenizer",),
+    "templar.datasets.streaming": ("MixedDataset", "StreamingDataset", "StreamingLoader"),
+}
+__all__ = ["MixedDataset", "ShardLayout", "StreamingDataset", "StreamingLoader", "load_tokenizer", "write_shards"]
 
 
 def __getattr__(name: str) -> Any:
-    """The readers, imported when they are asked for: a command that builds a dataset needs no torch."""
-    if name in __all__:
-        from templar.datasets import streaming  # noqa: PLC0415
-
-        return getattr(streaming, name)
+    """What other programs use, imported when it is asked for: a command that builds a dataset needs no torch."""
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

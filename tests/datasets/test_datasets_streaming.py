@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from templar.data.shards.manifest import tokens_file
-from templar.datasets import MixedDataset, StreamingDataset, StreamingLoader
+from templar.data.tokenizer import train_embedded_tokenizer
+from templar.datasets import MixedDataset, ShardLayout, StreamingDataset, StreamingLoader, write_shards
 from templar.datasets.streaming_order import MIXED, BatchOrder, Files, Stream, shares
+from templar.errors import PermanentError, Reason
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
 from tests.support.datasets import rows_of
-from tests.support.shards import write_shards
+from tests.support.errors import raising
+from tests.support.shards import generated
+from tests.support.shards import write_shards as write_dataset
 
 SAMPLES, LENGTH, SHARD_SAMPLES = 1000, 500, 300
 FILES = st.builds(
@@ -61,7 +65,7 @@ class Counted:
 def shards(tmp_path_factory):
     """Four shards with blocks of 64 KiB."""
     root = tmp_path_factory.mktemp("streaming") / "ds"
-    return root, write_shards(
+    return root, write_dataset(
         root, num_samples=SAMPLES, samples_per_shard=SHARD_SAMPLES, length=LENGTH, block_bytes=1 << 16
     )
 
@@ -201,7 +205,7 @@ class TestReading:
 
     def test_a_first_batch_needs_a_small_part_of_a_shard(self, tmp_path):
         root = tmp_path / "large"
-        large = write_shards(root, num_samples=40_000, samples_per_shard=40_000, length=1024, block_bytes=1 << 16)
+        large = write_dataset(root, num_samples=40_000, samples_per_shard=40_000, length=1024, block_bytes=1 << 16)
         counted = Counted(root, tmp_path / "reads")
         next(iter(StreamingLoader(StreamingDataset(counted, cache=tmp_path / "cache"), 16)))
         assert sum(length for _, _, length in counted.reads) <= 17 << 20 < large.size(0) / 4
@@ -238,7 +242,7 @@ class TestReading:
 
     def test_datasets_are_mixed_by_weight(self, dataset, tmp_path):
         other_root = tmp_path / "other"
-        write_shards(other_root, num_samples=100, samples_per_shard=100, length=LENGTH, block_bytes=1 << 16, seed=2)
+        write_dataset(other_root, num_samples=100, samples_per_shard=100, length=LENGTH, block_bytes=1 << 16, seed=2)
         other = StreamingDataset(other_root, cache=tmp_path / "other_cache")
         mixed = MixedDataset([(dataset, 3.0), (other, 1.0)])
         assert len(mixed) == SAMPLES + 100
@@ -248,3 +252,19 @@ class TestReading:
         counted = Counter(row in small for row in rows[:1000])
         assert counted == {False: 750, True: 250}  # the smaller one is read two and a half times
         assert {Counter(rows[:1000])[row] for row in small} == {2, 3}
+
+
+def test_sequences_that_another_program_has_written(tmp_path):
+    tokenizer, layout = train_embedded_tokenizer(["some text"], 260), ShardLayout("uint16", 12, 30)
+    samples = {"train": generated(70, 12, "uint16"), "held_out": generated(3, 12, "uint16", seed=2)}
+    write_shards(tmp_path / "own", {name: np.array_split(each, 3) for name, each in samples.items()}, tokenizer, layout)
+    for name, each in samples.items():
+        dataset = StreamingDataset(tmp_path / "own", cache=tmp_path / "cache", split=name)
+        assert np.array_equal(np.stack(list(dataset)), each)
+    with raising(PermanentError, Reason.OBJECT_EXISTS):
+        write_shards(tmp_path / "own", samples, tokenizer, layout)
+    with pytest.raises(ValueError, match="samples has no held_out: give both splits"):
+        write_shards(tmp_path / "other", {"train": samples["train"]}, tokenizer, layout)
+    with raising(PermanentError, Reason.DATASET_TOO_SMALL):
+        write_shards(tmp_path / "other", {"train": [samples["train"]], "held_out": []}, tokenizer, layout)
+    assert not (tmp_path / "other").exists()

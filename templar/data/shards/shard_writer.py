@@ -200,8 +200,7 @@ def build_shards(
     """Write a sharded dataset of documents that fit into memory; the same documents give the same bytes.
 
     Each source needs at least two documents; some are held out by the rule of `build_dataset`. Documents of a split
-    follow each other in the order of `order_key`, independent of their sources, so that all shards are similar. The
-    folder is built under another name and renamed at the end.
+    follow each other in the order of `order_key`, independent of their sources, so that all shards are similar.
 
     Tokens are those of `tokenizer`, or of an embedded one of at most `vocab_size` ids that is trained on the training
     text. The layout of a shard is as in `ShardLayout`.
@@ -218,17 +217,39 @@ def build_shards(
         texts = (each.text for (_, split), members in splits.items() if split == TRAIN_SPLIT for each in members)
         tokenizer = train_embedded_tokenizer(texts, vocab_size)
     layout = ShardLayout(token_type(tokenizer), sequence_length, samples_per_shard, block_bytes)
-    # 2. Write the samples of each split under another name.
-    partial = root.with_name(f"{root.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    entries: dict[str, tuple[ShardEntry, ...]] = {}
+    # 2. Cut each split into samples, and write them.
+    samples = {}
     for split in SPLITS:
         members = [each for (_, name), chosen in splits.items() if name == split for each in chosen]
         members.sort(key=lambda document: order_key(document.source, document.name))
-        samples = packed(encode_all((document.text for document in members), tokenizer), sequence_length)
-        entries[split] = write_split(partial, split, samples, layout)
-    # 3. Describe them, and give the folder its name.
+        samples[split] = packed(encode_all((document.text for document in members), tokenizer), sequence_length)
+    return write_shards(root, samples, tokenizer, layout)
+
+
+def write_shards(
+    root: Path, samples: Mapping[str, Iterable[NDArray[np.integer]]], tokenizer: Tokenizer, layout: ShardLayout
+) -> ShardIndex:
+    """Write token sequences as a dataset, for a network or for `templar.datasets.StreamingDataset`.
+
+    The folder is built under another name and renamed at the end.
+
+    Args:
+        root: The folder to make.
+        samples: Those of the splits `train` and `held_out`, each in pieces of shape (n, sequence_length) with any n.
+        tokenizer: The one that made them; its files go beside them.
+        layout: How long a sample is, the type of a token, and how many samples a shard has.
+
+    Raises:
+        ValueError: As in `write_shard`, or a split is not given.
+        PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split is empty.
+    """
+    require_absent(root)
+    if missing := set(SPLITS) - set(samples):
+        raise ValueError(f"samples has no {' and no '.join(sorted(missing))}: give both splits")
+    partial = root.with_name(f"{root.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    entries = {split: write_split(partial, split, samples[split], layout) for split in SPLITS}
     index = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer)
     partial.rename(root)
     return index
