@@ -94,6 +94,12 @@ def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
     return BucketKeys(bucket, read=read, write=write)
 
 
+def bucket_names(admin: EndpointAdmin) -> list[str]:
+    """The endpoint's buckets."""
+    with our_errors(f"the buckets of {admin.endpoint_url}", access_key_id=admin.key.access_key_id):
+        return [each["Name"] for each in _client(admin, "s3").list_buckets()["Buckets"]]
+
+
 def serve(port: int, admin_file: Path) -> None:
     """Serve in the foreground until SIGTERM or SIGINT; port 0 takes a free one, and a taken one is `port_taken`."""
     # Imported here: making buckets needs neither moto's memory nor the `local` extra.

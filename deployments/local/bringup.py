@@ -105,15 +105,15 @@ class LocalNetwork:
         """
         self.stop_neurons()
         # The environments say what was brought up; the plan of another command may not.
-        blocks = {name: self.neuron_block(name) for name in self.plan.brought_up}
-        block = next((block for block in blocks.values() if block.role == "aggregator"), None)
+        blocks = (self.neuron_block(name) for name in self.plan.brought_up)
+        block = next((block for block in blocks if block.role == "aggregator"), None)
         if block is None:
             raise PermanentError(Reason.OBJECT_MISSING, f"{self.plan.folder}: no aggregator was prepared here")
         config = block.config("aggregator")
         with closing(config.buckets):
             mark = publish_newest_checkpoint(config, preset=block.preset)
         if not block.bucket.endpoint.url.startswith("file:"):
-            keep_buckets(self.plan, tuple(blocks.values()))
+            keep_buckets(self.plan)
         return mark
 
     def down(self) -> None:

@@ -2,7 +2,7 @@
 
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from deployments.local.plan import DATASET_PREFIX, NETUID, WALLET_NAME, LocalNeu
 from deployments.local.wallets import create_wallet
 from deployments.network import start_network
 from deployments.processes import ProcessRecord, write_private
-from deployments.s3_endpoint import AccessKey, BucketKeys, EndpointAdmin, create_bucket_with_keys
+from deployments.s3_endpoint import AccessKey, BucketKeys, EndpointAdmin, bucket_names, create_bucket_with_keys
 from templar.agreement.genesis import Birth
 from templar.chain.clock import SystemClock
 from templar.chain.ledger import Ledger, create_ledger
@@ -24,7 +24,6 @@ from templar.errors import PermanentError, Reason
 from templar.hparams import HParams
 from templar.neuron.configuration import CHAIN_ROLES
 from templar.store.address import encode_address
-from templar.store.base import ObjectStore
 from templar.store.directory import DirectoryStore
 from templar.store.s3 import S3Store
 
@@ -100,17 +99,15 @@ def prepare_buckets(plan: LocalPlan) -> dict[str, BucketKeys]:
     else:
         admin = EndpointAdmin.load(plan.admin_file)
         keys = {account: create_bucket_with_keys(admin, account) for account in accounts}
-    upload_dataset(plan.dataset, _dataset_store(plan, keys[DATASET_ACCOUNT].write), DATASET_PREFIX)
+    own = DirectoryStore(plan.buckets / DATASET_ACCOUNT) if plan.directory_store else None
+    store = own or _endpoint_store(plan.storage_url, DATASET_ACCOUNT, keys[DATASET_ACCOUNT].write)
+    upload_dataset(plan.dataset, store, DATASET_PREFIX)
     return keys
 
 
-def _dataset_store(plan: LocalPlan, key: AccessKey) -> ObjectStore:
-    if plan.directory_store:
-        return DirectoryStore(plan.buckets / DATASET_ACCOUNT)
+def _endpoint_store(url: str, bucket: str, key: AccessKey) -> S3Store:
     secret = key.secret_access_key
-    return S3Store(
-        DATASET_ACCOUNT, endpoint_url=plan.storage_url, access_key_id=key.access_key_id, secret_access_key=secret
-    )
+    return S3Store(bucket, endpoint_url=url, access_key_id=key.access_key_id, secret_access_key=secret)
 
 
 def write_environments(plan: LocalPlan, keys: Mapping[str, BucketKeys]) -> None:
@@ -128,13 +125,15 @@ def write_environments(plan: LocalPlan, keys: Mapping[str, BucketKeys]) -> None:
     write_private(plan.network_env, "".join(env_lines(public)).encode())
 
 
-def keep_buckets(plan: LocalPlan, blocks: Sequence[Neuron]) -> None:
+def keep_buckets(plan: LocalPlan) -> None:
     """Copy every bucket, which the S3 endpoint has in memory, into the network's folder, and lead readers there.
 
-    Objects keep their times. The dataset is copied from the folder that it was uploaded from.
+    Those of neurons that joined are among them. Objects keep their times. The dataset is copied from the folder that it
+    was uploaded from.
     """
-    for block in blocks:
-        source, folder = block.bucket.open().store, plan.buckets / block.bucket.account_id
+    admin = EndpointAdmin.load(plan.admin_file)
+    for bucket in set(bucket_names(admin)) - {DATASET_ACCOUNT}:
+        source, folder = _endpoint_store(admin.endpoint_url, bucket, admin.key), plan.buckets / bucket
         folder.mkdir(parents=True, exist_ok=True)
         for info in source.list():
             stamped = DirectoryStore(folder, clock=partial(float, info.last_modified))

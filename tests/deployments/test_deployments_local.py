@@ -18,7 +18,6 @@ from dotenv import dotenv_values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blocks.storage import BucketCredentials, StorageEndpoint
 from deployments.local import bringup, command, pace, prepare
 from deployments.local.acting import acting_command
 from deployments.local.bringup import LocalNetwork
@@ -146,24 +145,17 @@ def view(network):
 class TestKeeping:
     def test_buckets_of_the_endpoint_outlive_it(self, network, moto, tmp_path):
         """With their times, beside the dataset, where the reader's environment leads."""
-        plan, block = replace(network.plan, folder=tmp_path), network.block("lazy")
+        plan = replace(network.plan, folder=tmp_path)
         shutil.copytree(network.plan.dataset, plan.dataset)
         shutil.copy(network.plan.network_env, plan.network_env)
-        keys = create_bucket_with_keys(moto.admin, block.bucket.account_id)
+        keys = create_bucket_with_keys(moto.admin, "joined-later")
         writer = store_at(moto.admin.endpoint_url, keys.bucket, keys.write)
         objects = {"proof-1-4-v1.json": b"{}", "checkpoint-1-4-v1/config.json": b"[]"}
         for key, data in objects.items():
             writer.put(key, data)
-        bucket = block.bucket.model_copy(
-            update={
-                "endpoint": StorageEndpoint(url=moto.admin.endpoint_url),
-                "write": BucketCredentials(
-                    access_key_id=keys.write.access_key_id, secret_access_key=keys.write.secret_access_key
-                ),
-            }
-        )
-        prepare.keep_buckets(plan, [block.model_copy(update={"bucket": bucket})])
-        kept = DirectoryStore(plan.buckets / block.bucket.account_id)
+        moto.admin.save(plan.admin_file)
+        prepare.keep_buckets(plan)
+        kept = DirectoryStore(plan.buckets / keys.bucket)
         assert {info.key: kept.get(info.key, max_bytes=9) for info in kept.list()} == objects
         times = {info.key: info.last_modified for info in writer.list()}
         assert {info.key: info.last_modified for info in kept.list()} == times
