@@ -89,7 +89,9 @@ class BuildSettings:
     def described(self) -> dict[str, Any]:
         """The settings that the bytes of the dataset and its card follow from, beside the tokenizer."""
         own = (each for each in fields(self) if each.metadata.get("layout", self.layout) is self.layout)
-        values = {each.name: value for each in own if (value := getattr(self, each.name)) not in ("", "stream")}
+        silent = {each.name: each.default for each in fields(self) if each.name in (*_FOR_CARDS, "packing")}
+        values = {each.name: getattr(self, each.name) for each in own}
+        values = {name: value for name, value in values.items() if name not in silent or value != silent[name]}
         name = values.pop("tokenizer")
         return values if name == EMBEDDED else {k: v for k, v in values.items() if k not in _EMBEDDED_ONLY}
 

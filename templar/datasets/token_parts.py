@@ -8,7 +8,8 @@ last document to the first: the tokens that it takes always stand at the end of 
 they lie in a shard. At any time the disk holds every token about once. What is placed is noted in a journal, so a
 merge that was killed resumes.
 
-Documents follow each other as one stream that is cut into samples, or each sample begins with a document (`best_fit`).
+Documents follow each other as one stream that is cut into samples. Those of the training split may be packed instead
+(`best_fit`); held-out text is the same with both.
 """
 
 import json
@@ -30,7 +31,7 @@ from pydantic import ValidationError
 from templar.canonical import canonical_json, sha256_hex
 from templar.data.corpus import SPLITS
 from templar.data.pages.metadata import TRAIN_SPLIT
-from templar.data.shards.manifest import ShardEntry, ShardManifest, manifest_file, tokens_file
+from templar.data.shards.manifest import INDEX_FILE, ShardEntry, ShardManifest, manifest_file, tokens_file
 from templar.data.shards.shard_writer import (
     HEADER_BYTES,
     ShardLayout,
@@ -126,6 +127,8 @@ def _journal(plan: Plan) -> Path:
 
 def _placed_from(plan: Plan) -> int | None:
     """The order key from which on all documents lie in the shards; None before the first piece."""
+    if (_journal(plan).parent / INDEX_FILE).exists():  # complete but for the card
+        return 0
     try:
         bound = json.loads(_journal(plan).read_bytes())["order_key"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
@@ -184,12 +187,11 @@ def _load_documents(plan: Plan) -> tuple[_Documents, dict[tuple[str, str], Count
     order = np.argsort(np.concatenate(columns["keys"]), kind="stable")
     keys, all_runs, offsets, lengths, held_out = (np.concatenate(columns.pop(name))[order] for name in [*columns])
     pieces, settings = _pieces(keys, lengths), plan.request.settings
+    starts = np.where(held_out, np.cumsum(lengths * held_out), np.cumsum(lengths * ~held_out)) - lengths
+    sizes, positions = np.stack([lengths, np.zeros_like(lengths)]), np.stack([starts, starts])
     if settings.packing == "best_fit":
-        places = _best_fits(settings.sequence_length, lengths, held_out, pieces)
-    else:
-        starts = np.where(held_out, np.cumsum(lengths * held_out), np.cumsum(lengths * ~held_out)) - lengths
-        places = np.stack([lengths, np.zeros_like(lengths)]), np.stack([starts, starts])
-    return _Documents(keys, tuple(files), all_runs, offsets, lengths, held_out, pieces, *places), counts
+        _pack(settings.sequence_length, sizes, positions, ~held_out, pieces)
+    return _Documents(keys, tuple(files), all_runs, offsets, lengths, held_out, pieces, sizes, positions), counts
 
 
 def _pieces(order_keys: NDArray[np.uint64], lengths: NDArray[np.int64]) -> tuple[int, ...]:
@@ -204,28 +206,27 @@ def _pieces(order_keys: NDArray[np.uint64], lengths: NDArray[np.int64]) -> tuple
     return tuple(pieces)
 
 
-def _best_fits(
-    length: int, lengths: NDArray[np.int64], held_out: NDArray[np.bool_], pieces: Sequence[int]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sizes and positions of documents, of which those of one piece and split are packed by `best_fit`."""
-    sizes, positions = np.stack([lengths // length * length, np.zeros_like(lengths)]), np.zeros((2, len(lengths)), int)
-    for in_split in (held_out, ~held_out):
-        start = 0
-        for first, stop in pairwise(pieces):
-            check_ended()
-            chosen = first + np.flatnonzero(in_split[first:stop])
-            samples, sizes[1, chosen], *found = best_fit(lengths[chosen].tolist(), length)
-            positions[:, chosen] = start + np.array(found, int)
-            start += samples * length
-    return sizes, positions
+def _pack(
+    length: int, sizes: NDArray[Any], positions: NDArray[Any], in_split: NDArray[np.bool_], pieces: Sequence[int]
+) -> None:
+    """Pack the documents of a split that lie in one piece by `best_fit`, instead of one stream."""
+    start = 0
+    for first, stop in pairwise(pieces):
+        check_ended()
+        chosen = first + np.flatnonzero(in_split[first:stop])
+        lengths = sizes[0, chosen]
+        samples, kept, *found = best_fit(lengths.tolist(), length)
+        sizes[:, chosen] = lengths // length * length, kept
+        positions[:, chosen] = start + np.array(found, int)
+        start += samples * length
 
 
 def best_fit(lengths: Sequence[int], length: int) -> tuple[int, list[int], list[int], list[int]]:
-    """Pack documents so that each sample begins with one, or goes on with one that is longer than a sample.
+    """Pack documents so that few are cut, and each sample begins with one or with a part of a longer one.
 
     A document's whole samples stand alone. What is left of it begins a sample, and of those that wait the longest that
     fits is put behind it, as often as one does (best fit, arXiv 2404.10830); then the shortest is cut off where the
-    sample ends, and its end is dropped. So is a last sample that cannot be filled.
+    sample ends, and its end is dropped, with the end token. So is a last sample that cannot be filled.
 
     Args:
         lengths: Tokens of each document, in their order.

@@ -154,6 +154,7 @@ def test_samples_begin_with_documents(tmp_path):
     texts = [[tokenizer.decode(part.tolist()) for part in np.split(*each)] for each in zip(samples, ends, strict=True)]
     assert all(sample[0].startswith("<") for sample in texts)
     assert len({text for sample in texts for text in sample} & set(documents)) > 200
+    assert replace(settings, packing="stream", license="stream").described().items() >= {("license", "stream")}
     with pytest.raises(ValueError, match="packing is 'none': choose one of stream, best_fit"):
         replace(settings, packing="none")
 

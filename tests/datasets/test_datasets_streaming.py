@@ -256,15 +256,20 @@ class TestReading:
 
 def test_sequences_that_another_program_has_written(tmp_path):
     tokenizer, layout = train_embedded_tokenizer(["some text"], 260), ShardLayout("uint16", 12, 30)
-    samples = {"train": generated(70, 12, "uint16"), "held_out": generated(3, 12, "uint16", seed=2)}
+    sizes, known = {"train": 70, "held_out": 3}, np.uint16(tokenizer.vocab_size)
+    samples = {name: generated(size, 12, "uint16") % known for name, size in sizes.items()}
     write_shards(tmp_path / "own", {name: np.array_split(each, 3) for name, each in samples.items()}, tokenizer, layout)
     for name, each in samples.items():
         dataset = StreamingDataset(tmp_path / "own", cache=tmp_path / "cache", split=name)
         assert np.array_equal(np.stack(list(dataset)), each)
     with raising(PermanentError, Reason.OBJECT_EXISTS):
         write_shards(tmp_path / "own", samples, tokenizer, layout)
-    with pytest.raises(ValueError, match="samples has no held_out: give both splits"):
-        write_shards(tmp_path / "other", {"train": samples["train"]}, tokenizer, layout)
+    for wrong, problem in (
+        ({"train": [samples["train"]]}, r"samples has the splits \['train'\]: give train and held_out"),
+        ({"train": [samples["train"] + known], "held_out": []}, f"is none of the tokenizer's {known} ids"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            write_shards(tmp_path / "other", wrong, tokenizer, layout)
     with raising(PermanentError, Reason.DATASET_TOO_SMALL):
         write_shards(tmp_path / "other", {"train": [samples["train"]], "held_out": []}, tokenizer, layout)
     assert not (tmp_path / "other").exists()

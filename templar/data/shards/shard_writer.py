@@ -240,16 +240,23 @@ def write_shards(
         layout: How long a sample is, the type of a token, and how many samples a shard has.
 
     Raises:
-        ValueError: As in `write_shard`, or a split is not given.
+        ValueError: As in `write_shard`, the tokenizer lacks a token, or the splits are others.
         PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split is empty.
     """
     require_absent(root)
-    if missing := set(SPLITS) - set(samples):
-        raise ValueError(f"samples has no {' and no '.join(sorted(missing))}: give both splits")
+    if set(samples) != set(SPLITS):
+        raise ValueError(f"samples has the splits {sorted(samples)}: give {' and '.join(SPLITS)}")
+
+    def known(pieces: Iterable[NDArray[np.integer]]) -> Iterator[NDArray[np.integer]]:
+        for piece in pieces:
+            if piece.size and piece.max() >= tokenizer.vocab_size:
+                raise ValueError(f"token {piece.max()} is none of the tokenizer's {tokenizer.vocab_size} ids")
+            yield piece
+
     partial = root.with_name(f"{root.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    entries = {split: write_split(partial, split, samples[split], layout) for split in SPLITS}
+    entries = {split: write_split(partial, split, known(samples[split]), layout) for split in SPLITS}
     index = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer)
     partial.rename(root)
     return index
