@@ -10,6 +10,7 @@ import pytest
 
 from deployments import command
 from docs import from_templar
+from templar import PROTOCOL_VERSION
 from templar.errors import Reason
 from templar.hparams import load_hparams, preset_names
 
@@ -20,6 +21,12 @@ PAGES = sorted(DOCS.glob("*.md"))
 
 def page(name):
     return (DOCS / name).read_text(encoding="utf-8")
+
+
+def test_the_protocols_version_is_the_codes():
+    named = r"of the protocol: `(\d+)`", r"-v(\d+)[/`]", r"templar:(\d+):", r"version, `(\d+)`", r"one string, `(\d+)`"
+    for pattern in (*named, r'`protocol` \(`"(\d+)"`\)'):
+        assert set(re.findall(pattern, page("protocol.md"))) == {PROTOCOL_VERSION}, pattern
 
 
 def test_every_reason_is_explained_once():
