@@ -104,8 +104,8 @@ class RosterNode(Node):
     def foresee(self, report: GatherReport) -> None:
         """Take part in the ballots before the settling second, while others than the peers are still fetched."""
         self._gathered, now = report, self.chain.clock.now()
-        if self.exchange.times(report.window).is_early(now):
-            with suppress(TransientError):
+        with suppress(TransientError):  # a later call, or the settling itself, does it
+            if self.exchange.times(report.window).is_early(now):
                 self.settle(report.window, deadline=now)
 
     def _is_whole(self, window: int) -> bool:

@@ -70,7 +70,7 @@ class Node:
     """Windows after its close in which an unclaimed window may still be opened."""
 
     foresee: Callable[[GatherReport], None] = staticmethod(lambda report: None)
-    """Takes note of what will probably be decided, before a gather ends; miners alone do."""
+    """Takes note of what is gathered so far: a miner trains ahead on it, and others may vote on it early."""
     check_settings: Callable[..., None] = staticmethod(lambda settings: None)  # of a later window
     left_window: int | None = None
     """The newest window that was found decided otherwise, until somebody has been told."""

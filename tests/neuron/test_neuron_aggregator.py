@@ -9,6 +9,7 @@ from templar.agreement.ballot_box import read_ballots
 from templar.agreement.roster import draft_roster
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.commitments import Observed
+from templar.exchange.gather import GatherReport
 from templar.exchange.object_keys import Kind, aggregate_key, window_key
 from templar.exchange.peers import publish_peers
 from templar.exchange.signed import seal
@@ -241,6 +242,23 @@ def test_a_rank_that_could_read_no_peer_leaves_the_slot_to_the_next(network, mon
     network.run([1])
     assert (network.roster(1), len(network.rostered(1, network.validator))) == (None, 2)
     assert len(network.roots(1)) == 1
+
+
+def test_a_chain_that_is_away_during_a_gather_costs_no_window(network, monkeypatch):
+    def away(*_):
+        raise TransientError(Reason.CHAIN_UNREACHABLE, "away")
+
+    real = network.aggregator.gather
+
+    def gather(window):
+        with monkeypatch.context() as patch:
+            patch.setattr(network.aggregator.exchange, "times", away)
+            network.aggregator.foresee(GatherReport(window, ()))
+        return real(window)
+
+    monkeypatch.setattr(network.aggregator, "gather", gather)
+    network.run([1])
+    assert len(network.rostered(1)) == 2
 
 
 @pytest.mark.parametrize("error", [PermanentError, TransientError])
