@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from blocks.environment import neuron_from_environment
 from blocks.neuron import Neuron
@@ -26,7 +26,7 @@ from deployments.neuron.start import command_line
 from deployments.options import add_shared, environment_of
 from deployments.processes import PROJECT_ROOT
 from templar import PROTOCOL_VERSION, RELEASE
-from templar.errors import PermanentError, Reason, TemplarError
+from templar.errors import PermanentError, Reason, TemplarError, one_line
 from templar.exchange.signed import Network
 from templar.neuron.configuration import GENESIS_FILE
 from templar.neuron.journal import Journal
@@ -186,12 +186,17 @@ def ask(checkout: Path, words: Sequence[str], environment: Mapping[str, str]) ->
     plain = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MAKEFLAGS")}
     # Neither has a terminal, as a neuron in the background has none: a password must be in the environment or a file.
     options: Any = {"cwd": checkout, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    for command, env in ((make, plain), ([*look, "--check", "--json"], environment)):
-        done = subprocess.run(command, check=False, env=dict(env), **options)  # noqa: S603
-        if done.returncode and not done.stdout.startswith("["):
-            problem = f"{checkout}: `{' '.join(command[:4])}` failed: {done.stderr.strip()[-600:]}"
-            raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
-    return _POINTS.validate_json(done.stdout)
+    try:
+        for command, env in ((make, plain), ([*look, "--check", "--json"], environment)):
+            done = subprocess.run(command, check=False, env=dict(env), **options)  # noqa: S603
+            if done.returncode and not done.stdout.startswith("["):
+                problem = f"{checkout}: `{' '.join(command[:4])}` failed: {done.stderr.strip()[-600:]}"
+                raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
+        return _POINTS.validate_json(done.stdout)
+    except (OSError, ValidationError) as error:  # there is no `make`, or it knows more reasons than this release
+        raise PermanentError(
+            Reason.BAD_ENVIRONMENT, f"{checkout} cannot be asked: {one_line(str(error)[-300:])}"
+        ) from error
 
 
 def main(words: Sequence[str] | None = None) -> int:

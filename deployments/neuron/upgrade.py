@@ -86,9 +86,9 @@ class Upgrade:
 
     old: Launch
     new: Launch
-    began: float | None  # when the old release had loaded its state
     failed: tuple[str, ...]  # windows that had failed before
-    state: tuple[int, str] | None = None  # window and root that the old release left
+    began: float | None = None  # when the release that was stopped had loaded its state
+    state: tuple[int, str] | None = None  # window and root that it left
     failure: tuple[Reason, str] | None = None  # why it goes back
 
     def save(self, folder: NeuronFolder) -> Self:
@@ -163,8 +163,7 @@ def prepared(folder: NeuronFolder, checkout: Path | None) -> Upgrade | None:
     if (moved := new.block()).home != block.home or moved.wallet != block.wallet:
         problem = f"TEMPLAR_HOME or WALLET_* name another path in {checkout} than in {old.folder}: make them absolute"
         raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
-    last = LastRun.read(Path(block.home))
-    return Upgrade(old, new, None if last is None else last.began, tuple(failures(folder)))
+    return Upgrade(old, new, tuple(failures(folder)))
 
 
 def switch(folder: NeuronFolder, under_way: Upgrade, launch: Launch) -> None:
@@ -173,8 +172,10 @@ def switch(folder: NeuronFolder, under_way: Upgrade, launch: Launch) -> None:
     if not launch.runs(folder):
         say(f"stopping neuron {folder.name!r}: a window under way has its grace")
         stop_neuron(folder)
-        if under_way.state is None:
-            under_way = replace(under_way, state=state_of(Path(under_way.old.block().home))).save(folder)
+        home = Path(under_way.old.block().home)
+        last = LastRun.read(home)
+        began, state = None if last is None else last.began, state_of(home)
+        under_way = replace(under_way, began=began, state=state).save(folder)
         child = launch.start(folder)
     watch(folder, under_way, child)
 

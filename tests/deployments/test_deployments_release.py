@@ -12,11 +12,13 @@ from deployments.neuron import release
 from deployments.neuron.release import changes
 from templar import PROTOCOL_VERSION
 from templar.agreement.settings_plan import PROTOCOL
+from templar.errors import PermanentError, Reason
 from templar.exchange.objects import PlanEntry
 from templar.neuron.configuration import GENESIS_FILE
 from templar.neuron.journal import Applied, Journal
 from templar.neuron.lock import LastRun
 from tests.support.commands import write_env
+from tests.support.errors import raising
 from tests.support.prepared import PreparedNetwork
 
 
@@ -136,3 +138,19 @@ def test_the_changes_are_those_above_the_section_of_the_release_that_ran():
 def test_a_folder_without_a_checkout_is_refused(network, tmp_path, run_main):
     status, _, err = run_main(release.main, "--check", "--to", tmp_path)
     assert (status, f"[bad_parameters] --to {tmp_path}: there is no checkout" in err) == (1, True)
+
+
+def test_a_release_that_cannot_be_asked_or_says_what_this_one_does_not_know(tmp_path, monkeypatch):
+    python, code = tmp_path / ".venv/bin/python", tmp_path / "deployments/command.py"
+    for file in (python, code):
+        file.parent.mkdir(parents=True)
+    answer = json.dumps([{"topic": "plan", "text": "no", "reason": "of_the_future"}])
+    python.write_text(f"#!/bin/sh\necho '{answer}'\nexit 1\n")
+    python.chmod(0o700)
+    code.touch()
+    (tmp_path / "Makefile").write_text(".PHONY: .venv\n.venv:\n")
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT, "of_the_future"):
+        release.ask(tmp_path, [], {})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with raising(PermanentError, Reason.BAD_ENVIRONMENT, "No such file or directory: 'make'"):
+        release.ask(tmp_path, [], {})

@@ -112,7 +112,7 @@ def running(tmp_path):
     with sole_process(folder.lock, str):
         clock = start_child("window clock", ["sleep", "600"], log=tmp_path / "log")
         folder.record.add(clock)
-        yield folder, upgrade.Upgrade(launch, launch, 1.0, ("x window 7",), upgrade.state_of(home)), home
+        yield folder, upgrade.Upgrade(launch, launch, ("x window 7",), 1.0, upgrade.state_of(home)), home
         clock.stop()
     shutil.rmtree(folder.folder)
 
@@ -129,6 +129,17 @@ def test_a_release_that_loads_another_state_or_fails_to_load_one_is_not_healthy(
     upgrade.watch(folder, replace(under_way, failure=(Reason.ROOT_DIFFERS, "")), None)  # the old one is not asked
     LastRun(7, "a" * 64, began=3.0).save(home)
     upgrade.watch(folder, under_way, None)
+
+
+def test_what_a_release_left_is_read_after_each_stop(running, monkeypatch):
+    """Between a command that was cut off and the next one, the old release may have run on."""
+    folder, under_way, home = running
+    monkeypatch.setattr(upgrade, "stop_neuron", lambda _: LastRun(9, "c" * 64, began=5.0).save(home))
+    monkeypatch.setattr(upgrade.Launch, "start", lambda *_: None)
+    watched = list[upgrade.Upgrade]()
+    monkeypatch.setattr(upgrade, "watch", lambda _, found, child: watched.append(found))
+    upgrade.switch(folder, under_way, under_way.new)
+    assert [(each.began, each.state) for each in watched] == [(5.0, (9, "c" * 64))]
 
 
 @pytest.mark.slow
