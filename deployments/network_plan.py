@@ -29,6 +29,7 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.objects import PlanEntry
 from templar.neuron.configuration import NeuronConfig
 from templar.reports.published_plan import PublishedPlan, problem_of, published_plan
+from templar.store.files import local_file
 from templar.training.schedule import inner_learning_rate
 
 SPARE_WINDOWS = 5
@@ -122,7 +123,8 @@ def draft(arguments: argparse.Namespace, config: NeuronConfig, birth: Birth, kno
         raise PermanentError(Reason.PLAN_INVALID, problem)
     if (digest := entry.changes.get("data.other_dataset")) is not None:
         require_digest(config.open_dataset(changed.data).digest, str(digest))
-    arguments.file.write_text(json.dumps(entry.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
+    with local_file(arguments.file):
+        arguments.file.write_text(json.dumps(entry.model_dump(mode="json"), indent=1) + "\n", encoding="utf-8")
     blocks = config.hparams.windows.blocks_per_window
     hours = (entry.first_window - known.current) * blocks * config.hparams.windows.block_seconds / 3600
     if arguments.json:

@@ -3,6 +3,7 @@
 import secrets
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -137,7 +138,8 @@ def keep_buckets(plan: LocalPlan) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for info in source.list():
             stamped = DirectoryStore(folder, clock=partial(float, info.last_modified))
-            stamped.put(info.key, source.get(info.key, max_bytes=info.size))
+            with suppress(PermanentError):  # a neuron that joined may still run, and change what it has
+                stamped.put(info.key, source.get(info.key, max_bytes=info.size))
         source.close()
     (plan.buckets / DATASET_ACCOUNT).mkdir(exist_ok=True)
     upload_dataset(plan.dataset, DirectoryStore(plan.buckets / DATASET_ACCOUNT), DATASET_PREFIX)
