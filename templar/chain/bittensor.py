@@ -348,12 +348,15 @@ class BittensorChain(FinalizedChain):
         age = self._clock.now() - int(await link.client.query(("Timestamp", "Now"))) / 1000
         if age <= STANDSTILL_BLOCKS * await link.client.block_time():
             self._behind.clear()
-            return
-        # If all endpoints are far behind, the chain stands still or this machine's clock is wrong: then one is taken.
-        self._behind.add(endpoint)
-        if len(self._behind) < len(self._endpoints):
-            raise ConnectionLostError(f"its newest block is {age:.0f} s old")
-        log.warning("chain %s: the newest block is %.0f s old, as everywhere", public_address(endpoint), age)
+        else:
+            # If all are far behind, the chain stands still or this machine's clock is wrong: then one is taken.
+            self._behind.add(endpoint)
+            if len(self._behind) < len(self._endpoints):
+                raise ConnectionLostError(f"its newest block is {age:.0f} s old")
+            log.warning("chain %s: the newest block is %.0f s old, as everywhere", public_address(endpoint), age)
+        # What it has in the place of a block that is final elsewhere may be of a fork.
+        if (final := await link.client.finalized_block()) < self._finalized:
+            raise ConnectionLostError(f"its newest final block is {final}, and {self._finalized} is final already")
 
     def _read(
         self,

@@ -409,6 +409,18 @@ def test_endpoints_of_another_chain_or_far_behind_are_left(endpoints, clock, cap
         assert words in caplog.text
 
 
+def test_an_endpoint_whose_final_blocks_are_behind_is_left(endpoints, caplog):
+    """What it shows of a block that is final elsewhere may be of a fork."""
+    chain, substrates = endpoints
+    newest = chain.block()
+    substrates[1].finalized_behind = 2
+    substrates[0].drop_connection()
+    assert chain.block_time(newest) > 0
+    assert chain.block() == newest
+    assert not substrates[1].connected
+    assert f"its newest final block is {newest - 2}, and {newest} is final already" in caplog.text
+
+
 def test_a_chain_that_stands_still_everywhere_can_be_read(endpoints, clock, caplog):
     chain, substrates = endpoints
     for substrate in substrates:
