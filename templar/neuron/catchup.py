@@ -106,8 +106,11 @@ def leave_minority(node: Node) -> bool:
         log.warning("%s: window %d was decided otherwise; returning; proofs: %s", node.name, window, ballots.proofs)
         node.left_window = window
         node.snapshots.drop_from(window)
-        node.journal.forget_settlement(window)
-        node.restore(before=window)
+        try:
+            node.restore(before=window)
+        finally:
+            if node.state.window < window:  # else a store failed, and a later call finds the window again
+                node.journal.forget_settlement(window)
         return True
     return False
 
@@ -125,7 +128,7 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
         newest = [window for window in listed if window <= target][:kept]
         shown += [(window, validator) for window in newest if window > node.state.window]
 
-    # 2. The newest that is right, those of publishers last of which one was refused; of one window, by the stake.
+    # 2. The newest that is right, those of publishers last of which one was refused; of one window, by the rank.
     folder = node.home / "checkpoint"
     refused = {hotkey for hotkey, _ in read_refusals(folder)}
     for window, validator in sorted(shown, key=lambda each: (each[1].hotkey in refused, -each[0])):

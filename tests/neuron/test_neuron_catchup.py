@@ -376,6 +376,25 @@ def applies_null(node, window):
     node.apply(Settlement(window, None))
 
 
+def test_a_return_that_a_store_interrupts_is_made_later(network, monkeypatch):
+    miner = network.miners[0]
+    network.run([1])
+    network.run([2], but=[miner])
+    applies_null(miner, 2)
+    miner.snapshots.drop_from(0)
+    with monkeypatch.context() as patch:
+        patch.setattr("templar.neuron.node.load_genesis", unreachable)
+        with pytest.raises(TransientError):
+            leave_minority(miner)
+    assert leave_minority(miner)
+    assert (miner.state.window, roots(miner)) == (1, {1: network.validator.journal.roots(1, 1)[1]})
+    follows_the_others(network, miner, 3)
+
+
+def unreachable(*_, **__):
+    raise TransientError(Reason.STORE_UNREACHABLE, "away")
+
+
 def test_a_node_of_the_minority_returns_to_a_snapshot_and_follows_the_majority(network):
     miner = network.miners[0]
     network.run([1])
