@@ -219,7 +219,7 @@ class Validator(RosterNode):
 
     @spends("exchanging")
     def publish_evidence(self, evidence: Evidence | None) -> PublishReceipt | None:
-        """Publish the evidence of a window. On failure a later call goes on.
+        """Publish the evidence of a window, and what is missing before it. On failure a later call goes on.
 
         Raises:
             PermanentError: `object_differs`: other evidence was published before.
@@ -227,8 +227,18 @@ class Validator(RosterNode):
         """
         if evidence is None:
             return None
-        key = window_key(Kind.EVIDENCE, evidence.window, evidence.uid)
-        return publish_body(self.buckets.own, key, evidence, self.exchange.own_signer, clock=self.chain.clock)
+        # 1. Its chain must have no gap: a store that failed for long, or a kill, may have left one.
+        store, missing = self.buckets.own, [evidence]
+        while (before := missing[-1].previous_window) is not None:
+            earlier = self.book.evidence(before)
+            if earlier is None or store.head(window_key(Kind.EVIDENCE, before, earlier.uid)) is not None:
+                break
+            missing.append(earlier)
+        # 2. The oldest first.
+        for each in reversed(missing):
+            key = window_key(Kind.EVIDENCE, each.window, each.uid)
+            receipt = publish_body(store, key, each, self.exchange.own_signer, clock=self.chain.clock)
+        return receipt
 
     def finish(self, window: int, reason: Reason | None = None) -> None:
         """As every node; then drop old evidence."""

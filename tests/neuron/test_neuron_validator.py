@@ -9,7 +9,7 @@ import torch
 from templar.agreement.sync_proof import read_proof
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.network_view import NetworkView
-from templar.exchange.object_keys import peers_key
+from templar.exchange.object_keys import Kind, peers_key, window_key
 from templar.exchange.objects import PeerList
 from templar.exchange.signed import unseal
 from templar.hparams import TrainerSettings
@@ -97,6 +97,14 @@ def test_a_window_that_was_only_replayed_is_never_measured(network):
     assert validator.rate(2, None) is None
     assert validator.set_weights(None) is None
     assert validator.publish_evidence(None) is None
+
+
+def test_evidence_that_a_failing_store_kept_back_is_published_with_the_next(network):
+    network.run([1, 2, 3])
+    uid, bucket = network.member(network.validator).uid, network.bucket(network.validator.name)
+    bucket.delete(window_key(Kind.EVIDENCE, window, uid) for window in (2, 3))
+    network.run([4])
+    assert [network.evidence(window).previous_window for window in (2, 3, 4)] == [1, 2, 3]
 
 
 def unreadable(*_):
