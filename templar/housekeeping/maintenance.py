@@ -158,6 +158,7 @@ def publish_newest_checkpoint(config: NeuronConfig, *, preset: str = "", on_prog
     # 2. A copy in the Hugging Face layout, unless an earlier call made it.
     folder = config.home / "publishing" / f"{mark.window}-{mark.root[:16]}"
     if not folder.exists():
+        shutil.rmtree(folder.parent, ignore_errors=True)  # copies of older ones, which were not published
         _make_copy(config, birth, snapshots, mark, folder, preset=preset)
 
     # 3. Upload it; the manifest comes last.

@@ -36,16 +36,17 @@ class NeuronLock:
     """
 
     def __init__(self, home: Path) -> None:
-        path, self._held = home / "lock", ExitStack()
-        with local_file(path):
+        path = home / "lock"
+        with local_file(path), ExitStack() as held:
             make_private(home)
-            if not self._held.enter_context(locked(path, wait=False)):
+            if not held.enter_context(locked(path, wait=False)):
                 raise PermanentError(
                     Reason.ALREADY_RUNNING,
                     f"{home}: process {path.read_text().strip() or 'unknown'} already runs this neuron; stop it first, "
                     "or give this one its own home",
                 )
             path.write_text(str(os.getpid()))
+            self._held = held.pop_all()
 
     def release(self) -> None:
         """Release the lock: another process may run the neuron."""

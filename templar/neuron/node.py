@@ -161,7 +161,7 @@ class Node:
         return self.role is None or neuron.role is CHAIN_ROLES[self.role]
 
     def stay_announced(self) -> None:
-        """Commit the own bucket again if the chain names another; if that fails, the next window tries again."""
+        """Commit the own bucket again if the chain names another; if that fails, a later window tries again."""
         try:
             self.buckets.keep_announced()
         except TemplarError as error:

@@ -79,10 +79,11 @@ class Snapshots:
                 self._write(params, mark, private)
                 writing.set_result(None)
             except BaseException as error:  # noqa: BLE001 - `wait` raises it
+                shutil.rmtree(self._part(mark.window), ignore_errors=True)  # a full disk needs the space
                 writing.set_exception(error)
 
-        self._writing = writing
         threading.Thread(target=write, name=f"snapshot {mark.window}").start()
+        self._writing = writing
 
     def wait(self) -> None:
         """Wait for the snapshot that is being written, if there is one.
@@ -101,7 +102,7 @@ class Snapshots:
             return
 
         # 2. Write everything to a temporary folder, and wait for the disk.
-        part = self._root / f"{_TEMPORARY}{mark.window}-{os.getpid()}"
+        part = self._part(mark.window)
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         write_tensors(part / WEIGHTS_FILE, params)
@@ -120,6 +121,9 @@ class Snapshots:
             sync(self._root)
         for old in self._marks()[self._kept :]:
             self._discard(self.folder(old.window))
+
+    def _part(self, window: int) -> Path:
+        return self._root / f"{_TEMPORARY}{window}-{os.getpid()}"
 
     def marks(self) -> tuple[StateMark, ...]:
         """The marks of all readable snapshots of this network, newest first."""

@@ -7,6 +7,7 @@ import pytest
 from templar.agreement.checkpoint import MANIFEST_FILE, list_checkpoints
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
+from templar.housekeeping import maintenance
 from templar.housekeeping.maintenance import clean_bucket, known_mark, publish_newest_checkpoint
 from templar.neuron.configuration import NeuronConfig
 from tests.support.errors import raising
@@ -18,6 +19,20 @@ def windows_in(network, name):
     """The windows of the per-window objects in a bucket."""
     keys = (parse_key(key) for key in network.objects(name))
     return {key.window for key in keys if key and key.window is not None and key.kind not in ("peers", "checkpoint")}
+
+
+def test_copies_that_could_not_be_published_do_not_pile_up(network, monkeypatch):
+    network.run([1])
+    config = network.config(AGGREGATOR)
+    (config.home / "publishing" / "0-older").mkdir(parents=True)
+    monkeypatch.setattr(maintenance, "publish_checkpoint", refused)
+    with pytest.raises(TransientError):
+        publish_newest_checkpoint(config)
+    assert [path.name.partition("-")[0] for path in (config.home / "publishing").iterdir()] == ["1"]
+
+
+def refused(*_, **__):
+    raise TransientError(Reason.STORE_BUSY, "no quota")
 
 
 def test_the_newest_snapshot_is_published_once(network):

@@ -1,13 +1,15 @@
+import errno
 import os
 import shutil
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tasks.host import hosted
 from tasks.window import open_window as open_window_task
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.lease import Terms
 from templar.neuron.lock import HOLDER_FILE, NeuronLock, holder_of, write_file
 from templar.neuron.node import Node
@@ -55,6 +57,18 @@ def test_a_second_process_is_refused_with_the_first_ones_pid_until_that_is_kille
     refusal(lambda: NeuronLock(tmp_path), PermanentError, Reason.ALREADY_RUNNING, f"process {os.getpid()} ")
     lock.release()
     NeuronLock(tmp_path).release()
+
+
+def test_a_lock_that_could_not_be_taken_whole_is_free(tmp_path, monkeypatch):
+    def no_room(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", no_room)
+        with pytest.raises(TransientError) as kept:  # its traceback keeps what the constructor had
+            NeuronLock(tmp_path)
+    NeuronLock(tmp_path).release()
+    assert kept.value.reason is Reason.LOCAL_FILE
 
 
 def test_a_folder_is_the_same_holder_from_one_process_to_the_next_and_its_copy_another(tmp_path, monkeypatch):

@@ -98,6 +98,7 @@ def test_a_snapshot_that_could_not_be_written_is_told_once_and_leaves_the_one_be
         with pytest.raises(OSError, match="No space left"):
             store.wait()
     assert store.marks() == (mark(2),)
+    assert not list(tmp_path.rglob(f"{snapshot._TEMPORARY}*")), "a full disk needs the space"
     store.begin(parameters(3), mark(3), private_file(tmp_path, 3))
     assert assert_sound(store) == (3, 2)
 
