@@ -178,17 +178,17 @@ class Auditor:
                 Reason.BAD_PARAMETERS, f"window {window} is not over: choose one up to {newest}, or wait"
             )
 
-    def _published(self, window: int, uid: int | None) -> list[tuple[NeuronInfo, Evidence | RejectedError]]:
-        """Return the validators that published evidence, each with its evidence, or the error why that is not legal."""
+    def _published(self, window: int, uid: int | None) -> list[tuple[NeuronInfo, Evidence | PermanentError]]:
+        """Return the validators that published evidence, each with its evidence, or why that is none."""
         exchange = self.node.exchange
         validators = [each for each in exchange.metagraph(window).validators() if uid in (None, each.uid)]
         if not validators:
             raise PermanentError(Reason.NOT_REGISTERED, f"uid {uid} had no validator permit in window {window}")
-        published: list[tuple[NeuronInfo, Evidence | RejectedError]] = []
+        published: list[tuple[NeuronInfo, Evidence | PermanentError]] = []
         for validator in sorted(validators, key=lambda neuron: neuron.uid):
             try:
                 found = read_evidence(exchange, validator, window)
-            except RejectedError as error:
+            except PermanentError as error:  # it is not legal, or its bucket refuses
                 published.append((validator, error))
             else:
                 published += [] if found is None else [(validator, found)]
@@ -245,13 +245,15 @@ class Auditor:
         return self.node.chain.clock.now() + REPLAY_SECONDS
 
     def _audit_evidence(
-        self, seen: Hindsight, validator: NeuronInfo, evidence: Evidence | RejectedError
+        self, seen: Hindsight, validator: NeuronInfo, evidence: Evidence | PermanentError
     ) -> EvidenceAudit:
         """Audit one validator's evidence; differences found before an error stand."""
         started, findings = time.perf_counter(), Findings()
         problem: TemplarError | None = None
         if isinstance(evidence, RejectedError):
             findings.past.append(Difference("evidence", str(evidence), ""))
+        elif isinstance(evidence, PermanentError):
+            problem = evidence
         else:
             try:
                 meter, tolerance = self._meter_for(evidence), self._tolerance

@@ -107,7 +107,11 @@ def rehearse(auditor: Auditor, trainer: Trainer | ClusterTrainer, signer: Signer
         miners = (each.model_copy(update=synced if each.uid == neuron.uid else {}) for each in facts.miners)
         facts = replace(facts, miners=tuple(miners))
     author = {name: getattr(evidence, name) for name in ("netuid", "genesis", "uid", "hotkey")}
-    concluded = conclude(facts, standing, node.hparams, author)
+    try:
+        concluded = conclude(facts, standing, node.hparams, author)
+    except (ValueError, ArithmeticError) as error:
+        problem = f"the ratings in the evidence of uid {evidence.uid} cannot be right: {error}"
+        raise PermanentError(Reason.EVIDENCE_DIFFERS, problem) from error
     return replace(rehearsal, evidence=concluded, place=_place(concluded, neuron.uid))
 
 

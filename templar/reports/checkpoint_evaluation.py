@@ -95,7 +95,7 @@ def evaluate_checkpoints(
     """
     birth, store = config.birth(), config.buckets.own
     neuron = config.own_neuron()
-    windows = list_checkpoints(store, neuron.uid)
+    windows = [each for each in list_checkpoints(store, neuron.uid) if each >= birth.mark.window]
     if not windows:
         problem = f"bucket {store.name} has no checkpoint of uid {neuron.uid}: publish one first"
         raise PermanentError(Reason.OBJECT_MISSING, problem)

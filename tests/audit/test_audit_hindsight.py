@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lab.adversary.actors import PUBLISHERS
+from templar.audit import evidence_audit
 from templar.audit.evidence_audit import Auditor
 from templar.audit.evidence_check import MOMENTARY
 from templar.errors import PermanentError, Reason, TransientError
@@ -15,6 +16,7 @@ from templar.neuron.aggregator import OBSERVED, Aggregator
 from templar.neuron.miner import Miner
 from templar.neuron.validator import Validator
 from templar.scoring import slashing
+from templar.scoring.evidence_chain import read_evidence
 from templar.store.address import BucketAddress, encode_address
 from tests.support.errors import raising
 from tests.support.facts import NOTHING_COUNTS, concluded_again, record_of
@@ -343,7 +345,7 @@ def test_an_empty_roster_leaves_all_miners_out(network, monkeypatch):
     assert evidence.verified
 
 
-def test_each_validator_is_audited_and_anothers_evidence_is_none_of_ones_own(build):
+def test_each_validator_is_audited_and_anothers_evidence_is_none_of_ones_own(build, monkeypatch):
     """A validator that copies instead of measuring has another past."""
     network = build(tiny(peers=PEERS), actors=THREE, num_validators=2, windows=ALL)
     audit = Auditor(network.observer()).audit(LAST)
@@ -358,6 +360,16 @@ def test_each_validator_is_audited_and_anothers_evidence_is_none_of_ones_own(bui
     audit = Auditor(network.observer()).audit(LAST)
     assert [part.uid for part in audit.parts if not part.verified] == [3]
     assert audit.differing.first.where == "previous"
+
+    def refusing(exchange, validator, window):
+        if validator.uid == thief.uid:
+            raise PermanentError(Reason.BUCKET_MISSING, "it is gone")
+        return read_evidence(exchange, validator, window)
+
+    monkeypatch.setattr(evidence_audit, "read_evidence", refusing)
+    audit = Auditor(network.observer()).audit(LAST)
+    assert [part.uid for part in audit.parts if not part.verified] == [3]
+    assert (audit.differing, audit.problem.reason) == (None, Reason.BUCKET_MISSING)
 
 
 def test_expired_evidence_cannot_be_audited(network):

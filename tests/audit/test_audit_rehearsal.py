@@ -1,5 +1,7 @@
 """A rehearsal agrees with the validator about published payloads, and scores what was not published as honest work."""
 
+import math
+
 import pytest
 
 from templar.audit import rehearsal
@@ -54,6 +56,10 @@ def test_what_cannot_be_rehearsed_is_said(rehearsed, monkeypatch):
         rehearsed(LATE, seconds=0.0)
     with raising(PermanentError, Reason.NOT_REGISTERED, match="was no miner when window 3 opened"):
         rehearsed(1)  # the aggregator
+    with monkeypatch.context() as patch:
+        patch.setattr(rehearsal, "conclude", lambda *_: math.exp(1e4))
+        with raising(PermanentError, Reason.EVIDENCE_DIFFERS, match="the ratings in the evidence of uid 2"):
+            rehearsed(HONEST)
     monkeypatch.setattr(rehearsal, "encode", lambda *arguments: b"no payload")
     found = rehearsed(LATE)
     assert found.refused.reason is Reason.WRONG_SIZE, "no reader takes it"

@@ -6,6 +6,7 @@ from templar.agreement.checkpoint import EVALUATION_FILE
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import checkpoint_key
 from templar.housekeeping.maintenance import publish_newest_checkpoint
+from templar.reports import checkpoint_evaluation
 from templar.reports.checkpoint_evaluation import evaluate_checkpoints, shown_results
 from templar.reports.text_score import score_texts
 from templar.training.model import build_model, load_parameters
@@ -45,7 +46,8 @@ def test_a_second_run_changes_nothing(network):
     assert not (network.config(AGGREGATOR).home / "evaluating").exists()
 
 
-def test_without_a_checkpoint_it_says_so(network):
+def test_without_a_checkpoint_of_this_network_it_says_so(network, monkeypatch):
+    monkeypatch.setattr(checkpoint_evaluation, "list_checkpoints", lambda *_: [-1])  # of one that began earlier
     with raising(PermanentError, Reason.OBJECT_MISSING, match="publish one first"):
         evaluate(network, network.miners[0].name)
 
