@@ -85,7 +85,12 @@ class EnvironmentReader:
 
     def path(self, name: str, default: str | None = None) -> str:
         """A variable with a path, which becomes absolute."""
-        return str(Path(self.exact(name, default)).expanduser().absolute())
+        path = self.exact(name, default)
+        try:
+            return str(Path(path).expanduser().absolute())
+        except RuntimeError:
+            self.problem(name, f"is {path!r}, and no such home is known: write an absolute path")
+            return path
 
     def network(self) -> str:
         """The chain that `NETWORK` names; `finney` only if there is no such variable, for an empty one is a mistake."""

@@ -89,12 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if words[len(name) :] in (["-h"], ["--help"]) and (shown := _options(command)) is not None:
                 print(shown)
                 return 0
-            from blocks.proxies import exempting_loopback  # noqa: PLC0415 - takes seconds, and a page of help none
-
-            with suppress(PermanentError):  # of a proxy that is of no use: what needs one says so
-                os.environ.update(exempting_loopback(os.environ))
             try:
+                from blocks.proxies import exempting_loopback  # noqa: PLC0415 - takes seconds, and a page of help none
+
+                with suppress(PermanentError):  # of a proxy that is of no use: what needs one says so
+                    os.environ.update(exempting_loopback(os.environ))
                 module = importlib.import_module(command.module)
+            except KeyboardInterrupt:
+                print("interrupted", file=sys.stderr)
+                return 130
             except ValidationError as error:  # Prefect reads its settings when it is imported
                 print(_refused_settings(error), file=sys.stderr)
                 return 1
@@ -140,7 +143,7 @@ def _refused_settings(error: ValidationError) -> PermanentError:
     """The error for settings of the environment or of a profile that Prefect refuses, by the variables' names."""
     group = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", error.title.removesuffix("Settings"))
     refused = {
-        "_".join(["PREFECT", *filter(None, [group]), *map(str, item["loc"])]).upper(): item["msg"]
+        "_".join(["PREFECT", *filter(None, [group]), *map(str, item["loc"] or ["*"])]).upper(): item["msg"]
         for item in error.errors(include_url=False, include_input=False)
         if item["type"] != "default_factory_not_called"
     }

@@ -50,6 +50,12 @@ def require_server_address() -> str:
     if address is None:
         problem = "PREFECT_API_URL is not set: start a server with `prefect server start` and name it"
         raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
+    os.environ.update(exempting_loopback(os.environ, hostname_of(address)))
+    return address
+
+
+def hostname_of(address: str) -> str:
+    """The host of a server's address; `bad_environment` if that is none of an API."""
     try:
         parts = urlsplit(address)
         is_address = re.fullmatch(r"https?://[!-~]+", address) is not None and parts.hostname and parts.port != 0
@@ -61,8 +67,7 @@ def require_server_address() -> str:
     if parts.path in ("", "/"):
         problem = f"PREFECT_API_URL is {address}, without the path of the API: set {address.rstrip('/')}/api"
         raise PermanentError(Reason.BAD_ENVIRONMENT, problem)
-    os.environ.update(exempting_loopback(os.environ, parts.hostname))
-    return address
+    return str(parts.hostname)
 
 
 def require_server() -> None:

@@ -26,7 +26,7 @@ from deployments.processes import require_free_port, sole_process
 from deployments.register import CLOCK_COMMAND, checked_neuron, enrol, ranked_command, worker_command
 from deployments.schedules import HOUSEKEEPING_POOL
 from deployments.supervisor import Service, Supervisor, log_file, say
-from deployments.work_pool import require_server
+from deployments.work_pool import hostname_of, require_server
 from tasks.glance import neuron_key, open_page
 from templar.arguments import port
 from templar.errors import PermanentError, Reason
@@ -91,17 +91,21 @@ def _run(folder: NeuronFolder, block: Neuron, environment: Mapping[str, str], *,
     if password is None:
         own.pop("PREFECT_API_AUTH_STRING", None)  # an empty one is not the same to Prefect
     address = Address(own["PREFECT_API_URL"], None if server is None else str(server.home), password)
-    address.save(folder.address_file)
     if (hotkey_password := block.wallet.given_password) is not None:
         own[PASSWORD] = hotkey_password  # the processes have no terminal that they could ask
     supervisor = Supervisor(folder.record, say)
     with supervisor.stopping():
         if server is None:
+            hostname_of(address.api_url)
             require_guarded(address.api_url)
+            with temporary_settings(address.settings):
+                require_server()
         else:
             say(f"starting the Prefect server with {require_database(own)}")
             remedy = "choose another --prefect-port, or set PREFECT_API_URL to use the server that listens there"
             require_free_port(server.host, server.port, remedy=remedy)
+        address.save(folder.address_file)
+        if server is not None:
             supervisor.start(server.service(own), server.healthy)
 
         # 2. The neuron's block, pools and deployments.

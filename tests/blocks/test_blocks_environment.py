@@ -212,6 +212,7 @@ SIZE = "a whole number of at least 1"
         ({"NETWORK": "  "}, "NETWORK is empty: name the network"),
         ({"NETWORK": "ledger:relative"}, "NETWORK is refused: a ledger is ledger:/path"),
         ({"NETUID": "three"}, "NETUID must be a whole number"),
+        ({"TEMPLAR_HOME": "~nobody-here/x"}, "TEMPLAR_HOME is '~nobody-here/x', and no such home is known: write an "),
         ({"TEMPLAR_STORAGE": "s3://KEY:hush@host"}, "TEMPLAR_STORAGE is refused: a storage's url must be r2, http(s)"),
         *(
             ({"TEMPLAR_STORAGE": f"https://host.example:9000{path}"}, "TEMPLAR_STORAGE is refused: a storage's url ")

@@ -121,6 +121,7 @@ def refused(network, tmp_path, run_main, monkeypatch):
         status, _, err = run_main(start.main, "--name", name, "--env-file", file, *port)
         assert (status, err.count("\n")) == (1, 1)
         assert not NeuronFolder(name).record.entries()
+        assert not NeuronFolder(name).address_file.exists(), "a neuron that never ran is not known"
         return err
 
     yield call
@@ -143,6 +144,10 @@ def test_a_server_that_shows_everybody_the_keys_is_refused(refused, monkeypatch)
     said = refused(PREFECT_API_URL=url)
     assert f"{url} asks for no password" in said
     assert "set PREFECT_API_AUTH_STRING" in said
+
+
+def test_what_is_no_address_of_a_server_is_refused(refused):
+    assert "PREFECT_API_URL is 'http://[::1/api', which is no address" in refused(PREFECT_API_URL="http://[::1/api")
 
 
 def test_a_taken_port_is_refused(refused, monkeypatch):
