@@ -266,7 +266,10 @@ def may_have_expired(exchange: NetworkView, store: ObjectStore, window: int) -> 
 
     A clean-up counts ages from the newest window in the bucket. Errors are those of chain and store.
     """
-    current = window_of(exchange.chain.block(), exchange.hparams.windows)
+    return _may_have_expired(exchange, store, window, window_of(exchange.chain.block(), exchange.hparams.windows))
+
+
+def _may_have_expired(exchange: NetworkView, store: ObjectStore, window: int, current: int) -> bool:
     retention = exchange.hparams.storage.retention_windows
     if window >= current - retention:
         return False
@@ -275,10 +278,13 @@ def may_have_expired(exchange: NetworkView, store: ObjectStore, window: int) -> 
 
 
 def own_may_have_expired(exchange: NetworkView, window: int) -> bool:
-    """As `may_have_expired`, of the own bucket: True while that cannot be listed, PermanentError `lease_lost`."""
-    own = exchange.buckets.own
+    """As `may_have_expired`, of the own bucket: True while that cannot be listed. Errors are those of the chain alone.
+
+    PermanentError: `lease_lost`.
+    """
+    own, current = exchange.buckets.own, window_of(exchange.chain.block(), exchange.hparams.windows)
     try:
-        return may_have_expired(exchange, own, window)
+        return _may_have_expired(exchange, own, window, current)
     except TemplarError as error:
         log.info("window %d: the own bucket cannot be listed now: %s", window, error)
         return True

@@ -163,8 +163,9 @@ class Voter:
         """Sign a word; it is stored durably before anybody can read it."""
         word = Word(window=self.window, **self._author, **said.spoken)
         signature = seal(word, self._exchange.own_signer).signature
-        self.ballots.add([SignedWord(**said._asdict(), signature=signature)])
-        self._keep(_WORDS.dump_json(self.ballots.signed).decode())
+        signed = SignedWord(**said._asdict(), signature=signature)
+        self._keep(_WORDS.dump_json((signed, *self.ballots.signed)).decode())
+        self.ballots.add([signed])
         self._shown_at = -math.inf
 
     def show(self, *, at_once: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from templar.agreement.ballot_box import (
     BallotBox,
     decided_roster,
     decided_value,
+    own_may_have_expired,
     read_ballots,
 )
 from templar.agreement.ballot_rules import (
@@ -324,3 +326,12 @@ def test_a_decided_roster_that_cannot_be_read_now_is_no_null_window(tmp_path, sp
     spoil(scene)
     with raising(TransientError, Reason.ROSTER_MISSING):
         decided_roster(scene.reader, WINDOW)
+
+
+def test_a_chain_that_is_away_says_nothing_of_the_own_bucket():
+    def away():
+        raise TransientError(Reason.CHAIN_UNREACHABLE, "away")
+
+    exchange = SimpleNamespace(chain=SimpleNamespace(block=away), buckets=SimpleNamespace(own=None), hparams=None)
+    with raising(TransientError, Reason.CHAIN_UNREACHABLE):
+        own_may_have_expired(exchange, 7)  # type: ignore[arg-type]

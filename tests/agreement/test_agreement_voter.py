@@ -376,6 +376,28 @@ def test_a_validator_that_dies_between_storing_and_using_a_word_never_signs_anot
     assert ballots.value is not None
 
 
+def test_a_word_that_the_disk_did_not_take_is_not_known(scene):
+    scene.published()
+    member, kept = scene.validator(1), []
+
+    def keep(text):
+        kept.append(text)
+        if len(kept) == 1:
+            raise TransientError(Reason.LOCAL_FILE, "no room")
+
+    exchange = scene.subnet.exchange(member)
+    judge = Judge(exchange, scene.times, scene.cache(), no_check)
+    voter = Voter(BallotBox(exchange, WINDOW), judge, publish_own=no_roster, kept=None, keep=keep)
+    scene.clock.sleep_until(scene.times.settles + 1)
+    voter.ballots.look()
+    with pytest.raises(TransientError):
+        voter.act()
+    assert voter.ballots.own == frozenset()
+    voter.act()
+    assert voter.ballots.own
+    voter.close()
+
+
 # Slow buckets, in real time and with threads.
 
 
