@@ -6,6 +6,7 @@ history of a key.
 
 import base64
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -24,6 +25,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from templar.agreement.conflicts import AuditReport
 from templar.audit.evidence_audit import WindowAudit
@@ -37,6 +39,8 @@ from templar.scoring.standing import Rating
 log = logging.getLogger("templar.artifacts")
 
 Rows = list[dict[str, Any]]
+ONCE = {PREFECT_CLIENT_MAX_RETRIES: 0}  # with Prefect's retries a server that is away would hold up a step for minutes
+_LIVE = re.compile(r"([\\`\[\]<!]|:(?=//)|(?<=www)\.)")  # what Markdown makes more of than text
 
 
 def table(key: str, rows: Rows, description: str) -> None:
@@ -78,8 +82,13 @@ def _embedded(key: str, svg: bytes) -> str:
 
 def _markdown(rows: Rows) -> str:
     """Rows as a table in Markdown; the columns are those of the first."""
-    lines = [[*rows[0]], ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    return "\n".join(f"| {' | '.join(text.replace('|', '/') for text in line)} |" for line in lines)
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([_plain(str(value)) for value in row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(text: str) -> str:
+    """A text that peers may have chosen, for a cell: no picture, link or code comes of it."""
+    return _LIVE.sub(r"\\\1", " ".join(text.replace("|", "/").split()))
 
 
 def progress(key: str, description: str) -> Callable[[float], None]:
@@ -112,7 +121,8 @@ def name_run(name: str) -> None:
 @contextmanager
 def _optional(key: str) -> Iterator[None]:
     try:
-        yield
+        with temporary_settings(ONCE):
+            yield
     except (httpx.HTTPError, PrefectException) as error:
         log.warning("%s is not shown: %r", key, error)
 

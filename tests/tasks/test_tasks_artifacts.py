@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
-from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import artifacts
 from templar.data.replicas import EndpointReport
@@ -33,6 +33,7 @@ from tests.support.facts import (
     standing_of,
     veteran,
 )
+from tests.support.scripted_server import Reply, scripted_server
 
 
 def row_of(evidence, uid):
@@ -211,12 +212,16 @@ def test_an_empty_table_says_so_and_a_picture_is_markdown_that_holds_it(prefect_
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")
 def test_without_a_server_the_step_goes_on(caplog):
-    nobody = {PREFECT_API_URL: "http://127.0.0.1:1/api", PREFECT_CLIENT_MAX_RETRIES: 0}
-    with temporary_settings(nobody), caplog.at_level(logging.WARNING, "templar"):
+    caplog.set_level(logging.WARNING, "templar")
+    with (
+        scripted_server(lambda request: Reply(raw=b"")) as server,  # it hangs up
+        temporary_settings({PREFECT_API_URL: f"{server.endpoint_url}/api"}),
+    ):
         artifacts.table("gather-default", [], "nothing")
         artifacts.progress("shards-default", "nothing")(50.0)
         artifacts.picture("leaderboard-plot-default", b"<svg/>", "nothing")
         assert artifacts.page("glance-default", [b"<svg/>"], "nothing") is None
+        assert len(server.requests) == 4, "with retries, a window would wait for minutes"
     assert [record.message.partition(" is not shown")[0] for record in caplog.records] == [
         "gather-default",
         "shards-default",
@@ -227,7 +232,7 @@ def test_without_a_server_the_step_goes_on(caplog):
 
 def test_a_page_keeps_its_id_when_its_content_is_replaced(prefect_api):
     first = artifacts.page("paged", [], "nothing yet")
-    rows = [{"figure": "loss", "value": "a|b"}, {"figure": "step", "value": 3}]
+    rows = [{"figure": "loss", "value": "a|b\n![x](https://evil <b>"}, {"figure": "step", "value": 3}]
     assert (
         artifacts.page("paged", [b"<svg/>", b"<svg />"], "window 7", [rows, []])
         == first
@@ -241,4 +246,5 @@ def test_a_page_keeps_its_id_when_its_content_is_replaced(prefect_api):
     *drawings, table_part = latest["data"].split("\n\n")
     assert drawings == [f"![paged](data:image/svg+xml;base64,{text})" for text in ("PHN2Zy8+", "PHN2ZyAvPg==")]
     assert latest["description"] == "window 7"
-    assert table_part == "| figure | value |\n| --- | --- |\n| loss | a/b |\n| step | 3 |"
+    loss = r"a/b \!\[x\](https\://evil \<b>"
+    assert table_part == f"| figure | value |\n| --- | --- |\n| loss | {loss} |\n| step | 3 |"
