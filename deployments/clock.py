@@ -157,8 +157,9 @@ class WindowClock:
         closing = closing_block(window, rules)
         await asyncio.to_thread(self._wait_for, closing)
         self._emit("closed", window)
-        opening = first_block(window, rules)
-        opened, closed = (self._chain.block_time(block, finalized=False) for block in (opening, closing))
+        at = partial(self._chain.block_time, finalized=False)
+        blocks = first_block(window, rules), closing
+        opened, closed = [await asyncio.to_thread(self._patiently, partial(at, block)) for block in blocks]
         settles = WindowTimes(window, opened, closed, rules).settles
         await asyncio.to_thread(self._chain.clock.sleep_until, settles)
         self._emit("settled", window)
@@ -169,22 +170,19 @@ class WindowClock:
         emit_event(f"templar.window.{what}", resource=resource, payload={"window": window})
 
     def _wait_for(self, block: int) -> None:
-        """Wait for a block, through any outage of the chain."""
+        self._patiently(partial(self._chain.wait_for_block, block, finalized=False))
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Call the chain, through any outage of it."""
         while True:
             try:
-                self._chain.wait_for_block(block, finalized=False)
-                return
+                return call()
             except TransientError as error:
                 log.warning("the chain cannot be reached: %s", error)
                 self._chain.clock.sleep_until(self._chain.clock.now() + RETRY_SECONDS)
 
     async def _current_window(self) -> int:
-        while True:
-            try:
-                return window_of(await asyncio.to_thread(self._chain.head), self._hparams.windows)
-            except TransientError as error:
-                log.warning("the chain cannot be reached: %s", error)
-                await asyncio.sleep(RETRY_SECONDS)
+        return window_of(await asyncio.to_thread(self._patiently, self._chain.head), self._hparams.windows)
 
 
 class ServiceWatch:
