@@ -268,7 +268,11 @@ class ProcessRecord:
 
         def started() -> Child:
             child = begin()
-            self.add(child)
+            try:
+                self.add(child)
+            except BaseException:
+                child.stop()  # nobody would find it
+                raise
             return child
 
         with ThreadPoolExecutor(max_workers=1) as pool:  # signals interrupt the main thread alone, which waits here

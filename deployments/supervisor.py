@@ -30,7 +30,7 @@ from deployments.processes import (
     wait_until_ready,
     write_private,
 )
-from templar.errors import PermanentError
+from templar.errors import TemplarError
 
 POLL_SECONDS = 0.2
 READY_SECONDS = 120.0
@@ -146,7 +146,7 @@ class Supervisor:
         if each.due is not None and now >= each.due:
             try:
                 each.child = self._started(each.service)
-            except PermanentError as error:  # the machine may have no memory or no room for a moment
+            except TemplarError as error:  # the machine may have no memory or no room for a moment
                 each.pause = pause_after(each.pause, 0.0)
                 each.due = now + each.pause
                 self._say(f"{error}; again in {each.pause:g} s")

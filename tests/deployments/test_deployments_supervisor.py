@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from deployments import supervisor as supervisor_module
 from deployments.processes import ProcessRecord, end_of, start_child
 from deployments.supervisor import RECORD_FILE, SERVICES_FILE, Service, Supervisor, pause_after
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, TransientError
 from tests.support.errors import raising
 from tests.support.operator import wait_until
 
@@ -113,16 +113,33 @@ def test_a_process_that_keeps_ending_is_named_with_its_last_words(service, watch
 def test_a_process_that_cannot_be_started_for_a_moment_is_tried_again(service, watch, monkeypatch):
     """A machine may have no memory, or no room for the log: the neuron's other processes go on."""
     starts = iter([True, False, False, True])
+    errors = (error(Reason.PROCESS_DIED, "clock: no room") for error in (PermanentError, TransientError))
 
     def reluctant(*arguments, **options):
         if not next(starts):
-            raise PermanentError(Reason.PROCESS_DIED, "clock cannot be started: no room")
+            raise next(errors)
         return start_child(*arguments, **options)
 
     monkeypatch.setattr(supervisor_module, "start_child", reluctant)
     said = watch(lambda lines: any("runs again" in line for line in lines), service("clock", ENDING))
     told = [line for line in said if "no room" in line]
     assert [line.split("again in ")[1] for line in told] == ["0.1 s", "0.2 s"]
+
+
+def test_a_process_that_cannot_be_recorded_is_stopped(record, tmp_path, monkeypatch):
+    children = []
+
+    def begin():
+        children.append(start_child("clock", ["sleep", "600"], log=tmp_path / "log"))
+        return children[0]
+
+    def full(_):
+        raise TransientError(Reason.LOCAL_FILE, "no room")
+
+    monkeypatch.setattr(record, "add", full)
+    with pytest.raises(TransientError):
+        record.start(begin)
+    assert children[0].exit_code is not None
 
 
 def test_a_process_that_others_need_is_awaited_and_refused_if_it_ends(record, service):
