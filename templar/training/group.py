@@ -141,7 +141,9 @@ class ShardedGroup(ReplicatedGroup):
         else:
             mesh = device_mesh.init_device_mesh(place, (copies, self.shards), mesh_dim_names=("hosts", "ranks"))
         policy = fsdp.MixedPrecisionPolicy(
-            param_dtype=None if device.dtype is torch.float32 else device.dtype, reduce_dtype=torch.float32
+            param_dtype=None if device.dtype is torch.float32 else device.dtype,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,  # what passes from layer to layer stays float32, as on one device
         )
         for layer in net.model.layers:
             layer.forward = partial(device.layer_step, layer)

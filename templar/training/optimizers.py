@@ -58,7 +58,8 @@ class InnerOptimizers:
         # 2. Muon.
         matrices, decay = [param for name, param in params.items() if name in of_muon], settings.weight_decay
         self._muon = torch.optim.Muon(matrices, weight_decay=decay) if matrices else None
-        # 3. Their state, in the order of the names. What Muon moved so far has no second moments: AdamW begins there.
+        # 3. Their state, in the order of the names. What Muon moved so far has no second moments: AdamW begins there,
+        #    with small steps.
         self._first, self._second = dict[str, Tensor](), dict[str, Tensor]()
         zeros = Zeros({name: param.shape for name, param in params.items()})
         for name, param in sorted(params.items()):
@@ -69,8 +70,7 @@ class InnerOptimizers:
                 self._muon.state[param] = {"momentum_buffer": first}
             else:
                 second = self._second[name] = group.part(param, moments[1], name, param.device)
-                steps = 0 if begins else state.num_steps
-                step = torch.tensor(float(steps), device="cpu" if repeatable else param.device)
+                step = torch.tensor(float(state.num_steps), device="cpu" if repeatable else param.device)
                 self._adamw.state[param] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
 
     def step(self, factor: float) -> None:

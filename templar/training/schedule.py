@@ -38,9 +38,9 @@ def inner_learning_rate(training: Training, outer_steps: int, inner_step: int) -
 def loudest_coefficient(training: Training, momentum_decay: float, outer_steps: int) -> float | None:
     """Bound a payload's coefficients in a window (docs/protocol.md 9); None in `demo`, which has no sizes.
 
-    AdamW moves a parameter by about its learning rate in a step (Kingma and Ba 2015, 2.1), and Muon in matrices of 256
-    columns or more by no more. So a run moves it by at most the sum of its rates, and what error feedback keeps of all
-    runs before it makes that `1 / (1 - momentum_decay)` times as much.
+    AdamW moves a parameter by about its learning rate in a step (Kingma and Ba 2015, 2.1), and Muon in wide matrices by
+    about as much. So a run moves it by about the sum of its rates, and what error feedback keeps of all runs before it
+    makes the bound `1 / (1 - momentum_decay)` times as much.
     """
     if training.recipe == "demo":
         return None
