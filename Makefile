@@ -75,7 +75,7 @@ format: $(VENV)/.dev ## Format the code.
 BENCHMARKS = codec_size codec_speed quality loader gather scoring checkpoint overhead training \
 	faults upgrades incentive day capture
 
-bench: $(VENV)/.dev ## Measure the figures of the README and docs/codec.md, but for those of `make run`.
+bench: $(VENV)/.dev ## Run the benchmarks of the README and docs/codec.md with their default options.
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 gpu: $(VENV)/.dev ## On a machine with a CUDA device: its tests, then the trainer beside a bare loop on it, as JSON.

@@ -47,9 +47,9 @@ from templar.scoring.meter import Meter
 from templar.store.address import encode_address
 from templar.store.base import ObjectStore
 from templar.training.cluster import interface_to, rank_count
-from templar.training.device import available_bytes, choose_device, num_parameters
+from templar.training.device import available_bytes, choose_device, num_parameters, num_second_moments
 from templar.training.memory import MicroBatches
-from templar.training.model import parameter_shapes
+from templar.training.model import inner_optimizer, parameter_shapes
 
 PINNED = ("prefect", "SQLAlchemy", "torch", "bittensor", "numpy", "transformers")
 """Packages whose version decides whether the neuron works as it was tested."""
@@ -187,11 +187,11 @@ def _disk(patient: Patient) -> str:
     """Docs/miner.md has the formula; the folder's own files count as room that it has already."""
     home, kept = patient.home, patient.hparams.storage
     there = next(folder for folder in (home, *home.parents) if folder.exists())
-    size = num_parameters(patient.hparams.model)
-    of_state = 4 * (kept.snapshots_kept + 2)
-    of_private = 12 * (kept.snapshots_kept + kept.snapshot_frequency) if patient.block.role == "miner" else 0
-    of_progress = 24 if of_private and patient.block.trainer.inner_snapshot_seconds else 0
-    needed = size * (of_state + of_private + of_progress)
+    model, trainer = patient.hparams.model, patient.block.trainer
+    size, optimizer = num_parameters(model), inner_optimizer(patient.hparams.training, trainer)
+    private = 4 * size if optimizer is None else 8 * size + 4 * num_second_moments(model, optimizer)
+    num_private = kept.snapshots_kept + kept.snapshot_frequency + (2 if trainer.inner_snapshot_seconds else 0)
+    needed = 4 * size * (kept.snapshots_kept + 2) + (private * num_private if patient.block.role == "miner" else 0)
     used = sum(file.stat().st_size for file in home.rglob("*") if file.is_file()) if home.exists() else 0
     free = shutil.disk_usage(there).free
     text = (
