@@ -231,7 +231,9 @@ class Validator(RosterNode):
         store, missing = self.buckets.own, [evidence]
         while (before := missing[-1].previous_window) is not None:
             earlier = self.book.evidence(before)
-            if earlier is None or store.head(window_key(Kind.EVIDENCE, before, earlier.uid)) is not None:
+            if earlier is None or earlier.hotkey != evidence.hotkey:  # of before the hotkey was swapped: it cannot sign
+                break
+            if store.head(window_key(Kind.EVIDENCE, before, earlier.uid)) is not None:
                 break
             missing.append(earlier)
         # 2. The oldest first.

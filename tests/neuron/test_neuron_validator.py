@@ -107,6 +107,18 @@ def test_evidence_that_a_failing_store_kept_back_is_published_with_the_next(netw
     assert [network.evidence(window).previous_window for window in (2, 3, 4)] == [1, 2, 3]
 
 
+def test_evidence_of_before_a_swapped_hotkey_is_not_signed_again(network, monkeypatch):
+    network.run([1, 2])
+    validator, other = network.validator, network.member(network.miners[0]).hotkey.address
+    uid, bucket, real = network.member(validator).uid, network.bucket(validator.name), validator.book.evidence
+    before = {2: real(2).model_copy(update={"hotkey": other})}
+    monkeypatch.setattr(validator.book, "evidence", lambda window: before.get(window) or real(window))
+    bucket.delete([window_key(Kind.EVIDENCE, 2, uid)])
+    network.run([3])
+    assert network.evidence(3).previous_window == 2
+    assert bucket.head(window_key(Kind.EVIDENCE, 2, uid)) is None
+
+
 def unreadable(*_):
     raise TransientError(Reason.STORE_UNREACHABLE, "no bucket of the dataset answers")
 
