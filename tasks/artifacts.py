@@ -40,7 +40,7 @@ log = logging.getLogger("templar.artifacts")
 
 Rows = list[dict[str, Any]]
 ONCE = {PREFECT_CLIENT_MAX_RETRIES: 0}  # with Prefect's retries a server that is away would hold up a step for minutes
-_LIVE = re.compile(r"([\\`\[\]<!]|:(?=//)|(?<=www)\.)")  # what Markdown makes more of than text
+_LIVE = re.compile(r"([\\`\[\]<!@]|:(?=//)|(?<=[wW]{3})\.)")  # what Markdown makes more of than text
 
 
 def table(key: str, rows: Rows, description: str) -> None:

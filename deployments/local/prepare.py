@@ -3,7 +3,6 @@
 import secrets
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -138,8 +137,13 @@ def keep_buckets(plan: LocalPlan) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for info in source.list():
             stamped = DirectoryStore(folder, clock=partial(float, info.last_modified))
-            with suppress(PermanentError):  # a neuron that joined may still run, and change what it has
-                stamped.put(info.key, source.get(info.key, max_bytes=info.size))
+            try:
+                data = source.get(info.key, max_bytes=info.size)
+            except PermanentError as error:
+                if error.reason not in (Reason.OBJECT_MISSING, Reason.WRONG_SIZE):
+                    raise
+                continue  # a neuron that joined still runs, and has changed it
+            stamped.put(info.key, data)
         source.close()
     (plan.buckets / DATASET_ACCOUNT).mkdir(exist_ok=True)
     upload_dataset(plan.dataset, DirectoryStore(plan.buckets / DATASET_ACCOUNT), DATASET_PREFIX)

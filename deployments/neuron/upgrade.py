@@ -87,8 +87,8 @@ class Upgrade:
     old: Launch
     new: Launch
     failed: tuple[str, ...]  # windows that had failed before
-    began: float | None = None  # when the release that was stopped had loaded its state
-    state: tuple[int, str] | None = None  # window and root that it left
+    began: float | None = None  # when the release that ran last had loaded its state
+    state: tuple[int, str] | None = None  # window and root that the old release left
     failure: tuple[Reason, str] | None = None  # why it goes back
 
     def save(self, folder: NeuronFolder) -> Self:
@@ -171,11 +171,11 @@ def switch(folder: NeuronFolder, under_way: Upgrade, launch: Launch) -> None:
     child = None
     if not launch.runs(folder):
         say(f"stopping neuron {folder.name!r}: a window under way has its grace")
+        was_old, home = under_way.old.runs(folder), Path(under_way.old.block().home)
         stop_neuron(folder)
-        home = Path(under_way.old.block().home)
         last = LastRun.read(home)
-        began, state = None if last is None else last.began, state_of(home)
-        under_way = replace(under_way, began=began, state=state).save(folder)
+        state = state_of(home) if was_old or under_way.state is None else under_way.state
+        under_way = replace(under_way, began=None if last is None else last.began, state=state).save(folder)
         child = launch.start(folder)
     watch(folder, under_way, child)
 

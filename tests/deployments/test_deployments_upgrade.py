@@ -136,10 +136,12 @@ def test_what_a_release_left_is_read_after_each_stop(running, monkeypatch):
     folder, under_way, home = running
     monkeypatch.setattr(upgrade, "stop_neuron", lambda _: LastRun(9, "c" * 64, began=5.0).save(home))
     monkeypatch.setattr(upgrade.Launch, "start", lambda *_: None)
-    watched = list[upgrade.Upgrade]()
+    watched, old = list[upgrade.Upgrade](), replace(under_way.old, command=("old", *under_way.old.command[1:]))
     monkeypatch.setattr(upgrade, "watch", lambda _, found, child: watched.append(found))
-    upgrade.switch(folder, under_way, under_way.new)
-    assert [(each.began, each.state) for each in watched] == [(5.0, (9, "c" * 64))]
+    for running_now in (old, under_way.new):  # what the new one has made of the state does not count
+        monkeypatch.setattr(upgrade.Launch, "runs", lambda launch, _, now=running_now: launch == now)
+        upgrade.switch(folder, replace(under_way, old=old), replace(under_way.new, command=("another",)))
+    assert [(each.began, each.state) for each in watched] == [(5.0, (9, "c" * 64)), (5.0, (7, "a" * 64))]
 
 
 @pytest.mark.slow
