@@ -148,6 +148,7 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
         default=defaults["packing"],
         help="shards: how documents fill samples (stream)",
     )
+    parser.add_argument("--mixture", default="", metavar="NAME=X,...", help="weights of the sources (all their text)")
     parser.add_argument("--license", default="", metavar="ID", help="for the card: of the texts, such as odc-by")
     parser.add_argument("--language", default="", metavar="CODES", help="for the card: of the texts, such as en,de")
     parser.add_argument("--workers", type=whole_number(1), metavar="N", help="threads; one per processor by default")
@@ -161,7 +162,7 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
     if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
         parser.error("--to-bucket and --to-prefix go with --to-account")
     suffixes, column = arguments.suffix or TEXT_SUFFIXES, arguments.column
-    others = {name: getattr(arguments, name) for name in (*NUMBERS, "packing", "license", "language")}
+    others = {name: getattr(arguments, name) for name in (*NUMBERS, "packing", "mixture", "license", "language")}
     try:
         sources = tuple(source_from_text(text, column=column, suffixes=suffixes) for text in arguments.source)
         settings = BuildSettings(arguments.layout, arguments.held_out_fraction, arguments.tokenizer, **others)

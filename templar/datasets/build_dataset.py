@@ -136,10 +136,10 @@ def plan_units(request: BuildRequest, units: tuple[Unit, ...], *, workers: int |
 
 def make_parts(plan: Plan, each: Each = in_threads, *, on_progress: Progress = lambda percentage: None) -> None:
     """Make every part that is not there yet; errors as in `build`."""
-    masks: Sequence[NDArray[np.bool_] | None] = [None] * len(plan.units)
+    splits: Sequence[NDArray[np.int8] | None] = [None] * len(plan.units)
     if plan.request.settings.layout is DatasetLayout.PAGES:
-        masks = plan.held_out()
-    things = list(zip(plan.units, masks, strict=True))
+        splits = plan.splits()
+    things = list(zip(plan.units, splits, strict=True))
     with alone(plan.request.work):
         for unfinished in (plan.request.work / "parts").glob(f"{UNFINISHED}*"):
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -147,12 +147,12 @@ def make_parts(plan: Plan, each: Each = in_threads, *, on_progress: Progress = l
         each(partial(_make_part, replace(plan, units=())), things, on_progress, size=lambda thing: thing[0].num_bytes)
 
 
-def _make_part(plan: Plan, thing: tuple[Unit, NDArray[np.bool_] | None]) -> None:
-    unit, held_out = thing
-    if held_out is None:
+def _make_part(plan: Plan, thing: tuple[Unit, NDArray[np.int8] | None]) -> None:
+    unit, splits = thing
+    if splits is None:
         make_token_part(plan, unit)
     else:
-        make_page_part(plan, unit, held_out)
+        make_page_part(plan, unit, splits)
 
 
 def assemble(

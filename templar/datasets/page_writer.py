@@ -238,16 +238,16 @@ def require_free(root: Path, store: ObjectStore, prefix: str) -> list[str]:
     return described
 
 
-def make_page_part(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> None:
+def make_page_part(plan: Plan, unit: Unit, splits: NDArray[np.int8]) -> None:
     """Write the rows of a unit, unless that was done before: `parts/{key}/{split}/*.parquet`, and then their list.
 
-    `held_out` has shape (n,) and says which of its n documents are held out; errors as in `checked_texts`.
+    `splits` are those of its documents, as in `Plan.splits`; errors as in `checked_texts`.
     """
-    final = _part_folder(plan, unit, held_out)
+    final = _part_folder(plan, unit, splits)
     if _contents(final) is None:
         with written_once(final, lambda: _contents(final) is not None) as folder:
             contents = {
-                split: _write_split(plan, unit, folder / split, held_out != (split == TRAIN_SPLIT)) for split in SPLITS
+                split: _write_split(plan, unit, folder / split, splits == number) for number, split in enumerate(SPLITS)
             }
             with replacing(folder / _CONTENTS, durable=True) as file:
                 file.write(canonical_json(contents))
@@ -265,8 +265,8 @@ def assemble_pages(plan: Plan, partial: Path, workers: int | None, on_progress: 
     files: dict[tuple[str, str], list[PageShard]] = {}
     counts: dict[tuple[str, str], Counts] = {}
     # 1. Link the files of every unit.
-    for number, (unit, held_out) in enumerate(zip(plan.units, plan.held_out(), strict=True), start=1):
-        part = _part_folder(plan, unit, held_out)
+    for number, (unit, splits) in enumerate(zip(plan.units, plan.splits(), strict=True), start=1):
+        part = _part_folder(plan, unit, splits)
         contents = _contents(part)
         if contents is None:
             raise PermanentError(
@@ -328,8 +328,8 @@ def _link(part: Path, files: list[dict[str, Any]], root: Path, folder: str, firs
         yield PageShard.model_validate(described | {"path": path})
 
 
-def _part_folder(plan: Plan, unit: Unit, held_out: NDArray[np.bool_]) -> Path:
+def _part_folder(plan: Plan, unit: Unit, splits: NDArray[np.int8]) -> Path:
     settings = plan.request.settings
     numbers = [settings.row_chars, settings.rows_per_group, settings.shard_rows]
-    key = part_key("pages", unit.key, sha256_hex(np.packbits(held_out).tobytes()), numbers, plan.tokenizer_digest)
+    key = part_key("pages", unit.key, sha256_hex(splits.tobytes()), numbers, plan.tokenizer_digest)
     return plan.request.work / "parts" / key

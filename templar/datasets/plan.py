@@ -1,5 +1,6 @@
 """The request to build a dataset, its settings, and the plan that follows from the input files."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ LEAST_VOCAB_SIZE = 244  # the bytes of UTF-8 and the end token
 FORMAT_VERSION = 2  # version of the results of a build; those of another version are made again
 
 _FOR_CARDS, _WORD = ("license", "language"), re.compile(r"[A-Za-z0-9.,-]{0,100}")
+_SINCE = (*_FOR_CARDS, "packing", "mixture")  # newer than the first cards, which do not name them
 _EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")
 Packing = Literal["stream", "best_fit"]
 _loaded = lru_cache(maxsize=1)(load_tokenizer)
@@ -70,6 +72,8 @@ class BuildSettings:
     # For the cards of dataset and models: the hub's identifiers, such as `odc-by` and `en,de`; empty says nothing.
     license: str = ""
     language: str = ""
+    # Weights of all sources, as `books=3,code=1`: of the training text so many characters of each; empty for all text.
+    mixture: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out_fraction < 1:
@@ -85,11 +89,23 @@ class BuildSettings:
         if self.vocab_size < LEAST_VOCAB_SIZE:
             raise ValueError(f"vocab_size must be at least {LEAST_VOCAB_SIZE}, not {self.vocab_size}")
         ShardLayout("uint32", self.sequence_length, self.samples_per_shard, self.block_bytes)
+        self.weights()
+
+    def weights(self) -> dict[str, float]:
+        """The weight of each source in the mixture, by name; empty without one."""
+        pairs = [each.rpartition("=") for each in self.mixture.split(",") if self.mixture]
+        try:
+            weights = {name: float(weight) for name, _, weight in pairs}
+        except ValueError:
+            weights = {"": 0.0}
+        if len(weights) < len(pairs) or not all(name and 0 < weight < math.inf for name, weight in weights.items()):
+            raise ValueError(f"mixture is {self.mixture!r}: write a weight above 0 for each source, as books=3,code=1")
+        return weights
 
     def described(self) -> dict[str, Any]:
         """The settings that the bytes of the dataset and its card follow from, beside the tokenizer."""
         own = (each for each in fields(self) if each.metadata.get("layout", self.layout) is self.layout)
-        silent = {each.name: each.default for each in fields(self) if each.name in (*_FOR_CARDS, "packing")}
+        silent = {each.name: each.default for each in fields(self) if each.name in _SINCE}
         values = {each.name: getattr(self, each.name) for each in own}
         values = {name: value for name, value in values.items() if name not in silent or value != silent[name]}
         name = values.pop("tokenizer")
@@ -113,6 +129,8 @@ class BuildRequest:
             raise ValueError("sources is empty: name one at least")
         if len(set(names)) < len(names):
             raise ValueError(f"two sources have one name: {', '.join(sorted(names))}; write NAME=PATH")
+        if self.settings.mixture and sorted(self.settings.weights()) != sorted(names):
+            raise ValueError(f"mixture is {self.settings.mixture!r}: name each of {', '.join(sorted(names))} once")
         for source in self.sources:
             folder = source.root.resolve()
             for own in (self.root.resolve(), self.work.resolve()):
@@ -160,10 +178,12 @@ class Plan:
         """The documents of a unit."""
         return read_census(unit, self.request.work)
 
-    def held_out(self) -> list[NDArray[np.bool_]]:
-        """For each unit, which of its documents are held out; errors as in `held_out_masks`."""
-        censuses = [self.census(unit) for unit in self.units]
-        return _held_out(self.units, censuses, self.request.settings.held_out_fraction)
+    def splits(self) -> list[NDArray[np.int8]]:
+        """For each unit, the split of each of its n documents, shape (n,): its place in `SPLITS`, or -1 for none.
+
+        A document belongs to no split if the mixture leaves it out; errors as in `held_out_masks`.
+        """
+        return _splits(self.units, [self.census(unit) for unit in self.units], self.request.settings)
 
 
 def plan_build(request: BuildRequest, units: tuple[Unit, ...], workers: int | None) -> Plan:
@@ -174,8 +194,8 @@ def plan_build(request: BuildRequest, units: tuple[Unit, ...], workers: int | No
     return Plan(request, units, tokenizer.digest, digest)
 
 
-def _held_out(units: Sequence[Unit], censuses: Sequence[Census], fraction: float) -> list[NDArray[np.bool_]]:
-    masks: list[NDArray[np.bool_]] = []
+def _splits(units: Sequence[Unit], censuses: Sequence[Census], settings: BuildSettings) -> list[NDArray[np.int8]]:
+    # 1. Hold documents out, by their names in each source.
     by_source: dict[str, list[Census]] = defaultdict(list)  # units are in the order of their sources' names
     for unit, census in zip(units, censuses, strict=True):
         by_source[unit.source].append(census)
@@ -187,9 +207,19 @@ def _held_out(units: Sequence[Unit], censuses: Sequence[Census], fraction: float
         )
         for name, members in by_source.items()
     ]
-    for mask, members in zip(held_out_masks(measured, fraction), by_source.values(), strict=True):
-        masks += np.split(mask, np.cumsum([len(census.num_chars) for census in members])[:-1])
-    return masks
+    splits = [mask.astype(np.int8) for mask in held_out_masks(measured, settings.held_out_fraction)]
+    # 2. Leave those with the last keys out of sources that have more training text than the mixture takes.
+    chars = [each.num_chars * (split == 0) for each, split in zip(measured, splits, strict=True)]
+    weights = settings.weights()
+    most = min((each.sum() / weights[name] for name, each in zip(by_source, chars, strict=True) if weights), default=0)
+    for (name, members), split, lengths in zip(by_source.items() if weights else (), splits, chars, strict=False):
+        order = np.argsort(np.concatenate([census.order_keys for census in members]), kind="stable")
+        begins = np.cumsum(lengths[order]) - lengths[order]
+        late = order[begins >= weights[name] * most]
+        split[late] = np.where(split[late] == 0, -1, split[late])
+    # 3. The parts of a source that belong to its units.
+    parts = [np.cumsum([len(census.num_chars) for census in members])[:-1] for members in by_source.values()]
+    return [part for split, borders in zip(splits, parts, strict=True) for part in np.split(split, borders)]
 
 
 def _choose_tokenizer(units: tuple[Unit, ...], request: BuildRequest, workers: int | None) -> Tokenizer:
@@ -197,7 +227,7 @@ def _choose_tokenizer(units: tuple[Unit, ...], request: BuildRequest, workers: i
     settings = request.settings
     if settings.tokenizer != EMBEDDED:
         return load_tokenizer(settings.tokenizer)
-    choices = [settings.held_out_fraction, settings.vocab_size, settings.tokenizer_chars]
+    choices = [settings.held_out_fraction, settings.vocab_size, settings.tokenizer_chars, settings.mixture]
     kept = request.tokenizers / part_key(choices, [unit.key for unit in units])
     if not (kept / TOKENIZER_FILE).exists():
         _save(train_embedded_tokenizer(_sample(units, request, workers), settings.vocab_size), kept)
@@ -208,7 +238,7 @@ def _sample(units: tuple[Unit, ...], request: BuildRequest, workers: int | None)
     """Training texts of about `tokenizer_chars` characters in all, at least one, in the order of the units."""
     # 1. The largest key of the sample: documents are taken in the order of their keys.
     censuses = [read_census(unit, request.work) for unit in units]
-    training = [~mask for mask in _held_out(units, censuses, request.settings.held_out_fraction)]
+    training = [split == 0 for split in _splits(units, censuses, request.settings)]
     keys = np.concatenate([census.order_keys[mask] for census, mask in zip(censuses, training, strict=True)])
     chars = np.concatenate([census.num_chars[mask] for census, mask in zip(censuses, training, strict=True)])
     order = np.argsort(keys, kind="stable")

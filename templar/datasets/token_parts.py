@@ -145,7 +145,7 @@ class _Documents:
     runs: NDArray[np.int32]  # of each document, a number of `files`
     offsets: NDArray[np.int64]  # where its tokens begin in the run
     lengths: NDArray[np.int64]  # in tokens
-    held_out: NDArray[np.bool_]
+    splits: NDArray[np.int8]  # see `Plan.splits`
     pieces: tuple[int, ...]  # numbers of documents, between two of which they are placed together
     # Of shape (2, n): so many tokens from the first on, and so many that follow, go there in the stream of the split.
     sizes: NDArray[np.int64]
@@ -153,15 +153,15 @@ class _Documents:
 
     def num_tokens(self, split: str) -> int:
         """Tokens of a split that are placed."""
-        return int(self.sizes[:, self.held_out != (split == TRAIN_SPLIT)].sum())
+        return int(self.sizes[:, self.splits == SPLITS.index(split)].sum())
 
 
 def _load_documents(plan: Plan) -> tuple[_Documents, dict[tuple[str, str], Counts]]:
     """The documents of the parts, and the counts by source and split."""
-    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in ("keys", "runs", "offsets", "lengths", "held_out")}
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in ("keys", "runs", "offsets", "lengths", "splits")}
     files: list[Path] = []
     counts: dict[tuple[str, str], Counts] = {}
-    for unit, mask in zip(plan.units, plan.held_out(), strict=True):
+    for unit, splits in zip(plan.units, plan.splits(), strict=True):
         folder, census = part_folder(plan, unit), plan.census(unit)
         with local_file(folder):
             lengths, runs, dropped = load_array(folder / _DOCUMENTS_FILE)
@@ -173,25 +173,27 @@ def _load_documents(plan: Plan) -> tuple[_Documents, dict[tuple[str, str], Count
         offsets = np.empty_like(lengths)
         offsets[by_run] = starts - starts[first_of_run][runs[by_run]]
         for name, column in zip(
-            columns, (census.order_keys, runs.astype(np.int32) + len(files), offsets, lengths, mask), strict=True
+            columns, (census.order_keys, runs.astype(np.int32) + len(files), offsets, lengths, splits), strict=True
         ):
             columns[name].append(column)
         files += [_run_file(folder, run) for run in range(len(first_of_run))]
         # 2. Count.
-        for split in SPLITS:
-            chosen = mask != (split == TRAIN_SPLIT)
+        for number, split in enumerate(SPLITS):
+            chosen = splits == number
             figures = (int(column[chosen].sum()) for column in (census.num_chars, lengths, dropped))
             more = Counts(int(chosen.sum()), *figures)
             counts[unit.source, split] = counts.get((unit.source, split), Counts(0, 0, 0)) + more
     # 3. Order the documents of all units.
     order = np.argsort(np.concatenate(columns["keys"]), kind="stable")
-    keys, all_runs, offsets, lengths, held_out = (np.concatenate(columns.pop(name))[order] for name in [*columns])
+    keys, all_runs, offsets, lengths, splits = (np.concatenate(columns.pop(name))[order] for name in [*columns])
     pieces, settings = _pieces(keys, lengths), plan.request.settings
-    starts = np.where(held_out, np.cumsum(lengths * held_out), np.cumsum(lengths * ~held_out)) - lengths
-    sizes, positions = np.stack([lengths, np.zeros_like(lengths)]), np.stack([starts, starts])
+    starts = np.zeros_like(lengths)
+    for number in range(len(SPLITS)):
+        starts[splits == number] = np.cumsum(lengths[splits == number]) - lengths[splits == number]
+    sizes, positions = np.stack([lengths * (splits >= 0), np.zeros_like(lengths)]), np.stack([starts, starts])
     if settings.packing == "best_fit":
-        _pack(settings.sequence_length, sizes, positions, ~held_out, pieces)
-    return _Documents(keys, tuple(files), all_runs, offsets, lengths, held_out, pieces, sizes, positions), counts
+        _pack(settings.sequence_length, sizes, positions, splits == 0, pieces)
+    return _Documents(keys, tuple(files), all_runs, offsets, lengths, splits, pieces, sizes, positions), counts
 
 
 def _pieces(order_keys: NDArray[np.uint64], lengths: NDArray[np.int64]) -> tuple[int, ...]:
@@ -364,12 +366,12 @@ def _place(documents: _Documents, first: int, stop: int, streams: dict[str, _Str
     chosen = np.arange(first, stop)
     dtype = streams[TRAIN_SPLIT].dtype
     # 1. Room for the range of each split's stream.
-    buffers: dict[bool, tuple[int, NDArray[Any]]] = {}
-    for held_out in (False, True):
-        own = chosen[documents.held_out[chosen] == held_out]
+    buffers: list[tuple[int, NDArray[Any]]] = []
+    for number in range(len(SPLITS)):
+        own = chosen[documents.splits[chosen] == number]
         sizes = documents.sizes[:, own]
         start = int(documents.positions[:, own][sizes > 0].min(initial=np.iinfo(np.int64).max))
-        buffers[held_out] = start, np.empty(int(sizes.sum()), dtype)
+        buffers.append((start, np.empty(int(sizes.sum()), dtype)))
     # 2. Read the end of each run, and distribute its documents.
     by_run = chosen[np.argsort(documents.runs[chosen], kind="stable")]
     cuts: list[tuple[Path, int]] = []
@@ -378,7 +380,7 @@ def _place(documents: _Documents, first: int, stop: int, streams: dict[str, _Str
         tokens = _read(path, begin, int(documents.lengths[members].sum()), dtype)
         offset = 0
         for document in members.tolist():
-            base, buffer = buffers[bool(documents.held_out[document])]
+            base, buffer = buffers[documents.splits[document]]  # one that is left out has sizes of 0
             begins = offset
             for target, size in zip(documents.positions[:, document], documents.sizes[:, document], strict=True):
                 buffer[target - base :][:size] = tokens[begins : begins + size]
@@ -386,8 +388,7 @@ def _place(documents: _Documents, first: int, stop: int, streams: dict[str, _Str
             offset += int(documents.lengths[document])
         cuts.append((path, begin * dtype.itemsize))
     # 3. Write the ranges.
-    for split in SPLITS:
-        start, buffer = buffers[split != TRAIN_SPLIT]
+    for split, (start, buffer) in zip(SPLITS, buffers, strict=True):
         streams[split].write(start, buffer)
     return cuts
 

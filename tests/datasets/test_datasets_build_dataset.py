@@ -159,12 +159,40 @@ def test_samples_begin_with_documents(tmp_path):
         replace(settings, packing="none")
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mixture_leaves_training_text_out(source_folder, tmp_path, layout):
+    """The characters of the sources are in proportion but for less than a document; held-out text is the same."""
+    settings = {"tokenizer": str(tmp_path / "tokenizer"), "sequence_length": 1, "samples_per_shard": 2**16}
+    save_tokenizer(train_embedded_tokenizer(["a document of lines"], 260), tmp_path / "tokenizer")
+    whole, mixed = (
+        build(request(source_folder, tmp_path / f"of {mixture}", layout, mixture=mixture, **settings))
+        for mixture in ("", "texts=1.5,rows=0.5")
+    )
+    before, after = ({source.name: source.splits for source in built.card.sources} for built in (whole, mixed))
+    assert {name: splits["held_out"] for name, splits in after.items()} == {
+        name: splits["held_out"] for name, splits in before.items()
+    }
+    longest = max(len(each.text) for each in rows(source_folder))
+    assert after["texts"] == before["texts"]
+    assert 0 <= after["rows"]["train"].characters - before["texts"]["train"].characters / 3 < longest
+    assert whole.card.settings.keys() ^ mixed.card.settings.keys() == {"mixture"}
+    if layout is DatasetLayout.SHARDS:
+        tokens = np.load(mixed.root / "train_000000.npy")
+        ends = np.flatnonzero(tokens == load_tokenizer(str(mixed.root)).eos_id) + 1
+        assert mixed.card.total("train").documents == len(ends)
+        assert mixed.card.total("train").tokens == len(tokens) == ends[-1]
+    for mixture, problem in (("rows=1", "name each of rows, texts once"), ("rows=1,texts=0", "a weight above 0")):
+        with pytest.raises(ValueError, match=problem):
+            request(source_folder, tmp_path / "built", layout, mixture=mixture)
+
+
+CHOSEN = {"packing": "best_fit", "mixture": "texts=2,rows=1"}
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 from templar.datasets.build_dataset import build
 from templar.datasets import token_parts
-from tests.datasets.test_datasets_build_dataset import DatasetLayout, request
+from tests.datasets.test_datasets_build_dataset import CHOSEN, DatasetLayout, request
 
 token_parts.RUN_TOKENS = token_parts.PIECE_TOKENS = 1000
 left = int(sys.argv[4])
@@ -177,7 +205,7 @@ def hook(event, args):
             os.kill(os.getpid(), signal.SIGKILL)
         left -= 1
 
-wanted = request(Path(sys.argv[1]), Path(sys.argv[2]), DatasetLayout(sys.argv[3]), packing="best_fit")
+wanted = request(Path(sys.argv[1]), Path(sys.argv[2]), DatasetLayout(sys.argv[3]), **CHOSEN)
 sys.addaudithook(hook)
 build(wanted, workers=2)
 """
@@ -188,7 +216,7 @@ class TestKilled:
     def test_a_killed_build_resumes_with_the_same_bytes(self, source_folder, tmp_path, layout, monkeypatch):
         """Each process of one build is killed later than the one before it, until one completes it."""
         monkeypatch.setattr(token_parts, "PIECE_TOKENS", 1000)
-        whole = build(request(source_folder, tmp_path / "whole", layout, packing="best_fit"))
+        whole = build(request(source_folder, tmp_path / "whole", layout, **CHOSEN))
         root, deaths, step = tmp_path / "killed", 0, 20
         while True:
             command = [sys.executable, "-c", KILLED, str(source_folder), str(root), str(layout), str(step)]
@@ -203,7 +231,7 @@ class TestKilled:
         work = tmp_path / "killed.work"
         assert not work.exists()
         (work / "parts").mkdir(parents=True)  # as after a kill in the last step
-        assert build(request(source_folder, root, layout, packing="best_fit")).card == whole.card
+        assert build(request(source_folder, root, layout, **CHOSEN)).card == whole.card
         assert not work.exists()
 
     def test_parts_are_made_once(self, source_folder, tmp_path, monkeypatch):
