@@ -6,9 +6,10 @@ from typing import Any
 _MODULES = {
     "templar.data.shards.shard_writer": ("ShardLayout", "write_shards"),
     "templar.data.tokenizer": ("load_tokenizer",),
+    "templar.datasets.page_writer": ("write_records",),
     "templar.datasets.streaming": ("MixedDataset", "StreamingDataset", "StreamingLoader"),
 }
-__all__ = ["MixedDataset", "ShardLayout", "StreamingDataset", "StreamingLoader", "load_tokenizer", "write_shards"]
+__all__ = [name for names in _MODULES.values() for name in names]
 
 
 def __getattr__(name: str) -> Any:

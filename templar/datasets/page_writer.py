@@ -1,5 +1,7 @@
 """Documents into a dataset of pages: from memory in one call, or at scale from the parts of a plan; and its upload.
 
+Records of other programs become such a dataset, too, with columns of their own.
+
 The folder is `_metadata.yaml`, `_shard_sizes.json`, `tokenizer.json` and, per config, `{config}/train/*.parquet` and
 `{config}/held_out/*.parquet` with a column `text`. A source is a config. The same documents give the same bytes. A
 folder that is there is complete: it is built under another name and renamed at the end.
@@ -39,7 +41,7 @@ from templar.data.pages.metadata import (
 )
 from templar.data.pages.parquet import TEXT_COLUMN
 from templar.data.shards.manifest import INDEX_FILE
-from templar.data.shards.shard_writer import require_absent
+from templar.data.shards.shard_writer import new_folder
 from templar.data.tokenizer import TOKENIZER_FILE, save_tokenizer, train_embedded_tokenizer
 from templar.datasets.card import Card, Counts, make_card
 from templar.datasets.plan import Plan, part_key
@@ -55,6 +57,7 @@ DESCRIPTIONS = ((SHARD_SIZES_FILE, METADATA_FILE), (INDEX_FILE,))
 
 _SCHEMA = pa.schema([pa.field(TEXT_COLUMN, pa.string(), nullable=False)])
 _CONTENTS = "contents.json"
+_RECORDS = "records"  # the config of records
 
 
 def build_dataset(
@@ -76,35 +79,91 @@ def build_dataset(
 
     PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split would be empty.
     """
-    require_absent(root)
-    # 1. Hold documents out.
-    splits = split_documents(documents, held_out_fraction)
-    # 2. Write the rows of every split under another name.
-    partial = root.with_name(f"{root.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    sizes: dict[str, SplitSizes] = {}
-    training_texts: list[str] = []
-    for (config, split), members in splits.items():
-        rows = [row for document in members for row in split_rows(document.text, row_chars)]
-        folder, shards = f"{config}/{split}", list[PageShard]()
-        (partial / folder).mkdir(parents=True)
-        for number, start in enumerate(range(0, len(rows), shard_rows)):
-            path = f"{folder}/000_{number:05d}.parquet"
-            written = write_rows(partial / path, rows[start : start + shard_rows], rows_per_group)
-            shards.append(PageShard(**written | {"path": path}))
-        sizes[sizes_key(config, split)] = SplitSizes(split=split, shards=shards, total_rows=len(rows))
-        training_texts += rows if split == TRAIN_SPLIT else []
-    # 3. Train the tokenizer, describe the files, and give the folder its name.
-    (partial / TOKENIZER_FILE).write_bytes(train_embedded_tokenizer(training_texts, vocab_size).to_bytes())
-    write_metadata(partial, sizes, sorted({config for config, _ in splits}))
-    partial.rename(root)
+    with new_folder(root) as folder:
+        # 1. Hold documents out.
+        splits = split_documents(documents, held_out_fraction)
+        # 2. Write the rows of every split.
+        sizes: dict[str, SplitSizes] = {}
+        training_texts: list[str] = []
+        for (config, split), members in splits.items():
+            rows = [row for document in members for row in split_rows(document.text, row_chars)]
+            tables = (_table(rows[start : start + shard_rows]) for start in range(0, len(rows), shard_rows))
+            sizes[sizes_key(config, split)] = _write_split_of(folder, config, split, tables, rows_per_group)
+            training_texts += rows if split == TRAIN_SPLIT else []
+        # 3. Train the tokenizer, and describe the files.
+        (folder / TOKENIZER_FILE).write_bytes(train_embedded_tokenizer(training_texts, vocab_size).to_bytes())
+        write_metadata(folder, sizes, sorted({config for config, _ in splits}))
 
 
-def write_rows(file: Path, rows: Sequence[str], rows_per_group: int) -> dict[str, Any]:
+def write_records(
+    root: Path,
+    records: Mapping[str, Iterable[Mapping[str, bytes | str | float]]],
+    *,
+    rows_per_group: int = 64,
+    shard_rows: int = 2**14,
+) -> None:
+    """Write records of another program, by split, as a dataset of pages that `StreamingDataset` reads by column.
+
+    Args:
+        root: The folder to make.
+        records: `train`, `held_out` or both; all records have the columns of the first, and values of its types.
+        rows_per_group: Records that are compressed, and fetched, together.
+        shard_rows: Most records in a file.
+
+    Raises:
+        ValueError: A record is not like the first one; the message has its split and number.
+        PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split is empty.
+    """
+    schema: Any = None
+
+    def tables(split: str, left: Iterator[Mapping[str, Any]]) -> Iterator[Any]:
+        nonlocal schema
+        number = 0
+        while batch := list(islice(left, shard_rows)):
+            columns = set(batch[0] if schema is None else schema.names)
+            for record in batch:
+                if set(record) != columns or any(value is None for value in record.values()):
+                    raise ValueError(f"record {number} of {split} has no value for each column of the first record")
+                number += 1
+            try:
+                table = pa.Table.from_pylist(batch, schema)
+            except (pa.ArrowException, TypeError, OverflowError) as error:
+                raise ValueError(
+                    f"one of the records up to {number} of {split} is not like the first: {error}"
+                ) from None
+            schema = table.schema
+            yield table
+
+    with new_folder(root) as folder:
+        sizes = {
+            sizes_key(_RECORDS, split): _write_split_of(
+                folder, _RECORDS, split, tables(split, iter(each)), rows_per_group
+            )
+            for split, each in records.items()
+        }
+        write_metadata(folder, sizes, [_RECORDS])
+
+
+def _write_split_of(root: Path, config: str, split: str, tables: Iterable[Any], rows_per_group: int) -> SplitSizes:
+    """Write a file per table, and describe them; `dataset_too_small` if there is none."""
+    folder, shards = f"{config}/{split}", list[PageShard]()
+    (root / folder).mkdir(parents=True)
+    for number, table in enumerate(tables):
+        path = f"{folder}/000_{number:05d}.parquet"
+        shards.append(PageShard(**write_rows(root / path, table, rows_per_group) | {"path": path}))
+    if not shards:
+        raise PermanentError(Reason.DATASET_TOO_SMALL, f"split {split} of {config} is empty: give it a row")
+    return SplitSizes(split=split, shards=shards, total_rows=sum(shard.num_rows for shard in shards))
+
+
+def _table(rows: Sequence[str]) -> Any:
+    return pa.table([pa.array(rows, pa.string())], schema=_SCHEMA)
+
+
+def write_rows(file: Path, table: Any, rows_per_group: int) -> dict[str, Any]:
     """Write one Parquet file of a dataset of pages; its fields of `PageShard`. The same rows give the same bytes."""
     pq.write_table(
-        pa.table([pa.array(rows, pa.string())], schema=_SCHEMA),
+        table,
         file,
         row_group_size=rows_per_group,
         compression="zstd",
@@ -113,7 +172,7 @@ def write_rows(file: Path, rows: Sequence[str], rows_per_group: int) -> dict[str
         write_page_checksum=True,  # a ranged read sees no hash of the whole file
     )
     size, sha256 = file.stat().st_size, file_sha256(file)
-    return {"path": file.name, "num_rows": len(rows), "size_bytes": size, "sha256": sha256}
+    return {"path": file.name, "num_rows": table.num_rows, "size_bytes": size, "sha256": sha256}
 
 
 def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequence[str]) -> None:
@@ -128,6 +187,7 @@ def write_metadata(root: Path, sizes: Mapping[str, SplitSizes], configs: Sequenc
             "data_files": [
                 {"split": split, "path": f"{'*' if config == DEFAULT_CONFIG else config}/{split}/*.parquet"}
                 for split in SPLITS
+                if any(sizes_key(each, split) in sizes for each in (configs if config == DEFAULT_CONFIG else (config,)))
             ],
         }
         for config in (DEFAULT_CONFIG, *configs)
@@ -310,7 +370,7 @@ def _write_split(plan: Plan, unit: Unit, folder: Path, chosen: NDArray[np.bool_]
     rows_of_all = (row for text in texts for row in split_rows(text, settings.row_chars))
     while rows := list(islice(rows_of_all, settings.shard_rows)):
         file = folder / f"{len(files):06d}.parquet"
-        files.append(write_rows(file, rows, settings.rows_per_group))
+        files.append(write_rows(file, _table(rows), settings.rows_per_group))
         dropped += sum(map(tokenizer.count_dropped, rows))
         with local_file(file):
             sync(file)

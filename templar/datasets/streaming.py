@@ -7,7 +7,8 @@
         ...
         torch.save(loader.state_dict(), ...)
 
-A sample of shards is a row of tokens, a NumPy array of int32; a sample of pages is a text. The order of samples does
+A sample of shards is a row of tokens, a NumPy array of int32; a sample of pages is a text, or with `columns` a
+dictionary of these columns (`write_records` makes such datasets). The order of samples does
 not depend on ranks and workers (`templar.datasets.streaming_order`), and a loader goes on at any batch with other ones.
 
 Blocks of shards are verified by SHA-256 and kept in the folder `cache`, which processes of one machine may share: they
@@ -97,6 +98,7 @@ class StreamingDataset(_Samples):
         cache_bytes: Most bytes that shards take in the folder; None for no limit. Two shards must fit, and with several
             streams on a machine one more for each.
         split: `train` or `held_out`.
+        columns: Of pages, the columns of a sample; without them it is the text alone.
 
     Raises:
         ValueError: `cache` is missing, or `cache_bytes` too small.
@@ -112,8 +114,9 @@ class StreamingDataset(_Samples):
         cache: str | Path | None = None,
         cache_bytes: int | None = None,
         split: str = TRAIN_SPLIT,
+        columns: Sequence[str] = (),
     ) -> None:
-        self._source, self._prefix, self._split = source, prefix, split
+        self._source, self._prefix, self._split, self._columns = source, prefix, split, tuple(columns)
         self._cache = None if cache is None else Path(cache)
         self._cache_bytes, self._noted = cache_bytes, dict[int, float]()
         self._opened: tuple[int, ShardedDataset | PageDataset] | None = None  # and by which process
@@ -144,7 +147,7 @@ class StreamingDataset(_Samples):
 
     def _open(self, stores: Sequence[ObjectStore]) -> ShardedDataset | PageDataset:
         if any(store.head(folder_prefix(self._prefix) + METADATA_FILE) is not None for store in stores):
-            return PageDataset(stores, self._prefix, rows_per_page=1, split=self._split)
+            return PageDataset(stores, self._prefix, rows_per_page=1, split=self._split, columns=self._columns)
         if self._cache is None:
             raise ValueError("cache is missing: name a folder for the blocks of the dataset's shards")
         folder, split = self._cache, self._split
@@ -209,7 +212,7 @@ class MixedDataset(_Samples):
 
 
 class StreamingLoader(DataLoader[Any]):
-    """Batches of one rank: tokens of shape (batch_size / num_ranks, L), or lists of texts.
+    """Batches of one rank: tokens of shape (batch_size / num_ranks, L), or lists of samples of pages.
 
     Iterating goes on to the end of an epoch, from the batch behind the last one that was yielded.
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from templar.data.shards.manifest import tokens_file
 from templar.data.tokenizer import train_embedded_tokenizer
-from templar.datasets import MixedDataset, ShardLayout, StreamingDataset, StreamingLoader, write_shards
+from templar.datasets import MixedDataset, ShardLayout, StreamingDataset, StreamingLoader, write_records, write_shards
 from templar.datasets.streaming_order import MIXED, BatchOrder, Files, Stream, shares
 from templar.errors import PermanentError, Reason
 from templar.store.directory import DirectoryStore
@@ -272,4 +272,29 @@ def test_sequences_that_another_program_has_written(tmp_path):
             write_shards(tmp_path / "other", wrong, tokenizer, layout)
     with raising(PermanentError, Reason.DATASET_TOO_SMALL):
         write_shards(tmp_path / "other", {"train": [samples["train"]], "held_out": []}, tokenizer, layout)
+    assert not (tmp_path / "other").exists()
+
+
+def test_records_that_another_program_has_written(tmp_path):
+    records = [{"image": bytes([i, 0, 255]), "label": i, "weight": i / 7, "name": f"the {i}th"} for i in range(50)]
+    sizes = {"rows_per_group": 4, "shard_rows": 16}
+    write_records(tmp_path / "own", {"train": iter(records), "held_out": records[:3]}, **sizes)
+    dataset = StreamingDataset(tmp_path / "own", columns=("image", "label", "weight", "name"))
+    assert list(dataset) == records
+    assert StreamingDataset(tmp_path / "own", split="held_out", columns=["name"])[-1] == {"name": "the 2th"}
+    found = [each for batch in StreamingLoader(dataset, 10, num_workers=2) for each in batch]
+    assert found != records
+    assert sorted(found, key=lambda each: each["label"]) == records
+    # A column that is not there, and records that are not like the first.
+    with raising(PermanentError, Reason.DATASET_MALFORMED, match="no column size: name others"):
+        StreamingDataset(tmp_path / "own", columns=["name", "size"])[0]
+    for wrong, problem in (
+        ({"label": 1}, "record 17 of train has no value for each column of the first record"),
+        (records[0] | {"name": None}, "record 17 of train has no value for each column of the first record"),
+        (records[0] | {"label": "one"}, "one of the records up to 18 of train is not like the first"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            write_records(tmp_path / "other", {"train": [*records[:17], wrong]}, **sizes)
+    with raising(PermanentError, Reason.DATASET_TOO_SMALL):
+        write_records(tmp_path / "other", {"train": []})
     assert not (tmp_path / "other").exists()

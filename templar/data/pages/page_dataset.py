@@ -9,7 +9,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from templar.canonical import canonical_json, sha256_hex
 from templar.data.pages.metadata import (
@@ -40,7 +40,7 @@ class Page:
     index: int  # in the split
     config: str
     first_row: int  # counted within the config
-    texts: tuple[str, ...]
+    texts: tuple[Any, ...]  # strings; of a dataset with `columns`, dictionaries of these
 
 
 class PageDataset:
@@ -53,7 +53,13 @@ class PageDataset:
     """
 
     def __init__(
-        self, stores: Sequence[ObjectStore], prefix: str, *, rows_per_page: int, split: str = TRAIN_SPLIT
+        self,
+        stores: Sequence[ObjectStore],
+        prefix: str,
+        *,
+        rows_per_page: int,
+        split: str = TRAIN_SPLIT,
+        columns: Sequence[str] = (),
     ) -> None:
         if rows_per_page < 1:
             raise ValueError(f"rows_per_page must be at least 1, not {rows_per_page}")
@@ -61,7 +67,7 @@ class PageDataset:
         self.split = split
         self._prefix = folder_prefix(prefix)
         self._replicas = Replicas(stores)
-        self._shards = ParquetShards(self._replicas, self._prefix)
+        self._shards = ParquetShards(self._replicas, self._prefix, columns)
         self._sizes = self._load_sizes()
         self._configs = tuple(self._sizes)
         pages = (sizes.total_rows // rows_per_page for sizes in self._sizes.values())
@@ -126,9 +132,9 @@ class PageDataset:
         pages = {page.index: page for page in in_parallel(read, sorted(set(indices)), concurrency)}
         return [pages[index] for index in indices]
 
-    def _read_rows(self, config: str, first: int, count: int) -> list[str]:
+    def _read_rows(self, config: str, first: int, count: int) -> list[Any]:
         starts = self._row_starts[config]
-        texts: list[str] = []
+        texts: list[Any] = []
         number = bisect_right(starts, first) - 1
         while len(texts) < count:
             shard = self._sizes[config].shards[number]

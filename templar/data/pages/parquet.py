@@ -8,7 +8,7 @@ import io
 import itertools
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,36 +45,38 @@ class _Footer:
 
 
 class ParquetShards:
-    """Reads rows of the text column of a dataset's Parquet files; safe to use from several threads.
+    """Reads rows of a dataset's Parquet files, texts or some columns; safe to use from several threads.
 
     Footers and decoded row groups are cached within bounds; threads that ask for the same one fetch it once.
-    `prefix` is the dataset's folder, with its final slash.
+    `prefix` is the dataset's folder, with its final slash. Without `columns` a row is the string of the text column,
+    with them a dictionary of these.
     """
 
-    def __init__(self, replicas: Replicas, prefix: str) -> None:
+    def __init__(self, replicas: Replicas, prefix: str, columns: Sequence[str] = ()) -> None:
+        self._columns = list(columns)
         self._replicas = replicas
         self._prefix = prefix
         self._footers: BoundedCache[str, _Footer] = BoundedCache(
             MAX_FOOTER_BYTES, lambda footer: footer.metadata.serialized_size
         )
         self._groups: BoundedCache[tuple[str, int], Any] = BoundedCache(
-            MAX_CACHED_BYTES, lambda column: min(column.nbytes, MAX_CACHED_BYTES)
+            MAX_CACHED_BYTES, lambda rows: min(rows.nbytes, MAX_CACHED_BYTES)
         )
 
-    def read_rows(self, shard: PageShard, first: int, count: int) -> list[str]:
-        """The texts of `count` rows of one file, which has them all; rows count from 0 in the file.
+    def read_rows(self, shard: PageShard, first: int, count: int) -> list[Any]:
+        """`count` rows of one file, which has them all; rows count from 0 in the file.
 
         `dataset_missing` if the file is not there, `dataset_malformed` if it is not what the metadata describes.
         """
         starts = self._footer(shard).group_starts
-        texts: list[str] = []
+        found: list[Any] = []
         group = bisect_right(starts, first) - 1
-        while len(texts) < count:
-            offset = first + len(texts) - starts[group]
-            column = self._groups.get((shard.path, group), partial(self._load_group, shard, group))
-            texts += column.slice(offset, count - len(texts)).to_pylist()
+        while len(found) < count:
+            offset = first + len(found) - starts[group]
+            rows = self._groups.get((shard.path, group), partial(self._load_group, shard, group))
+            found += rows.slice(offset, count - len(found)).to_pylist()
             group += 1
-        return texts
+        return found
 
     def _footer(self, shard: PageShard) -> _Footer:
         """The footer of a file, checked against the dataset's metadata; a store with another file is passed over."""
@@ -87,9 +89,13 @@ class ParquetShards:
         return self._footers.get(shard.path, load)
 
     def _load_group(self, shard: PageShard, group: int) -> Any:
-        """The text column of one row group, without nulls; a store with other bytes is passed over."""
+        """The wanted columns of one row group; a store with other bytes is passed over."""
         key, footer = self._prefix + shard.path, self._footer(shard)
-        return self._replicas.read(key, lambda store: _read_group(store, key, footer, group), lambda found: found[1])[0]
+
+        def read(store: ObjectStore) -> tuple[Any, int]:
+            return _read_group(store, key, footer, group, self._columns)
+
+        return self._replicas.read(key, read, lambda found: found[1])[0]
 
 
 def _read_footer(store: ObjectStore, key: str, shard: PageShard) -> tuple[_Footer, int] | None:
@@ -108,20 +114,28 @@ def _read_footer(store: ObjectStore, key: str, shard: PageShard) -> tuple[_Foote
     return _Footer(info.size, metadata, tuple(itertools.accumulate(counts, initial=0))), file.num_bytes
 
 
-def _read_group(store: ObjectStore, key: str, footer: _Footer, group: int) -> tuple[Any, int]:
-    """The text column of a row group in one store as plain strings, and the bytes that were read for it."""
+def _read_group(store: ObjectStore, key: str, footer: _Footer, group: int, columns: Sequence[str]) -> tuple[Any, int]:
+    """The texts of a row group in one store as plain strings, or its columns, and the bytes that were read for it."""
     file = RangeFile(store, key, footer.size_bytes)
     try:
         parquet = pq.ParquetFile(file, metadata=footer.metadata, pre_buffer=False, page_checksum_verification=True)
-        table = parquet.read_row_group(group, columns=[TEXT_COLUMN], use_threads=False)
-        column = texts_of(table, TEXT_COLUMN, footer.group_starts[group])
+        rows = parquet.read_row_group(group, columns=columns or [TEXT_COLUMN], use_threads=False)
+        rows = _chosen(rows, columns) if columns else texts_of(rows, TEXT_COLUMN, footer.group_starts[group])
     except TextColumnError as error:
         raise _malformed(key, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _malformed(key, f"row group {group} cannot be decoded: {error}") from error
-    if len(column) != footer.metadata.row_group(group).num_rows:
-        raise _malformed(key, f"row group {group} has {len(column)} rows, not as many as the footer says")
-    return column, file.num_bytes
+    if len(rows) != footer.metadata.row_group(group).num_rows:
+        raise _malformed(key, f"row group {group} has {len(rows)} rows, not as many as the footer says")
+    return rows, file.num_bytes
+
+
+def _chosen(rows: Any, columns: Sequence[str]) -> Any:
+    """The columns of a table; TextColumnError if it lacks one."""
+    missing = set(columns) - set(rows.column_names)
+    if missing:
+        raise TextColumnError(f"no column {', '.join(sorted(missing))}: name others")
+    return rows.select(columns)
 
 
 def _malformed(key: str, problem: str) -> PermanentError:

@@ -7,6 +7,7 @@ not grow with the size of a shard.
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -210,7 +211,6 @@ def build_shards(
     """
     if not 0 < held_out_fraction < 1:
         raise ValueError("held_out_fraction must be in (0, 1)")
-    require_absent(root)
     # 1. Hold documents out, and train the tokenizer on the others.
     splits = split_documents(documents, held_out_fraction)
     if tokenizer is None:
@@ -243,7 +243,6 @@ def write_shards(
         ValueError: As in `write_shard`, the tokenizer lacks a token, or the splits are others.
         PermanentError: `object_exists` if `root` is there, `dataset_too_small` if a split is empty.
     """
-    require_absent(root)
     if set(samples) != set(SPLITS):
         raise ValueError(f"samples has the splits {sorted(samples)}: give {' and '.join(SPLITS)}")
 
@@ -253,13 +252,9 @@ def write_shards(
                 raise ValueError(f"token {piece.max()} is none of the tokenizer's {tokenizer.vocab_size} ids")
             yield piece
 
-    partial = root.with_name(f"{root.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    entries = {split: write_split(partial, split, known(samples[split]), layout) for split in SPLITS}
-    index = describe_shards(partial, entries=entries, layout=layout, tokenizer=tokenizer)
-    partial.rename(root)
-    return index
+    with new_folder(root) as folder:
+        entries = {split: write_split(folder, split, known(samples[split]), layout) for split in SPLITS}
+        return describe_shards(folder, entries=entries, layout=layout, tokenizer=tokenizer)
 
 
 def write_split(
@@ -343,6 +338,17 @@ def require_absent(root: Path) -> None:
     """Refuse to build over a folder. PermanentError: `object_exists`."""
     if root.exists():
         raise PermanentError(Reason.OBJECT_EXISTS, f"{root} is there already: use it, remove it or name another folder")
+
+
+@contextmanager
+def new_folder(root: Path) -> Iterator[Path]:
+    """A folder with another name, which becomes `root` when the block succeeds; errors as in `require_absent`."""
+    require_absent(root)
+    partial = root.with_name(f"{root.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    partial.rename(root)
 
 
 def npy_header(dtype: TokenType, num_tokens: int) -> bytes:
