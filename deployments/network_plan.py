@@ -115,12 +115,12 @@ def draft(arguments: argparse.Namespace, config: NeuronConfig, birth: Birth, kno
     )
 
     # 2. What the network would say.
-    before = plan.at(entry.first_window)
+    before, owners = plan.at(entry.first_window), plan.owners(birth.start, entry.first_window)
     changed = check_changes(before, entry.changes)
-    if changed == before:
-        raise PermanentError(Reason.PLAN_INVALID, "these settings have these values already")
     if problem := problem_of(plan, entry, known.current + 1, birth):
         raise PermanentError(Reason.PLAN_INVALID, problem)
+    if changed == before and plan.after(entry).owners(birth.start, entry.first_window) == owners:
+        raise PermanentError(Reason.PLAN_INVALID, "these settings have these values already")
     if (digest := entry.changes.get("data.other_dataset")) is not None:
         require_digest(config.open_dataset(changed.data).digest, str(digest))
     with local_file(arguments.file):
@@ -144,8 +144,8 @@ def draft(arguments: argparse.Namespace, config: NeuronConfig, birth: Birth, kno
 def publish(file: Path, config: NeuronConfig, birth: Birth, known: PublishedPlan) -> None:
     """Propose the entry of a file in the own bucket."""
     owner = config.own_neuron()
-    if owner.hotkey not in birth.start.owners:
-        others = ", ".join(birth.start.owners) or "nobody"
+    if owner.hotkey not in (owners := known.plan.owners(birth.start, known.current)):
+        others = ", ".join(owners) or "nobody"
         raise PermanentError(Reason.PLAN_INVALID, f"{owner.hotkey} does not own this network: its owners are {others}")
     try:
         entry = made_entry(**json.loads(file.read_text(encoding="utf-8")))

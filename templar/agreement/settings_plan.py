@@ -6,13 +6,14 @@ are nodes with another state. An entry holds from a window so far ahead that eve
 """
 
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from templar.chain.base import Metagraph, NeuronInfo
-from templar.chain.hotkey import Signer
+from templar.chain.hotkey import Signer, is_address
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError
 from templar.exchange.buckets import Buckets
 from templar.exchange.gather import ask_in_turn
@@ -42,6 +43,8 @@ The rest says how objects are read, when they count, who decides, or how the dat
 genesis.
 """
 FIXED = ("scoring.validator_offset",)
+OWNER = re.compile(r"plan\.owner_([1-9][0-9]?)")
+"""The names with which an entry gives an owner's place to another hotkey, such as `plan.owner_1` that of the first."""
 PROTOCOL = "protocol.version"
 """The name with which an entry says what protocol version the network speaks from its first window on."""
 FARTHEST = 100
@@ -70,6 +73,18 @@ class SettingsPlan:
         """The protocol versions that entries name, by their first window."""
         return {each.first_window: str(each.changes[PROTOCOL]) for each in self.entries if PROTOCOL in each.changes}
 
+    def owners(self, start: StartWindow, window: int) -> tuple[str, ...]:
+        """The hotkeys that own the network in a window: those of the start window, but for places that entries gave on.
+
+        IndexError: An entry names a place that there is not.
+        """
+        found = list(start.owners)
+        for entry in self.entries:
+            for name, hotkey in entry.changes.items() if entry.first_window <= window else ():
+                if place := OWNER.fullmatch(name):
+                    found[int(place[1]) - 1] = str(hotkey)
+        return tuple(found)
+
     def after(self, entry: PlanEntry) -> "SettingsPlan":
         """The plan with one more entry."""
         return replace(self, entries=(*self.entries, entry))
@@ -92,6 +107,12 @@ class SettingsPlan:
         if not earliest <= entry.first_window <= latest:
             begins = f"entry {entry.number} begins at window {entry.first_window}"
             return f"{begins}: with the notice, it may be {earliest} to {latest}"
+        try:
+            owners = self.after(entry).owners(start, entry.first_window)
+        except IndexError:
+            return f"entry {entry.number} names an owner that there is not: there are {len(start.owners)}"
+        if len(set(owners)) < len(owners) or not all(map(is_address, set(owners).difference(start.owners))):
+            return f"entry {entry.number} gives an owner's place to no hotkey, or two places to one"
         return ""
 
     def adopted(self, found: AdoptedEntry | None, window: int, start: StartWindow) -> "SettingsPlan":
@@ -116,21 +137,22 @@ class SettingsPlan:
             return
         if problem := self.problem(found.entry, window, start):
             raise RejectedError(Reason.PLAN_INVALID, problem)
-        signers = {each.hotkey for each in found.approvals}
-        if len(signers & set(start.owners)) < start.owners_needed or len(signers) != len(found.approvals):
-            problem = f"{len(signers & set(start.owners))} of {start.owners_needed} owners that are needed signed it"
+        signers, owners = {each.hotkey for each in found.approvals}, set(self.owners(start, window))
+        if len(signers & owners) < start.owners_needed or len(signers) != len(found.approvals):
+            problem = f"{len(signers & owners)} of {start.owners_needed} owners that are needed signed it"
             raise RejectedError(Reason.PLAN_INVALID, f"entry {found.entry.number}: {problem}")
         for each in found.approvals:
             check_signature(Sealed(proposal(start, each, found.entry), each.signature))
 
 
 def check_changes(settings: HParams, changes: Mapping[str, Any]) -> HParams:
-    """Change settings that may change.
+    """Change settings that may change; an owner is none of them.
 
     Raises:
         PermanentError: `plan_unknown`; the message names each setting that is unknown or fixed, and each bad value.
     """
     groups = tuple(name for name in CHANGEABLE if name.endswith("."))
+    changes = {name: value for name, value in changes.items() if not OWNER.fullmatch(name)}
     fixed = [name for name in changes if name in FIXED or (name not in CHANGEABLE and not name.startswith(groups))]
     if fixed:
         problem = f"{', '.join(fixed)}: this release changes no such setting within a network"
@@ -167,7 +189,8 @@ def proposed_entry(
 
     An owner that is no neuron of the subnet, or whose bucket fails or takes more than so many seconds, is left out.
     """
-    owners = {owner.uid: owner for owner in map(members.by_hotkey, start.owners) if owner is not None}
+    hotkeys = plan.owners(start, window)
+    owners = {owner.uid: owner for owner in map(members.by_hotkey, hotkeys) if owner is not None}
 
     def read(uid: int) -> Found[PlanProposal] | None:
         try:

@@ -90,15 +90,21 @@ class Hotkey:
 def verify(address: str, message: bytes, signature: bytes) -> bool:
     """Whether the hotkey with this address signed `message`; False for any malformed address or signature.
 
-    Neither another spelling of an address than the chain's own counts, nor the key that has no secret.
+    What is no address (see `is_address`) has signed nothing.
     """
     try:
-        keypair = bittensor_core.Keypair(ss58_address=address)
-        if keypair.ss58_address != address or bytes(keypair.public_key) == _IDENTITY:
-            return False
-        return bool(keypair.verify(message, signature))
+        return is_address(address) and bool(bittensor_core.Keypair(ss58_address=address).verify(message, signature))
     except (ValueError, TypeError):
         return False
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an address in the chain's own spelling, and not that of the key that has no secret."""
+    try:
+        keypair = bittensor_core.Keypair(ss58_address=text)
+    except (ValueError, TypeError):
+        return False
+    return bool(keypair.ss58_address == text) and bytes(keypair.public_key) != _IDENTITY
 
 
 def load_hotkey(

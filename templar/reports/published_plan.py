@@ -62,7 +62,7 @@ def published_plan(exchange: NetworkView, birth: Birth, home: Path) -> Published
 
     # 2. What the owners propose.
     members, proposals = exchange.newest_metagraph(), list[Proposal]()
-    for hotkey in birth.start.owners:
+    for hotkey in plan.owners(birth.start, current):
         owner, entry, problem = members.by_hotkey(hotkey), None, "proposes nothing"
         if owner is None:
             proposals.append(Proposal(hotkey, None, None, "is no neuron of this subnet"))

@@ -59,10 +59,25 @@ class Spec:
         entry, signers = found["entry"], [each["hotkey"] for each in found["approvals"]]
         first = max([window + network["notice"], *(each["first_window"] + 1 for each in plan[-1:])])
         follows = [network["genesis"], *map(Spec.digest, plan)][-1] == entry["previous"]
-        enough = len(set(signers) & set(network["owners"])) >= network["owners_needed"]
+        try:
+            after = Spec.owners([*plan, entry], network["owners"], entry["first_window"])
+        except IndexError:
+            return False
+        enough = len(set(signers) & set(Spec.owners(plan, network["owners"], window))) >= network["owners_needed"]
+        distinct = len(set(after)) == len(after) and all(len(each) >= 46 for each in after)
         is_next = entry["number"] == len(plan) + 1
         in_time = first <= entry["first_window"] <= window + 100 * network["notice"]
-        return is_next and follows and in_time and enough and len(set(signers)) == len(signers)
+        return is_next and follows and in_time and enough and distinct and len(set(signers)) == len(signers)
+
+    @staticmethod
+    def owners(plan, first, window):
+        """Section 2: who owns the network in a window."""
+        found = list(first)
+        for entry in plan:
+            for name, hotkey in entry["changes"].items() if entry["first_window"] <= window else ():
+                if name.startswith("plan.owner_"):
+                    found[int(name.removeprefix("plan.owner_")) - 1] = hotkey
+        return found
 
     @staticmethod
     def times(window, rules):

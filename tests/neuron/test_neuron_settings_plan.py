@@ -59,17 +59,35 @@ def signed(entry, owners):
     return AdoptedEntry(entry=entry, approvals=tuple(approvals))
 
 
-@pytest.mark.parametrize("known", range(3))
-def test_an_entry_is_adopted_by_the_rules_of_the_page(known):
+SWAPPED = {"plan.owner_2": OWNERS[2].hotkey.address}
+
+
+@pytest.mark.parametrize(
+    ("firsts_of_plan", "changes", "is_legal"),
+    [
+        ((), CHANGES, True),
+        ((8,), CHANGES, True),
+        ((8, 11), CHANGES, True),
+        ((), SWAPPED, True),
+        ((), SWAPPED | {"plan.owner_1": OWNERS[1].hotkey.address}, True),
+        ((), {"plan.owner_2": OWNERS[0].hotkey.address}, False),
+        ((), {"plan.owner_3": OWNERS[2].hotkey.address}, False),
+        ((), {"plan.owner_2": "nobody"}, False),
+    ],
+)
+@pytest.mark.parametrize("swapped", [None, 6, 8])
+def test_an_entry_is_adopted_by_the_rules_of_the_page(firsts_of_plan, changes, is_legal, swapped):
     plan, window, others, adoptions = SettingsPlan(HPARAMS), 7, OWNERS[:1] + OWNERS[2:], 0
-    for place in range(known):
-        plan = plan.after(entry_after(plan, 8 + 3 * place))
+    for first in firsts_of_plan:
+        plan = plan.after(entry_after(plan, first))
+    if swapped is not None and not firsts_of_plan:
+        plan = plan.after(entry_after(plan, swapped, SWAPPED))
     entries = [each.model_dump(mode="json") for each in plan.entries]
     rules = {"genesis": START.digest, "notice": 2, "owners": START.owners, "owners_needed": 2}
     heads, firsts = {plan.head(START), START.digest, "d" * 64}, (1, 8, 9, 10, 11, 12, 13, 207, 208)
     signers = (OWNERS[:2], OWNERS, OWNERS[:1], others, [*OWNERS[:1] * 2, *OWNERS[1:2]], [])
     for number, before, first, owners in product((1, 2, 3, 4), heads, firsts, signers):
-        entry = PlanEntry(number=number, previous=before, first_window=first, changes=CHANGES)
+        entry = PlanEntry(number=number, previous=before, first_window=first, changes=changes)
         found = signed(entry, owners)
         adopted = Spec.adopts(entries, found.model_dump(mode="json"), window, rules)
         assert (plan.adopted(found, window, START) != plan) is adopted
@@ -80,10 +98,11 @@ def test_an_entry_is_adopted_by_the_rules_of_the_page(known):
                 plan.check(found, window, START)
         else:
             adoptions += 1
+            assert set(plan.after(entry).owners(START, first)) <= {each.hotkey.address for each in OWNERS}
             changed = entry.model_copy(update={"changes": {"weights.burn_rate": 0.1}})
             with raising(RejectedError, Reason.BAD_SIGNATURE):
                 plan.check(found.model_copy(update={"entry": changed}), window, START)
-    assert adoptions
+    assert bool(adoptions) is is_legal
 
 
 @pytest.mark.parametrize(
@@ -224,10 +243,12 @@ def test_an_owner_whose_bucket_hangs_is_left_out_and_one_that_has_gone(tmp_path)
     network = Network(tmp_path, HPARAMS, actors=("honest",))
     try:
         nodes = network.aggregator, network.validator
+        swapped, other = (each.exchange.own_signer.address for each in nodes)
         start = network.world.birth.start.model_copy(
-            update={"owners": tuple(each.exchange.own_signer.address for each in nodes) + START.owners}
+            update={"owners": (OWNERS[2].hotkey.address, other, *START.owners)}
         )
         members, plan = network.aggregator.exchange.newest_metagraph(), SettingsPlan(HPARAMS)
+        plan = plan.after(entry_after(plan, 1, {"plan.owner_1": swapped}, start))
         for node in nodes:
             me = members.by_hotkey(node.exchange.own_signer.address)
             propose(network.bucket(me.uid), start, me, node.exchange.own_signer, entry_after(plan, 9, start=start))
