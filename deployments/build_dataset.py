@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import get_args
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -32,7 +31,7 @@ from templar.data.dataset import CARD_FILE
 from templar.datasets.build_dataset import BuiltDataset, build, built_at
 from templar.datasets.documents import TEXT_SUFFIXES, source_from_text
 from templar.datasets.page_writer import upload_dataset
-from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout, Packing
+from templar.datasets.plan import CHOICES, BuildRequest, BuildSettings, DatasetLayout
 
 RESUMABLE = True
 
@@ -142,12 +141,9 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
         option = f"--{name.replace('_', '-')}"
         shown = f"{text} ({defaults[name] or 'by size'})"
         parser.add_argument(option, type=whole_number(1), default=defaults[name], metavar="N", help=shown)
-    parser.add_argument(
-        "--packing",
-        choices=get_args(Packing),
-        default=defaults["packing"],
-        help="shards: how documents fill samples (stream)",
-    )
+    for name, text in (("packing", "how documents fill samples"), ("compression", "how blocks of tokens are stored")):
+        shown = f"shards: {text} ({defaults[name]})"
+        parser.add_argument(f"--{name}", choices=CHOICES[name], default=defaults[name], help=shown)
     parser.add_argument("--mixture", default="", metavar="NAME=X,...", help="weights of the sources (all their text)")
     parser.add_argument("--license", default="", metavar="ID", help="for the card: of the texts, such as odc-by")
     parser.add_argument("--language", default="", metavar="CODES", help="for the card: of the texts, such as en,de")
@@ -162,7 +158,7 @@ def _arguments(words: Sequence[str] | None) -> tuple[BuildRequest, argparse.Name
     if arguments.to_account is None and not (arguments.to_bucket is None and arguments.to_prefix is None):
         parser.error("--to-bucket and --to-prefix go with --to-account")
     suffixes, column = arguments.suffix or TEXT_SUFFIXES, arguments.column
-    others = {name: getattr(arguments, name) for name in (*NUMBERS, "packing", "mixture", "license", "language")}
+    others = {name: getattr(arguments, name) for name in (*NUMBERS, *CHOICES, "mixture", "license", "language")}
     try:
         sources = tuple(source_from_text(text, column=column, suffixes=suffixes) for text in arguments.source)
         settings = BuildSettings(arguments.layout, arguments.held_out_fraction, arguments.tokenizer, **others)

@@ -33,9 +33,11 @@ LEAST_VOCAB_SIZE = 244  # the bytes of UTF-8 and the end token
 FORMAT_VERSION = 2  # version of the results of a build; those of another version are made again
 
 _FOR_CARDS, _WORD = ("license", "language"), re.compile(r"[A-Za-z0-9.,-]{0,100}")
-_SINCE = (*_FOR_CARDS, "packing", "mixture")  # newer than the first cards, which do not name them
+_SINCE = (*_FOR_CARDS, "packing", "mixture", "compression")  # newer than the first cards, which do not name them
 _EMBEDDED_ONLY = ("vocab_size", "tokenizer_chars")
 Packing = Literal["stream", "best_fit"]
+Compression = Literal["none", "zstd"]
+CHOICES = {"packing": get_args(Packing), "compression": get_args(Compression)}
 _loaded = lru_cache(maxsize=1)(load_tokenizer)
 
 
@@ -65,6 +67,7 @@ class BuildSettings:
     samples_per_shard: int = _only(DatasetLayout.SHARDS, 2**16)
     block_bytes: int | None = _only(DatasetLayout.SHARDS, None)
     packing: Packing = _only(DatasetLayout.SHARDS, "stream")  # noqa: RUF009 - as above
+    compression: Compression = _only(DatasetLayout.SHARDS, "none")  # noqa: RUF009 - as above
     # Pages. Most characters in a row, rows in a Parquet row group, most rows in a file.
     row_chars: int = _only(DatasetLayout.PAGES, 800)
     rows_per_group: int = _only(DatasetLayout.PAGES, 64)
@@ -82,8 +85,9 @@ class BuildSettings:
             value = getattr(self, each.name)
             if type(value) is int and value < 1:
                 raise ValueError(f"{each.name} must be at least 1, not {value}")
-            if each.name == "packing" and value not in get_args(Packing):
-                raise ValueError(f"packing is {value!r}: choose one of {', '.join(get_args(Packing))}")
+            choices = CHOICES.get(each.name, (value,))
+            if value not in choices:
+                raise ValueError(f"{each.name} is {value!r}: choose one of {', '.join(choices)}")
             if each.name in _FOR_CARDS and not re.fullmatch(_WORD, value):
                 raise ValueError(f"{each.name} is {value!r}: write letters, digits, dots, hyphens and commas")
         if self.vocab_size < LEAST_VOCAB_SIZE:

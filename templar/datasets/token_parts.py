@@ -278,7 +278,11 @@ def assemble_shards(plan: Plan, partial: Path, workers: int | None, on_progress:
     """
     settings, tokenizer = plan.request.settings, plan.tokenizer()
     layout = ShardLayout(
-        token_type(tokenizer), settings.sequence_length, settings.samples_per_shard, settings.block_bytes
+        token_type(tokenizer),
+        settings.sequence_length,
+        settings.samples_per_shard,
+        settings.block_bytes,
+        settings.compression == "zstd",
     )
     # 1. Order the documents of each split, and know its shards.
     documents, counts = _load_documents(plan)
@@ -409,6 +413,8 @@ def finished_shard(partial: Path, split: str, index: int) -> ShardEntry | None:
         manifest = ShardManifest.model_validate_json(data)
     except (FileNotFoundError, ValidationError):
         return None
+    if manifest.tokens.frames is not None:
+        (partial / manifest.tokens.name).unlink(missing_ok=True)
     return ShardEntry(num_samples=manifest.num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
 
 

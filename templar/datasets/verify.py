@@ -8,6 +8,8 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, groupby
 from pathlib import Path
 
 from templar.canonical import canonical_json, sha256_hex
@@ -26,6 +28,7 @@ from templar.data.shards.manifest import (
     INDEX_FILE,
     MAX_INDEX_BYTES,
     MAX_MANIFEST_BYTES,
+    BlockedFile,
     ShardIndex,
     ShardManifest,
     block_hashes,
@@ -149,22 +152,30 @@ class _Reader:
 
         checked = [self.check(name, compare)]
         for manifest in manifests:
-            checked += [self.blocks(file.name, file.size, file.block_bytes, file.blocks) for file in manifest.files]
+            for file in manifest.files:
+                found = partial(hashes, size=file.size, block_bytes=file.block_bytes)
+                if file.frames is not None:
+                    found = partial(_unpacked_hashes, described=file, frames=file.frames)
+                size = sum(file.frames or (file.size,))
+                checked.append(self.blocks(file.object_name, size, file.blocks, found))
         return checked
 
     def page(self, page: PageShard) -> list[CheckedObject]:
         """Check a Parquet file."""
         if page.sha256 is None or page.size_bytes is None:
             return [replace(self.check(page.path, lambda info: _wrong_size(info, page.size_bytes)), has_digest=False)]
-        return [self.blocks(page.path, page.size_bytes, page.size_bytes, (page.sha256,))]
+        found = partial(hashes, size=page.size_bytes, block_bytes=page.size_bytes)
+        return [self.blocks(page.path, page.size_bytes, (page.sha256,), found)]
 
-    def blocks(self, path: str, size: int, block_bytes: int, digests: Sequence[str]) -> CheckedObject:
-        """Compare the length and every block of an object."""
+    def blocks(
+        self, path: str, size: int, digests: Sequence[str], read: Callable[[ObjectStore, str], Iterator[str]]
+    ) -> CheckedObject:
+        """Compare the length and every block of an object, whose hashes `read` finds in a store."""
 
         def compare(info: ObjectInfo) -> str:
             if problem := _wrong_size(info, size):
                 return problem
-            found = hashes(self.store, info.key, size, block_bytes)
+            found = read(self.store, info.key)
             wrong = [number for number, (one, other) in enumerate(zip(found, digests, strict=True)) if one != other]
             which = (
                 f" in {len(wrong)} of {len(digests)} blocks, first in block {wrong[0]}" if wrong and digests[1:] else ""
@@ -213,6 +224,18 @@ class _Reader:
 
 def _wrong_size(info: ObjectInfo, size: int | None) -> str:
     return "" if size in {None, info.size} else f"has {info.size} bytes, must have {size}"
+
+
+def _unpacked_hashes(store: ObjectStore, key: str, described: BlockedFile, frames: Sequence[int]) -> Iterator[str]:
+    """As `hashes`, of the blocks that the frames of a compressed file hold."""
+    ends = [0, *accumulate(frames)]
+    for _, run in groupby(range(len(frames)), lambda block: ends[block] // PIECE_BYTES):
+        check_ended()
+        blocks = list(run)
+        first = ends[blocks[0]]
+        piece = memoryview(store.get_range(key, first, ends[blocks[-1] + 1] - first))
+        for block in blocks:
+            yield sha256_hex(described.unpacked(block, piece[ends[block] - first : ends[block + 1] - first]))
 
 
 def hashes(store: ObjectStore, key: str, size: int, block_bytes: int) -> Iterator[str]:

@@ -5,6 +5,7 @@ import fcntl
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from templar.datasets.documents import TextSource
 from templar.datasets.page_writer import upload_dataset
 from templar.datasets.plan import BuildRequest, BuildSettings, DatasetLayout
 from templar.datasets.units import find_groups, in_threads
+from templar.datasets.verify import verify_dataset
 from templar.errors import PermanentError, Reason, TransientError
 from templar.store.directory import DirectoryStore
 from tests.support.datasets import contents, numbered_documents
@@ -159,6 +161,33 @@ def test_samples_begin_with_documents(tmp_path):
         replace(settings, packing="none")
 
 
+def test_compressed_shards_hold_the_same_samples(source_folder, tmp_path):
+    """Read at random and downloaded, from a store of which one copy is damaged; each damage is found by name."""
+    plain, packed = (
+        build(request(source_folder, tmp_path / kind, DatasetLayout.SHARDS, compression=kind)).root
+        for kind in ("none", "zstd")
+    )
+    name = "train_000000.npy"
+    assert not (packed / name).exists()
+    assert (packed / f"{name}.zst").stat().st_size < (plain / name).stat().st_size
+    assert all(not each.problem for each in verify_dataset(DirectoryStore(packed, writable=False), ""))
+    damaged = shutil.copytree(packed, tmp_path / "damaged")
+    data = bytearray((damaged / f"{name}.zst").read_bytes())
+    data[0] ^= 255
+    (damaged / f"{name}.zst").write_bytes(data)
+    (found,) = (each for each in verify_dataset(DirectoryStore(damaged, writable=False), "") if each.problem)
+    assert (found.path, found.problem.split(",")[1]) == (f"{name}.zst", " first in block 0")
+    stores = [DirectoryStore(each, writable=False) for each in (damaged, packed)]
+    dataset = ShardedDataset(stores, "", folder=tmp_path / "cache")
+    expected = np.load(plain / name).reshape(-1, SMALL["sequence_length"])
+    chosen = np.random.default_rng(3).permutation(len(expected))[:9]
+    assert np.array_equal(dataset.shard(0).read(chosen), expected[chosen])
+    dataset.shard(0).download()
+    assert (tmp_path / "cache" / name).read_bytes() == (plain / name).read_bytes()
+    with raising(TransientError, Reason.DATASET_MALFORMED):
+        ShardedDataset(stores[:1], "", folder=tmp_path / "other").shard(0).download()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_mixture_leaves_training_text_out(source_folder, tmp_path, layout):
     """The characters of the sources are in proportion but for less than a document; held-out text is the same."""
@@ -186,7 +215,7 @@ def test_a_mixture_leaves_training_text_out(source_folder, tmp_path, layout):
             request(source_folder, tmp_path / "built", layout, mixture=mixture)
 
 
-CHOSEN = {"packing": "best_fit", "mixture": "texts=2,rows=1"}
+CHOSEN = {"packing": "best_fit", "mixture": "texts=2,rows=1", "compression": "zstd"}
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -2,7 +2,8 @@
 
     _shards.json               the dataset: the type of a token, and every shard with the SHA-256 of its manifest
     {split}_{i:06d}.json       a shard's manifest: lengths and the SHA-256 of every block of its files
-    {split}_{i:06d}.npy        its tokens: a flat NumPy array of uint16 or uint32, samples one after the other
+    {split}_{i:06d}.npy        its tokens: a flat NumPy array of uint16 or uint32, samples one after the other; or as
+                               {split}_{i:06d}.npy.zst, each block compressed by itself
     sample_ids_{i:06d}.bin     of split `train`: one id per sample, uint64, little-endian (see `sample_ids`)
 
 The digest of `_shards.json` is part of the genesis hash. It pins the manifests, and they pin every byte, so a reader
@@ -11,11 +12,20 @@ can check all that a store answers.
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from templar.canonical import canonical_json, sha256_hex
 from templar.data.pages.metadata import TRAIN_SPLIT, malformed
@@ -48,9 +58,34 @@ class BlockedFile(_Described):
     size: int = Field(ge=1, le=2**50)
     block_bytes: int = Field(ge=512, le=2**30)  # the last block may be shorter
     blocks: tuple[_Hex64, ...]  # SHA-256 of each, in order
+    # Of a file that is stored compressed, the length of each block's Zstandard frame; they follow each other.
+    frames: Annotated[tuple[Annotated[int, Field(ge=1, le=2**31)], ...], Field(min_length=1)] | None = None
+
+    @property
+    def object_name(self) -> str:
+        """The name under which a store has it."""
+        return self.name if self.frames is None else f"{self.name}.zst"
+
+    def length(self, block: int) -> int:
+        """Bytes of a block."""
+        return min(self.block_bytes, self.size - block * self.block_bytes)
+
+    def unpacked(self, block: int, frame: memoryview) -> bytes:
+        """A block from its frame, or no bytes if it is none; what it takes is bounded by the length of a block."""
+        try:
+            return pa.decompress(frame, self.length(block), "zstd", asbytes=True)
+        except (pa.ArrowException, OSError):
+            return b""
+
+    @model_serializer(mode="wrap")
+    def _without_frames(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As before there were frames, where there are none."""
+        return {name: value for name, value in serialize(self).items() if name != "frames" or value is not None}
 
     @model_validator(mode="after")
     def _every_byte_is_in_a_block(self) -> Self:
+        if self.frames is not None and len(self.frames) != len(self.blocks):
+            raise ValueError(f"{self.name}: {len(self.frames)} frames, and {len(self.blocks)} blocks")
         if len(self.blocks) != -(-self.size // self.block_bytes):
             raise ValueError(
                 f"{self.name}: {len(self.blocks)} blocks of {self.block_bytes} bytes do not make {self.size} bytes"

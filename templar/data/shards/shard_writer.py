@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from templar.canonical import sha256_hex
@@ -50,6 +51,8 @@ from templar.store.files import local_file, replacing
 HEADER_BYTES = 128
 """Length of the header of every token file; the header is rewritten with the size when the shard is complete."""
 
+ZSTD_LEVEL = 9
+
 _SHA256_JSON_BYTES = 67
 _READ_BYTES = 2**22
 
@@ -65,6 +68,7 @@ class ShardLayout:
     sequence_length: int
     samples_per_shard: int
     block_bytes: int | None = None  # of the blocks that are hashed; None: `block_bytes_for` a full shard's file
+    compressed: bool = False  # whether blocks of tokens are stored as Zstandard frames
 
     def __post_init__(self) -> None:
         if self.sequence_length < 1 or self.samples_per_shard < 1:
@@ -148,7 +152,10 @@ def describe_shard(
                 file.write(sample_ids(samples).data)
         block_bytes = layout.block_bytes or block_bytes_for(8 * layout.samples_per_shard)
         ids = _hashed_blocks(ids_path, block_bytes, check)
-    # 3. Write the manifest.
+    # 3. Compress the tokens.
+    if layout.compressed:
+        tokens = _compressed(path, tokens, check)
+    # 4. Write the manifest.
     manifest = ShardManifest(
         version=1,
         split=split,
@@ -163,7 +170,20 @@ def describe_shard(
     data = manifest.canonical()
     with replacing(root / manifest_file(split, index), durable=True) as file:
         file.write(data)
+    if layout.compressed:
+        path.unlink()
     return ShardEntry(num_samples=num_samples, num_bytes=manifest.num_bytes, manifest_sha256=sha256_hex(data))
+
+
+def _compressed(path: Path, described: BlockedFile, check: Callable[[], None]) -> BlockedFile:
+    """Write the frames of a file's blocks beside it; its description with their lengths."""
+    frames, codec = list[int](), pa.Codec("zstd", compression_level=ZSTD_LEVEL)
+    packed = path.with_name(f"{path.name}.zst")
+    with local_file(path), path.open("rb") as raw, replacing(packed, durable=True) as file:
+        while block := raw.read(described.block_bytes):
+            check()
+            frames.append(file.write(codec.compress(block, asbytes=True)))
+    return described.model_copy(update={"frames": tuple(frames)})
 
 
 def _hashed_blocks(path: Path, block_bytes: int, check: Callable[[], None]) -> BlockedFile:
