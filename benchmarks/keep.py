@@ -1,9 +1,10 @@
-"""Run a command, and keep the line of JSON that it ends with as a figure of the README.
+"""Run a command, and keep the line of JSON that it ends with as figures of the README.
 
-python -m benchmarks.keep python -m benchmarks.quality --rows short
+    python -m benchmarks.keep python -m benchmarks.quality --rows short
 
 writes `benchmarks/results/quality-rows-short.json`, with the command, the commit and the machine. A figure of the
-README links to the file and names a key in it; `make lint` compares the two.
+README links to the file and names a key in it; `make lint` compares the two. Without a command, all that were kept
+run again.
 """
 
 import json
@@ -53,5 +54,10 @@ def keep(words: list[str]) -> int:
     return process.returncode
 
 
+def kept() -> list[str]:
+    """The commands whose figures were kept."""
+    return [json.loads(path.read_text(encoding="utf-8"))["command"] for path in sorted(RESULTS.glob("*.json"))]
+
+
 if __name__ == "__main__":
-    sys.exit(keep(sys.argv[1:]))
+    sys.exit(max(map(keep, [sys.argv[1:]] if sys.argv[1:] else [command.split() for command in kept()])))

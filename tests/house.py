@@ -7,6 +7,7 @@ stands in `BUDGETS`, and nothing else raises a limit.
 """
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -80,6 +81,7 @@ BUDGETS: tuple[tuple[str, str, int], ...] = (
 )
 """What may be added to a limit: (limit, feature, number). The learner's features may have 1,500 lines of product and as
 many of tests, those of a network that changes 1,800, those of the surface (the last six) 2,800 of each."""
+RESULT_LINK = re.compile(r"\[([-\d.]+)\]\((benchmarks/results/[\w.-]+\.json)#(\w+)\)( %)?")
 VAGUE = re.compile(r"\b(?:whoever|whatever|whichever)\b", re.IGNORECASE)
 SHARED_MODULE_NAMES = {
     "__init__": "every package has one",
@@ -211,6 +213,24 @@ def long_cells(page: Path) -> Iterator[str]:
                 yield f"{page.relative_to(ROOT)}:{number}: a cell has {len(words)} words, at most {MAX_CELL_WORDS}"
 
 
+def unlike_results(readme: str) -> Iterator[str]:
+    """Figures of the README's table that are not those of the result to which they link, and rows that link to none.
+
+    A link has the form `[8.56](benchmarks/results/NAME.json#KEY)`; a percent sign behind it multiplies by 100.
+    """
+    for row in re.findall(r"^\| (.+) \|$", readme.partition("\n## Measured\n")[2].partition("\n## ")[0], re.MULTILINE)[
+        2:
+    ]:
+        command, found = row.split(" | ")[-1].strip("`"), RESULT_LINK.findall(row)
+        if not found:
+            yield f"README.md: {row.split(' | ')[0]}: link its figure to a file that `benchmarks.keep` wrote"
+        for shown, file, key, percent in found:
+            result = json.loads((ROOT / file).read_text(encoding="utf-8"))
+            digits, value = len(shown.partition(".")[2]), result["figures"][key] * (100 if percent else 1)
+            if command not in ("the same", result["command"]) or f"{value:.{digits}f}" != shown:
+                yield f"README.md: {shown} by `{command}`, but {file} has {value} by `{result['command']}`"
+
+
 def committed_limits() -> Iterator[tuple[str, int]]:
     """Every limit that was ever committed; nothing where there is no whole history."""
 
@@ -248,7 +268,7 @@ def main() -> int:
     problems = [problem for path, tree in trees.items() for problem in too_long(path, tree)]
     problems += [*problems_of_templar(trees), *long_cells(THREATS)]
 
-    problems += raised_limits()
+    problems += [*unlike_results((ROOT / "README.md").read_text(encoding="utf-8")), *raised_limits()]
     for name, number in figures(files).items():
         limit = LIMITS[name] + sum(more for limited, _, more in BUDGETS if limited == name)
         print(f"{number} {name}, at most {limit}")

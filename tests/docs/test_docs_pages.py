@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import keep
 from deployments import command
 from docs import from_templar
 from templar import PROTOCOL_VERSION
 from templar.errors import Reason
 from templar.hparams import load_hparams, preset_names
+from tests import house
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -174,3 +176,25 @@ def test_no_page_points_at_a_subnet_of_somebody_else():
 def test_a_word_of_the_reference_that_leads_nowhere_is_refused(name):
     with pytest.raises((ValueError, KeyError)):
         from_templar.held(name, "Scripts")
+
+
+def test_a_figure_of_the_readme_is_that_of_its_result(monkeypatch, tmp_path):
+    """As `benchmarks.keep` has written it; another figure, another command and a row without a link are found."""
+    monkeypatch.setattr(house, "ROOT", tmp_path)
+    monkeypatch.setattr(keep, "RESULTS", results := tmp_path / "benchmarks" / "results")
+    results.mkdir(parents=True)
+    command = ["python", "-c", "print('{\"share\":0.1249}')"]
+    assert keep.keep(command) == 0
+    assert keep.kept() == [" ".join(command)]
+    (file,) = (f"benchmarks/results/{path.name}" for path in results.iterdir())
+    assert keep.keep(["python", "-c", "raise"]) == 1
+
+    def problems(figure, shown):
+        rows = ("what | figure | command", "---|---|---", f"a share | {figure} | `{shown}`")
+        return [*house.unlike_results("\n## Measured\n" + "".join(f"| {row} |\n" for row in rows))]
+
+    right = keep.kept()[0]
+    for figure in (f"[0.12]({file}#share)", f"[12]({file}#share) %"):
+        assert not problems(figure, right)
+    for figure, shown in ((f"[0.13]({file}#share)", right), (f"[0.12]({file}#share)", "another"), ("0.12", right)):
+        assert len(problems(figure, shown)) == 1
