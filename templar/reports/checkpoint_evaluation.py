@@ -16,6 +16,8 @@ from templar.agreement.checkpoint import EVALUATION_FILE, list_checkpoints
 from templar.agreement.genesis import Birth
 from templar.agreement.model_folder import write_model
 from templar.agreement.proven_state import fetch_checked, proven_state
+from templar.agreement.settings_plan import SettingsPlan
+from templar.agreement.state import StateMark
 from templar.chain.base import NeuronInfo
 from templar.data.tokenizer import Tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
@@ -24,10 +26,11 @@ from templar.exchange.object_keys import checkpoint_key
 from templar.exchange.objects import MAX_RESULTS, CheckpointEvaluation
 from templar.exchange.publish import publish_body
 from templar.exchange.signed import read_signed
-from templar.hparams import MAX_PEERS, HParams
+from templar.hparams import MAX_PEERS
 from templar.interrupt import check_stop
 from templar.neuron.configuration import NeuronConfig
 from templar.reports.history import CONCURRENCY, decided_entries
+from templar.reports.published_plan import newest_mark
 from templar.reports.text_score import TextScore, score_texts
 from templar.store.deadline import in_parallel
 from templar.timeline import closing_block, window_of
@@ -110,8 +113,8 @@ def evaluate_checkpoints(
         else:
             if trained is None:
                 trained = {each.window: each.trained for each in read_evaluations(exchange, birth).points}
-            tokens = trained[window] = _trained(exchange, birth, window, trained)
-            body = _measure(config, birth, neuron, window, read_texts=read_texts, run_tasks=run_tasks, trained=tokens)
+            body = _measure(config, birth, neuron, window, read_texts=read_texts, run_tasks=run_tasks, known=trained)
+            trained[window] = body.trained
             publish_body(store, key, body, config.own_signer, clock=config.chain.clock)
         results.append(
             EvaluatedCheckpoint(window, body.root, score_of(body), body.results, found is None, body.trained)
@@ -140,9 +143,9 @@ def _measure(
     *,
     read_texts: Callable[[Tokenizer, int], list[str]],
     run_tasks: RunTasks | None,
-    trained: int | None,
+    known: Mapping[int, int | None],
 ) -> CheckpointEvaluation:
-    """Fetch a checkpoint as a reader would, check its root, and score it."""
+    """Fetch a checkpoint as a reader would, check its root, and score it; `known` as of `_trained`."""
     folder, model, exchange = config.home / FOLDER, config.hparams.model, config.reading(birth)
     fetched, tokenizer = fetch_checked(exchange, birth, neuron, window, folder, proven=None)
     net = build_model(model)
@@ -162,33 +165,34 @@ def _measure(
         hotkey=neuron.hotkey,
         window=window,
         root=fetched.mark.root,
-        trained=trained,
+        trained=_trained(exchange, birth, fetched.mark, known),
         results=tuple(found),
     )
 
 
-def _trained(exchange: NetworkView, birth: Birth, window: int, known: Mapping[int, int | None]) -> int | None:
-    """Tokens in the payloads applied up to a window, counted on from the newest earlier window for which it is known.
+def _trained(exchange: NetworkView, birth: Birth, mark: StateMark, known: Mapping[int, int | None]) -> int | None:
+    """Tokens in the payloads applied up to a state, counted on from the newest earlier window for which it is known.
 
-    None if a roster in between cannot be read any more. No payload counts for more than a window's whole training.
+    None if a roster in between cannot be read any more. No payload counts for more than its window's whole training.
     """
+    window, plan = mark.window, SettingsPlan(exchange.hparams, mark.plan)
     counts = {each: tokens for each, tokens in known.items() if tokens is not None} | {birth.mark.window: 0}
     base = max(each for each in counts if each <= window)
     if window - base > exchange.hparams.storage.retention_windows:
         return None
-    tokens, most = counts[base], _most_tokens(exchange.hparams)
+    tokens = counts[base]
     for each in range(base + 1, window + 1):
         entries = decided_entries(exchange, each)
         if entries is None:
             log.info("the tokens up to window %d are not known", window)
             return None
-        tokens += sum(min(entry.tokens, most) for entry in entries)
+        tokens += sum(min(entry.tokens, _most_tokens(plan, each)) for entry in entries)
     return tokens
 
 
-def _most_tokens(hparams: HParams) -> int:
-    """Tokens of one miner in one window, if it does all inner steps."""
-    return hparams.training.most_sequences * hparams.data.sequence_length
+def _most_tokens(plan: SettingsPlan, window: int) -> int:
+    """Tokens of one miner in a window, if it does all inner steps."""
+    return plan.at(window).training.most_sequences * plan.genesis.data.sequence_length
 
 
 # Reading everybody's.
@@ -266,9 +270,11 @@ def _read(exchange: NetworkView, birth: Birth, author: NeuronInfo, window: int, 
     if found is None:
         raise RejectedError(Reason.OBJECT_MISSING, f"{what}: it was deleted while it was read")
     body = found.body
-    most = (window - first) * MAX_PEERS * _most_tokens(exchange.hparams)
-    if body.trained is not None and body.trained > most:
-        raise RejectedError(Reason.MALFORMED, f"{what}: trained is {body.trained}, by then at most {most} is possible")
+    if body.trained is not None and body.trained > _possible(SettingsPlan(exchange.hparams), first, window):
+        most = _possible(SettingsPlan(exchange.hparams, newest_mark(exchange, birth, newest + 1).plan), first, window)
+        if body.trained > most:
+            problem = f"trained is {body.trained}, by then at most {most} is possible"
+            raise RejectedError(Reason.MALFORMED, f"{what}: {problem}")
     # The root that a quorum proved, as long as buckets keep the proofs, and the chain the block that they rest on.
     root = birth.start.root if window == first else None
     if root is None and window > newest + 1 - exchange.hparams.storage.retention_windows:
@@ -283,6 +289,11 @@ def _read(exchange: NetworkView, birth: Birth, author: NeuronInfo, window: int, 
     if root not in (None, body.root):
         raise RejectedError(Reason.ROOT_DIFFERS, f"{what}: root is {body.root[:12]}, and {str(root)[:12]} is proven")
     return body
+
+
+def _possible(plan: SettingsPlan, first: int, window: int) -> int:
+    """Tokens of as many payloads as rosters may have, from the window after the first one to this one."""
+    return MAX_PEERS * sum(_most_tokens(plan, each) for each in range(first + 1, window + 1))
 
 
 def _most_stake(

@@ -48,7 +48,7 @@ def published_plan(exchange: NetworkView, birth: Birth, home: Path) -> Published
     """
     # 1. The entries of a state, then those of the rosters that were decided after it.
     current = window_of(exchange.chain.block(), exchange.hparams.windows)
-    mark = _newest_mark(exchange, birth, home, current)
+    mark = newest_mark(exchange, birth, current, home)
     plan, known_to, outer_steps = SettingsPlan(exchange.hparams, mark.plan), mark.window, mark.outer_steps
     for window in range(mark.window + 1, current):
         try:
@@ -89,10 +89,10 @@ def problem_of(plan: SettingsPlan, entry: PlanEntry, window: int, birth: Birth) 
     return ""
 
 
-def _newest_mark(exchange: NetworkView, birth: Birth, home: Path, current: int) -> StateMark:
-    """The newer one of the newest snapshot in a folder and of the newest checkpoint of a proven state."""
+def newest_mark(exchange: NetworkView, birth: Birth, current: int, home: Path | None = None) -> StateMark:
+    """The newest checkpoint of a proven state before a window, or the newest snapshot in a folder if that is newer."""
     newest = birth.mark
-    if (home / "snapshots").is_dir():
+    if home is not None and (home / "snapshots").is_dir():
         newest = next(iter(Snapshots(home / "snapshots", birth.network, kept=1).marks()), newest)
     shown = []
     for validator in exchange.newest_metagraph().validators():

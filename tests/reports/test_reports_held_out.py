@@ -15,7 +15,7 @@ from templar.chain.hotkey import Signer
 from templar.data.dataset import read_held_out_texts
 from templar.errors import PermanentError, Reason, RejectedError, TransientError
 from templar.exchange.object_keys import Kind, checkpoint_key, parse_current_key, window_key
-from templar.exchange.objects import CheckpointEvaluation
+from templar.exchange.objects import CheckpointEvaluation, PlanEntry
 from templar.exchange.signed import seal, unseal
 from templar.housekeeping.maintenance import publish_newest_checkpoint
 from templar.reports import checkpoint_evaluation, history
@@ -58,7 +58,7 @@ def trained(build_shared):
 def read(network, known=None):
     """The evaluations as a miner's host sees them."""
     miner = network.miners[0]
-    return read_evaluations(miner.exchange, miner.birth, known)
+    return read_evaluations(miner.config.reading(miner.birth), miner.birth, known)
 
 
 def key_of(network, name, window):
@@ -352,9 +352,13 @@ def test_tokens_are_unknown_while_a_roster_cannot_be_read(network, monkeypatch):
     assert [each.trained for each in read(network).points] == [0, None]
 
 
-def test_no_payload_counts_for_more_than_a_windows_training(network, monkeypatch):
-    """A miner states its tokens itself."""
-    real = history.decided_roster
+def test_no_payload_counts_for_more_than_its_windows_training(network, monkeypatch):
+    """A miner states its tokens itself; the owners changed the training at window 2."""
+    training, real = network.hparams.training, history.decided_roster
+    changes = {"training.inner_steps": training.inner_steps + 1}
+    entry = PlanEntry(number=1, previous=network.world.birth.start.digest, first_window=2, changes=changes)
+    for node in network.nodes.values():
+        node.state.plan = node.state.plan.after(entry)
 
     def boasting(exchange, window):
         roster, publisher = real(exchange, window) or (None, None)
@@ -362,12 +366,12 @@ def test_no_payload_counts_for_more_than_a_windows_training(network, monkeypatch
         entries = tuple(entry.model_copy(update={"tokens": 2**40}) for entry in roster.entries)
         return roster.model_copy(update={"entries": entries}), publisher
 
-    network.run([1])
+    network.run([1, 2])
     publish_newest_checkpoint(network.config(PUBLISHERS[0]))
-    network.to_window(3)
+    network.to_window(4)
     monkeypatch.setattr(history, "decided_roster", boasting)
+    monkeypatch.setattr(checkpoint_evaluation, "MAX_PEERS", len(network.miners))
     evaluate(network, PUBLISHERS[0])
-    training, roster = network.hparams.training, network.roster(1)
-    assert roster is not None
-    most = training.inner_steps * training.batch_size * network.hparams.data.sequence_length
-    assert [each.trained for each in read(network).points] == [0, most * len(roster.entries)]
+    assert [len(network.roster(window).entries) for window in (1, 2)] == [len(network.miners)] * 2
+    most = (2 * training.inner_steps + 1) * training.batch_size * network.hparams.data.sequence_length
+    assert [each.trained for each in read(network).points] == [0, most * len(network.miners)]
