@@ -41,6 +41,7 @@ class Trained:
     """The training of the rehearsal; losses are means of an inner step in nats per token."""
 
     num_steps: int
+    num_sequences: int
     first_loss: float
     last_loss: float
     tokens_per_second: float
@@ -95,7 +96,7 @@ def rehearse(auditor: Auditor, trainer: Trainer | ClusterTrainer, signer: Signer
         missed = Reason.COMMIT_MISSING if shown is None else shown.reason
         rehearsal = replace(rehearsal, missed=missed, trained=trained)
         try:
-            submission = _revealed(node, seen, neuron, signer, data=data, steps=trained.num_steps)
+            submission = _revealed(node, seen, neuron, signer, data=data, trained=trained)
         except RejectedError as error:
             return replace(rehearsal, refused=error)
         seen = replace(seen, report=_with(seen.report, neuron.uid, shown, submission))
@@ -159,11 +160,12 @@ def _train(
     header = Header(node.layout.recipe, window, neuron.uid, neuron.hotkey, node.layout.digest)
     data = encode(Payload.of(header, tensors, node.layout), node.layout)
     speed, seconds = 0.0 if result.figures is None else result.figures.tokens_per_second, time.monotonic() - started
-    return Trained(result.num_steps, result.first_loss, result.last_loss, speed, len(data), seconds), data
+    steps, losses = (result.num_steps, result.num_sequences), (result.first_loss, result.last_loss)
+    return Trained(*steps, *losses, speed, len(data), seconds), data
 
 
 def _revealed(
-    node: Node, seen: Hindsight, neuron: NeuronInfo, signer: Signer, *, data: bytes, steps: int
+    node: Node, seen: Hindsight, neuron: NeuronInfo, signer: Signer, *, data: bytes, trained: Trained
 ) -> Submission:
     """Store commitment, manifest and payload in a folder, at times that count, and read them as everybody would."""
     times, window = seen.rules.times, seen.window
@@ -181,8 +183,8 @@ def _revealed(
         payload_bytes=len(data),
         assignment=node.workload.assignment(window, neuron.uid).digest,
         root_before=node.state.root,
-        steps=steps,
-        tokens=steps * node.hparams.training.batch_size * node.hparams.data.sequence_length,
+        steps=trained.num_steps,
+        tokens=trained.num_sequences * node.hparams.data.sequence_length,
     )
     store.put(window_key(Kind.COMMIT, window, neuron.uid), seal(manifest.commit, signer).encode())
     stamp[0] = times.reveal_interval.first

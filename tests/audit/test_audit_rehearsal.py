@@ -18,7 +18,11 @@ NEWEST = 3
 
 @pytest.fixture(scope="module")
 def network(build_shared):
-    return build_shared(tiny(), actors=["late", "lazy", "honest", "honest"], windows=range(1, NEWEST + 2))
+    return build_shared(
+        tiny(training={"max_step_batches": 2}),
+        actors=["late", "lazy", "honest", "honest"],
+        windows=range(1, NEWEST + 2),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,8 @@ def test_what_came_too_late_is_trained_again_and_counts(network, rehearsed):
     records = {record.uid: record for record in found.evidence.miners}
     late = records[LATE]
     assert late.facts.payload_sha256 is not None
+    assert late.facts.sequences == found.trained.num_sequences
+    assert found.trained.num_sequences > found.trained.num_steps * network.hparams.training.batch_size
     assert (late.facts.windows_behind, late.slashes) == (0, ())
     assert late.gradient_score > records[LAZY].gradient_score
     assert rehearsed(LATE).missed is found.missed, "the bucket still has what it had"
