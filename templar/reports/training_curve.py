@@ -8,7 +8,7 @@ What is not known is a gap.
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from html import escape
 from itertools import groupby
@@ -212,8 +212,9 @@ class NetworkCurve:
         evidences = self._evidences(range(wanted[0], window + 1)) if wanted else {}
         rosters = in_parallel(partial(decided_entries, self._exchange), wanted, CONCURRENCY)
         for each, entries in zip(wanted, rosters, strict=True):
-            evidence = evidences.get(each)
-            self._points[each] = CurvePoint.of(each, None if evidence is None else evidence.loss, entries)
+            known, evidence = self._points.get(each, CurvePoint(each)), evidences.get(each)
+            found = CurvePoint.of(each, known.loss if evidence is None else evidence.loss, entries)
+            self._points[each] = replace(known, loss=found.loss) if entries is None else found
         points = tuple(self._points[each] for each in range(first, window + 1))
         self._points = {point.window: point for point in points}
 

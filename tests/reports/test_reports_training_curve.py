@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from templar.exchange.object_keys import Kind, window_key
-from templar.reports import history
+from templar.reports import history, training_curve
 from templar.reports.training_curve import (
     LEFT,
     CurvePoint,
@@ -129,7 +129,8 @@ class TestNetwork:
         assert [point.window for point in curve.look(3).points] == [1, 2, 3]
         assert asked == [range(3, 4)]
 
-    def test_evidence_that_is_late_or_missing_is_a_gap_until_it_comes(self, network):
+    def test_evidence_that_is_late_or_missing_is_a_gap_until_it_comes(self, network, monkeypatch):
+        """What was known stays when it cannot be read again."""
         bucket, uid = network.bucket(network.validator), network.member(network.validator).uid
         key = window_key(Kind.EVIDENCE, 2, uid)
         data = bucket.get(key, max_bytes=1 << 30)
@@ -139,7 +140,12 @@ class TestNetwork:
         assert [point.loss is None for point in before] == [False, True, False]
         assert before[1].applied == 1
         bucket.put(key, data)
-        assert [point.loss is None for point in curve.look(3).points] == [False] * 3
+        monkeypatch.setattr(training_curve, "decided_entries", lambda *_: None)
+        after = curve.look(3).points
+        assert [(point.applied, point.tokens) for point in after] == [(each.applied, each.tokens) for each in before]
+        assert [point.loss is None for point in after] == [False] * 3
+        with network.outage(network.validator), network.outage(network.aggregator):
+            assert curve.look(3).points == after
 
     def test_without_a_validator_that_can_be_read_it_says_so(self, network):
         with network.outage(network.validator), network.outage(network.aggregator):
