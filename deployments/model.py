@@ -83,7 +83,7 @@ def illustrated(arguments: argparse.Namespace, network: PublicNetwork) -> KeptMo
     made = dict[str, bytes]()
     # A genesis has none, unless an earlier release kept its publisher's.
     if kept.window != birth.mark.window or (kept.folder / CARD_FILE).exists():
-        origin = origin_of_text(config)
+        origin = origin_of_text(config, config.hparams.data)
         made[CARD_FILE] = model_card(config.hparams, network.preset, birth, kept, history, origin=origin).encode()
     if history.held_out:
         made[PICTURE_FILE] = draw_held_out(history.held_out)

@@ -179,9 +179,9 @@ def _make_copy(
     config: NeuronConfig, birth: Birth, snapshots: Snapshots, mark: StateMark, folder: Path, *, preset: str
 ) -> None:
     """Write a snapshot in the Hugging Face layout, read it back, and give the folder its name if the root is right."""
-    exchange, model = config.reading(birth), config.hparams.model
-    history = read_history(exchange, birth, mark.window)
-    card = model_card(config.hparams, preset, birth, mark, history, origin=origin_of_text(config))
+    settings, model = SettingsPlan(config.hparams, mark.plan).at(mark.window), config.hparams.model
+    history = read_history(config.reading(birth), birth, mark.window)
+    card = model_card(settings, preset, birth, mark, history, origin=origin_of_text(config, settings.data))
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     write_model(part, snapshots.load(mark, model)[0], model, load_tokenizer(str(config.home)), card=card)
@@ -191,10 +191,10 @@ def _make_copy(
     part.rename(folder)
 
 
-def origin_of_text(config: NeuronConfig) -> DatasetOrigin | None:
-    """The origin of the network's text, for a model card, which does without it if the dataset cannot be read."""
+def origin_of_text(config: NeuronConfig, data: Data) -> DatasetOrigin | None:
+    """The origin of a dataset's text, for a model card, which does without it if the dataset cannot be read."""
     try:
-        return config.open_dataset(config.hparams.data).origin()
+        return config.open_dataset(data).origin()
     except TemplarError as error:
         log.warning("the model card does not name the sources of the text: %s", error)
         return None

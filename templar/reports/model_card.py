@@ -90,8 +90,13 @@ def model_card(
     *,
     origin: DatasetOrigin | None,
 ) -> str:
-    """The card in Markdown, with the header that the Hugging Face Hub reads; `origin` is that of the dataset."""
+    """The card in Markdown, with the header that the Hugging Face Hub reads; `origin` is that of the dataset.
+
+    `hparams` are the settings of the mark's window, or of the genesis for a kept model: it has no plan.
+    """
     model, start, kind = hparams.model, birth.start, "Qwen 3" if hparams.model.query_key_norm else "Llama"
+    when = "at the start" if isinstance(mark, KeptModel) else f"in window {mark.window}"
+    dataset = hparams.data.other_dataset or start.dataset
     facts = [
         ("Preset", preset),
         ("Parameters", f"{num_parameters(model):,}"),
@@ -102,7 +107,7 @@ def model_card(
         ("State root", f"`{mark.root}`"),
         ("Network", f"subnet {start.netuid}, genesis `{start.digest}`"),
         ("Hyper-parameters", f"`{start.hparams}`"),
-        ("Dataset", f"`{start.dataset}`, layout {hparams.data.layout}, sequences of {hparams.data.sequence_length}"),
+        (f"Dataset {when}", f"`{dataset}`, layout {hparams.data.layout}, sequences of {hparams.data.sequence_length}"),
         ("Tokenizer", f"{hparams.data.tokenizer_name}, `{start.tokenizer}`"),
     ]
     said = {} if origin is None else {name: _plain(text) for name, text in origin.settings if text}
@@ -127,7 +132,7 @@ def model_card(
         *_table(("", ""), facts),
         "",
         USE,
-        *_training(hparams, history),
+        *_training(hparams, when, history),
         *_held_out(history.held_out),
         *_contributors(history),
         "## Verify",
@@ -148,7 +153,7 @@ def _plain(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9., -]+", "-", text)[:1000]
 
 
-def _training(hparams: HParams, history: TrainingHistory) -> list[str]:
+def _training(hparams: HParams, when: str, history: TrainingHistory) -> list[str]:
     """Tell how much was trained in the windows that are counted, and the loss."""
     entries = list(chain.from_iterable(history.entries.values()))
     null = sum(not each for each in history.entries.values())
@@ -156,8 +161,8 @@ def _training(hparams: HParams, history: TrainingHistory) -> list[str]:
     lines = [
         "## Training",
         "",
-        f"Recipe `{training.recipe}`, up to {training.inner_steps} inner steps and {training.most_sequences} sequences "
-        "by each miner in a window.",
+        f"Recipe `{training.recipe}`, {when} up to {training.inner_steps} inner steps and {training.most_sequences} "
+        "sequences by each miner in a window.",
         f"Of the windows {history.windows.start} to {history.windows.stop - 1}, {len(history.entries)} are counted: "
         f"{null} of them without a step.",
         f"{len(entries)} payloads were applied. By their authors' word they stand for "

@@ -77,6 +77,7 @@ def test_the_model_is_fetched_and_exported(call, network, tmp_path):
     card = (exported / "README.md").read_text()
     assert f"# Model of window {last(network)}" in card
     assert f"| Preset | {network.block('lazy').preset} |" in card
+    assert "| Dataset at the start | " in card
     assert AutoModelForCausalLM.from_pretrained(exported).num_parameters() > 0
     assert AutoTokenizer.from_pretrained(exported).eos_token == "<eos>"
     status, _, err = call("export", str(exported))

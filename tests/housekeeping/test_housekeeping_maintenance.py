@@ -7,8 +7,10 @@ import pytest
 from templar.agreement.checkpoint import MANIFEST_FILE, list_checkpoints
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.object_keys import parse_key
+from templar.exchange.objects import PlanEntry
 from templar.housekeeping import maintenance
 from templar.housekeeping.maintenance import clean_bucket, known_mark, publish_newest_checkpoint
+from templar.hparams import Data
 from templar.neuron.configuration import NeuronConfig
 from tests.support.errors import raising
 
@@ -36,9 +38,16 @@ def refused(*_, **__):
 
 
 def test_the_newest_snapshot_is_published_once(network):
-    """While the neuron writes the next one, which is not disturbed."""
+    """While the neuron writes the next one, which is not disturbed; its card has the settings of its window."""
+    aggregator, opened = network.aggregator, list[Data]()
+    changes = {"data.other_dataset": network.world.add_dataset(), "training.inner_steps": 1}
+    entry = PlanEntry(number=1, previous=network.world.birth.start.digest, first_window=2, changes=changes)
+    for node in network.nodes.values():
+        node.state.plan = node.state.plan.after(entry)
     network.run([1, 2])
-    aggregator, config = network.aggregator, network.config(AGGREGATOR)
+    config = replace(
+        network.config(AGGREGATOR), open_dataset=lambda data: opened.append(data) or aggregator.workload.dataset
+    )
     half = aggregator.snapshots.folder(3).with_name(".writing-3-99")
     half.mkdir()
     mark = publish_newest_checkpoint(config)
@@ -49,6 +58,10 @@ def test_the_newest_snapshot_is_published_once(network):
     assert not (config.home / "publishing").exists()
     assert known_mark(config, config.birth()).window == 2
     assert half.exists()
+    card = next(data for key, (_, data) in before.items() if key.endswith("README.md"))
+    assert f"| Dataset in window 2 | `{changes['data.other_dataset']}`, ".encode() in card
+    assert b"in window 2 up to 1 inner steps and 4 sequences by each miner" in card
+    assert [data.other_dataset for data in opened] == [changes["data.other_dataset"]]
 
     assert {parse_key(key).file for key in before if key.startswith("checkpoint-2-")} == {
         *("config.json", "generation_config.json", "model.safetensors", "README.md", MANIFEST_FILE),
