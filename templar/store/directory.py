@@ -140,6 +140,8 @@ class DirectoryStore:
             entries = sorted(os.scandir(self._incoming), key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            raise self._failure(error, INCOMING) from error
         for entry in entries:
             with suppress(FileNotFoundError):  # in its place since
                 status = entry.stat(follow_symlinks=False)

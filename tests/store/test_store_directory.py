@@ -112,6 +112,13 @@ class TestFailures:
             store.put("key", b"1")
         assert left_behind(root) == []
 
+    def test_uploads_that_may_not_be_listed_are_refused(self, root, monkeypatch):
+        def denied(_path):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(os, "scandir", denied)
+        assert reason_of(lambda: list(DirectoryStore(root).uploads())) is Reason.ACCESS_DENIED
+
     def test_a_bucket_that_is_deleted_is_missing_from_then_on(self, root):
         store = DirectoryStore(root)
         store.put("key", b"1")
