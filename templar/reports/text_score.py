@@ -49,8 +49,8 @@ class TextScore:
 def score_texts(net: nn.Module, tokenizer: Tokenizer, texts: Sequence[str], length: int) -> TextScore:
     """Score texts, on one thread, so that the result is the same every time.
 
-    The model is on the CPU and sees at most `length` tokens at once; empty texts count for nothing. PermanentError:
-    `dataset_too_small`, there is no token to predict; `non_finite_loss`.
+    The model is on the CPU and sees at most `length` tokens at once; an empty text counts in `texts` alone.
+    PermanentError: `dataset_too_small`, there is no token to predict; `non_finite_loss`.
     """
     # 1. The windows of all texts; those of one length go through the model together.
     token_lists = [tokens.tolist() for tokens in tokenizer.encode_batch(texts)]
