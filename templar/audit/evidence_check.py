@@ -41,7 +41,6 @@ MOMENTARY = frozenset(
     }
 )
 """Failures that nobody can see later, and that may be the validator's own."""
-_MISSING = frozenset({Reason.COMMIT_MISSING, Reason.MANIFEST_MISSING, Reason.PAYLOAD_MISSING})
 _CAME_LATER = {
     Reason.COMMIT_MISSING: Reason.COMMIT_LATE,
     Reason.MANIFEST_MISSING: Reason.REVEAL_LATE,
@@ -341,7 +340,7 @@ class _Reconciliation:
         if now.reason is not None and now.reason in MOMENTARY:
             raise TransientError(now.reason, f"uid {neuron.uid} cannot be read now: {now.detail}")
         window, exchange = self.seen.window, self.node.exchange
-        if now.reason in _MISSING and may_have_expired(exchange, exchange.buckets.reader(neuron), window):
+        if now.reason in _CAME_LATER and may_have_expired(exchange, exchange.buckets.reader(neuron), window):
             raise PermanentError(
                 Reason.EVIDENCE_MISSING, f"the objects of uid {neuron.uid} in window {window} may have expired"
             )
