@@ -108,11 +108,9 @@ def read_exactly(file: int, length: int) -> bytes:
 
 def write_all(file: int, data: bytes) -> None:
     """Write all of `data` at the position of a file descriptor."""
-    written = os.write(file, data)
-    if written < len(data):
-        rest = memoryview(data)
-        while written < len(data):
-            written += os.write(file, rest[written:])
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
 
 
 def write_at(file: int, data: memoryview, start: int) -> None:
