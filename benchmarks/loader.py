@@ -5,7 +5,6 @@
 All figures are medians of pairs of measurements that follow each other. The dataset is one shard of random tokens with
 2048 per sample; the endpoint is `rclone serve s3` on this machine.
 
-- `packing_x`: packing of documents of 600 tokens on average, over the same with Python lists.
 - `shard_memcpy_fraction`: rate of reading 64 MiB of random samples of a verified shard that is on the disk, over that
   of copying as many bytes, with cold caches.
 - `s3_rate_fraction`: rate at which the shard comes to the disk, verified, over that of a raw client that reads the same
@@ -46,7 +45,7 @@ from benchmarks import loader_others
 from benchmarks.command import command_line, figures_table, finish
 from lab.gauntlet.endpoints import random_key, start_rclone
 from templar.data.assignment import Assignment
-from templar.data.sampling import pack_flat, sample_order
+from templar.data.sampling import sample_order
 from templar.data.shards.block_file import Transfer
 from templar.data.shards.manifest import INDEX_FILE, ShardIndex, ShardManifest
 from templar.data.shards.shard_dataset import Shard, ShardedDataset
@@ -60,7 +59,6 @@ from templar.store.s3_protocol import S3Settings
 MIB = 2**20
 LIMIT = "238M"  # MiB per second of the endpoint for `s3_rate_fraction`, as rclone takes it: 2 Gbit/s
 BARS = {
-    "packing_x": 20.0,
     "shard_memcpy_fraction": 0.6,
     "s3_rate_fraction": 0.8,
     "first_batch_fraction": 0.05,
@@ -75,7 +73,6 @@ SAMPLE_BYTES = 2 * SEQUENCE_LENGTH
 PIECE_SAMPLES = 4096
 SAMPLES_PER_PAGE = 64
 BUCKET = "dataset"
-EOS = 0
 MEAN_TOKENS = 600
 READ_SAMPLES = 16_384  # samples of a read, and of the copy that it is compared with: 64 MiB
 BATCH_SIZE = 16  # sequences of the first batch: as in the preset `local`; micro-batches of the others have fewer
@@ -160,49 +157,14 @@ def serving(root: Path, *options: str) -> Iterator[Endpoint]:
 # Without a network: packing, and reading a shard that is on the disk.
 
 
-def documents(num_tokens: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Tokens of documents of lognormal lengths, `MEAN_TOKENS` on average, and offsets; half of them end with EOS."""
+def cut_documents(num_tokens: int) -> dict[str, float]:
+    """Shares of documents that end in another sample than they begin in, in both ways to pack, and of lost tokens.
+
+    The lengths are lognormal, `MEAN_TOKENS` on average.
+    """
     random = np.random.default_rng(0)
     lengths = random.lognormal(np.log(MEAN_TOKENS) - 0.5, 1.0, num_tokens // MEAN_TOKENS).astype(np.int64) + 1
     offsets = np.concatenate([[0], lengths.cumsum()])
-    tokens = random.integers(1, 50_000, offsets[-1], dtype=np.int32)
-    tokens[offsets[1::2] - 1] = EOS
-    return tokens, offsets
-
-
-def pack_naively(
-    tokens: NDArray[np.int32], offsets: NDArray[np.int64], sequence_length: int, eos_id: int
-) -> NDArray[np.int32]:
-    """Packing as `templar.data.sampling` describes it, with lists."""
-    stream: list[int] = []
-    for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
-        document = tokens[start:stop].tolist()
-        while document and document[-1] == eos_id:
-            document.pop()
-        if document:
-            stream += document
-            stream.append(eos_id)
-    whole = len(stream) // sequence_length * sequence_length
-    return np.array(stream[:whole], dtype=np.int32).reshape(-1, sequence_length)
-
-
-def packing_ratio(num_tokens: int, repetitions: int) -> float:
-    """Return how many times faster packing is than with lists, on the same tokens and offsets: the median of pairs."""
-    tokens, offsets = documents(num_tokens)
-    packed = pack_flat(tokens, offsets, SEQUENCE_LENGTH, EOS)
-    assert np.array_equal(packed, pack_naively(tokens, offsets, SEQUENCE_LENGTH, EOS))
-    del packed
-    ratios = []
-    for _ in range(repetitions):
-        naive = seconds(lambda: pack_naively(tokens, offsets, SEQUENCE_LENGTH, EOS))
-        ratios.append(naive / seconds(lambda: pack_flat(tokens, offsets, SEQUENCE_LENGTH, EOS)))
-    return statistics.median(ratios)
-
-
-def cut_documents(num_tokens: int) -> dict[str, float]:
-    """Shares of documents that end in another sample than they begin in, in both ways to pack, and of lost tokens."""
-    offsets = documents(num_tokens)[1]
-    lengths = np.diff(offsets)
     num_samples, kept, *_ = best_fit(lengths.tolist(), SEQUENCE_LENGTH)
     cut = (lengths > SEQUENCE_LENGTH) | (np.array(kept) < lengths % SEQUENCE_LENGTH)
     return {
@@ -385,7 +347,7 @@ def measure(sizes: Sizes, folder: Path, others: Path | None) -> dict[str, float]
     num_samples = sizes.shard_bytes // SAMPLE_BYTES
     num_pages = min(sizes.window_bytes, sizes.shard_bytes // 2) // SAMPLE_BYTES // SAMPLES_PER_PAGE
     write_dataset(bucket, num_samples)
-    figures = {"packing_x": packing_ratio(sizes.packed_tokens, sizes.repetitions)} | cut_documents(sizes.packed_tokens)
+    figures = cut_documents(sizes.packed_tokens)
     with serving(folder) as endpoint:
         first, streamed, whole = first_batch(endpoint, folder, num_pages, sizes.repetitions)
         with empty_folder(folder) as path:

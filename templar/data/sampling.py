@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from templar.data.assignment import Assignment
 from templar.data.pages.page_dataset import Page, PageDataset
 from templar.data.permutation import Permutation
-from templar.data.tokenizer import Tokenizer
+from templar.data.tokenizer import Tokenizer, encode
 from templar.errors import PermanentError, Reason
 from templar.shared_results import shared
 
@@ -56,7 +56,7 @@ def page_sequences(
     """
     # 1. Pack the pages in the order of the assignment, every row as one document.
     texts = [text for page in pages for text in page.texts]
-    sequences = pack(tokenizer.encode_batch(texts), sequence_length, tokenizer.eos_id)
+    sequences = pack(encode(texts, tokenizer), sequence_length)
     if not len(sequences):
         return sequences
     # 2. Shuffle: neighbours come from one document and would otherwise fill whole batches.
@@ -74,13 +74,13 @@ def held_out_sequences(
     (num_sequences, sequence_length). `dataset_too_small` if the split has fewer, otherwise errors as in `read_page`.
     """
     order = Permutation(dataset.num_pages, HELD_OUT_DOMAIN)
-    documents: list[NDArray[np.int32]] = []
-    sequences = pack(documents, sequence_length, tokenizer.eos_id)
+    documents: list[NDArray[np.integer]] = []
+    sequences = pack(documents, sequence_length)
     for position in range(dataset.num_pages):
         if len(sequences) >= num_sequences:
             break
-        documents += tokenizer.encode_batch(dataset.read_page(order.at(position)).texts)
-        sequences = pack(documents, sequence_length, tokenizer.eos_id)
+        documents += encode(dataset.read_page(order.at(position)).texts, tokenizer)
+        sequences = pack(documents, sequence_length)
     if len(sequences) < num_sequences:
         raise too_few_held_out(dataset.split, len(sequences), sequence_length, num_sequences)
     return sequences[:num_sequences]
@@ -110,53 +110,8 @@ def unigram_entropy(tokens: NDArray[np.integer], vocab_size: int) -> float:
     return float(-(frequencies * np.log(frequencies)).sum())
 
 
-def pack(token_lists: Sequence[NDArray[np.int32]], sequence_length: int, eos_id: int) -> NDArray[np.int32]:
-    """Concatenate documents and cut them into sequences; documents are as in `pack_flat`.
-
-    Returns:
-        int32 of shape (n, sequence_length), contiguous; n is 0 if the documents fill no sequence.
-    """
-    offsets = np.zeros(len(token_lists) + 1, dtype=np.int64)
-    np.cumsum([len(tokens) for tokens in token_lists], out=offsets[1:])
-    tokens = np.concatenate(token_lists, dtype=np.int32) if token_lists else np.empty(0, dtype=np.int32)
-    return pack_flat(tokens, offsets, sequence_length, eos_id)
-
-
-def pack_flat(
-    tokens: NDArray[np.int32], offsets: NDArray[np.int64], sequence_length: int, eos_id: int
-) -> NDArray[np.int32]:
-    """Cut documents that lie one after the other in one array into sequences, contiguous, shape (n, sequence_length).
-
-    Document i is `tokens[offsets[i]:offsets[i + 1]]`, with or without end tokens at its end; together the documents are
-    all of the tokens. A document without any other token than the end is left out. The sequences may be a view of
-    `tokens`, if every document ended with one end token.
-    """
-    stream = _stream(tokens, offsets[1:], eos_id)
+def pack(documents: Sequence[NDArray[np.integer]], sequence_length: int) -> NDArray[np.int32]:
+    """Cut documents as `encode` gives them into sequences: int32 of shape (n, sequence_length), n may be 0."""
+    stream = np.concatenate([np.empty(0, dtype=np.int32), *documents])
     num_sequences = len(stream) // sequence_length
     return stream[: num_sequences * sequence_length].reshape(num_sequences, sequence_length)
-
-
-def _stream(tokens: NDArray[np.int32], stops: NDArray[np.int64], eos_id: int) -> NDArray[np.int32]:
-    """The documents that end at the stops, each with exactly one end token.
-
-    An end token that is there stays in its place, so that few tokens are removed or inserted and the others move in
-    long runs.
-    """
-    # 1. Find the documents that end with an end token.
-    lengths = np.diff(stops, prepend=0)
-    ended = lengths > 0
-    ended[ended] = tokens[stops[ended] - 1] == eos_id
-    document = np.flatnonzero(ended)
-    # 2. Remove end tokens beyond the first, and documents of nothing else.
-    unusual = document[(lengths[document] == 1) | (tokens[stops[document] - 2] == eos_id)]
-    if len(unusual):
-        kept = np.ones(len(tokens), dtype=np.bool_)
-        for number in unusual:
-            start, stop = stops[number] - lengths[number], stops[number]
-            others = np.flatnonzero(tokens[start:stop] != eos_id)
-            lengths[number] = others[-1] + 2 if len(others) else 0
-            kept[start + lengths[number] : stop] = False
-        tokens = tokens[kept]
-    # 3. Insert the end tokens that are missing.
-    missing = lengths.cumsum()[(lengths > 0) & ~ended]
-    return np.insert(tokens, missing, eos_id) if len(missing) else tokens

@@ -2,8 +2,7 @@
 
 A `Tokenizer` turns a text into the same ids on every node: nothing is added, truncated or padded, and the name of a
 special token inside a text is ordinary text. The end token never stands inside a text, so that no document can forge a
-document border. Packing (`templar.data.sampling`) marks the end of a document, or `encode_all` where tokens are packed
-into the samples of a shard (`packed`).
+document border: `encode` marks the end of each document.
 """
 
 import json

@@ -2,11 +2,9 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from benchmarks import loader
-from templar.data.sampling import pack_flat
 
 
 @pytest.mark.slow
@@ -30,11 +28,3 @@ def test_the_figures(monkeypatch, tmp_path):
     assert all(isinstance(figure, int | float) and figure >= 0 for figure in figures.values())
     assert all(figures[name] > 0 for name in loader.BARS)
     assert figures["shard_mib"] == 16
-
-
-def test_what_is_compared_does_the_same():
-    tokens, offsets = loader.documents(50_000)
-    assert 300 < np.diff(offsets).mean() < 1200
-    naive = loader.pack_naively(tokens, offsets, 64, loader.EOS)
-    assert np.array_equal(naive, pack_flat(tokens, offsets, 64, loader.EOS))
-    assert len(naive) > 500

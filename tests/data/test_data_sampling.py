@@ -2,45 +2,18 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from templar.data.assignment import Assignment, Epoch, SlotPlan, assign
 from templar.data.corpus import collect_documents
 from templar.data.pages.page_dataset import PageDataset
 from templar.data.permutation import Permutation
 from templar.data.sampling import held_out_sequences, pack, page_sequences, sample_order, unigram_entropy
-from templar.data.tokenizer import load_tokenizer
+from templar.data.tokenizer import encode, load_tokenizer
 from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason
 from tests.support.datasets import PREFIX
 from tests.support.errors import raising
 from tests.support.memory_store import MemoryStore
-
-EOS = 2
-DOCUMENTS = st.lists(st.lists(st.integers(0, 4) | st.just(EOS), max_size=12), max_size=12)
-LENGTHS = st.integers(1, 9)
-
-
-def definition(documents, sequence_length):
-    """The module's docstring, token by token."""
-    stream: list[int] = []
-    for document in documents:
-        tokens = list(document)
-        while tokens and tokens[-1] == EOS:
-            tokens.pop()
-        stream += [*tokens, EOS] if tokens else []
-    whole = len(stream) // sequence_length
-    return [stream[i * sequence_length : (i + 1) * sequence_length] for i in range(whole)]
-
-
-@settings(max_examples=60)
-@given(documents=DOCUMENTS, sequence_length=LENGTHS)
-@example(documents=[[EOS], [1], [EOS, EOS], [EOS, 1, EOS, EOS], []], sequence_length=1)
-def test_packing_equals_the_definition(documents, sequence_length):
-    packed = pack([np.array(tokens, dtype=np.int32) for tokens in documents], sequence_length, EOS)
-    assert (packed.dtype, packed.tolist()) == (np.int32, definition(documents, sequence_length))
-    assert packed.flags.c_contiguous
 
 
 def test_the_samples_of_the_assigned_pages_come_in_the_order_of_the_digest():
@@ -77,7 +50,7 @@ def test_a_window_holds_the_packed_pages_of_its_assignment(dataset, tokenizer):
     epoch = Epoch(dataset.digest, dataset.num_pages)
     assignment = assign(5, 1, epoch=epoch, plan=SlotPlan(4, 2), uids=(1, 2, 3), block_hash="0x" + "12" * 32)
     texts = [text for unit in assignment.units for text in dataset.read_page(unit).texts]
-    packed = pack(tokenizer.encode_batch(texts), LENGTH, tokenizer.eos_id)
+    packed = pack(encode(texts, tokenizer), LENGTH)
     sequences = page_sequences(dataset.read_pages(assignment.units), tokenizer, assignment, LENGTH)
     assert not np.array_equal(sequences, packed)
     assert sorted(map(bytes, sequences)) == sorted(map(bytes, packed))

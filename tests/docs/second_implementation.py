@@ -245,8 +245,7 @@ class Spec:
         """Section 13: documents as sequences."""
         stream: list[int] = []
         for document in case["documents"]:
-            length = max((place + 1 for place, token in enumerate(document) if token != case["eos"]), default=0)
-            stream += [*document[:length], case["eos"]] if length else []
+            stream += [*document, case["eos"]] if document else []
         length = case["sequence_length"]
         whole = len(stream) // length * length
         return [stream[start : start + length] for start in range(0, whole, length)]

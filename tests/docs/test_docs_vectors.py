@@ -7,6 +7,7 @@ import struct
 import zlib
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from templar.chain.hotkey import verify
 from templar.data.assignment import Epoch, SlotPlan, assign, spare_units
 from templar.data.permutation import Permutation
 from templar.data.sampling import pack
+from templar.data.tokenizer import encode
 from templar.errors import Reason, RejectedError
 from templar.exchange import objects
 from templar.exchange.network_view import drawn_by_stake
@@ -390,8 +392,8 @@ def test_product_permutes_assigns_and_packs():
         assert list(spare_units(each["window"], **rules)) == each["spare"]
     order = Permutation(ordered["size"], "templar.samples.order", ordered["digest"])
     assert [order.at(place) for place in range(ordered["size"])] == ordered["order"]
-    documents = [np.array(ids, np.int32) for ids in packing["documents"]]
-    assert pack(documents, packing["sequence_length"], packing["eos"]).tolist() == packing["sequences"]
+    tokenizer: Any = SimpleNamespace(encode_batch=lambda ids: [*map(np.int32, ids)], eos_id=packing["eos"])
+    assert pack(encode(packing["documents"], tokenizer), packing["sequence_length"]).tolist() == packing["sequences"]
 
 
 def test_product_selects_peers_and_publishers():
