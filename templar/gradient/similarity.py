@@ -35,15 +35,6 @@ class Similarity:
         return np.diag(self.shared)
 
     @property
-    def overlap(self) -> NDArray[np.float64]:
-        """Shape (P, P): the share of the smaller payload's places that the other one has, too; 0 if it is empty.
-
-        This is the reference's index overlap, of the whole payload: 0.04 to 0.1 among honest miners, 1 for a copy.
-        """
-        smaller = np.minimum(self.counts[:, None], self.counts[None, :])
-        return self.shared / np.maximum(smaller, 1)
-
-    @property
     def taken(self) -> NDArray[np.float64]:
         """Shape (P, P): the part of each row's payload that is in the column's and that chance does not explain, 0..1.
 
@@ -51,7 +42,7 @@ class Similarity:
         smaller one is taken from the other.
         """
         if self.chance >= 1:
-            return self.overlap * 0
+            return np.zeros(self.shared.shape)
         share = self.shared / np.maximum(self.counts[:, None], 1)
         return np.clip((share - self.chance) / (1 - self.chance), 0, 1)
 

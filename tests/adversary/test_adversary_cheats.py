@@ -126,8 +126,8 @@ def test_a_copier_publishes_so_much_of_somebody(network, role, window, most, lea
             published(network, each, window - 1) for each in network.miners if (each is node) == (role == "recycling")
         ]
     own = published(network, node, window)
-    shares = [float(similarity([own, other], node.layout).overlap[0, 1]) for other in others]
-    assert least <= max(shares) < most
+    compared = [similarity([own, other], node.layout) for other in others]
+    assert least <= max(found.shared[0, 1] / found.counts[0] for found in compared) < most
 
 
 def test_wrong_data_is_anothers_of_the_window_before_under_the_own_name(network):
@@ -156,7 +156,7 @@ def test_a_varied_payload_is_legal_and_keeps_what_it_is_to_keep(kept, scale_step
     found = varied(original.sections, kept=kept, seed=seed, scale_steps=scale_steps)
     assert found == varied(original.sections, kept=kept, seed=seed, scale_steps=scale_steps)
     copy = decode(encode(Payload(original.header, found), LAYOUT), LAYOUT)
-    shared = similarity([original, copy], LAYOUT)
-    assert abs(float(shared.overlap[0, 1]) - kept) <= 1 / 32
+    compared = similarity([original, copy], LAYOUT)
+    assert abs(compared.shared[0, 1] / compared.counts[0] - kept) <= 1 / 32
     assert unpack(copy.sections["matrix"]).steps[0] == 0
     assert copy.sections["norm"].num_active == original.sections["norm"].num_active
