@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -195,13 +195,13 @@ def census_file(unit: Unit, folder: Path) -> Path:
     return folder / "census" / f"{unit.key}.npy"
 
 
-def load_array(path: Path, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+def load_array(path: Path) -> NDArray[Any]:
     """Load an array that `np.save` wrote, in one thread at a time; OSError, EOFError or ValueError if there is none.
 
     A header is Python source, and CPython 3.11 may fail with `SystemError` when two threads parse at once.
     """
     with _parsing:
-        array: NDArray[Any] = np.load(path, mmap_mode=mmap_mode)
+        array: NDArray[Any] = np.load(path)
     return array
 
 
