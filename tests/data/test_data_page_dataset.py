@@ -9,7 +9,6 @@ import pytest
 from templar import interrupt
 from templar.data.corpus import Document
 from templar.data.pages.page_dataset import Page, PageDataset
-from templar.data.tokenizer import load_tokenizer
 from templar.datasets.page_writer import build_dataset, upload_dataset
 from templar.errors import PermanentError, Reason, TransientError
 from tests.support.datasets import PREFIX, rows_of
@@ -127,13 +126,6 @@ def test_the_digest_follows_the_files_and_the_pages(store):
     change_shard_sizes(store, lambda sizes: sizes["beta"]["shards"][0].update(sha256="0" * 64))
     digests.add(open_pages(store).digest)
     assert len(digests) == 4
-
-
-def test_the_tokenizer_beside_the_dataset(store):
-    tokenizer = load_tokenizer("embedded", embedded=open_pages(store).beside("tokenizer.json", max_bytes=2**26))
-    assert tokenizer.decode(tokenizer.encode_batch(["alpha"])[0]) == "alpha"
-    store.delete([f"{PREFIX}/tokenizer.json"])
-    assert open_pages(store).beside("tokenizer.json", max_bytes=2**26) is None
 
 
 @pytest.fixture
