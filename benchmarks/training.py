@@ -31,7 +31,8 @@ from torch.nn import functional
 from benchmarks import neuron_memory
 from benchmarks.command import command_line, finish
 from templar.hparams import Model, TrainerSettings, Training, load_hparams
-from templar.training.device import TrainFigures, given_threads
+from templar.machine import given_threads
+from templar.training.device import TrainFigures
 from templar.training.loss import torch_threads
 from templar.training.model import build_model, genesis_parameters
 from templar.training.optimizers import OptimizerState

@@ -41,13 +41,14 @@ from templar.gradient.layout import Layout
 from templar.housekeeping.access import check_access
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
 from templar.hparams import HParams
+from templar.machine import available_bytes
 from templar.neuron import lock
 from templar.neuron.configuration import CHAIN_ROLES
 from templar.scoring.meter import Meter
 from templar.store.address import encode_address
 from templar.store.base import ObjectStore
 from templar.training.cluster import interface_to, rank_count
-from templar.training.device import available_bytes, choose_device, num_parameters, num_second_moments
+from templar.training.device import choose_device, num_parameters, num_second_moments
 from templar.training.memory import MicroBatches
 from templar.training.model import inner_optimizer, parameter_shapes
 

@@ -5,7 +5,6 @@ resumes, and no name or time decides whether a result may be used again.
 """
 
 import hashlib
-import os
 import secrets
 import shutil
 from array import array
@@ -27,6 +26,7 @@ from templar.data.tokenizer import order_key
 from templar.datasets.documents import InputFile, TextSource, find_inputs, read_texts
 from templar.errors import PermanentError, Reason
 from templar.interrupt import StoppedError, check_stop
+from templar.machine import given_threads
 from templar.store.files import local_file, replacing, sync
 
 MOST_TEXT_BYTES = 2**25
@@ -254,8 +254,8 @@ class Each(Protocol):
 
 
 def most_threads(workers: int | None) -> int:
-    """The number of threads: `MOST_WORKERS` at most, and one per processor that this process may use by default."""
-    return workers or min(MOST_WORKERS, len(os.sched_getaffinity(0)))
+    """The number of threads: by default one per processor that this process may use, `MOST_WORKERS` at most."""
+    return workers or min(MOST_WORKERS, given_threads())
 
 
 def in_threads(

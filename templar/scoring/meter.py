@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from templar.hparams import HParams, TrainerSettings
 from templar.interrupt import check_stop
+from templar.machine import given_threads
 from templar.scoring.evidence import MeasuredOn
 from templar.training.cluster import rank_count
-from templar.training.device import EVALUATION, choose_device, given_threads
+from templar.training.device import EVALUATION, choose_device
 from templar.training.loss import mean_loss, micro_batch_losses, torch_threads
 from templar.training.memory import EVALUATION_BYTES, PassSizes, estimated_bytes, on_device
 from templar.training.model import bind_parameters, hidden_states, load_parameters, output_weight, parameters_of

@@ -34,9 +34,10 @@ from torch.distributed.rendezvous import rendezvous
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings, Training
 from templar.interrupt import StoppedError, check_stop, end_soon
+from templar.machine import given_threads
 from templar.store.files import replacing
 from templar.tensorfile import Zeros
-from templar.training.device import bad_environment, choose_device, given_threads
+from templar.training.device import bad_environment, choose_device
 from templar.training.group import ReplicatedGroup, ShardedGroup
 from templar.training.memory import MicroBatches
 from templar.training.model import parameter_shapes

@@ -5,21 +5,19 @@ back in silence. The one exception is torch.compile, which costs speed alone: wi
 """
 
 import logging
-import os
 import resource
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings
+from templar.machine import available_bytes, given_threads
 from templar.training.model import InnerOptimizer, LayerStep, muon_matrices, parameter_shapes, transformer_layer
 
 log = logging.getLogger(__name__)
@@ -41,7 +39,6 @@ COPIED_BYTES_PER_SECOND = 2e9  # assumed, of a copy to the host or the disk
 _PROBE_SIZE = 384
 _PROBE_REPEATS = 3
 _PROBE_GAIN = 1.1  # bfloat16 must be this many times as fast as float32 to be chosen: it has fewer digits
-_CGROUP = Path("/sys/fs/cgroup")  # the limits of this process's container, if it is in one
 
 
 @dataclass(frozen=True)
@@ -155,30 +152,6 @@ def choose_device(settings: TrainerSettings, work: Work = TRAINING) -> Device:
     if device.why:
         log.info("%s on %s in %s (%s)", work.name, name, device.precision, device.why)
     return device
-
-
-def given_threads() -> int:
-    """Processors that this process may use: its affinity, and no more than its container's share of time."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        share = allowed if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        share = allowed  # no such file: not in a container of this kind
-    return min(allowed, share)
-
-
-def available_bytes() -> int:
-    """Memory that this process may still take: the machine's, and no more than its container's limit leaves."""
-    machine = int(psutil.virtual_memory().available)
-    try:
-        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        fields = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        cached = int(fields["active_file"]) + int(fields["inactive_file"])  # used, and given back when it is needed
-        share = machine if limit == "max" else max(0, int(limit) - int(used) + cached)
-    except (OSError, ValueError, KeyError):
-        share = machine  # no such files: not in a container of this kind
-    return min(machine, share)
 
 
 def flops_per_token(model: Model, length: int) -> float:

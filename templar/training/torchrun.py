@@ -19,10 +19,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import TrainerSettings
+from templar.machine import given_threads
 from templar.store.files import locked
 from templar.training import rank
 from templar.training.cluster import interface_to, rank_count
-from templar.training.device import given_threads
 
 SHUTDOWN_SECONDS = 50  # from SIGTERM to SIGKILL: a worker's grace and the end of an interrupted window take 40 s
 

@@ -13,10 +13,10 @@ from training_cases import tokens
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import PRODUCTION_TRAINER, TrainerSettings, load_hparams
+from templar.machine import given_threads
 from templar.neuron.miner import NOTHING_TO_PUBLISH
-from templar.training import device as devices
 from templar.training import loss, train
-from templar.training.device import available_bytes, choose_device, given_threads
+from templar.training.device import choose_device
 from templar.training.loss import mean_loss, token_losses, torch_threads
 from templar.training.memory import MicroBatches
 from templar.training.model import build_model, hidden_states
@@ -147,25 +147,6 @@ def test_auto_takes_the_cpu_and_all_its_threads_and_says_why(monkeypatch):
     for part in ("there is no CUDA device", f"{given_threads()} threads", "a product in bfloat16 was"):
         assert part in device.why
     assert choose_device(TrainerSettings()).why == ""
-
-
-@pytest.mark.parametrize(("quota", "threads"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1)])
-def test_a_container_gives_no_more_threads_than_its_share_of_time(quota, threads, monkeypatch, tmp_path):
-    (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(devices, "_CGROUP", tmp_path)
-    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda process: set(range(8)))
-    assert given_threads() == threads
-
-
-@pytest.mark.parametrize(("limit", "available"), [("max", 900), ("1000", 500), ("5000", 900), ("300", 0)])
-def test_a_container_gives_no_more_memory_than_its_limit_leaves(limit, available, monkeypatch, tmp_path):
-    monkeypatch.setattr(devices, "_CGROUP", tmp_path)
-    monkeypatch.setattr("psutil.virtual_memory", lambda: type("", (), {"available": 900}))
-    assert available_bytes() == 900
-    (tmp_path / "memory.max").write_text(limit + "\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 400\nactive_file 50\ninactive_file 150\nshmem 100\n")
-    assert available_bytes() == available
 
 
 @pytest.mark.parametrize(
