@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from templar.canonical import file_sha256
+from templar.canonical import canonical_json, file_sha256, sha256_hex
 from templar.data.corpus import SPLITS
 from templar.data.pages.metadata import (
     DEFAULT_CONFIG,
@@ -112,7 +112,9 @@ def import_dataset(
     shards = sorted(path for path in folder.iterdir() if re.fullmatch(rf"{prefix}_\d{{6}}\.npy", path.name))
     work = root.with_name(f"{root.name}.work")
     with alone(work), local_file(root):
-        partial = work / "import"
+        # Shards that an import with other options has described are not taken for those of this one.
+        options = [tokenizer and tokenizer.digest, dtype, sequence_length]
+        partial = work / f"import-{sha256_hex(canonical_json(options))[:16]}"
         partial.mkdir(exist_ok=True)
         if shards:
             if tokenizer is None:

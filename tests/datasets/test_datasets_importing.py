@@ -102,14 +102,18 @@ class TestShards:
         with raising(PermanentError, Reason.DATASET_MISSING, "correct the folder"):
             fetch_original(DirectoryStore(tmp_path, writable=False), "nowhere", copy)
 
-    def test_it_resumes(self, tokens, tmp_path, tokenizer, monkeypatch):
+    def test_it_resumes_what_had_the_same_options(self, tokens, tmp_path, tokenizer, monkeypatch):
+        for file in tokens.glob("sample_ids_*"):  # of samples of another length
+            file.unlink()
+
         def full(*_, **__):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
             patch.setattr("templar.datasets.importing.describe_shards", full)
-            with pytest.raises(KeyboardInterrupt):
-                import_dataset(tokens, tmp_path / "one", tokenizer=tokenizer, sequence_length=LENGTH)
+            for length in (LENGTH // 2, LENGTH):
+                with pytest.raises(KeyboardInterrupt):
+                    import_dataset(tokens, tmp_path / "one", tokenizer=tokenizer, sequence_length=length)
         assert not (tmp_path / "one").exists()
         import_dataset(tokens, tmp_path / "one", tokenizer=tokenizer, sequence_length=LENGTH)
         import_dataset(tokens, tmp_path / "two", tokenizer=tokenizer, sequence_length=LENGTH)
