@@ -20,6 +20,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,8 @@ class StreamingDataset(_Samples):
             return
         self._noted[number], manifest = now, data.manifest(number)
         with names_of(folder):
-            os.utime(folder / manifest_file(self._split, number))
+            with suppress(FileNotFoundError):  # another process has deleted it: opening the shard brings it back
+                os.utime(folder / manifest_file(self._split, number))
             # 1. The others, by their last use, and the bytes that they take.
             described = {each: folder / manifest_file(self._split, each) for each in range(len(self.files.sizes))}
             others = {each: path for each, path in described.items() if each != number and path.exists()}

@@ -12,9 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from templar.data.shards.manifest import tokens_file
+from templar.data.shards.block_file import names_of
+from templar.data.shards.manifest import manifest_file, tokens_file
 from templar.data.tokenizer import train_embedded_tokenizer
-from templar.datasets import MixedDataset, ShardLayout, StreamingDataset, StreamingLoader, write_records, write_shards
+from templar.datasets import (
+    MixedDataset,
+    ShardLayout,
+    StreamingDataset,
+    StreamingLoader,
+    streaming,
+    write_records,
+    write_shards,
+)
 from templar.datasets.streaming_order import MIXED, BatchOrder, Files, Stream, shares
 from templar.errors import PermanentError, Reason
 from templar.store.directory import DirectoryStore
@@ -202,6 +211,19 @@ class TestReading:
         assert sum(length for _, _, length in counted.reads) == sum(
             len(shards[1].files[tokens_file("train", each)]) for each in range(4)
         )
+
+    def test_a_shard_that_another_process_has_just_deleted_is_fetched_again(self, shards, tmp_path, monkeypatch):
+        cache = tmp_path / "cache"
+        dataset = StreamingDataset(shards[0], cache=cache, cache_bytes=3 * shards[1].size(0))
+
+        def after_another(folder):
+            for path in folder.glob("train_*"):
+                path.unlink()
+            return names_of(folder)
+
+        monkeypatch.setattr(streaming, "names_of", after_another)
+        assert np.array_equal(dataset[0], StreamingDataset(shards[0], cache=tmp_path / "other")[0])
+        assert (cache / manifest_file("train", 0)).exists()
 
     def test_a_first_batch_needs_a_small_part_of_a_shard(self, tmp_path):
         root = tmp_path / "large"
