@@ -90,7 +90,7 @@ def find_built(request: BuildRequest, *, workers: int | None = None) -> BuiltDat
         card.settings == settings.described()
         and [source.name for source in card.sources] == sorted({unit.source for unit in units})
         and [file for source in card.sources for file in source.files] == list(files_of(units))
-        and own == (None if card.tokenizer["embedded"] else card.tokenizer["digest"])
+        and own == (None if card.tokenizer.embedded else card.tokenizer.digest)
     )
     if not same:
         return None

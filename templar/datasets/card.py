@@ -62,12 +62,23 @@ class SourceCard:
 
 
 @dataclass(frozen=True)
+class TokenizerCard:
+    """The tokenizer."""
+
+    digest: str
+    embedded: bool  # whether it was trained on the documents
+    eos_id: int
+    eos_token: str
+    vocab_size: int
+
+
+@dataclass(frozen=True)
 class Card:
     """The description of a dataset."""
 
     layout: DatasetLayout
     digest: str  # of `_shards.json`, or of the files, rows and hashes of `_shard_sizes.json`
-    tokenizer: Mapping[str, Any]  # `digest`, `embedded`, `eos_id`, `eos_token`, `vocab_size`
+    tokenizer: TokenizerCard
     settings: Mapping[str, Any]  # those that its bytes follow from
     sources: tuple[SourceCard, ...]
     sample_tokens: Mapping[str, int] | None  # by split; None for pages
@@ -101,13 +112,8 @@ def make_card(
 ) -> Card:
     """The card of a plan's dataset; `counts` are by source and split, `sample_tokens` by split."""
     settings = plan.request.settings
-    described = {
-        "digest": tokenizer.digest,
-        "embedded": settings.tokenizer == EMBEDDED,
-        "eos_id": tokenizer.eos_id,
-        "eos_token": tokenizer.eos_token,
-        "vocab_size": tokenizer.vocab_size,
-    }
+    embedded = settings.tokenizer == EMBEDDED
+    described = TokenizerCard(tokenizer.digest, embedded, tokenizer.eos_id, tokenizer.eos_token, tokenizer.vocab_size)
     sources: list[SourceCard] = []
     for name in sorted({unit.source for unit in plan.units}):
         units = [unit for unit in plan.units if unit.source == name]
@@ -171,7 +177,7 @@ def readable(card: Card) -> str:
         "",
         "## Tokenizer",
         "",
-        *_table([dict(card.tokenizer) | {"eos_token": f"`{card.tokenizer['eos_token']}`"}]),
+        *_table([asdict(card.tokenizer) | {"eos_token": f"`{card.tokenizer.eos_token}`"}]),
         "",
         "## Settings",
         "",

@@ -196,7 +196,7 @@ class _Reader:
 
             def compare_tokenizer(info: ObjectInfo) -> str:
                 self.store.get_file(info.key, folder / TOKENIZER_FILE, max_bytes=MAX_TOKENIZER_BYTES)
-                wanted = tokenizer or (str(cards[0].tokenizer["digest"]) if cards else None)
+                wanted = tokenizer or (cards[0].tokenizer.digest if cards else None)
                 found = load_tokenizer(name).digest
                 return "" if wanted in {None, found} else "is not the tokenizer of the dataset"
 

@@ -434,7 +434,7 @@ class TestTheResult:
         sizes = json.loads((built.root / "_shard_sizes.json").read_bytes())
         assert set(sizes) == {"texts", "texts/held_out", "rows", "rows/held_out"}
         assert built.card.digest == sha256_hex(canonical_json(sizes))
-        assert load_tokenizer(str(built.root)).digest == built.card.tokenizer["digest"]
+        assert load_tokenizer(str(built.root)).digest == built.card.tokenizer.digest
 
     def test_the_card(self, source_folder, tmp_path):
         built = build(request(source_folder, tmp_path / "built", DatasetLayout.SHARDS))

@@ -136,5 +136,7 @@ def test_tokenizer_and_card_of_another_dataset(tmp_path, files):
     assert problems(other) == {"tokenizer.json": "is not the tokenizer of the dataset"}
     card = json.loads(files["card.json"]) | {"digest": "0" * 64}
     assert problems(files | {"card.json": json.dumps(card).encode()}) == {"card.json": "is the card of another dataset"}
+    damaged = {"card.json": json.dumps(card | {"tokenizer": {}}).encode()}
+    assert "tokenizer.digest" in problems(files | damaged)["card.json"]
     assert problems(files | {"card.json": b"{", "tokenizer.json": b"{"}).keys() == {"card.json", "tokenizer.json"}
     assert problems({path: data for path, data in files.items() if path not in BESIDE}) == {}
