@@ -49,6 +49,7 @@ def test_configs_of_a_split_without_default_and_sorted():
     [
         (b"[" * 600, "not plain YAML"),
         (b"a: &a [1]\nb: *a\nconfigs: []", "aliases are not allowed"),
+        (b"configs: 1" + b":0" * 200 + b".0", "not plain YAML"),  # a number with the base 60
         (b"!!python/object/apply:os.getcwd []", "not plain YAML"),
         (b"configs: [{config_name: ../a, data_files: [{split: a, path: b}]}]", r"configs\.0\.config_name"),
         (

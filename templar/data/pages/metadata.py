@@ -136,8 +136,8 @@ def parse_metadata(data: bytes, origin: str) -> Metadata:
         return Metadata.model_validate(content)
     except ValidationError as error:
         raise malformed(origin, error) from None
-    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError) as error:
-        # An explicit tag on the wrong value makes the loader's constructors raise one of these.
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, LookupError, AttributeError, TypeError) as error:
+        # An explicit tag on the wrong value, or a number beyond a float, makes the loader raise one of these.
         raise malformed(origin, f"not plain YAML: {error}") from None
 
 
