@@ -261,7 +261,7 @@ def busy_fractions(wishes: Wishes, base: HParams, made: Design) -> dict[str, flo
 
 def device_peak(name: str) -> float:
     """The peak of a device of the table, FLOP/s; `bad_hparams` with the known names if it is not there."""
-    matches = [peak for known, peak in PEAK_FLOPS.items() if name.upper() in known.upper().split()]
+    matches = [peak for known, peak in PEAK_FLOPS.items() if name.upper() in (known.upper(), *known.upper().split())]
     if not matches:
         raise _refused(f"the device {name!r} is not in the table: choose one of {', '.join(PEAK_FLOPS)}")
     return max(matches)
