@@ -157,11 +157,10 @@ def design(wishes: Wishes, base: HParams) -> Design:
     model = wishes.model or architecture(wishes, base.model)
     chosen = _with_density(wishes, base, model, peak, DENSITIES[0])
     busy = min(BUSY, chosen.expects.busy_fraction - DENSITY_COST)
-    blocks = max(MOST_BLOCKS, chosen.preset["windows"]["blocks_per_window"])
     for density in DENSITIES[1:]:
         with suppress(PermanentError):  # its transfers leave no time for an inner step
             denser = _with_density(wishes, base, model, peak, density)
-            if denser.expects.busy_fraction >= busy and denser.preset["windows"]["blocks_per_window"] <= blocks:
+            if denser.expects.busy_fraction >= busy:
                 chosen = denser
     return chosen
 
@@ -298,6 +297,8 @@ def _windows(
     decided = gathered + DECIDED_SECONDS + rest + TRAIN_MARGIN_SECONDS
     least = min(MOST_BLOCKS, math.ceil(decided / (1 - BUSY) / old.block_seconds))
     shortest = math.ceil(2 * changed.reserved_seconds / old.block_seconds)
+    if shortest > MOST_BLOCKS:
+        raise _refused(f"payloads need windows of {shortest} blocks, not {MOST_BLOCKS}: faster links or fewer miners")
     found = FOUND_SECONDS + up + payload * wishes.miners * 8e-6 / wishes.downlink
     return windows | {"blocks_per_window": max(least, shortest)}, found + rest + LEARNED_MARGIN_SECONDS
 

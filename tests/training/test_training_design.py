@@ -40,7 +40,8 @@ def test_a_design_is_a_valid_preset_that_keeps_its_device_busy(miners, device, p
     try:
         made = design(Wishes(miners, device, parameters, devices=devices, uplink=uplink), BASE)
     except PermanentError as error:
-        assert "one inner step takes" in str(error)  # noqa: PT017 - few wishes are too large for their devices
+        words = ("one inner step takes", "faster links or fewer miners")  # few wishes are too large
+        assert any(each in str(error) for each in words)  # noqa: PT017
         return
     hparams, expects = load_hparams("150M", overrides=made.preset), made.expects
     training, windows = hparams.training, hparams.windows
@@ -49,7 +50,7 @@ def test_a_design_is_a_valid_preset_that_keeps_its_device_busy(miners, device, p
     assert expects.parameters == num_parameters(hparams.model)
     assert expects.busy_fraction == pytest.approx(needed / windows.seconds)
     assert (expects.busy_fraction >= 0.95) != bool(expects.why_less_busy)
-    assert not expects.why_less_busy or windows.blocks_per_window == 125 or expects.idle_seconds > 70
+    assert not expects.why_less_busy or windows.blocks_per_window == 125
     assert needed <= windows.seconds - expects.idle_seconds
     assert hparams.data.pages_per_window * hparams.data.samples_per_page >= training.most_sequences
     assert expects.roles["aggregator"].bucket_bytes >= miners * 100 * expects.payload_bytes
@@ -81,7 +82,7 @@ def test_a_code_that_leaves_no_time_to_train_is_no_choice(device, parameters, up
     assert made.preset["training"]["inner_steps"] >= 1
 
 
-@pytest.mark.parametrize(("downlink", "batches"), [(500.0, 4), (20.0, 1)])
+@pytest.mark.parametrize(("downlink", "batches"), [(500.0, 4), (100.0, 1)])
 def test_a_slower_device_is_as_busy_and_a_much_faster_one_waits(downlink, batches):
     wishes = Wishes(20, "A100", 1e9, downlink=downlink)
     made = design(wishes, BASE)
@@ -98,6 +99,7 @@ def test_a_slower_device_is_as_busy_and_a_much_faster_one_waits(downlink, batche
         (Wishes(20, "h100", 1e9, depth=3), "give exactly one of"),
         (Wishes(20, "abacus", 1e9), "the device 'abacus' is not in the table: choose one of A100"),
         (Wishes(2, "A100", 2e10, uplink=20), "one inner step takes 1475 s, a window has less"),
+        (Wishes(256, "A100", 3e10, devices=8, uplink=20), "4864 blocks, not 125: faster links or fewer miners"),
         (Wishes(0, "h100", 1e9), "miners is 0: it must be above 0"),
         (Wishes(20, "h100", 1e9, uplink=0), "uplink is 0: it must be above 0"),
     ],
