@@ -31,7 +31,7 @@ from torch.nn import functional
 from benchmarks import neuron_memory
 from benchmarks.command import command_line, finish
 from templar.hparams import Model, TrainerSettings, Training, load_hparams
-from templar.machine import given_threads
+from templar.resources import given_threads
 from templar.training.device import TrainFigures
 from templar.training.loss import torch_threads
 from templar.training.model import build_model, genesis_parameters

@@ -33,7 +33,7 @@ from templar.errors import PermanentError, Reason, TransientError
 from templar.housekeeping.maintenance import origin_of_text
 from templar.neuron.node import Node
 from templar.reports.model_card import PICTURE_FILE, TrainingHistory, model_card, read_history
-from templar.reports.text_score import score_texts
+from templar.reports.text_score import run_tasks, score_texts
 from templar.reports.training_curve import draw_held_out
 from templar.store.files import local_file, replacing
 from templar.training.model import build_model, load_parameters
@@ -164,8 +164,6 @@ def evaluate(arguments: argparse.Namespace, network: PublicNetwork) -> int:
     folder, config = fetched(arguments, network).folder, network.config
     tokenizer, hparams = load_tokenizer(str(folder)), config.hparams
     if arguments.tasks:
-        from templar.housekeeping.lm_tasks import run_tasks  # noqa: PLC0415 - the extra `evaluation`
-
         tasks = arguments.tasks.split(",")
         for task, metric, value in run_tasks(folder, tasks, config.trainer, include=arguments.include):
             print(f"{task}  {metric}  {value:.6f}")

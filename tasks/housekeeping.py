@@ -27,10 +27,10 @@ from templar.housekeeping import access, disk_cleanup, maintenance
 from templar.housekeeping.access import AccessReport
 from templar.housekeeping.bucket_cleanup import CleanupReport, Criterion
 from templar.housekeeping.disk_cleanup import LocalReport, LocalRules
-from templar.housekeeping.lm_tasks import run_tasks
 from templar.neuron.backup import BackupReport, store_backup
 from templar.reports.checkpoint_evaluation import EvaluatedCheckpoint, evaluate_checkpoints, shown_results
 from templar.reports.metrics import keep_measured
+from templar.reports.text_score import run_tasks
 
 
 @task(task_run_name="publish checkpoint", **HOUSEKEEPING)

@@ -41,9 +41,9 @@ from templar.gradient.layout import Layout
 from templar.housekeeping.access import check_access
 from templar.housekeeping.bucket_cleanup import PROBE_PREFIX
 from templar.hparams import HParams
-from templar.machine import available_bytes
 from templar.neuron import lock
 from templar.neuron.configuration import CHAIN_ROLES
+from templar.resources import available_bytes
 from templar.scoring.meter import Meter
 from templar.store.address import encode_address
 from templar.store.base import ObjectStore

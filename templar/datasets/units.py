@@ -26,7 +26,7 @@ from templar.data.tokenizer import order_key
 from templar.datasets.documents import InputFile, TextSource, find_inputs, read_texts
 from templar.errors import PermanentError, Reason
 from templar.interrupt import StoppedError, check_stop
-from templar.machine import given_threads
+from templar.resources import given_threads
 from templar.store.files import local_file, replacing, sync
 
 MOST_TEXT_BYTES = 2**25

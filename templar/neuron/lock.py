@@ -101,7 +101,7 @@ class LastRun:
 
 def this_machine() -> str:
     """A name of this machine for people to compare: 8 hex digits that hide its host name."""
-    return hashlib.sha256(f"templar.machine:{socket.gethostname()}".encode()).hexdigest()[:8]
+    return hashlib.sha256(f"templar.resources:{socket.gethostname()}".encode()).hexdigest()[:8]
 
 
 def make_private(home: Path) -> None:

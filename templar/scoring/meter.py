@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from templar.hparams import HParams, TrainerSettings
 from templar.interrupt import check_stop
-from templar.machine import given_threads
+from templar.resources import given_threads
 from templar.scoring.evidence import MeasuredOn
 from templar.training.cluster import rank_count
 from templar.training.device import EVALUATION, choose_device

@@ -34,7 +34,7 @@ from torch.distributed.rendezvous import rendezvous
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings, Training
 from templar.interrupt import StoppedError, check_stop, end_soon
-from templar.machine import given_threads
+from templar.resources import given_threads
 from templar.store.files import replacing
 from templar.tensorfile import Zeros
 from templar.training.device import bad_environment, choose_device

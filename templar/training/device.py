@@ -17,7 +17,7 @@ from torch import Tensor
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import Model, TrainerSettings
-from templar.machine import available_bytes, given_threads
+from templar.resources import available_bytes, given_threads
 from templar.training.model import InnerOptimizer, LayerStep, muon_matrices, parameter_shapes, transformer_layer
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import TrainerSettings
-from templar.machine import given_threads
+from templar.resources import given_threads
 from templar.store.files import locked
 from templar.training import rank
 from templar.training.cluster import interface_to, rank_count

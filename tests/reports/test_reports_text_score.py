@@ -12,9 +12,8 @@ from torch.nn import functional
 from templar.agreement.model_folder import write_model
 from templar.data.tokenizer import train_embedded_tokenizer
 from templar.errors import PermanentError, Reason
-from templar.housekeeping.lm_tasks import run_tasks
 from templar.hparams import PRODUCTION_TRAINER, TrainerSettings, load_hparams
-from templar.reports.text_score import score_texts, text_windows
+from templar.reports.text_score import run_tasks, score_texts, text_windows
 from templar.training.device import choose_device
 from templar.training.model import build_model, parameters_of
 from tests.support.errors import raising

@@ -246,7 +246,7 @@ def test_muon_takes_whole_matrices(tmp_path):
 def test_auto_shards_a_model_that_does_not_fit_one_device(tmp_path, monkeypatch):
     trainer, length = alone(settings(sharding="auto"), tmp_path), HPARAMS.data.sequence_length
     assert not trainer.micro_batches.sharded(length)
-    monkeypatch.setattr("templar.machine.psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr("templar.resources.psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
     assert trainer.micro_batches.sharded(length)
 
 
@@ -261,7 +261,7 @@ def test_a_sharded_model_is_divided_among_the_ranks_of_a_host(tmp_path, monkeypa
         for each in (1, shards)
     )
     free = (one + part) // 2 * ranks
-    monkeypatch.setattr("templar.machine.psutil.virtual_memory", lambda: SimpleNamespace(available=free))
+    monkeypatch.setattr("templar.resources.psutil.virtual_memory", lambda: SimpleNamespace(available=free))
     assert trainer.micro_batches.sharded(length)
     trainer.micro_batches.check(small, length)
     free = (part - 1) * ranks

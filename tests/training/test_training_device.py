@@ -13,8 +13,8 @@ from training_cases import tokens
 
 from templar.errors import PermanentError, Reason
 from templar.hparams import PRODUCTION_TRAINER, TrainerSettings, load_hparams
-from templar.machine import given_threads
 from templar.neuron.miner import NOTHING_TO_PUBLISH
+from templar.resources import given_threads
 from templar.training import loss, train
 from templar.training.device import choose_device
 from templar.training.loss import mean_loss, token_losses, torch_threads
