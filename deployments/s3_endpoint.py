@@ -20,7 +20,6 @@ from typing import Any
 
 from deployments.processes import write_private
 from templar.errors import PermanentError, Reason, TemplarError
-from templar.store.address import is_account_id
 from templar.store.s3_client import make_client, our_errors
 from templar.store.s3_protocol import S3Settings
 
@@ -80,12 +79,7 @@ class BucketKeys:
 
 
 def create_bucket_with_keys(admin: EndpointAdmin, bucket: str) -> BucketKeys:
-    """Make a bucket and the two keys to it, which open no other bucket; its keys are made once.
-
-    A name that cannot be an account id is a ValueError: the bucket could not be committed on chain.
-    """
-    if not is_account_id(bucket):
-        raise ValueError(f"bucket {bucket!r} is not 3 to 32 lower-case letters, digits and inner hyphens")
+    """Make a bucket and the two keys to it, which open no other bucket; its keys are made once."""
     with our_errors(f"bucket {bucket} of {admin.endpoint_url}", access_key_id=admin.key.access_key_id):
         # S3 accepts the name of an own bucket again, IAM does not accept a user's name again: keys are made once.
         _client(admin, "s3").create_bucket(Bucket=bucket)
