@@ -18,10 +18,10 @@ from dataclasses import fields
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from blocks.env_file import read_environment
+from deployments.neuron.status import folding_table
 from deployments.options import command_parser
 from deployments.work_pool import require_server
 from flows.build_dataset import build_dataset
@@ -104,12 +104,8 @@ def step_bars(steps: Mapping[str, str]) -> Iterator[Callable[[str, float], None]
 def _show(built: BuiltDataset, console: Console) -> None:
     """Print a dataset's card: a row per source and split, and a summary."""
     rows = built.card.rows()
-    table = Table()
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column in {"source", "split"} else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("" if value is None else str(value)) for value in row.values()))
-    console.print(table)
+    numbers = rows[0].keys() - {"source", "split"}
+    console.print(folding_table(*rows[0], rows=(row.values() for row in rows), right=numbers))
     size = decimal(built.num_bytes)
     text = f"{built.card.layout} dataset {built.card.digest}, {size}; its card: {built.root / CARD_FILE}"
     console.print(Text(text), soft_wrap=True)

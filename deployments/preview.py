@@ -11,11 +11,11 @@ import unicodedata
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from blocks.env_file import read_environment
 from blocks.environment import neuron_from_environment
+from deployments.neuron.status import folding_table
 from deployments.options import command_parser
 from deployments.reading import neuron_block
 from tasks.observing import network_of
@@ -35,14 +35,13 @@ def show(found: Preview, console: Console) -> None:
     if not found.pages:
         console.print("nothing: it was not registered when the window opened, or all slots were taken")
         return
-    table = Table()
-    for column in ("page", "source", "rows", "characters"):
-        table.add_column(column, justify="left" if column == "source" else "right")
-    for page in found.pages:
-        rows = f"{page.first_row} to {page.first_row + page.num_rows - 1}"
-        characters = "" if page.num_characters is None else str(page.num_characters)
-        table.add_row(str(page.index), Text(page.source), rows, characters)
-    console.print(table)
+    rows = (
+        (page.index, page.source, f"{page.first_row} to {page.first_row + page.num_rows - 1}", page.num_characters)
+        for page in found.pages
+    )
+    console.print(
+        folding_table("page", "source", "rows", "characters", rows=rows, right=("page", "rows", "characters"))
+    )
     console.print(f"{found.num_sequences} sequences; the first {len(found.texts)} in training order:")
     for number, text in enumerate(found.texts):
         console.rule(str(number))

@@ -8,7 +8,7 @@ long as when it was told last.
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -158,13 +158,18 @@ def _show(
         console.print(f"more: PREFECT_API_URL={found['api_url']} {program('prefect')} flow-run ls", soft_wrap=True)
 
 
-def folding_table(*columns: str, rows: Iterable[Iterable[object]] = (), title: str | None = None) -> Table:
-    """A table whose columns break long cells into lines; a cell is text as it stands, or rich's own `Text`."""
+def folding_table(
+    *columns: str, rows: Iterable[Iterable[object]] = (), title: str | None = None, right: Collection[str] = ()
+) -> Table:
+    """A table whose columns break long cells into lines; those in `right` are right-justified.
+
+    A cell is text as it stands, rich's own `Text`, or None, which is empty.
+    """
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text("" if cell is None else str(cell)) for cell in row))
     return table
 
 
