@@ -12,12 +12,7 @@ LOCAL = "neuron init --env-file {folder}/none --local {folder} --role miner"
 BUILD = "dataset build --layout pages --source x --out {folder}/out"
 UP = "up --folder {folder}/network --window-seconds 36"
 REFUSALS = [
-    ("neuron register --env-file {folder}/none", 1, NO_FILE),
     ("neuron start --env-file {folder}/none", 1, NO_FILE),
-    ("neuron doctor --env-file {folder}/none", 1, NO_FILE),
-    ("neuron rehearse --env-file {folder}/none", 1, NO_FILE),
-    ("neuron restore --from-bucket --env-file {folder}/none", 1, NO_FILE),
-    ("network init --env-file {folder}/none", 1, NO_FILE),
     ("bucket access --env-file {folder}/none", 1, NO_FILE),
     ("audit --env-file {folder}/none", 2, NO_FILE),
     ("model fetch --env-file {folder}/none", 2, NO_FILE),
