@@ -41,7 +41,7 @@ def test_a_flow_has_the_name_of_its_file(name):
     assert inspect.iscoroutinefunction(flow.fn)  # a sync flow pays a second for its heartbeat
 
 
-@pytest.mark.parametrize("name", sorted({*FLOW_FILES} - {"build_dataset", "gauntlet"}))  # they have no neuron
+@pytest.mark.parametrize("name", sorted({*FLOW_FILES} - {"build_dataset"}))  # it has no neuron
 def test_a_flow_is_told_by_numbers_and_names(name):
     flow = flow_in(name)
     parameters = flow.parameters.properties
