@@ -62,7 +62,8 @@ def kept_in_the_image():
 class TestDockerfile:
     def test_linters_find_nothing(self):
         require_clean(installed("hadolint"), str(DOCKER / "Dockerfile"))
-        require_clean(installed("shellcheck"), "deployments/debian.sh", ".ci/run")
+        scripts = ("debian.sh", "install.sh", "skypilot/machine.sh")
+        require_clean(installed("shellcheck"), ".ci/run", *(f"deployments/{script}" for script in scripts))
 
     def test_it_runs_commands_of_ours_as_a_user(self):
         last = dict(instructions())
