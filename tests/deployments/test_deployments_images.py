@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,17 @@ class TestDockerfile:
         packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
         assert kept == packages | {"pyproject.toml", "constraints.txt", "hparams.json", "README.md", ".env.example"}
         assert all((PROJECT_ROOT / name).exists() for name in kept)
+
+    def test_the_metadata_is_made_of_what_is_copied_before_the_dependencies(self, tmp_path):
+        """A process without the site's `.pth` files does not see this checkout, where it is installed as editable."""
+        before = takewhile(lambda each: not each[1].endswith("--constraint constraints.txt ."), instructions())
+        for *sources, target in (rest.split() for name, rest in before if name == "COPY"):
+            (tmp_path / target).mkdir(exist_ok=True)
+            for source in sources:
+                shutil.copy(PROJECT_ROOT / source, tmp_path / target)
+        script = "import os, sys; os.chdir(sys.argv[1]); sys.path.append(sys.argv[2]); "
+        script += "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('.')"
+        require_clean(sys.executable, "-IS", "-c", script, str(tmp_path), sysconfig.get_path("purelib"))
 
     @pytest.mark.parametrize(
         ("device", "index", "called", "said"),
