@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -78,7 +79,9 @@ class TestDockerfile:
         kept = kept_in_the_image()
         project = tomllib.loads((PROJECT_ROOT / "pyproject.toml").read_text())
         packages = {name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
-        assert kept == packages | {"pyproject.toml", "constraints.txt", "hparams.json", "README.md", ".env.example"}
+        sources = "".join(path.read_text() for path in (PROJECT_ROOT / "deployments").rglob("*.py"))
+        read = set(re.findall(r'PROJECT_ROOT / "([^"]+)"', sources))
+        assert kept == packages | read | {"pyproject.toml", "README.md"}
         assert all((PROJECT_ROOT / name).exists() for name in kept)
 
     def test_the_metadata_is_made_of_what_is_copied_before_the_dependencies(self, tmp_path):
