@@ -25,7 +25,7 @@ from rich.text import Text
 
 from blocks.buckets import BucketChoice, BucketRequest, credentials_of, open_for_reading, open_target
 from blocks.env_file import read_environment
-from blocks.environment import DATASET_VARIABLES, STORAGE_VARIABLES, neuron_from_environment
+from blocks.environment import DATASET_VARIABLES, PAGE_VARIABLES, STORAGE_VARIABLES, neuron_from_environment
 from deployments.neuron.status import folding_table
 from deployments.options import add_shared, command_parser
 from tasks.artifacts import cleanup_rows
@@ -128,7 +128,8 @@ def _elsewhere(arguments: argparse.Namespace, environment: Mapping[str, str]) ->
     """The environment with the storage that the command line names, if it does."""
     if arguments.endpoint_url is None:
         return environment
-    name, *_ = DATASET_VARIABLES if arguments.bucket == "dataset" else STORAGE_VARIABLES
+    own = {"dataset": DATASET_VARIABLES, "page": PAGE_VARIABLES}
+    name, *_ = own.get(arguments.bucket, STORAGE_VARIABLES)
     return {**environment, name: arguments.endpoint_url}
 
 

@@ -88,8 +88,11 @@ def test_a_listing_shows_what_a_terminal_can(full, call):
     assert (
         "R2_DATASET_ACCOUNT_ID is missing" in call({name: full[name] for name in names}, "ls", "--bucket", "dataset")[2]
     )
-    elsewhere = full | {"TEMPLAR_STORAGE": "http://127.0.0.1:1"}
-    assert call(elsewhere, "ls", "--endpoint-url", full["TEMPLAR_STORAGE"])[1] == call(full, "ls")[1]
+    page = {name.replace("GRADIENTS", "PAGE"): value for name, value in full.items() if "GRADIENTS" in name}
+    elsewhere = full | page | dict.fromkeys(("TEMPLAR_STORAGE", "R2_PAGE_ENDPOINT"), "http://127.0.0.1:1")
+    for kind in ("neuron", "page"):
+        listed = call(elsewhere, "ls", "--bucket", kind, "--endpoint-url", full["TEMPLAR_STORAGE"])
+        assert listed == call(full, "ls")
 
 
 def test_a_purge_counts_and_deletes_once_the_buckets_name_is_there(full, moto, keys, call, monkeypatch):
