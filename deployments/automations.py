@@ -14,6 +14,7 @@ from prefect.blocks.abstract import NotificationBlock
 from prefect.blocks.core import Block
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.events.actions import SendNotification
+from prefect.events.filters import AutomationFilter, AutomationFilterTags
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
 from deployments.clock import WINDOW_FLOWS
@@ -107,7 +108,8 @@ def alert_block(environment: Mapping[str, str]) -> NotificationBlock | None:
 
 def deploy_automations(client: SyncPrefectClient, wanted: Sequence[AutomationCore], neuron: str) -> None:
     """Create, change and remove a neuron's automations as needed; one that was switched off in the UI stays off."""
-    there = {each.name: each for each in client.read_automations() if f"neuron:{neuron}" in each.tags}
+    own = AutomationFilter(tags=AutomationFilterTags(all_=[f"neuron:{neuron}"]))
+    there = {each.name: each for each in client.read_automations(automations=own)}
     for automation in wanted:
         known = there.pop(automation.name, None)
         if known is None:
