@@ -26,7 +26,7 @@ from deployments.reading import open_network
 from tasks.observing import PublicNetwork
 from templar.agreement.model_folder import CARD_FILE, read_weights
 from templar.agreement.proven_state import KeptModel, fetch_copied_model, fetch_model, newest_proven_window
-from templar.arguments import positive, whole_number
+from templar.arguments import folder_path, positive, whole_number
 from templar.audit.replay import begin_at, replay_to
 from templar.data.tokenizer import load_tokenizer
 from templar.errors import PermanentError, Reason, TransientError
@@ -119,8 +119,6 @@ def export(arguments: argparse.Namespace, network: PublicNetwork) -> int:
             part = target.with_name(f"{target.name}.part")
             shutil.rmtree(part, ignore_errors=True)
             shutil.copytree(kept.folder, part)
-            if target.exists():
-                target.rmdir()
             part.rename(target)
         print(target)
     return DONE
@@ -230,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     evaluating.add_argument("--tasks", help="tasks of lm-evaluation-harness instead, with commas between them")
     evaluating.add_argument("--include", type=Path, metavar="DIR", help="a folder with tasks of your own")
     exporting = commands.add_parser("export", parents=[taking], help="copy it into a folder for other programs")
-    exporting.add_argument("folder", type=Path, nargs="?", metavar="DIR", help="a new folder")
+    exporting.add_argument("folder", type=folder_path, nargs="?", metavar="DIR", help="a new folder")
     exporting.add_argument("--push", metavar="USER/NAME", help="push it to this repository of the Hugging Face Hub")
     verifying = commands.add_parser("verify", parents=[common], help="replay it from public objects")
     verifying.add_argument("--first", type=whole_number(0), metavar="W", help="begin with the checkpoint of window W")

@@ -63,14 +63,17 @@ def test_a_reader_needs_no_secret_of_a_neuron(network):
     assert not [name for name in names if "WRITE" in name or "WALLET" in name]
 
 
-def test_the_model_is_fetched_and_exported(call, network, tmp_path):
+def test_the_model_is_fetched_and_exported(call, network, tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     status, out, err = call("fetch")
     assert status == 0
     assert f"model of window {last(network)}, 0 outer steps, root " in err
     fetched, exported = Path(out.strip()), tmp_path / "exported"
-    assert call("export", str(exported))[:2] == (0, f"{exported}\n")
+    exported.mkdir()
+    monkeypatch.chdir(exported)
+    assert call("export", ".")[:2] == (0, f"{exported}\n")
+    monkeypatch.chdir(tmp_path)
     names = {path.name for path in exported.iterdir()}
     assert names == {path.name for path in fetched.iterdir()}
     assert {"README.md", "config.json", "generation_config.json", "special_tokens_map.json"} < names
