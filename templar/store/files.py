@@ -59,7 +59,7 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     The folder must exist. If `durable`, the folder is made, and the content is flushed to the disk before the rename.
     Errors as in `local_file`.
     """
-    temporary = path.with_name(f".{secrets.token_hex(8)}.partial")
+    temporary = path.parent / f".{secrets.token_hex(8)}.partial"
     with local_file(path):
         try:
             if durable:

@@ -64,6 +64,7 @@ def test_the_page_is_written_to_a_file_or_stored_in_the_bucket(network, prefect_
     del prefect_api
     call, file = partial(run_main, page.main), tmp_path / "index.html"
     assert call("--neuron", NAME, "--file", str(file)) == (0, f"{file}: the network's page\n", "")
+    assert call("--neuron", NAME, "--file", ".")[2].startswith("[local_file] local file .: ")
     status, out, _ = call("--neuron", NAME)
     (stored,) = (network.plan.folder / "buckets").rglob(PAGE_KEY)
     assert (status, out.split()[0], stored.read_bytes()) == (0, PAGE_KEY, file.read_bytes())
