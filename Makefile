@@ -98,8 +98,8 @@ $(SKYPILOT)/.made:
 	$(SKYPILOT)/bin/python -m pip install --quiet skypilot==0.14.1
 	@touch $@
 
-clean: down ## Remove what the commands above made, but not the virtual environment.
-	rm -rf .templar .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: down ## Remove what the commands above made, but not the virtual environments.
+	rm -rf .templar .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 # What to run, and beside it what to develop. The stamps make a second call free.
 
