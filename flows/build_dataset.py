@@ -44,7 +44,7 @@ async def build_dataset(
     """Build a dataset; a run that failed or was killed resumes when it is retried.
 
     Args:
-        sources: Files and folders to read, as PATH or NAME=PATH.
+        sources: What to read, as PATH or NAME=PATH: files, folders, or hf:ORG/NAME for a Hugging Face dataset.
         out: The folder to make. If it holds this dataset already, that is used.
         settings: Layout, tokenizer and sizes.
         column: The column, or the key of a line, that holds the text.

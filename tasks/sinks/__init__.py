@@ -1,1 +1,1 @@
-"""Sinks for a neuron's figures and log lines besides its folder: Prometheus, InfluxDB, Loki. All are off by default."""
+"""Sinks for a neuron's figures, traces and logs: Prometheus, InfluxDB, Loki, OpenTelemetry, W&B; off by default."""

@@ -1,4 +1,4 @@
-"""The dashboards name metrics that neurons have, and show each panel in a place of its own."""
+"""The dashboards name metrics that neurons have."""
 
 import json
 import re
