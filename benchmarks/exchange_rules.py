@@ -8,14 +8,14 @@ integers yet; a test holds the plain row to the project's own trainer, payloads 
 
 import copy
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.pseudo_gradients import REFERENCE, Setup
+from benchmarks.pseudo_gradients import Setup
 from templar.gradient.compress import top_k
 from templar.gradient.dct import from_chunks, to_chunks
 from templar.gradient.layout import TensorLayout
@@ -24,26 +24,22 @@ from templar.training.loss import token_losses
 from templar.training.model import build_model, is_hidden_matrix, named_parameters
 from templar.training.schedule import schedule_factor
 
-SCALE_BITS, LEVEL_BITS, FACTOR_BITS, REFERENCE_PLACE_BITS = 8, 8, 8, 12
-Code = Literal["dense", "sign", "values", "levels", "reference", "low rank"]
+SCALE_BITS = 8
 
 
 @dataclass(frozen=True)
 class Row:
     """One network: everything that a row of the table may choose."""
 
-    code: Code = "sign"
-    k: int = 64  # coefficients of a chunk; the rank for `low rank`
-    other_k: int | None = None  # of embedding and head; None for k
+    code: Literal["dense", "sign"] = "sign"
+    k: int = 64  # coefficients of a chunk
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 0.004  # of AdamW
     matrix_rate: float = 0.02  # of Muon, for the matrices
     decay: float = 0.95  # of the error feedback
     carry: float = 0.0  # share of the error feedback that training begins with
-    rule: Literal["contributors", "root", "all"] = "contributors"  # the sum is divided by their number, sqrt(R), R
+    rule: Literal["contributors", "all"] = "contributors"  # the sum is divided by their number, or by R
     outer_rate: float = 1.0
-    nesterov: float = 0.0  # momentum of the outer step
-    turned: bool = False  # negative control: the error feedback with the sign turned
     inner_steps: int = 10  # of a window
 
 
@@ -66,17 +62,14 @@ def learn(row: Row, setup: Setup, device: str = "cpu") -> Outcome:
     nn.Module.to(net, device)
     agreed = {name: param.detach().clone() for name, param in named_parameters(net)}
     workers = [_Worker(row, setup, agreed) for _ in range(setup.num_workers)]
-    momentum = {name: torch.zeros_like(param) for name, param in agreed.items()}
     num_windows, losses, bits = len(setup.sequences), list[float](), list[float]()
     for window, shares in enumerate(setup.sequences):
         # 1. Train, and publish.
         published = [worker.publish(net, agreed, share, window) for worker, share in zip(workers, shares, strict=True)]
         bits += [one.bits for one in published]
-        # 2. Aggregate, and take the outer step with Nesterov's momentum.
+        # 2. Aggregate, and take the outer step.
         for name in agreed:
-            update = combine([one.received[name] for one in published], row.rule)
-            momentum[name] = row.nesterov * momentum[name] + update
-            agreed[name] -= row.outer_rate * (update + row.nesterov * momentum[name])
+            agreed[name] -= row.outer_rate * combine([one.received[name] for one in published], row.rule)
         # 3. Look at text that nobody trains on.
         if (window + 1) * 4 // num_windows > window * 4 // num_windows:
             _load(net, agreed)
@@ -110,7 +103,7 @@ class _Worker:
             kept = 0.0 if row.code == "dense" else row.decay - row.carry
             wanted = kept * self._feedback[name] + (agreed[name] - param.detach())
             received[name], size = code(row, wanted, self._layouts[name])
-            self._feedback[name] = (received[name] - wanted) if row.turned else (wanted - received[name])
+            self._feedback[name] = wanted - received[name]
             bits += size
         return Published(received, bits)
 
@@ -144,17 +137,14 @@ def code(row: Row, wanted: Tensor, tensor: TensorLayout) -> tuple[Tensor, float]
     """What receivers read of a tensor, and how many bits it takes."""
     if row.code == "dense":
         return wanted.clone(), 32.0 * wanted.numel()
-    if row.code == "low rank" and is_hidden_matrix(tensor.name, wanted.shape):
-        return _low_rank(wanted, row.k)
     chunks = to_chunks(wanted, tensor)
     count, length = chunks.shape
-    k = 64 if row.code == "low rank" else row.k
-    k = min(length, k if row.other_k is None or is_hidden_matrix(tensor.name, wanted.shape) else row.other_k)
+    k = min(length, row.k)
     indices = top_k(chunks, k)
-    values, value_bits = _CODES["sign" if row.code == "low rank" else row.code](chunks.gather(1, indices))
+    values = chunks.gather(1, indices)
+    values = values.sign() * values.abs().mean(1, keepdim=True)
     received = from_chunks(torch.zeros_like(chunks).scatter(1, indices, values), tensor)
-    places = REFERENCE_PLACE_BITS * k if row.code == "reference" else place_bits(length, k)
-    return received, places * count + value_bits
+    return received, (place_bits(length, k) + SCALE_BITS) * count + values.numel()
 
 
 def combine(received: list[Tensor], rule: str) -> Tensor:
@@ -167,49 +157,7 @@ def combine(received: list[Tensor], rule: str) -> Tensor:
     number = torch.tensor(max(1, len(positive)))
     divisors = (stack != 0).sum(0).clamp(min=1) if rule == "contributors" else number
     total: Tensor = stack.sum(0)
-    return total / (divisors.sqrt() if rule == "root" else divisors)
-
-
-def _sign(values: Tensor) -> tuple[Tensor, float]:
-    return values.sign() * values.abs().mean(1, keepdim=True), float(values.numel() + SCALE_BITS * len(values))
-
-
-def _values(values: Tensor) -> tuple[Tensor, float]:
-    return values, float(8 * values.numel())
-
-
-def _two_levels(values: Tensor) -> tuple[Tensor, float]:
-    """A sign and one of two scales of the chunk: the means of the magnitudes above and below their mean."""
-    sizes = values.abs()
-    large = sizes > sizes.mean(1, keepdim=True)
-    above, below = (
-        (sizes * part).sum(1, keepdim=True) / part.sum(1, keepdim=True).clamp(min=1) for part in (large, ~large)
-    )
-    return values.sign() * torch.where(large, above, below), float(2 * values.numel() + 2 * SCALE_BITS * len(values))
-
-
-def _reference(values: Tensor) -> tuple[Tensor, float]:
-    """The value code of templar 2.1.3."""
-    anywhere = torch.zeros_like(values, dtype=torch.int64)
-    return REFERENCE.decode(REFERENCE.encode(anywhere, values)), float(LEVEL_BITS * values.numel())
-
-
-_CODES: dict[str, Callable[[Tensor], tuple[Tensor, float]]] = {
-    "sign": _sign,
-    "values": _values,
-    "levels": _two_levels,
-    "reference": _reference,
-}
-
-
-def _low_rank(wanted: Tensor, rank: int) -> tuple[Tensor, float]:
-    """The best approximation of a rank, with both factors in 8 bits."""
-    left, sizes, right = torch.linalg.svd(wanted, full_matrices=False)
-    roots = sizes[:rank].sqrt()
-    factors = [left[:, :rank] * roots, roots[:, None] * right[:rank]]
-    steps = [factor.abs().amax().clamp(min=1e-30) / 127 for factor in factors]
-    first, second = [(factor / step).round() * step for factor, step in zip(factors, steps, strict=True)]
-    return torch.mm(first, second), float(FACTOR_BITS * rank * sum(wanted.shape))
+    return total / divisors
 
 
 def _load(net: nn.Module, params: Mapping[str, Tensor]) -> None:

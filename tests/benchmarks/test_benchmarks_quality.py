@@ -82,4 +82,3 @@ def test_an_update_is_the_mean_over_its_contributors_with_loud_ones_clipped():
     quiet, loud = torch.tensor([3.0, 4.0, 0.0]), torch.tensor([0.0, 300.0, 400.0])
     assert combine([quiet, quiet, loud], "contributors").tolist() == pytest.approx([3.0, 11 / 3, 4.0])
     assert combine([quiet, loud], "all").tolist() == pytest.approx([1.5, 3.5, 2.0])
-    assert combine([quiet, quiet, quiet, quiet], "root").tolist() == pytest.approx([6.0, 8.0, 0.0])
