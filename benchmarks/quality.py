@@ -45,10 +45,6 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 6},
         "training": {"batch_size": 4, "micro_batch_size": 4},
     },
-    "30M": {
-        "model": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 9, "num_attention_heads": 4},
-        "training": {"batch_size": 32, "micro_batch_size": 32},
-    },
 }
 
 DENSE, PLAIN = Row(code="dense"), Row()
@@ -94,16 +90,13 @@ SHORT: Mapping[str, Sequence[str]] = {  # by size: a larger model wants lower ra
         "decay 0.8, carry 0.4",
         "decay 0.8, carry 0.4, rate 0.008",
     ),
-    **dict.fromkeys(
-        ("3M", "30M"),
-        (
-            *(f"dense, AdamW {rate}" for rate in RATES),
-            *(f"decay 0.95, rate {rate}" for rate in RATES),
-            "decay 0.95, 1024 of 4096, rate 0.0014",
-            "decay 0.95, 1024 of 4096, sum / R, rate 0.0014",
-            "decay 0.8, carry 0.4, rate 0.001",
-            "decay 0.8, carry 0.4, rate 0.002",
-        ),
+    "3M": (
+        *(f"dense, AdamW {rate}" for rate in RATES),
+        *(f"decay 0.95, rate {rate}" for rate in RATES),
+        "decay 0.95, 1024 of 4096, rate 0.0014",
+        "decay 0.95, 1024 of 4096, sum / R, rate 0.0014",
+        "decay 0.8, carry 0.4, rate 0.001",
+        "decay 0.8, carry 0.4, rate 0.002",
     ),
 }
 
@@ -117,14 +110,11 @@ LONG: Mapping[str, Sequence[str]] = {  # windows of many inner steps: more coeff
         f"{LONG_STEPS} steps, Muon 0.02, 4096 of 4096",
         f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R",
     ),
-    **dict.fromkeys(
-        ("3M", "30M"),
-        (
-            "dense, AdamW 0.0014",
-            "decay 0.95, rate 0.0014",
-            f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R, rate 0.001",
-            f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R, rate 0.001, outer 1.2",
-        ),
+    "3M": (
+        "dense, AdamW 0.0014",
+        "decay 0.95, rate 0.0014",
+        f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R, rate 0.001",
+        f"{LONG_STEPS} steps, Muon 0.02, 1024 of 4096, sum / R, rate 0.001, outer 1.2",
     ),
 }
 GRID |= {
