@@ -160,7 +160,7 @@ def measure(
         for seed in range(seeds):
             setup_of = cache(partial(_setup, text, size, seed, windows))
             for name in track(names, description=f"seed {seed}", console=Console(stderr=True)):
-                key = json.dumps([size, seed, windows, asdict(GRID[name])], sort_keys=True)
+                key = json.dumps([size, seed, windows, device, asdict(GRID[name])], sort_keys=True)
                 if key not in known:
                     known[key] = learn(GRID[name], setup_of(GRID[name].inner_steps), device)
                     _append(results, name, key, known[key])

@@ -1,10 +1,12 @@
 """The benchmark of quality: the plain row is what the product does, rows differ by what they say, outcomes are kept."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from benchmarks import pseudo_gradients, quality
-from benchmarks.exchange_rules import Row, code, combine, learn
+from benchmarks.exchange_rules import Outcome, Row, code, combine, learn
 from benchmarks.pseudo_gradients import Setup, chosen_coefficients, embedded_text, train
 from benchmarks.quality import GRID, QUICK
 from templar.gradient.codec.values import encode_values
@@ -63,6 +65,17 @@ def test_it_compares_the_rows_and_goes_on_from_its_file(monkeypatch, measure, tm
     assert figures["gap_best"] <= figures["gap_today"]
     monkeypatch.setattr(quality, "learn", None)
     assert measure(quality.main, *arguments) == (status, _, figures), "every outcome is read"
+
+
+def test_an_outcome_of_another_device_is_not_read(monkeypatch, tmp_path):
+    trained = []
+    monkeypatch.setattr(quality, "embedded_text", nullcontext)
+    monkeypatch.setattr(quality, "_setup", lambda *_: None)
+    monkeypatch.setattr(quality, "learn", lambda row, setup, device: trained.append(device) or Outcome((1.0,), 1.0))
+    sizes = {"seeds": 1, "windows": 1, "results": tmp_path / "found.jsonl"}
+    for device in ("cpu", "cuda", "cpu"):
+        quality.measure(QUICK[:1], "0.25M", device=device, **sizes)
+    assert trained == ["cpu", "cuda"]
 
 
 @pytest.mark.parametrize("name", GRID)
