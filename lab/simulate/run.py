@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.adversary.actors import ACTORS
 from lab.simulate.world import START_WINDOW, Member, World
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.signed import unseal
@@ -67,14 +66,18 @@ def simulate(
     With `share` nodes share the results of pure functions (`templar.shared_results`). The folder is a temporary one by
     default, in memory where the machine has one. `on_window` is called with each window that the first validator has
     done, and the loss before its step.
-
-    Raises:
-        ValueError: `actors` names nobody, or `windows`, `num_validators` or `threads` is less than 1.
     """
-    _check(actors, windows=windows, num_validators=num_validators, threads=threads)
-    members: Any = {"actors": actors, "num_validators": num_validators}
-    options: Any = {"seed": seed, "threads": threads, "training": training, "folder": folder, "share": share}
-    with world_for(hparams, windows, **members, **options) as world:
+    with world_for(
+        hparams,
+        windows,
+        folder=folder,
+        share=share,
+        seed=seed,
+        actors=actors,
+        num_validators=num_validators,
+        threads=threads,
+        training=training,
+    ) as world:
         started = time.perf_counter()
         nodes = run_nodes(world, windows, lambda validator, window: on_window(window, _loss(validator, window)))
         seconds = time.perf_counter() - started
@@ -130,15 +133,6 @@ def run_nodes(
 def _loss(validator: Node, window: int) -> float | None:
     evidence = own_evidence(validator, window)
     return None if evidence is None else evidence.loss
-
-
-def _check(actors: Sequence[str], **numbers: int) -> None:
-    unknown = sorted(set(actors) - set(ACTORS))
-    if unknown or not actors:
-        raise ValueError(f"actors: {', '.join(unknown) or 'nobody'}; each is one of {', '.join(ACTORS)}")
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1, not {number}")
 
 
 def _report(world: World, nodes: dict[Member, Node], windows: int, seconds: float) -> SimulationReport:
