@@ -17,7 +17,6 @@ from templar.store.base import ObjectStore
 from templar.store.s3 import S3Store
 from templar.store.s3_protocol import S3Settings
 
-GATHER_CONCURRENCY = 8
 SOMEBODY = "somebody"  # the gate of readers that are no member: the preparation of the network, and its judge
 
 
@@ -27,25 +26,17 @@ class S3Stage:
     Block 0 is `genesis_seconds_ago` old, so that the first window opens soon.
     """
 
+    gather_concurrency = 8  # as in production, so that one slow bucket does not hold up the others
+
     def __init__(
         self, endpoint: Endpoint, gates: Gates, settings: S3Settings, *, genesis_seconds_ago: float = 0.0
     ) -> None:
         self._endpoint = endpoint
         self._gates = gates
         self._settings = settings
-        self._clock = SystemClock()
+        self.clock = SystemClock()
         self._keys: dict[str, BucketKeys] = {}
         self.genesis_time = float(int(time.time() - genesis_seconds_ago))
-
-    @property
-    def gather_concurrency(self) -> int:
-        """As in production, so that one slow bucket does not hold up the others."""
-        return GATHER_CONCURRENCY
-
-    @property
-    def clock(self) -> SystemClock:
-        """The machine's clock."""
-        return self._clock
 
     def open_store(self, bucket: str) -> ObjectStore:
         """A bucket with write rights; the first call creates it."""

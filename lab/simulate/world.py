@@ -106,22 +106,17 @@ class SimulatedStage:
 
     def __init__(self, folder: Path, *, threads: int = 1) -> None:
         self._folder = folder
-        self._clock = SimulatedClock(GENESIS_TIME, threads=threads)
-
-    @property
-    def clock(self) -> SimulatedClock:
-        """Simulated time."""
-        return self._clock
+        self.clock = SimulatedClock(GENESIS_TIME, threads=threads)
 
     def open_store(self, bucket: str) -> DirectoryStore:
         """A directory, made when needed."""
         folder = self._folder / bucket
         folder.mkdir(parents=True, exist_ok=True)
-        return DirectoryStore(folder, clock=self._clock.now)
+        return DirectoryStore(folder, clock=self.clock.now)
 
     def open_reader(self, address: BucketAddress) -> DirectoryStore:
         """The account's directory; any key reads it."""
-        return DirectoryStore(self._folder / address.account_id, clock=self._clock.now, writable=False)
+        return DirectoryStore(self._folder / address.account_id, clock=self.clock.now, writable=False)
 
     def address_of(self, member: Member) -> BucketAddress:
         """The account, with a key that nothing checks."""
@@ -129,7 +124,7 @@ class SimulatedStage:
 
     def run(self, participants: Sequence[Callable[[], None]]) -> None:
         """One at a time, in the same order every time."""
-        self._clock.run(participants)
+        self.clock.run(participants)
 
 
 @dataclass(frozen=True)
