@@ -173,12 +173,8 @@ def populations(honest: int) -> dict[str, Population]:
     """Every population of the experiment by name: `main`, and each kind of cheat alone.
 
     Of a kind alone there are a quarter as many as honest miners, a fifth of all, or as `FEW` says.
-
-    Raises:
-        ValueError: `honest` is less than 4.
+    There are four honest miners at least.
     """
-    if honest < 4:
-        raise ValueError(f"honest: {honest} miners leave no cheat in a fifth of the population; 4 at least")
     counts = {**dict.fromkeys(KINDS, honest // 4), **FEW}
     alone = {kind: Population(kind, honest, (kind,) * count) for kind, count in counts.items()}
     return {MAIN: Population(MAIN, honest, MAIN_CHEATS), **alone}
