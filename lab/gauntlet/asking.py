@@ -1,7 +1,7 @@
 """Ask `templar why` about a miner in a window, and hold the answer against the validator's own score book."""
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from deployments.why import Answer, Point, answers
@@ -48,14 +48,8 @@ class Questions:
         return tuple(each.problem for each in self.asked if each.uid in uids and each.problem is not None)
 
 
-def ask_all(asking: NeuronConfig, validator: Validator, uids: Iterable[int], windows: Iterable[int]) -> Questions:
-    """Ask about each miner in each window, from public objects, as its operator would."""
-    miners = tuple(uids)
-    return Questions(tuple(ask(asking, validator, uid, window) for window in windows for uid in miners))
-
-
 def ask(asking: NeuronConfig, validator: Validator, uid: int, window: int) -> Asked:
-    """Ask about one miner in one window."""
+    """Ask about one miner in one window, from public objects, as its operator would."""
     own, evidence = validator.exchange.identity(window).uid, validator.book.evidence(window)
     started = time.perf_counter()
     try:

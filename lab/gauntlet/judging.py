@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from lab.adversary.judge import COUNTED, Cast, Expect, History, Scenario, Verdict, judge
 from lab.adversary.observe import Watch, history_of
-from lab.gauntlet.asking import Questions, ask_all
+from lab.gauntlet.asking import Questions, ask
 from lab.gauntlet.casting import EndpointCasting
 from lab.gauntlet.gate import Ask
 from lab.gauntlet.second import Start
@@ -38,10 +38,10 @@ class Judging:
 
     def ask_why(self, nodes: Mapping[str, Node]) -> Questions:
         """Ask `templar why` about each miner in each window, as an honest one would, while the nodes still run."""
-        asking = nodes[self.casting.first_honest.name]
+        asking = nodes[self.casting.first_honest.name].config
         validator = next(node for node in nodes.values() if isinstance(node, Validator))
-        miners = [member.uid for member in self.casting.miners]
-        return ask_all(asking.config, validator, miners, range(START_WINDOW, self.last + 1))
+        windows, miners = range(START_WINDOW, self.last + 1), self.casting.miners
+        return Questions(tuple(ask(asking, validator, each.uid, window) for window in windows for each in miners))
 
     def verdicts(self, nodes: Mapping[str, Node], questions: Questions) -> tuple[Verdict, ...]:
         """One verdict on each scenario, in their order, while the nodes still run.
