@@ -7,8 +7,8 @@ refuses, fails, or slows the body down.
 import http.client
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -67,6 +67,16 @@ class Gate(ThreadingHTTPServer):
     def url(self) -> str:
         """Its address."""
         return f"http://{HOST}:{self.server_port}"
+
+    def serve(self) -> None:
+        """Serve in a thread of its own until `close`."""
+        threading.Thread(target=self.serve_forever, args=(0.05,), name=f"gate {self.who}", daemon=True).start()
+
+    def close(self) -> None:
+        """End the slow answers, and close."""
+        self.closing.set()
+        self.shutdown()
+        self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that hang up on a slow answer."""
@@ -162,23 +172,11 @@ class Gates:
         with self._lock:
             if (who, writes) not in self._open:
                 gate = Gate(self._upstreams[writes], who, (lambda ask: None) if writes else self._rule, self._log)
-                self._open[who, writes] = self._stack.enter_context(serving(gate))
+                gate.serve()
+                self._stack.callback(gate.close)
+                self._open[who, writes] = gate
             return self._open[who, writes].url
 
     def close(self) -> None:
         """Close every gate."""
         self._stack.close()
-
-
-@contextmanager
-def serving(gate: Gate) -> Iterator[Gate]:
-    """Serve as long as the context lasts."""
-    thread = threading.Thread(target=gate.serve_forever, args=(0.05,), name=f"gate {gate.who}", daemon=True)
-    thread.start()
-    try:
-        yield gate
-    finally:
-        gate.closing.set()
-        gate.shutdown()
-        thread.join()
-        gate.server_close()
