@@ -44,7 +44,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from benchmarks.command import figures_table, measured
+from benchmarks.command import figures_table, measured, seconds
 from benchmarks.large_model import MODEL
 from lab.simulate.run import run_nodes
 from lab.simulate.world import START_WINDOW, World
@@ -66,13 +66,6 @@ STEPS, MISSED = 3, 5  # windows that are applied one by one, and windows that th
 SMALL = MODEL.model_copy(update={"vocab_size": 4000, "hidden_size": 240, "intermediate_size": 640})
 NETWORK, PREVIOUS = Network(1, "a" * 64), "b" * 64
 Times = dict[str, float]
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """The time that some work takes."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def copy(params: Mapping[str, Tensor]) -> None:

@@ -1,7 +1,9 @@
-"""What all benchmarks have: a command line, a table, and a last line of JSON."""
+"""What all benchmarks have: a command line, a stopwatch, a table, and a last line of JSON."""
 
 import argparse
+import gc
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +35,14 @@ def measured(name: str, description: str | None, run: Callable[[bool], dict[str,
     """
     arguments = command_line(name, description, quick=f"{quick}, within a minute").parse_args()
     return finish(run(arguments.quick))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long some work takes."""
+    gc.collect()
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
 
 
 def figures_table(title: str, *columns: str) -> Table:

@@ -19,7 +19,6 @@ All figures are medians of pairs of measurements that follow each other. The dat
 The last line is JSON: these figures, those they are computed from, and whether every bar holds.
 """
 
-import gc
 import http.client
 import json
 import math
@@ -27,7 +26,6 @@ import statistics
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -42,7 +40,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks import loader_others
-from benchmarks.command import command_line, figures_table, finish
+from benchmarks.command import command_line, figures_table, finish, seconds
 from lab.gauntlet.endpoints import random_key, start_rclone
 from templar.data.assignment import Assignment
 from templar.data.sampling import sample_order
@@ -187,14 +185,6 @@ def reading(shard: Shard, repetitions: int) -> float:
     copy()
     read()
     return statistics.median(_cold(other, copy) / _cold(other, read) for _ in range(repetitions))
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Return how long some work takes."""
-    gc.collect()
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
 
 
 def _cold(other: NDArray[np.float64], work: Callable[[], object]) -> float:
