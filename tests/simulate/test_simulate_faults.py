@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,14 +16,10 @@ from templar.errors import Reason
 from templar.neuron.aggregator import Aggregator
 from templar.scoring.slashing import Slash
 from templar.scoring.standing import Event
+from tests.simulate.conftest import without_times
 
 REORGANISED = 28
 """In window 2 of this seed, the close moves by a slot 24 seconds after it; see `test_a_close_that_moves_late`."""
-
-
-def without_times(report):
-    values = asdict(report)
-    return {name: value for name, value in values.items() if name not in ("seconds", "windows_per_second")}
 
 
 @given(st.integers(), st.integers(1, 60))

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,8 @@ from lab.simulate.run import SimulationReport, simulate
 from lab.simulate.world import World
 from templar.hparams import load_hparams
 from templar.store.files import MEMORY_FOLDER
+from tests.simulate.conftest import without_times
 from tests.support.network import tiny
-
-TIMES = ("seconds", "windows_per_second")
-
-
-def without_times(report):
-    """The report as JSON has it."""
-    values = json.loads(json.dumps(asdict(report)))
-    return {name: value for name, value in values.items() if name not in TIMES}
 
 
 def run(**changes):
