@@ -27,8 +27,6 @@ from templar.reports.metrics import LOGGER
 from templar.timeline import window_of
 from templar.training.model import genesis_parameters
 
-log = logging.getLogger(__name__)
-
 MAX_LINE = 2000
 MAX_METRICS_LINE = 1 << 16  # the line of metrics has figures of every miner: 33 kB for 256 of them
 
