@@ -11,7 +11,7 @@ gives the same bits with any number of threads.
 
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,9 +187,11 @@ class Window:
     exchange: NetworkView
 
 
-def train(setup: Setup) -> Iterator[Window]:
-    """Train a network from its genesis parameters, window by window."""
-    training, layout = setup.hparams.training, setup.layout
+def train(setup: Setup, steps: Callable[[int], int] | None = None) -> Iterator[Window]:
+    """Train a network from its genesis parameters, window by window; `steps` gives the inner steps of a uid."""
+    layout = setup.layout
+    inner_steps = map(steps or (lambda _: setup.hparams.training.inner_steps), range(setup.num_workers))
+    trainings = [setup.hparams.training.model_copy(update={"inner_steps": each}) for each in inner_steps]
     net = build_model(setup.hparams.model)
     params, trainer = parameters_of(net), Trainer(setup.hparams.model)
     optimizers = [OptimizerState.zeros(params)] * setup.num_workers
@@ -199,7 +201,7 @@ def train(setup: Setup) -> Iterator[Window]:
             trainer.learn(
                 params, tokens, training=training, outer_steps=window, optimizer=optimizer, keep_going=lambda: True
             )
-            for tokens, optimizer in zip(shares, optimizers, strict=True)
+            for tokens, training, optimizer in zip(shares, trainings, optimizers, strict=True)
         ]
         optimizers = [result.optimizer for result in results if result.optimizer is not None]
         rule = feedback_rule(setup.hparams, window)

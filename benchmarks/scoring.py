@@ -23,6 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 
 import numpy as np
 import pandas as pd
@@ -32,21 +33,16 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.command import measured
-from benchmarks.pseudo_gradients import Setup, embedded_text
-from templar.gradient.aggregate import aggregate, outer_step, single_update, target_norms
-from templar.gradient.codec import wire
-from templar.gradient.codec.wire import Header, Payload
-from templar.gradient.compress import FeedbackRule, FeedbackState, compress
+from benchmarks.pseudo_gradients import Setup, embedded_text, train
+from templar.gradient.aggregate import single_update, target_norms
+from templar.gradient.codec.wire import Payload
 from templar.gradient.layout import Layout
 from templar.scoring.evaluation_plan import Candidate, draw_plan
 from templar.scoring.measure import Evaluator, find_likenesses, norm_ratios
 from templar.scoring.score import CurvaturePrior, score_payload
 from templar.scoring.standing import FRESH
 from templar.training.loss import sequence_losses, single_threaded
-from templar.training.model import build_model, load_parameters, parameters_of
-from templar.training.optimizers import OptimizerState
-from templar.training.schedule import outer_learning_rate
-from templar.training.train import Trainer
+from templar.training.model import load_parameters, parameters_of
 
 STEPS = (2, 4, 6, 8, 11, 15, 20, 26)  # inner steps of the grades
 EXACT_MINERS, EXACT_SEGMENTS, FACTOR, MICRO_BATCH = 8, 4, 0.2, 16
@@ -97,35 +93,16 @@ def play(sizes: Sizes) -> Scene:
     uids = range(sizes.num_miners)
     with embedded_text() as text:
         setup = Setup.of(text, seed=1, workers=sizes.num_miners, windows=sizes.windows + 1)
-    layout, hparams = setup.layout, setup.hparams
-    net = build_model(hparams.model)
-    params, trainer = parameters_of(net), Trainer(hparams.model)
-    optimizers = [OptimizerState.zeros(params)] * sizes.num_miners
-    states = [FeedbackState.zeros(layout)] * sizes.num_miners
-    for window in range(sizes.windows):
-        rate = outer_learning_rate(hparams.training, window)
-        rule = FeedbackRule(hparams.training.recipe, hparams.gradient.momentum_decay, rate)
-        payloads = {}
-        for uid in uids:
-            training = hparams.training.model_copy(update={"inner_steps": STEPS[uid % len(STEPS)]})
-            result = trainer.learn(
-                params,
-                setup.sequences[window][uid],
-                training=training,
-                outer_steps=window,
-                optimizer=optimizers[uid],
-                keep_going=lambda: True,
-            )
-            compressed = compress(states[uid], result.update, layout=layout, rule=rule)
-            states[uid], optimizers[uid] = compressed.state, result.optimizer or optimizers[uid]
-            header = Header(layout.recipe, window, uid, f"miner-{uid}", layout.digest)
-            payloads[uid] = wire.decode(wire.encode(Payload.of(header, compressed.tensors, layout), layout), layout)
-        if window < sizes.windows - 1:
-            outer_step(params, aggregate(list(payloads.values()), layout), learning_rate=rate, weight_decay=0.0)
+    trained = train(setup, lambda uid: STEPS[uid % len(STEPS)])
+    *_, before = islice(trained, sizes.windows - 1)
+    net = copy.deepcopy(before.net)
+    scored = next(trained)
+    payloads, rate = dict(enumerate(scored.exchange.payloads)), scored.learnt.rule.learning_rate
     segments = {uid: setup.sequences[sizes.windows - 1][uid][: sizes.segment].numpy() for uid in uids}
     wanted = TOKENS_TIMES * sum(len(segment) for segment in segments.values())
     fresh = torch.cat(setup.sequences[sizes.windows])[:wanted]
-    return Scene(net, layout, payloads, segments, fresh, rate * FACTOR, hparams.scoring.large_prediction_ratio)
+    ratio = setup.hparams.scoring.large_prediction_ratio
+    return Scene(net, setup.layout, payloads, segments, fresh, rate * FACTOR, ratio)
 
 
 def ours(scene: Scene) -> dict[int, float]:
