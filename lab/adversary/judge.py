@@ -317,7 +317,7 @@ def measure_influence(cast: Cast, history: History, hparams: HParams, layout: La
         if not payloads:
             continue
         medians = target_norms(list(payloads.values()), layout)
-        for uid in cast.attackers:
+        for uid in cast.attackers.keys() & payloads.keys():
             contribution = max(contribution, _contribution(payloads[uid], layout, medians))
         sound = peer_norms([payloads[uid] for uid in cast.sound if uid in payloads], layout)
         median = max(median, *(_share(medians[name], max(each[name] for each in sound)) for name in layout.names))

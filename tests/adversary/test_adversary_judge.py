@@ -108,6 +108,13 @@ def test_what_a_miner_does_to_whom_something_happens_is_honest_work(sound, probl
     assert len([problem for problem in found.problems if problem.startswith("median is")]) == problems
 
 
+def test_an_attacker_that_one_roster_is_without_is_named():
+    payloads = {uid: random_payload(LAYOUT, 1) for uid in (5, 6, 7)}
+    honest = {uid: payloads[uid] for uid in (5, 6)}
+    found = verdict(BOUND, rosters={1: (5, 6, 7), 2: (5, 6)}, payloads={1: payloads, 2: honest}, sightings=())
+    assert found.problems == ("window 2: the payload of attacker 7 is not applied, so there is nothing to bound",)
+
+
 # Aggregators that misbehave: each is named by what the others report.
 
 PUBLISHER = 1
