@@ -1,11 +1,10 @@
 """A second process for a neuron that runs already, as on another machine."""
 
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lab.hotkeys import hotkey_from_seed
 from templar.chain.ledger import Ledger
@@ -42,12 +41,27 @@ class Start:
 
 
 def try_to_start(second: SecondProcess) -> Start:
-    """Start the process, wait for its end, and return its answer."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        try:
-            return pool.submit(_start, second).result(PATIENCE_SECONDS)
-        except BrokenProcessPool as error:
-            return Start("", f"the second process died: {error}")
+    """Start the process, wait for its answer or its death for a minute, and end it."""
+    context = get_context("spawn")
+    answers, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(second, sender))
+    process.start()
+    sender.close()
+    try:
+        if not answers.poll(PATIENCE_SECONDS):
+            return Start("", f"no answer within {PATIENCE_SECONDS:g} s")
+        return cast("Start", answers.recv())
+    except EOFError:
+        process.join()
+        return Start("", f"the second process died with status {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+        answers.close()
+
+
+def _answer(second: SecondProcess, sender: Connection) -> None:
+    sender.send(_start(second))
 
 
 def _start(second: SecondProcess) -> Start:

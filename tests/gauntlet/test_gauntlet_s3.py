@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,7 @@ from lab.gauntlet.casting import PRESET, Order, lineup_of
 from lab.gauntlet.endpoints import endpoint
 from lab.gauntlet.gate import Ask, Drip, Gates, Refusal
 from lab.gauntlet.judging import Judging, measure_storm, with_silence
-from lab.gauntlet.second import Start
+from lab.gauntlet.second import SecondProcess, Start, try_to_start
 from lab.gauntlet.subset import AVAILABLE, BUCKET_RULES, LATE_OR_ABSENT, SUBSET, chosen, telling_reasons
 from templar.errors import PermanentError, Reason, TransientError
 from templar.hparams import load_hparams
@@ -182,6 +183,24 @@ class TestVerdicts:
         judging = Judging(None, None, None, None, second, 1)  # type: ignore[arg-type]
         verdict = judging.with_second(AVAILABLE["one_hotkey"], self.verdict("one_hotkey"))
         assert verdict.problems == (() if words is None else (f"the second process was not refused: {words}",))
+
+    @pytest.mark.parametrize(
+        ("loading", "patience", "words"),
+        [
+            ((signal.pause, ()), 0.5, "no answer within 0.5 s"),
+            ((os._exit, (3,)), 60.0, "the second process died with status 3"),
+        ],
+    )
+    def test_a_second_process_that_gives_no_answer_was_not_refused(
+        self, monkeypatch, tmp_path, loading, patience, words
+    ):
+        class Settings:
+            def __reduce__(self):
+                return loading  # what the second process calls to read them
+
+        monkeypatch.setattr("lab.gauntlet.second.PATIENCE_SECONDS", patience)
+        second: Any = SecondProcess(b"", tmp_path, tmp_path, Settings(), "", None, None)  # type: ignore[arg-type]
+        assert try_to_start(second) == Start("", words)
 
 
 class TestCommand:
