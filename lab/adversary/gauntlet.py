@@ -144,10 +144,10 @@ def run_gauntlet(
     windows. `hparams` gives its settings from the scenarios' changes.
 
     Raises:
-        ValueError: A name is no scenario's, or the attackers are more than half of the miners.
+        ValueError: A name is that of no scenario on simulated time, or the attackers are more than half of the miners.
     """
     if unknown := sorted(set(names) - set(SCENARIOS)):
-        raise ValueError(f"scenario {unknown[0]!r}: there is no such scenario; --list names them all")
+        raise ValueError(f"scenario {unknown[0]!r}: it needs a real endpoint: --where s3")
     if not 1 <= attackers <= miners // 2:
         raise ValueError(f"attackers: {attackers} of {miners} miners; 1 to {miners // 2} keep the majority honest")
     verdicts = []

@@ -204,6 +204,16 @@ def test_the_same_seed_gives_the_same_verdicts(monkeypatch, capsys):
     assert "reveal_late" in first.out
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [(("--scenario", "dripping"), "scenario 'dripping': it needs a real endpoint: --where s3\n")],
+)
+def test_what_cannot_run_is_explained(monkeypatch, capsys, options, complaint):
+    monkeypatch.setattr("lab.adversary.gauntlet.run_lineup", None)
+    assert command(monkeypatch, *options) == 2
+    assert capsys.readouterr().err == complaint
+
+
 def test_the_threat_model_names_every_scenario_in_its_rows():
     text = (Path(__file__).parents[2] / "docs" / "threat-model.md").read_text(encoding="utf-8")
     table = text.partition("| # | attack or fault |")[2].partition("\n\n")[0]
