@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--where", choices=("simulation", "s3"), default="simulation", help="simulated or real time")
     parser.add_argument("--endpoint", choices=get_args(EndpointName), default="moto", help="which S3 endpoint")
-    parser.add_argument("--miners", type=whole_number(2), help="miners of a network, attackers included")
+    parser.add_argument("--miners", type=whole_number(3), help="miners of a network, attackers included")
     parser.add_argument("--attackers", type=whole_number(1), default=1, help="how many of them attack in a scenario")
     parser.add_argument("--windows", type=whole_number(1), help="at least; as many as a scenario needs by default")
     parser.add_argument("--seed", type=whole_number(0), default=1, help="keys, blocks and assignments follow from it")

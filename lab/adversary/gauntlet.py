@@ -26,12 +26,18 @@ from templar.window import drive_window
 Overrides = Mapping[str, Mapping[str, object]]  # changes to the hyper-parameters, by section
 
 
+def most_attackers(miners: int) -> int:
+    """Return how many of the miners may attack so that more than half of them are honest."""
+    return (miners - 1) // 2
+
+
 def lineups(names: Sequence[str], *, miners: int, attackers: int) -> Iterator[Lineup]:
     """Networks in which every scenario takes place, several in one where they fit.
 
-    More than half of the miners stay honest, and those that need the same kind of network share one.
+    More than half of the miners stay honest, but where a scenario says itself how many do. Scenarios that need the same
+    kind of network share one.
     """
-    room = max(1, (miners // 2) // attackers)
+    room = max(1, most_attackers(miners) // attackers)
     waiting: dict[tuple[bool, int], list[Scenario]] = {}
     for name in names:
         scenario = SCENARIOS[name]
@@ -144,12 +150,12 @@ def run_gauntlet(
     windows. `hparams` gives its settings from the scenarios' changes.
 
     Raises:
-        ValueError: A name is that of no scenario on simulated time, or the attackers are more than half of the miners.
+        ValueError: A name is that of no scenario on simulated time, or the attackers are half of the miners or more.
     """
     if unknown := sorted(set(names) - set(SCENARIOS)):
         raise ValueError(f"scenario {unknown[0]!r}: it needs a real endpoint: --where s3")
-    if not 1 <= attackers <= miners // 2:
-        raise ValueError(f"attackers: {attackers} of {miners} miners; 1 to {miners // 2} keep the majority honest")
+    if not 1 <= attackers <= (most := most_attackers(miners)):
+        raise ValueError(f"attackers: {attackers} of {miners} miners; 1 to {most} keep the majority honest")
     verdicts = []
     for lineup in lineups(names, miners=miners, attackers=attackers):
         overrides = {key: value for each in lineup.scenarios for key, value in each.overrides.items()}

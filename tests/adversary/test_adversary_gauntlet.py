@@ -206,12 +206,21 @@ def test_the_same_seed_gives_the_same_verdicts(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("options", "complaint"),
-    [(("--scenario", "dripping"), "scenario 'dripping': it needs a real endpoint: --where s3\n")],
+    [
+        (("--scenario", "dripping"), "scenario 'dripping': it needs a real endpoint: --where s3\n"),
+        (("--miners", "4", "--attackers", "2"), "attackers: 2 of 4 miners; 1 to 1 keep the majority honest\n"),
+    ],
 )
 def test_what_cannot_run_is_explained(monkeypatch, capsys, options, complaint):
     monkeypatch.setattr("lab.adversary.gauntlet.run_lineup", None)
     assert command(monkeypatch, *options) == 2
     assert capsys.readouterr().err == complaint
+
+
+@pytest.mark.parametrize("miners", [4, 11])
+def test_more_than_half_of_the_miners_of_a_network_are_honest(miners):
+    names = [name for name in SCENARIOS if name not in FIXED]
+    assert all(2 * lineup.parts.count(None) > miners for lineup in lineups(names, miners=miners, attackers=1))
 
 
 def test_the_threat_model_names_every_scenario_in_its_rows():
