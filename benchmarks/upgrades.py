@@ -9,9 +9,11 @@ does not know. The owner changes a setting when all but a tenth of the processes
 peer's bucket fails.
 
 The last line is JSON: `outer_step_share` of the windows, `changes` that were adopted, `restarts`, `stopped` (windows of
-processes of an older release), `rollbacks` of a node's state to an older one, `divergences` (violations of an
-invariant). `holds` says that at least 0.995 of the windows became outer steps, that at least ten changes were adopted,
-and that nothing was rolled back or diverged.
+processes of an older release), `rollbacks` of a node's state to an older one, and `divergences`: 1 if two nodes had
+other roots after a window, a node did not come to the last one, a miner was paid for nothing, or a report convicted
+somebody. Every member has a fault, so what must hold for members without one is not checked. `holds` says that at least
+0.995 of the windows became outer steps, that at least ten changes were adopted, and that nothing was rolled back or
+diverged.
 """
 
 import logging

@@ -323,7 +323,8 @@ class FaultyNetwork:
         chain, opening = self.world.chain, first_block(window, self.hparams.windows)
         ranks, announced = self.hparams.windows.roster_ranks, chain.metagraph(opening).validators()
         publishers = network_view.drawn_by_stake(announced, chain.block_hash(opening), ranks)
-        known = [self.nodes[member.uid].journal.result(window, "settle") for member in self.healthy]
+        nodes = [self.nodes[member.uid] for member in self.honest if member.uid in self.nodes]
+        known = [node.journal.result(window, "settle") for node in nodes]
         settled = next((Settlement.from_json(text) for text in known if text is not None), None)
         uids = () if settled is None else settled.uids
         self.null_windows += not uids

@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.simulate.__main__ import main
-from lab.simulate.fault_plan import CALM_WINDOWS, FAULTY_STAKE, TRAINED_EVERY, FaultKind, difficult_plan, draw_plan
+from lab.simulate.fault_plan import (
+    CALM_WINDOWS,
+    FAULTY_STAKE,
+    TRAINED_EVERY,
+    Fault,
+    FaultKind,
+    difficult_plan,
+    draw_plan,
+)
 from lab.simulate.faulty_network import FaultReport, run_plan
 from templar.agreement.voter import Settlement
 from templar.errors import Reason
@@ -79,9 +87,15 @@ def test_a_difficult_chain_costs_no_honest_miner_anything(seed):
 # Each invariant can fail.
 
 
-def run_difficult(seed=REORGANISED, windows=3):
+def run_difficult(seed=REORGANISED, windows=3, **changes):
     plan = difficult_plan(seed, windows, num_validators=2, num_miners=2)
-    return run_plan(replace(plan, has_outages=False))
+    return run_plan(replace(plan, has_outages=False, **changes))
+
+
+def test_windows_are_counted_where_every_member_has_a_fault():
+    faults = tuple(Fault(uid, FaultKind.CLOCK, "wrong", 1, 2, 0.1) for uid in range(1, 6))
+    report = run_difficult(windows=2, faults=faults)
+    assert (report.violation, report.windows, report.null_windows) == (None, 2, 0)
 
 
 def pay(monkeypatch, uid):
