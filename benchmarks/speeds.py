@@ -10,7 +10,6 @@ The last line is JSON; `holds` says that with the fast miner the loss is at most
 times the windows (means over the seeds), and that the fast miner earns more than 1.5 times what a slow one does.
 """
 
-import math
 import os
 import sys
 from collections.abc import Iterable
@@ -57,15 +56,14 @@ def figures_of(mixed: list[IncentiveReport], equal: list[IncentiveReport]) -> di
     """The figures of the last line, from the reports of each seed."""
     fast = [fmean(map(report.pay, report.uids(HONEST))) for report in mixed]
     slow = [fmean(map(report.pay, report.uids(SLOW))) for report in mixed]
-    ratio = sum(fast) / sum(slow) if sum(slow) else math.inf
     losses = [fmean(report.loss for report in reports) for reports in (mixed, equal)]
     penalised = sum(len(report.penalties) for report in (*mixed, *equal))
     return {
         "loss_with_fast": round(losses[0], 4),
         "loss_of_slow": round(losses[1], 4),
-        "pay_ratio": round(ratio, 3),
+        "pay_ratio": round(sum(fast) / sum(slow), 3) if sum(slow) else None,
         "penalties": penalised,
-        "holds": losses[0] <= losses[1] and ratio > PAY and not penalised,
+        "holds": losses[0] <= losses[1] and sum(fast) > PAY * sum(slow) and not penalised,
     }
 
 

@@ -195,6 +195,11 @@ def test_a_fast_miner_must_help_the_network_and_earn_more(pay, loss, penalised, 
     assert (figures["pay_ratio"], figures["holds"]) == (pay / 0.25, holds)
 
 
+def test_a_slow_miner_without_pay_has_no_ratio():
+    alone = IncentiveReport(1, {1: "honest", 2: "slow"}, {}, {1: {1: 1.0}}, (), 3.0, "", True, 1.0)
+    assert speeds.figures_of([alone], [alone])["pay_ratio"] is None, "JSON has no infinity"
+
+
 @pytest.mark.slow
 def test_it_runs_a_network_of_unequal_speeds(measure, monkeypatch):
     monkeypatch.setattr(speeds, "QUICK_WINDOWS", 2)
