@@ -5,7 +5,7 @@
 In one window of a simulated network the attacker's validator is a publisher of a given rank, and lists only its own
 miners, which publish the largest legal step uphill; with no miners of its own it lists nobody. It has 10 to 49 % of the
 stake, and none, half or all of the window's miners, which are honest before and after. Each run is repeated over the
-seeds. Then the worst of these runs are made once more without each measure against it, and without any:
+seeds. Then those of the largest stake and the first rank are made once more without each measure, and without any:
 
     omissions   validators vote for none on a roster that leaves out what they saw
     limit       no payload is louder than honest training can be
@@ -166,7 +166,7 @@ def _left_out(measures: Collection[str]) -> Iterable[Any]:
 
 
 def _with_rank(uid: int, rank: int) -> Any:
-    """`Exchange.publishers`, with one validator in a given rank of the attacked window."""
+    """`NetworkView.publishers`, with one validator in a given rank of the attacked window."""
     drawn = NetworkView.publishers
 
     def publishers(exchange: NetworkView, window: int) -> tuple[NeuronInfo, ...]:
