@@ -29,7 +29,6 @@ WORDS = "words"  # the journal's step for the words of a window's ballots that w
 class RosterNode(Node):
     """A node with a validator permit: it may publish rosters and signs decisions."""
 
-    signs_words = True
     windows_late = 1
 
     _gathered: GatherReport | None = None

@@ -76,7 +76,7 @@ def decided_settlement(node: Node, window: int, *, deadline: float = 0.0) -> Set
     """
     ballots, judge = node.ballots(window), node.judge(node.exchange.times(window))
     ballots.look(until_decided=True)
-    if ballots.value is None and node.signs_words:
+    if ballots.value is None:
         return node.settle_late(window, deadline=deadline)
     if (voter := node.voter(judge)) is not None:
         voter.act()  # a decision stands on more than a bare quorum then

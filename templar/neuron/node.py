@@ -64,8 +64,6 @@ class Node:
 
     role: str | None = None
     """The role in its lease; None for a node that only reads."""
-    signs_words = False
-    """Whether it takes part in the ballots on windows, if it had announced that."""
     windows_late = 0
     """Windows after its close in which an unclaimed window may still be opened."""
 
@@ -239,8 +237,8 @@ class Node:
         return settlement
 
     def settle_late(self, window: int, *, deadline: float) -> Settlement:
-        """Settle a past window that is not decided yet; errors as in `settle`."""
-        return self.settle(window, deadline=deadline)
+        """Settle a past window that is not decided yet; `decision_missing` for a node that signs no words."""
+        return settled(self.judge(self.exchange.times(window)), self.ballots(window), judged=False)
 
     def ballots(self, window: int) -> BallotBox:
         """The words on a window that this node knows; of one window at a time."""
