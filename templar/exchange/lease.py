@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 from templar.chain.base import Clock
 from templar.chain.hotkey import Signer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
-from templar.exchange.object_keys import Kind, lease_key, parse_current_key
+from templar.exchange.object_keys import Kind, ObjectKey, parse_current_key
 from templar.exchange.objects import Heartbeat, Lease
 from templar.exchange.signed import Body, seal, unseal
 from templar.hparams import Windows
@@ -50,7 +50,7 @@ class Claimant:
 
     def key(self, kind: Kind) -> str:
         """The key of its lease, or of its heartbeat."""
-        return lease_key(kind, self.role, self.holder)
+        return str(ObjectKey(kind, role=self.role, holder=self.holder))
 
 
 @dataclass(frozen=True)

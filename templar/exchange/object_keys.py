@@ -133,11 +133,6 @@ def checkpoint_key(window: int, uid: int, file: str) -> str:
     return str(ObjectKey(Kind.CHECKPOINT, window, uid, file=file))
 
 
-def lease_key(kind: Kind, role: str, holder: str) -> str:
-    """The key of a holder's lease of a role, or of its heartbeat (`kind`)."""
-    return str(ObjectKey(kind, role=role, holder=holder))
-
-
 START_WINDOW_KEY = str(ObjectKey(Kind.START_WINDOW))  # the key of the start window object
 SETTINGS_KEY = str(ObjectKey(Kind.SETTINGS))  # the key of the settings that a network started with
 PLAN_KEY = str(ObjectKey(Kind.PLAN))  # the key of what an owner wants next

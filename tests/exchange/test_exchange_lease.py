@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from templar.chain.clock import SimulatedClock
 from templar.errors import PermanentError, Reason, TransientError
 from templar.exchange.lease import LOOKS, Claimant, NeuronLease, Terms
-from templar.exchange.object_keys import Kind, lease_key
+from templar.exchange.object_keys import Kind, ObjectKey
 from templar.exchange.objects import Heartbeat, Lease
 from templar.exchange.signed import seal, unseal
 from tests.support.errors import error_of
@@ -53,7 +53,7 @@ def held(bucket):
 
 
 def keys_of(number, role="miner"):
-    return [lease_key(kind, role, HOLDERS[number]) for kind in (Kind.LEASE, Kind.HEARTBEAT)]
+    return [str(ObjectKey(kind, role=role, holder=HOLDERS[number])) for kind in (Kind.LEASE, Kind.HEARTBEAT)]
 
 
 def refusal(call):
