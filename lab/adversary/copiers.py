@@ -236,7 +236,7 @@ class LateCommittingCopyingMiner(CopyingMiner):
     def upload(self, window: int) -> TimedReport:
         """Copy, manifest and commitment fit together; the commitment's time does not."""
         report = super().upload(window)
-        if report.in_time:
+        if report.reason is None:
             key = window_key(Kind.MANIFEST, window, self.exchange.identity(window).uid)
             manifest = unseal(self.buckets.own.get(key, max_bytes=Manifest.max_bytes), Manifest).body
             self.put_sealed(manifest.commit)

@@ -40,11 +40,6 @@ class TimedReport:
     reason: Reason | None = None  # `no_time_left` or `self_check_failed`; None if everything is stored
     detail: str = ""  # the reason in words
 
-    @property
-    def in_time(self) -> bool:
-        """Whether everything is stored."""
-        return self.reason is None
-
 
 def publish_in_time(publish: Callable[[], tuple[PublishReceipt, ...]]) -> TimedReport:
     """Turn a missed deadline or a failed check of the own object into a report: it costs the window's pay alone.

@@ -35,9 +35,9 @@ def until_second_window(network, miner, then, *, between=lambda: None, reveals=T
         open_window(miner, 1)
         assert miner.train(1).reason is None
         miner.compress(1)
-        assert miner.commit(1).in_time
+        assert miner.commit(1).reason is None
         if reveals:
-            assert miner.upload(1).in_time
+            assert miner.upload(1).reason is None
         miner.gather(1)
         between()
         miner.apply(miner.settle(1))
@@ -80,9 +80,9 @@ def test_it_begins_when_all_peers_have_revealed_or_no_more_can(network, miner, e
         open_window(each, 1)
         each.train(1)
         each.compress(1)
-        assert each.commit(1).in_time
+        assert each.commit(1).reason is None
     for each in (miner, other) if everybody else (miner,):
-        assert each.upload(1).in_time
+        assert each.upload(1).reason is None
     miner._ahead.begin = lambda window, report: begins.append(
         (window, len(report.submissions), miner.chain.clock.now() < miner.exchange.times(1).settles)
     )

@@ -52,8 +52,8 @@ def to_upload(miner, window):
     """Commit to a payload and reveal it."""
     to_train(miner, window)
     miner.compress(window)
-    assert miner.commit(window).in_time
-    assert miner.upload(window).in_time
+    assert miner.commit(window).reason is None
+    assert miner.upload(window).reason is None
 
 
 @pytest.fixture(scope="module", params=[1, 25], ids=["snapshot each window", "no snapshot yet"])
@@ -139,7 +139,7 @@ def test_staged_state_goes_live_only_with_the_own_payload_in_the_roster(network)
     def does_not_upload():
         to_train(left_out, 1)
         left_out.compress(1)
-        assert left_out.commit(1).in_time
+        assert left_out.commit(1).reason is None
         left_out.gather(1)
         left_out.apply(left_out.settle(1))
 
@@ -248,11 +248,11 @@ def test_a_payload_that_changed_on_the_disk_is_not_published(network, published_
         to_train(miner, 1)
         miner.compress(1)
         if published_before:
-            assert miner.commit(1).in_time
+            assert miner.commit(1).reason is None
         path = miner._payload_path(1)
         path.write_bytes(path.read_bytes()[:-1] + b"x")
         report = miner.upload(1) if published_before else miner.commit(1)
-        assert (report.in_time, report.reason) == (False, Reason.SELF_CHECK_FAILED)
+        assert report.reason is Reason.SELF_CHECK_FAILED
 
     applies_without_a_payload(network, damaged, published_before)
 
@@ -386,15 +386,15 @@ def test_nothing_is_published_after_its_deadline(network):
     for miner in (early, late):
         to_train(miner, 1)
         miner.compress(1)
-    assert early.commit(1).in_time
+    assert early.commit(1).reason is None
     times, clock = early.exchange.expected_times(1), early.chain.clock
     clock.sleep_until(times.commit_interval.last + 1.001)
     report = late.commit(1)
-    assert (report.in_time, report.reason, report.receipts) == (False, Reason.NO_TIME_LEFT, ())
+    assert (report.reason, report.receipts) == (Reason.NO_TIME_LEFT, ())
     assert published(network, late, 1) == {}
     clock.sleep_until(times.reveal_interval.last + 1.001)
     report = early.upload(1)
-    assert (report.in_time, report.reason) == (False, Reason.NO_TIME_LEFT)
+    assert report.reason is Reason.NO_TIME_LEFT
     assert kinds(network, early) == {"commit"}
 
 

@@ -169,11 +169,11 @@ class Network:
             open_window(miner, window)
             miner.train(window)
             miner.compress(window)
-            assert miner.commit(window).in_time
+            assert miner.commit(window).reason is None
         for node in self.all(RosterNode):
             node.observe_commitments(window)
         for miner in self.miners:
-            assert miner.upload(window).in_time
+            assert miner.upload(window).reason is None
 
     def bucket(self, who):
         """The bucket of a member, with write rights."""
