@@ -179,14 +179,6 @@ def test_the_newest_list_in_effect_holds(subnet):
             assert [uids(select_at(subnet, window, using))[0] for window in windows] == [expected] * len(windows)
 
 
-def test_the_validator_with_the_most_stake_is_followed(subnet):
-    publish(subnet, 2, [5], validator=2)
-    publish(subnet, 2, [6], validator=1)
-    assert uids(select_at(subnet, 3)) == ([6], [])
-    publish(subnet, 4, [7], validator=0)
-    assert uids(select_at(subnet, 5)) == ([7], [])
-
-
 def test_no_validator_alone_chooses_whom_all_others_gather(tmp_path):
     """The one with the most stake leaves everybody but one miner out, and puts in one that the others excluded."""
     subnet = Subnet(tmp_path, stakes=(40.0, 35.0, 30.0), num_miners=7, overrides={"peers": PEERS})
