@@ -202,24 +202,17 @@ def test_an_aggregate_of_other_bytes_is_rejected(scene):
         scene.rejected(reason, roster, cache=scene.empty_cache(f"empty-{reason}-{len(forged or data)}"))
 
 
-def fetch_from_the_miners(scene, roster, store=None):
-    """Fetch payloads that the miners show as well."""
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_payloads_that_an_aggregate_lacks_are_read_from_the_miners(scene, is_damaged):
+    """So a bad aggregate, or one that cannot be read now, does not part those who have the payloads from the others."""
+    roster, store = scene.publish(), ScriptedStore(scene.store.inner)
+    if is_damaged:
+        store.inner.put(aggregate_key(WINDOW), bytes(roster.aggregate_bytes))
+    else:
+        store.before = failing(BUSY)
     for author in scene.authors:
         scene.subnet.put(author, window_key(Kind.GRADIENT, WINDOW, author.uid), payload_bytes(author, WINDOW))
     assert scene.read(scene.fetch(roster, store)) == scene.payloads()
-
-
-def test_payloads_that_a_bad_aggregate_lacks_are_read_from_the_miner(scene):
-    """So a bad aggregate does not part those who have the payloads from those who do not."""
-    roster = scene.publish()
-    scene.store.inner.put(aggregate_key(WINDOW), bytes(roster.aggregate_bytes))
-    fetch_from_the_miners(scene, roster)
-
-
-def test_payloads_come_from_the_miners_if_the_aggregate_cannot_be_read_now(scene):
-    roster, store = scene.publish(), ScriptedStore(scene.store.inner)
-    store.before = failing(BUSY)
-    fetch_from_the_miners(scene, roster, store)
 
 
 def test_a_full_disk_is_no_verdict_on_a_roster(scene, monkeypatch):
