@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,6 +61,17 @@ class _Measured:
     overlaps: Mapping[int, Likeness]
     repeats: Mapping[int, Likeness]
 
+    def of(self, uid: int) -> dict[str, Any]:
+        """The measured fields of a miner's facts."""
+        return {
+            "estimate": self.estimates.get(uid),
+            "measurement": self.measurements.get(uid),
+            "sequences": self.sequences.get(uid),
+            "norm_ratio": self.norms.get(uid),
+            "overlap": self.overlaps.get(uid),
+            "repeat": self.repeats.get(uid),
+        }
+
 
 _NOTHING = _Measured(None, None, {}, {}, {}, {}, {}, {})
 
@@ -99,26 +111,26 @@ def evaluate(
     if model is not None and shown:
         measured = _measure(node, model, meter or Meter(), standing, settlement, miners=miners, shown=shown)
 
-    # 3. Besides, find out whose state was behind: its proof of the window before says so.
+    # 3. The facts; besides, whose state was behind: its proof of the window before says so.
+    tiers = {each.uid: each.tier for each in report.outcomes}
+    reasons = {each.uid: each.reason for each in report.outcomes} | dict.fromkeys(shown)
+    reasons |= dict.fromkeys(banned, Reason.BANNED)
     return WindowFacts(
-        window=window,
-        roster=settlement.digest,
-        root_before=node.state.root,
-        outer_steps=node.state.outer_steps,
-        seed_block=_seed_block(node, window),
-        loss=measured.loss,
+        *(window, settlement.digest, node.state.root, node.state.outer_steps, _seed_block(node, window), measured.loss),
         measured_on=measured.on,
         miners=tuple(
-            _facts(
-                neuron,
-                report,
-                measured,
+            MinerFacts(
+                uid=uid,
+                hotkey=neuron.hotkey,
+                registered_at=neuron.registered_at,
                 bucket=buckets[uid],
+                tier=tiers.get(uid, Tier.OTHER),
                 assigned=node.workload.digest(window, uid) is not None,
-                payload=shown[uid].payload_sha256 if uid in shown else None,
+                payload_sha256=shown[uid].payload_sha256 if uid in shown else None,
                 applied=uid in settlement.uids,
-                banned=uid in banned,
-                behind=find_behind(node, neuron, report, window) if uid in shown else None,
+                reason=reasons.get(uid),
+                windows_behind=find_behind(node, neuron, report, window) if uid in shown else None,
+                **measured.of(uid),
             )
             for uid, neuron in miners.items()
         ),
@@ -266,40 +278,6 @@ def _earlier(node: Node, standing: Standing, window: int) -> dict[int, Payload]:
         except PermanentError as error:
             log.warning("window %d: uid %d's payload of the window before is not compared: %s", window, uid, error)
     return found
-
-
-def _facts(
-    neuron: NeuronInfo,
-    report: GatherReport,
-    measured: _Measured,
-    *,
-    bucket: str | None,
-    assigned: bool,
-    payload: str | None,
-    applied: bool,
-    banned: bool,
-    behind: int | None,
-) -> MinerFacts:
-    uid, outcome = neuron.uid, report.outcome(neuron.uid)
-    reason = None if payload is not None or outcome is None else outcome.reason
-    return MinerFacts(
-        uid=uid,
-        hotkey=neuron.hotkey,
-        registered_at=neuron.registered_at,
-        bucket=bucket,
-        tier=outcome.tier if outcome is not None else Tier.OTHER,
-        assigned=assigned,
-        payload_sha256=payload,
-        applied=applied,
-        reason=Reason.BANNED if banned else reason,
-        windows_behind=behind,
-        estimate=measured.estimates.get(uid),
-        measurement=measured.measurements.get(uid),
-        sequences=measured.sequences.get(uid),
-        norm_ratio=measured.norms.get(uid),
-        overlap=measured.overlaps.get(uid),
-        repeat=measured.repeats.get(uid),
-    )
 
 
 def find_behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -> int | None:
