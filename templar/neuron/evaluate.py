@@ -26,8 +26,7 @@ from templar.exchange.objects import Manifest, Proof, Roster, RosterEntry
 from templar.gradient.aggregate import aggregate, target_norms
 from templar.gradient.codec.wire import Payload
 from templar.neuron.node import Node
-from templar.neuron.workload import SequenceReader
-from templar.scoring.evaluation_plan import SPARE, Candidate, EvaluationPlan, draw, draw_plan
+from templar.scoring.evaluation_plan import SPARE, Candidate, draw, draw_plan
 from templar.scoring.evidence import Estimate, Likeness, MeasuredOn, Measurement, MinerFacts, WindowFacts
 from templar.scoring.measure import Evaluator, find_likenesses, moved_along, norm_ratios, step_losses
 from templar.scoring.meter import Meter
@@ -183,31 +182,6 @@ def _shown(report: GatherReport, settlement: Settlement) -> list[tuple[int, Mani
     return sorted((gathered | {entry.uid: entry for entry in entries}).items(), key=itemgetter(0))
 
 
-def _draw(
-    node: Node,
-    standing: Standing,
-    readers: Mapping[int, SequenceReader],
-    hotkeys: Mapping[int, str],
-    sequences: Mapping[int, int],
-    *,
-    window: int,
-    block_hash: str,
-) -> EvaluationPlan:
-    scoring, candidates = node.hparams.scoring, {}
-    for uid, hotkey in hotkeys.items():
-        last = standing.card(hotkey).last_exact
-        unmeasured = min(MAX_UNMEASURED, window if last is None else max(1, window - last))
-        candidates[uid] = Candidate(hotkey, sequences[uid], unmeasured)
-    return draw_plan(
-        candidates,
-        num_spare=readers[SPARE].count if SPARE in readers else 0,
-        num_sequences=scoring.eval_sequences,
-        exact_miners=scoring.exact_miners,
-        exact_segments=scoring.exact_segments,
-        block_hash=block_hash,
-    )
-
-
 def _seed_block(node: Node, window: int) -> int:
     return node.exchange.settling_block(node.exchange.times(window))
 
@@ -228,11 +202,20 @@ def _measure(
     readers = {uid: workload.reader(workload.assignment(window, uid)) for uid in payloads}
     if len(readers) < 2:  # nobody else's data is there to measure a payload on
         readers[SPARE] = workload.reader(workload.spare_assignment(window))
-    seed = node.chain.block_hash(_seed_block(node, window))
-    hotkeys = {uid: miners[uid].hotkey for uid in payloads}
-    length = node.hparams.data.sequence_length
-    sequences = {uid: min(readers[uid].count, max(1, each.tokens // length)) for uid, each in shown.items()}
-    plan = _draw(node, standing, readers, hotkeys, sequences, window=window, block_hash=seed)
+    length, candidates, sequences = node.hparams.data.sequence_length, {}, {}
+    for uid, each in shown.items():
+        hotkey, sequences[uid] = miners[uid].hotkey, min(readers[uid].count, max(1, each.tokens // length))
+        last = standing.card(hotkey).last_exact
+        unmeasured = min(MAX_UNMEASURED, window if last is None else max(1, window - last))
+        candidates[uid] = Candidate(hotkey, sequences[uid], unmeasured)
+    plan = draw_plan(
+        candidates,
+        num_spare=readers[SPARE].count if SPARE in readers else 0,
+        num_sequences=scoring.eval_sequences,
+        exact_miners=scoring.exact_miners,
+        exact_segments=scoring.exact_segments,
+        block_hash=node.chain.block_hash(_seed_block(node, window)),
+    )
     segments = {uid: readers[uid].read(places) for uid, places in plan.segments.items()}
     rostered = [payloads[uid] for uid in settlement.uids if uid in payloads]
     evaluator = Evaluator(
