@@ -158,13 +158,18 @@ class BallotBox:
                 if info is None or (seen is not None and seen.is_settled and seen.info == info):
                     return None
                 since = seen.since if seen is not None and seen.info == info else now
-                body = unseal(store.get(key, max_bytes=Decision.max_bytes), Decision).body
-                check_author(body, network=network, uid=uid, hotkey=validator.hotkey)
-                check_window(body, self.window)
+                data = store.get(key, max_bytes=Decision.max_bytes)
+                answer: Decision | RejectedError
+                try:
+                    answer = body = unseal(data, Decision).body
+                    check_author(body, network=network, uid=uid, hotkey=validator.hotkey)
+                    check_window(body, self.window)
+                except RejectedError as error:
+                    answer = error  # nor will the same bytes be legal at the next look
                 # The store may give its stamp to another object within the second, or again if its clock goes back.
                 is_settled = now - since > STAMP_SECONDS and now - info.last_modified > STAMP_SECONDS
                 self._seen[uid] = _Seen(info, since, is_settled)
-                return body
+                return answer
         except TemplarError as error:
             return error
 

@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -148,8 +149,25 @@ def test_an_illegal_object_says_nothing_and_hides_nobody(tmp_path, changes):
     body = Decision(netuid=NETUID, genesis=GENESIS, uid=1, hotkey=author.hotkey.address, window=WINDOW, words=())
     illegal = signed_anyhow(Kind.DECISION, fields_of(body) | changes, author.hotkey)
     scene.subnet.put(author, window_key(Kind.DECISION, WINDOW, 1), illegal)
-    ballots = scene.read()
+    ballots, clock = scene.read(), scene.subnet.clock
     assert (ballots.value, ballots.answered) == (A, {1, 2, 3})
+    for _ in range(8):
+        clock.sleep_until(clock.now() + 1)
+        ballots.look()
+    reads = [scene.store(index).count("get") for index in range(3)]
+    assert reads[0] == reads[1], "nobody can make the others read the same bytes again and again"
+
+
+def test_own_words_that_this_node_fails_to_parse_are_never_taken_for_read(tmp_path, monkeypatch):
+    """Else it might sign otherwise than it has signed before."""
+    scene = Scene(tmp_path, 60.0, 40.0)
+    scene.decide(A, 0)
+    monkeypatch.setattr("templar.agreement.ballot_box.unseal", Mock(side_effect=MemoryError))
+    ballots, clock = scene.box(), scene.subnet.clock
+    for _ in range(8):
+        ballots.look()
+        clock.sleep_until(clock.now() + 1)
+    assert ballots.answered == {2}
 
 
 def test_double_words_count_and_convict_their_author(tmp_path):
