@@ -48,6 +48,7 @@ NAMES = (*SNAPSHOT_FILES, JOURNAL_FILE, ORDER_FILE)
 """The files of a backup, in its order; a simulated miner has no order of its own."""
 INDEX_BYTES = 4096
 _LENGTH_BYTES = 4
+_NO_BACKUPS_FAULT = frozenset({Reason.LOCAL_FILE, Reason.ACCESS_DENIED, Reason.BUCKET_MISSING, Reason.LEASE_LOST})
 
 
 class _File(BaseModel):
@@ -148,7 +149,8 @@ def restore_home(config: NeuronConfig) -> RestoreReport:
 
     Raises:
         PermanentError: `local_file`; the folder is not empty, or cannot be written. `already_running`; another machine
-            still runs this neuron. `object_missing`; the bucket has no backup. `backup_broken`; none can be used.
+            still runs this neuron. `lease_lost`; one took it over meanwhile. `object_missing`; the bucket has no
+            backup. `backup_broken`; none can be used.
         TransientError: Chain or store failed, or the disk is full.
     """
     # 1. Nothing may be there, and nobody else may run this neuron.
@@ -194,7 +196,7 @@ def _restore_into(config: NeuronConfig, part: Path) -> RestoreReport:
             _fetch(config, birth, window, info, part)
             mark = _check(config, birth, window, content)
         except PermanentError as error:
-            if error.reason in (Reason.LOCAL_FILE, Reason.ACCESS_DENIED):
+            if error.reason in _NO_BACKUPS_FAULT:
                 raise
             log.warning("the backup of window %d is left out: %s", window, error)
             refused.append((window, str(error)))

@@ -3,6 +3,7 @@
 import shutil
 import tracemalloc
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -323,19 +324,20 @@ def test_a_store_that_fails_leaves_nothing_half_and_the_next_call_goes_on(networ
     network.run([1])
     config = network.config(NAME)
 
-    def fails(*arguments, **more):
-        raise TransientError(Reason.STORE_BUSY, "503")
-
+    busy = TransientError(Reason.STORE_BUSY, "503")
+    lost, gone = (PermanentError(reason, "for a test") for reason in (Reason.LEASE_LOST, Reason.BUCKET_MISSING))
+    failing = Mock(side_effect=busy)
     with monkeypatch.context() as patch, raising(TransientError, Reason.STORE_BUSY):
         for verb in ("put_file", "put_if_absent"):
-            patch.setattr(config.buckets.own, verb, fails)
+            patch.setattr(config.buckets.own, verb, failing)
         store_backup(config)
     assert backups(network) == []
     assert store_backup(config).stored
     lose(network)
     config = elsewhere(network)
-    with monkeypatch.context() as patch, raising(TransientError, Reason.STORE_BUSY):
-        patch.setattr(config.buckets.own, "get_file", fails)
-        restore_home(config)
+    for error in (busy, lost, gone):
+        with monkeypatch.context() as patch, raising(type(error), error.reason):
+            patch.setattr(config.buckets.own, "get_file", Mock(side_effect=error))
+            restore_home(config)
     assert not config.home.exists()
     assert restore_home(config).window == 1
