@@ -246,8 +246,12 @@ class Miner(PrivateStateNode):
         return next(filter(None, counts), 0) + result.num_sequences * self.hparams.data.sequence_length
 
     def _counts_twice(self, window: int, num_sequences: int) -> bool:
-        """Whether the payload should count as two parts: it rests on twice the text of the last roster's median."""
-        tokens = sorted(each.tokens for each in Settlement.known_entries(self.journal.result(window - 1, "settle")))
+        """Whether the payload should count as two parts: it rests on twice the text of the last roster's median.
+
+        An entry of 0 tokens says nothing of its length.
+        """
+        entries = Settlement.known_entries(self.journal.result(window - 1, "settle"))
+        tokens = sorted(each.tokens for each in entries if each.tokens)
         own = num_sequences * self.hparams.data.sequence_length
         return self.layout.mean_over == "parts" and bool(tokens) and own >= 2 * tokens[(len(tokens) - 1) // 2]
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -426,7 +427,7 @@ def test_a_miner_whose_hotkey_is_not_registered_does_not_start(network):
         network.started(network.member(miner))
 
 
-def test_a_miner_with_twice_the_text_of_others_counts_as_two_parts(tmp_path):
+def test_a_miner_with_twice_the_text_of_others_counts_as_two_parts(tmp_path, monkeypatch):
     """It knows so from the roster before; there is none before the first window."""
     hparams = tiny(training={"max_step_batches": 2}, gradient={"mean_over": "parts"}, data={"pages_per_window": 2})
     network = Network(tmp_path, hparams, actors=("slow", "slow", "honest"))
@@ -440,5 +441,9 @@ def test_a_miner_with_twice_the_text_of_others_counts_as_two_parts(tmp_path):
             totals = {uid: sum(norm.values()) for uid, norm in zip(payloads, norms, strict=True)}
             fast = totals.pop(uid(network.miners[-1]))
             assert (fast > 3 * max(totals.values())) == is_twice
+        for tokens in ([0], [0, 64 * network.hparams.data.sequence_length]):  # 0 says nothing of a payload's length
+            entries = [SimpleNamespace(tokens=each) for each in tokens]
+            monkeypatch.setattr(Settlement, "known_entries", Mock(return_value=entries))
+            assert not network.miners[-1]._counts_twice(3, 64)
     finally:
         network.stop()
