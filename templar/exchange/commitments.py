@@ -57,9 +57,10 @@ _JSON = TypeAdapter(Observed)
 def observe_commitments(exchange: NetworkView, window: int, *, concurrency: int) -> Observed:
     """Look at all commitments of a window, the missing ones again, until all are seen or the window closes.
 
-    The first look is `GUARDS` guards before the expected close. What was read when the closing block was at the head
-    counts for nothing, because reveals may have been public by then. A commitment that is there is read once. A node
-    whose reads do not count for every bucket, because its chain endpoint or its clock was wrong, has not looked.
+    The first look is `GUARDS` guards before the expected close. What was read when the closing block was at the head,
+    or when the close was over by this machine's clock, counts for nothing: reveals may have been public by then.
+    A commitment that is there is read once. A node whose reads do not count for every bucket, because its chain
+    endpoint or its clock was wrong, has not looked.
 
     Raises:
         TransientError: The chain did not name the miners, or the close.
@@ -79,7 +80,7 @@ def observe_commitments(exchange: NetworkView, window: int, *, concurrency: int)
         while looks.due and not looks.is_past_end():
             looks.start(workers)
             read = dict(workers.results(POLL_SECONDS))
-            if read and looks.is_open():
+            if read and looks.is_open() and not looks.is_past_end():
                 looks.take(read)
             if looks.due and not workers.is_busy:
                 clock.sleep_until(min(*looks.due.values(), looks.times.reveal_interval.first))

@@ -132,9 +132,16 @@ def test_who_comes_after_the_close_has_not_looked(subnet, exchange):
 
 
 @pytest.mark.usefixtures("committed")
-def test_a_clock_that_is_behind_takes_nothing_from_after_the_close(subnet, exchange, monkeypatch):
-    """By this machine's clock there is time left, and the chain shows the closing block."""
+def test_what_is_read_after_the_close_by_the_clock_or_by_the_chain_does_not_count(exchange, monkeypatch, tmp_path):
+    """By this machine's clock there is time left, and the chain shows the closing block; then the other way around."""
     monkeypatch.setattr(exchange.chain, "head", lambda: 10_000)
+    assert observe(exchange) == Observed(WINDOW, None)
+
+    subnet = Subnet(tmp_path / "other", num_miners=1)
+    exchange, (miner,) = subnet.exchange(subnet.validators[0]), subnet.miners
+    commit(subnet, miner)
+    monkeypatch.setattr(exchange.chain, "head", lambda: 0)
+    subnet.store(miner).after = lambda *call: subnet.clock.sleep_until(times(exchange).reveal_interval.first)
     assert observe(exchange) == Observed(WINDOW, None)
 
 
