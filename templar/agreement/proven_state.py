@@ -26,7 +26,7 @@ from templar.agreement.checkpoint import (
 from templar.agreement.genesis import Birth, load_genesis
 from templar.agreement.model_folder import read_weights, write_model
 from templar.agreement.state import StateMark, check_mark, genesis_root, parameters_digest, state_root
-from templar.agreement.sync_proof import read_proof
+from templar.agreement.sync_proof import read_proofs
 from templar.chain.base import NeuronInfo
 from templar.data.tokenizer import Tokenizer, network_tokenizer
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError, as_reader_failure
@@ -62,19 +62,16 @@ class KeptModel:
     outer_steps: int
 
 
-def proven_state(exchange: NetworkView, window: int) -> ProvenState | None:
+def proven_state(exchange: NetworkView, window: int, *, concurrency: int = 1) -> ProvenState | None:
     """The state that a quorum of all announced stake proved for a window; None if there is none."""
     provers: dict[ProvenState, set[int]] = defaultdict(set)
-    validators = exchange.announced(window)
-    for validator in validators:
-        try:
-            proof = read_proof(exchange, validator, window)
-        except TemplarError as error:
-            log.warning("proof of uid %d is left out: %s", validator.uid, error)
-            continue
-        if proof is not None:
-            provers[proof.root, proof.outer_steps].add(validator.uid)
-    stakes = Stakes({each.uid: each.stake for each in validators}, exchange.hparams.windows.quorum)
+    validators = {each.uid: each for each in exchange.announced(window)}
+    for uid, proof in read_proofs(exchange, validators, window, concurrency=concurrency).items():
+        if isinstance(proof, TemplarError):
+            log.warning("proof of uid %d is left out: %s", uid, proof)
+        elif proof is not None:
+            provers[proof.root, proof.outer_steps].add(uid)
+    stakes = Stakes({uid: each.stake for uid, each in validators.items()}, exchange.hparams.windows.quorum)
     return next((state for state, uids in provers.items() if stakes.is_quorum(uids)), None)
 
 

@@ -14,12 +14,15 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from torch import Tensor, float32
 
+from templar.agreement.ballot_box import READ_SECONDS
 from templar.canonical import keyed_seed
 from templar.chain.base import NeuronInfo
-from templar.errors import PermanentError, Reason
+from templar.errors import PermanentError, Reason, TemplarError, TransientError
+from templar.exchange.gather import ask_in_turn
 from templar.exchange.network_view import NetworkView
 from templar.exchange.object_keys import Kind, window_key
 from templar.exchange.objects import DEBUG_ELEMENTS, DEBUG_NAME, MAX_DEBUG_PARAMETERS, Debug, Proof
@@ -30,6 +33,8 @@ log = logging.getLogger(__name__)
 
 NUM_SLICES = 32
 SLICE_ELEMENTS = 64
+ATTEMPTS = 2  # reads of a proof whose store fails
+PAUSE_SECONDS = 1.0  # between two of them
 MINER_START = 10  # index in the flattened parameter of the first debug element of miners
 START = 0  # the same of all other nodes
 
@@ -67,6 +72,28 @@ def read_proof(exchange: NetworkView, neuron: NeuronInfo, window: int) -> Proof 
     key = window_key(Kind.PROOF, window, neuron.uid)
     found = read_signed(store, key, Proof, network=exchange.network, author=neuron, window=window)
     return None if found is None else found.body
+
+
+def read_proofs(
+    exchange: NetworkView, neurons: Mapping[int, NeuronInfo], window: int, *, concurrency: int
+) -> dict[int, Proof | TemplarError | None]:
+    """The proofs of neurons for a window, or what keeps them from being read, by uid and in the order of uids.
+
+    A store that fails is asked again, and one that hangs delays no other.
+    """
+    clock = exchange.chain.clock
+
+    def read(uid: int) -> Proof | TemplarError | None:
+        try:
+            for _ in range(ATTEMPTS - 1):
+                with suppress(TransientError):
+                    return read_proof(exchange, neurons[uid], window)
+                clock.sleep_until(clock.now() + PAUSE_SECONDS)
+            return read_proof(exchange, neurons[uid], window)
+        except TemplarError as error:
+            return error
+
+    return dict(sorted(ask_in_turn(read, neurons, seconds=READ_SECONDS, concurrency=concurrency, together=True)))
 
 
 def debug_values(params: Mapping[str, Tensor], start: int) -> dict[str, tuple[float, float]]:

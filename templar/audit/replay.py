@@ -58,5 +58,5 @@ def replay_to(node: Node, last: int) -> Iterator[ReplayedWindow]:
     for window in range(node.state.window + 1, last + 1):
         settlement = replay(node, window)
         node.cache.prune(window)
-        proven = proven_state(node.exchange, window)
+        proven = proven_state(node.exchange, window, concurrency=node.config.gather_concurrency)
         yield ReplayedWindow(window, tuple(settlement.uids), node.state.root, None if proven is None else proven[0])

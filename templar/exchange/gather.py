@@ -479,18 +479,21 @@ class Workers(Generic[T]):
 
 
 def ask_in_turn(
-    work: Callable[[int], T], uids: Iterable[int], *, seconds: float, concurrency: int
+    work: Callable[[int], T], uids: Iterable[int], *, seconds: float, concurrency: int, together: bool = False
 ) -> Generator[tuple[int, T], None, None]:
     """Call a function for uids one by one, and yield each result as it comes; a slow call keeps no other waiting.
 
     The next call starts when one has ended, or after a head start. Each has so many seconds; those that run when the
-    caller stops are ended. With a concurrency of 1 they run one after the other in the caller's thread.
+    caller stops are ended. With a concurrency of 1 they run one after the other in the caller's thread. If all answers
+    are wanted, `together` starts as many calls at once as there is room for.
     """
     waiting, workers = list(uids), Workers(work, concurrency)
     try:
         while waiting or workers.is_busy:
-            if waiting and workers.has_room():
+            while waiting and workers.has_room():
                 workers.start(waiting.pop(0), seconds)
+                if not together:
+                    break
             yield from workers.results(HEAD_START_SECONDS)
     finally:
         workers.close()

@@ -143,10 +143,10 @@ def take_checkpoint(node: Node, target: int) -> StateMark | None:
 def _take(node: Node, validator: NeuronInfo, window: int, folder: Path) -> StateMark | None:
     """Take one validator's checkpoint if a quorum proved its state and decided its window."""
     # 1. The state that a quorum proved, else nothing is fetched; then the checkpoint, which must be of that state.
-    proven = proven_state(node.exchange, window)
+    concurrency = node.config.gather_concurrency
+    proven = proven_state(node.exchange, window, concurrency=concurrency)
     if proven is None:
         return None
-    concurrency = node.config.gather_concurrency
     fetched = fetch_proven(node.exchange, validator, window, folder, proven, concurrency=concurrency)
     value, mark = decided_value(read_ballots(node.exchange, window)), fetched.mark
 

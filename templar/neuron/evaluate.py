@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from templar.agreement.genesis import load_genesis
-from templar.agreement.sync_proof import read_proof, state_proof
+from templar.agreement.sync_proof import read_proofs, state_proof
 from templar.agreement.voter import Settlement
 from templar.canonical import keyed_seed
 from templar.chain.base import NeuronInfo
@@ -22,7 +22,7 @@ from templar.data.sampling import unigram_entropy
 from templar.errors import PermanentError, Reason, RejectedError, TemplarError, TransientError
 from templar.exchange.buckets import bucket_digest
 from templar.exchange.gather import GatherReport, Tier
-from templar.exchange.objects import Manifest, Proof, Roster, RosterEntry
+from templar.exchange.objects import Manifest, Roster, RosterEntry
 from templar.gradient.aggregate import aggregate, target_norms
 from templar.gradient.codec.wire import Payload
 from templar.neuron.node import Node
@@ -40,8 +40,6 @@ from templar.training.schedule import outer_learning_rate
 log = logging.getLogger(__name__)
 
 MOST_RISE = 0.1  # nats per token by which a roster's step may raise the loss of a validator's own batch
-PROOF_ATTEMPTS = 2
-PROOF_PAUSE_SECONDS = 1.0
 MAX_UNMEASURED = 50
 """Windows without an exact measurement that count at most: newcomers must not take every place in a plan."""
 _GUARD_DOMAIN = "templar.agreement.guard"
@@ -111,6 +109,7 @@ def evaluate(
         measured = _measure(node, model, meter or Meter(), standing, settlement, miners=miners, shown=shown)
 
     # 3. The facts; besides, whose state was behind: its proof of the window before says so.
+    behind = find_behind(node, {uid: miners[uid] for uid in shown}, report, window)
     tiers = {each.uid: each.tier for each in report.outcomes}
     reasons = {each.uid: each.reason for each in report.outcomes} | dict.fromkeys(shown)
     reasons |= dict.fromkeys(banned, Reason.BANNED)
@@ -128,7 +127,7 @@ def evaluate(
                 payload_sha256=shown[uid].payload_sha256 if uid in shown else None,
                 applied=uid in settlement.uids,
                 reason=reasons.get(uid),
-                windows_behind=find_behind(node, neuron, report, window) if uid in shown else None,
+                windows_behind=behind.get(uid),
                 **measured.of(uid),
             )
             for uid, neuron in miners.items()
@@ -263,44 +262,31 @@ def _earlier(node: Node, standing: Standing, window: int) -> dict[int, Payload]:
     return found
 
 
-def find_behind(node: Node, neuron: NeuronInfo, report: GatherReport, window: int) -> int | None:
-    """Windows that a miner's state was behind in a scored window; None if its store fails twice.
+def find_behind(
+    node: Node, miners: Mapping[int, NeuronInfo], report: GatherReport, window: int
+) -> Mapping[int, int | None]:
+    """By uid, the windows that a miner's state was behind in a scored window; None if its store fails twice.
 
     The proof of the window before says so, which nobody can copy; in the first window, which has none, the manifest of
     the own gather does. The node's state is that of the window before.
     """
-    roots = node.journal.roots(window - 1 - MAX_BEHIND, window - 1)
-    start = node.birth.mark
-    if window - 1 == start.window:
-        outcome = report.outcome(neuron.uid)
-        claimed = outcome.submission.manifest.root_before if outcome and outcome.submission else start.root
-        return windows_behind(claimed, {start.window: start.root}, start.window)
-    try:
-        proof = _read_proof(node, neuron, window - 1)
-    except TransientError as error:
-        log.warning("window %d: proof of uid %d cannot be read now: %s", window - 1, neuron.uid, error)
-        return None
-    except TemplarError as error:
-        log.warning("window %d: proof of uid %d is left out: %s", window - 1, neuron.uid, error)
-        return MAX_BEHIND
-    if proof is None:
-        return MAX_BEHIND
-    behind = windows_behind(proof.root, roots, window - 1)
-    if behind == 0:
-        block_hash = node.chain.block_hash(_seed_block(node, window - 1))
-        expected = state_proof(node.state.params, window=window - 1, block_hash=block_hash, hotkey=neuron.hotkey)
-        return 0 if proof.proof == expected else MAX_BEHIND
-    return behind
-
-
-def _read_proof(node: Node, neuron: NeuronInfo, window: int) -> Proof | None:
-    """Read a proof; a store that fails is asked again."""
-    for _ in range(PROOF_ATTEMPTS - 1):
-        try:
-            return read_proof(node.exchange, neuron, window)
-        except TransientError:
-            node.chain.clock.sleep_until(node.chain.clock.now() + PROOF_PAUSE_SECONDS)
-    return read_proof(node.exchange, neuron, window)
+    start, before, concurrency = node.birth.mark, window - 1, node.config.gather_concurrency
+    if before == start.window:
+        claimed = {each.uid: each.manifest.root_before for each in report.submissions}
+        return {uid: windows_behind(claimed.get(uid, start.root), {before: start.root}, before) for uid in miners}
+    _seed_block(node, window)  # waits until reveals are over: a miner proves its state after its next reveal
+    roots, found = node.journal.roots(before - MAX_BEHIND, before), dict[int, int | None]()
+    for uid, proof in read_proofs(node.exchange, miners, before, concurrency=concurrency).items():
+        if isinstance(proof, TemplarError):
+            log.warning("window %d: the proof of uid %d is left out: %s", before, uid, proof)
+            found[uid] = None if isinstance(proof, TransientError) else MAX_BEHIND
+            continue
+        found[uid] = MAX_BEHIND if proof is None else windows_behind(proof.root, roots, before)
+        if proof is not None and found[uid] == 0:
+            params, block_hash = node.state.params, node.chain.block_hash(_seed_block(node, before))
+            expected = state_proof(params, window=before, block_hash=block_hash, hotkey=miners[uid].hotkey)
+            found[uid] = 0 if proof.proof == expected else MAX_BEHIND
+    return found
 
 
 @dataclass(frozen=True)

@@ -478,3 +478,10 @@ def test_buckets_that_are_asked_in_turn_keep_one_another_from_nothing():
     assert asked == [1, 2]
     asked.clear()
     assert list(ask_in_turn(work, [1, 2, 3], seconds=30.0, concurrency=1)) == [(1, 10), (2, 20), (3, 30)]
+
+
+def test_buckets_whose_answers_are_all_wanted_are_asked_together(monkeypatch):
+    monkeypatch.setattr(gather_module, "HEAD_START_SECONDS", LONG)
+    barrier = threading.Barrier(3)
+    answers = ask_in_turn(lambda uid: barrier.wait(20) >= 0, [1, 2, 3], seconds=LONG, concurrency=3, together=True)
+    assert dict(answers) == dict.fromkeys([1, 2, 3], True)

@@ -19,6 +19,7 @@ from templar.neuron.validator import Validator
 from templar.scoring.evidence_chain import ScoreBook
 from templar.scoring.measure import Evaluator
 from templar.scoring.standing import ScoreCard
+from templar.store import deadline
 from templar.training import loss
 from templar.window import Action, ValidatorSteps, drive_window, open_window
 from tests.support.errors import raising
@@ -242,6 +243,7 @@ def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build, monkeypa
     real, own = read_proof, {"uid": network.uid(stolen), "hotkey": stolen.exchange.own_signer.address}
 
     def read(exchange, neuron, window):
+        assert deadline.current() is not None, "a store that hangs would hold up the window"
         if window == 2 and neuron.uid == network.uid(unread):
             raise TransientError(Reason.STORE_BUSY, "for a test")
         if window == 2 and neuron.uid == network.uid(missing):
@@ -250,7 +252,7 @@ def test_a_miner_must_prove_its_state_and_an_error_blames_nobody(build, monkeypa
             return real(exchange, sound.exchange.identity(2), window).model_copy(update=own)
         return real(exchange, neuron, window)
 
-    monkeypatch.setattr("templar.neuron.evaluate.read_proof", read)
+    monkeypatch.setattr("templar.agreement.sync_proof.read_proof", read)
     assert not network.objects(sound, "proof-2-"), "a miner proves a state after its next reveal"
     network.run([3])
     evidence = network.evidence(3)
