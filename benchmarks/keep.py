@@ -20,8 +20,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def name_of(command: str) -> str:
-    """The name of a command's result: its words, without what all benchmarks have in common."""
-    return "-".join(re.findall(r"[\w.]+", command.removeprefix("python -m benchmarks.")))
+    """The name of a command's result: its words but for paths, without what all benchmarks have in common."""
+    words = (word for word in command.removeprefix("python -m benchmarks.").split() if "/" not in word)
+    return "-".join(re.findall(r"[\w.]+", " ".join(words)))
 
 
 def machine() -> str:
