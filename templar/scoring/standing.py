@@ -9,16 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Protocol
 
 from openskill.models import PlackettLuce
 from pydantic import Field
 
 from templar.exchange.signed import Count, Record, Uid
-
-if TYPE_CHECKING:
-    from templar.chain.base import NeuronInfo
-    from templar.scoring.evidence import MinerFacts
 
 MU = 25.0  # mean of a fresh rating
 SIGMA = MU / 3  # uncertainty of a fresh rating
@@ -113,6 +109,22 @@ class ScoreCard(Record):
 FRESH = ScoreCard()  # the card of an unknown hotkey
 
 
+class Seated(Protocol):
+    """A miner in its place in the subnet."""
+
+    @property
+    def uid(self) -> int:
+        """Index in the subnet."""
+
+    @property
+    def registered_at(self) -> int:
+        """Block of its registration."""
+
+    @property
+    def hotkey(self) -> str:
+        """Its address now."""
+
+
 @dataclass(frozen=True)
 class Standing:
     """A validator's memory after a window, or before the first one."""
@@ -133,7 +145,7 @@ class Standing:
         """Return the card of a hotkey, registered or departed; a fresh one if it is unknown."""
         return self.cards.get(hotkey) or self.departed.get(hotkey) or FRESH
 
-    def following(self, miners: Iterable["NeuronInfo | MinerFacts"]) -> "Standing":
+    def following(self, miners: Iterable[Seated]) -> "Standing":
         """Return the memory with card and ban of each swapped hotkey under the new one, as the miners have them now.
 
         A swap leaves uid and block of registration as they are, and nothing else does: it is the same miner.
