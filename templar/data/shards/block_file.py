@@ -57,20 +57,26 @@ class Transfer:
             raise ValueError(f"part_bytes, workers and mapped_bytes must be at least 1: {self}")
 
 
-class SparseFile:
-    """An open file of a fixed length; safe under threads, and beside other processes with the same file.
+class BlockFile:
+    """One file, partly or wholly on the disk, whose blocks come from `fetch` where they are missing.
 
-    `path` is its final name; the folder is made if it is not there.
+    Safe under threads, and beside other processes with the same file. The folder is made if it is not there.
 
     TemplarError: `local_file`, `disk_full`.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
-        self.path = path
-        self.size = size
-        self.partial = partial_of(path)
-        with disk_file(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, described: BlockedFile, folder: Path, fetch: Fetch, transfer: Transfer) -> None:
+        self.path = folder / described.name
+        self.partial = partial_of(self.path)
+        self.described = described
+        self._fetch = fetch
+        self._transfer = transfer
+        self._changed = threading.Condition()
+        self._busy: set[int] = set()
+        self._stored: NDArray[np.bool_] = np.zeros(len(described.blocks), dtype=np.bool_)
+        self._readable = self._stored.copy()
+        with disk_file(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
             self._file = self._open()
             self._close = weakref.finalize(self, os.close, self._file)
         self._direct = _open_direct(self._file)
@@ -82,10 +88,11 @@ class SparseFile:
         with local_file(self.path):
             return not self._close.alive or os.fstat(self._file).st_nlink == 0
 
-    def has_data(self, start: int, end: int) -> bool:
-        """Whether a range holds data on the disk, and is not all hole."""
+    def _has_data(self, part: range) -> bool:
+        """Whether neighbouring blocks hold data on the disk, and are not all hole."""
+        start = part.start * self.described.block_bytes
         try:
-            return os.lseek(self._file, start, os.SEEK_DATA) < end
+            return os.lseek(self._file, start, os.SEEK_DATA) < start + self._length(part)
         except OSError as error:
             if error.errno == errno.ENXIO:  # nothing but a hole is left
                 return False
@@ -137,10 +144,12 @@ class SparseFile:
                 fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, start, length))
 
     def finish(self) -> None:
-        """Make the file durable and give it its final name; a second call changes nothing.
+        """Make the file durable and give it its final name, once every block is right; a second call changes nothing.
 
         TransientError: `local_file`; the file was deleted meanwhile.
         """
+        if not self._stored.all():
+            raise ValueError(f"{self.path.name}: it is not complete")
         with disk_file(self.path):
             if self._is_at(self.path):
                 return
@@ -166,7 +175,7 @@ class SparseFile:
     def map(self) -> mmap.mmap:
         """The file as memory; it outlives `close`, the final name and deletion."""
         with local_file(self.path):
-            return mmap.mmap(self._file, self.size, access=mmap.ACCESS_READ)
+            return mmap.mmap(self._file, self.described.size, access=mmap.ACCESS_READ)
 
     def close(self) -> None:
         """Close the file; otherwise it is closed when the last reference to this object goes."""
@@ -182,10 +191,10 @@ class SparseFile:
             except FileNotFoundError:
                 file = os.open(self.partial, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                if os.fstat(file).st_size != self.size:
+                if os.fstat(file).st_size != self.described.size:
                     if self.path.exists():  # it is not the whole file
                         self.path.replace(self.partial)
-                    os.ftruncate(file, self.size)
+                    os.ftruncate(file, self.described.size)
             except OSError:
                 os.close(file)
                 raise
@@ -196,20 +205,6 @@ class SparseFile:
             return os.path.samestat(path.stat(), os.fstat(self._file))
         except FileNotFoundError:
             return False
-
-
-class BlockFile(SparseFile):
-    """One file, partly or wholly on the disk, whose blocks come from `fetch` where they are missing."""
-
-    def __init__(self, described: BlockedFile, folder: Path, fetch: Fetch, transfer: Transfer) -> None:
-        super().__init__(folder / described.name, described.size)
-        self.described = described
-        self._fetch = fetch
-        self._transfer = transfer
-        self._changed = threading.Condition()
-        self._busy: set[int] = set()
-        self._stored: NDArray[np.bool_] = np.zeros(len(described.blocks), dtype=np.bool_)
-        self._readable = self._stored.copy()
 
     @property
     def num_stored(self) -> int:
@@ -236,12 +231,6 @@ class BlockFile(SparseFile):
         Several threads call `on_progress`, with the bytes of each part when it is right.
         """
         self._ensure(np.arange(len(self.described.blocks)), self._stored, on_progress)
-
-    def finish(self) -> None:
-        """As `SparseFile.finish`, once every block is right."""
-        if not self._stored.all():
-            raise ValueError(f"{self.path.name}: it is not complete")
-        super().finish()
 
     def _ensure(
         self, blocks: NDArray[np.integer], known: NDArray[np.bool_], on_progress: Callable[[int], None]
@@ -311,10 +300,6 @@ class BlockFile(SparseFile):
             return True
         self.revert_to_partial()
         return False
-
-    def _has_data(self, part: range) -> bool:
-        start = part.start * self.described.block_bytes
-        return self.has_data(start, start + self._length(part))
 
     def _length(self, part: range) -> int:
         step = self.described.block_bytes
