@@ -137,7 +137,8 @@ class Validator(RosterNode):
 
     def _standing(self, window: int) -> Standing:
         """The memory, under the hotkeys that the miners have in a window."""
-        return self.book.standing.following(self.exchange.miners(window))
+        seats = ((each.uid, each.registered_at, each.hotkey) for each in self.exchange.miners(window))
+        return self.book.standing.following(seats)
 
     @spends("exchanging")
     def update_peers(self, window: int) -> Selection:

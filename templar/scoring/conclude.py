@@ -52,7 +52,7 @@ def conclude(facts: WindowFacts, standing: Standing, hparams: HParams, author: M
     """Return the evidence of a window: facts, cards after it, and weights; `author` has the fields of its author."""
     scoring, window = hparams.scoring, facts.window
     miners = {miner.uid: miner for miner in facts.miners}
-    standing = standing.following(facts.miners)
+    standing = standing.following((each.uid, each.registered_at, each.hotkey) for each in facts.miners)
     before = {uid: standing.card(miner.hotkey) for uid, miner in miners.items()}
     # 1. Penalties that follow from the past.
     slashes = {}

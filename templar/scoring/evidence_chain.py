@@ -132,7 +132,8 @@ def find_standing(exchange: NetworkView, evidence: Evidence) -> tuple[Standing |
     except RejectedError as error:
         return None, (*problems, Difference("previous", shown(evidence.previous), str(error)))
     if found is not None:
-        return found.standing.following(exchange.miners(window)), tuple(problems)
+        seats = ((each.uid, each.registered_at, each.hotkey) for each in exchange.miners(window))
+        return found.standing.following(seats), tuple(problems)
     if may_have_expired(exchange, exchange.buckets.reader(author), earlier):
         raise PermanentError(
             Reason.EVIDENCE_MISSING,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from openskill.models import PlackettLuce
 from pydantic import Field
@@ -109,22 +109,6 @@ class ScoreCard(Record):
 FRESH = ScoreCard()  # the card of an unknown hotkey
 
 
-class Seated(Protocol):
-    """A miner in its place in the subnet."""
-
-    @property
-    def uid(self) -> int:
-        """Index in the subnet."""
-
-    @property
-    def registered_at(self) -> int:
-        """Block of its registration."""
-
-    @property
-    def hotkey(self) -> str:
-        """Its address now."""
-
-
 @dataclass(frozen=True)
 class Standing:
     """A validator's memory after a window, or before the first one."""
@@ -145,14 +129,15 @@ class Standing:
         """Return the card of a hotkey, registered or departed; a fresh one if it is unknown."""
         return self.cards.get(hotkey) or self.departed.get(hotkey) or FRESH
 
-    def following(self, miners: Iterable[Seated]) -> "Standing":
+    def following(self, seats: Iterable[tuple[int, int, str]]) -> "Standing":
         """Return the memory with card and ban of each swapped hotkey under the new one, as the miners have them now.
 
-        A swap leaves uid and block of registration as they are, and nothing else does: it is the same miner.
+        `seats` are uid, block of registration and hotkey of each. A swap leaves uid and block of registration as they
+        are, and nothing else does: it is the same miner.
         """
         known = {**self.departed, **self.cards}
         owners = {(card.uid, card.registered_at): hotkey for hotkey, card in known.items()}
-        moves = ((owners.get((each.uid, each.registered_at), each.hotkey), each.hotkey) for each in miners)
+        moves = ((owners.get((uid, registered_at), hotkey), hotkey) for uid, registered_at, hotkey in seats)
         swapped = {old: new for old, new in moves if old != new}
         kept, departed = (
             {hotkey: card for hotkey, card in each.items() if hotkey not in swapped}
