@@ -1,4 +1,4 @@
-"""Measure how fast a snapshot is written and read, beside `torch.save` and PyTorch's distributed checkpoint.
+"""Measure how fast a snapshot is written and read, beside `torch.save`.
 
     python -m benchmarks.checkpoint [--quick]
 
@@ -8,10 +8,10 @@ write* of the same bytes to one file, with a SHA-256 over them and an fsync. Eve
 read is of a warm page cache. The least of several rounds counts, in which all take turns: other work on the machine
 only ever adds to a time.
 
-* `blocking_x`: copies in the time that the caller waits. Snapshots and DCP's `async_save` go on beside it.
+* `blocking_x`: copies in the time that the caller waits. Snapshots go on beside it.
 * `write_x`: raw writes in the time until everything is on the disk.
 * `load_x`: copies in the time until every page of the tensors was read: a mapped file counts when it is touched.
-* `load_verified_x`: the same with the state root, or for the others with the same hash of their tensors.
+* `load_verified_x`: the same with the state root, or for `torch.load` with the same hash of its tensors.
 
 Besides, `catch_up_x` says how many outer steps a node needs for each window that it missed. A network on simulated time
 lives through some windows; its miners publish noise, so nobody trains. Then a node that has nothing but the genesis
@@ -27,7 +27,6 @@ import hashlib
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -36,13 +35,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import async_save
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from benchmarks.command import figures_table, measured, seconds
 from benchmarks.large_model import MODEL
@@ -128,28 +122,6 @@ def torch_save(params: Mapping[str, Tensor], folder: Path) -> Times:
     }
 
 
-def distributed(params: Mapping[str, Tensor], folder: Path) -> Times:
-    """PyTorch's distributed checkpoint, of one process."""
-    state = dict(params)
-
-    def load() -> Mapping[str, Tensor]:
-        target = {name: torch.empty_like(tensor) for name, tensor in state.items()}
-        dcp_load(target, checkpoint_id=folder / "waited")
-        return target
-
-    written = seconds(lambda: dcp_save(state, checkpoint_id=folder / "waited"))
-    started = time.perf_counter()
-    future = async_save(state, checkpoint_id=folder / "beside")
-    blocking = time.perf_counter() - started
-    future.result()  # type: ignore[union-attr]  # without a stager of ours it is a future
-    return {
-        "blocking": blocking,
-        "write": written,
-        "load": seconds(lambda: touch(load())),
-        "load_verified": seconds(lambda: parameters_digest(load())),
-    }
-
-
 def measure(quick: bool) -> dict[str, Any]:
     """Measure, print the table, and give the figures."""
     model, rounds = (SMALL, 3) if quick else (MODEL, ROUNDS)
@@ -159,22 +131,17 @@ def measure(quick: bool) -> dict[str, Any]:
     ways: dict[str, Callable[[Path], Times]] = {
         "templar": partial(own, params, model),
         "torch": partial(torch_save, params),
-        "distributed": partial(distributed, params),
     }
     units: dict[str, list[float]] = {"copy": [], "raw_write": []}
     found: dict[str, list[Times]] = {name: [] for name in ways}
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    try:
-        # 1. Everybody's turn, several times.
-        for _ in range(rounds):
-            for name, way in ways.items():
-                with TemporaryDirectory(prefix="templar-checkpoint-") as folder:
-                    units["copy"].append(seconds(lambda: copy(params)))
-                    units["raw_write"].append(seconds(lambda: raw_write(params, Path(folder, "raw"))))
-                    Path(folder, "raw").unlink()
-                    found[name].append(way(Path(folder)))
-    finally:
-        dist.destroy_process_group()
+    # 1. Everybody's turn, several times.
+    for _ in range(rounds):
+        for name, way in ways.items():
+            with TemporaryDirectory(prefix="templar-checkpoint-") as folder:
+                units["copy"].append(seconds(lambda: copy(params)))
+                units["raw_write"].append(seconds(lambda: raw_write(params, Path(folder, "raw"))))
+                Path(folder, "raw").unlink()
+                found[name].append(way(Path(folder)))
 
     # 2. The least time of each, in units.
     unit = {"blocking": "copy", "write": "raw_write", "load": "copy", "load_verified": "copy"}
@@ -189,7 +156,6 @@ def measure(quick: bool) -> dict[str, Any]:
         **ratios["templar"],
         "catch_up_x": round(catch_up_x(quick), 2),
         "torch": ratios["torch"],
-        "distributed": ratios["distributed"],
     }
     figures["missed"] = [] if quick else _missed(ratios, figures["catch_up_x"])
     figures["holds"] = not figures["missed"]
@@ -243,14 +209,12 @@ def _hparams(quick: bool) -> HParams:
 
 
 def _missed(ratios: Mapping[str, Times], catch_up: float) -> list[str]:
-    """The bars that do not hold: the own ones, and being ahead of the others."""
+    """The bars that do not hold: the own ones, and being ahead of `torch.save`."""
     mine = ratios["templar"]
     missed = [f"{what} {mine[what]} > {bar}" for what, bar in BARS.items() if mine[what] > bar]
     if catch_up > CATCH_UP_BAR:
         missed.append(f"catch_up_x {catch_up} > {CATCH_UP_BAR}")
-    for other in ("torch", "distributed"):
-        missed += [f"{what}: {other} is ahead" for what in BARS if mine[what] >= ratios[other][what]]
-    return missed
+    return missed + [f"{what}: torch is ahead" for what in BARS if mine[what] >= ratios["torch"][what]]
 
 
 def _print(ratios: Mapping[str, Times], figures: Mapping[str, Any]) -> None:
@@ -267,5 +231,4 @@ def _print(ratios: Mapping[str, Times], figures: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore", module="torch.distributed")
     sys.exit(measured("checkpoint", __doc__, measure, quick="the model of 100 million parameters"))

@@ -8,8 +8,7 @@ written, so that the caches are cold. The two-thread figure is two threads' wall
 copy by one thread. Buffers are used again, as a miner and a validator do. `similarity_seconds` is the CPU time
 of one thread for all pairs of 20 payloads of 100 million parameters, from their bytes.
 
-The last line is JSON: `encode_x`, `encode_dct_x`, `aggregate20_x`, `aggregate20_2t_x`, `similarity_seconds`, the same
-for the PyTorch definition as `torch_...` (not with `--quick`), and whether every bar holds.
+The last line is JSON: these figures, and whether every bar holds.
 """
 
 import gc
@@ -24,7 +23,6 @@ from rich.console import Console
 from benchmarks import large_model
 from benchmarks.command import figures_table, measured
 from benchmarks.large_model import RULE
-from templar.gradient import kernels
 from templar.gradient.aggregate import aggregate
 from templar.gradient.codec import wire
 from templar.gradient.codec.wire import Header, Payload
@@ -133,21 +131,15 @@ def run(quick: bool) -> dict[str, Any]:
     figures = measure(Stopwatch(15 if quick else 25))
     torch.set_num_threads(1)
     figures["similarity_seconds"] = similarity_seconds(3 if quick else 15)
-    definition: dict[str, float] = {}
-    if not quick:
-        with kernels.forced("torch"):
-            definition = measure(Stopwatch(3))
     torch.set_num_threads(threads)
     title = f"{EDGE} x {EDGE} float32, 64 of 4096, in copies of it; {PEERS} peers"
-    table = figures_table(title, "figure", "kernels", "PyTorch definition", "at most")
+    table = figures_table(title, "figure", "measured", "at most")
     for name, bar in BARS.items():
-        other = f"{definition[name]:.1f}" if name in definition else ""
-        table.add_row(name, f"{figures[name]:.2f}", other, f"{bar:g}")
+        table.add_row(name, f"{figures[name]:.2f}", f"{bar:g}")
     Console().print(table)
     rounded: dict[str, Any] = {name: round(figure, 3) for name, figure in figures.items()}
-    rounded |= {f"torch_{name}": round(figure, 1) for name, figure in definition.items()}
     return rounded | {"holds": all(figures[name] <= bar for name, bar in BARS.items())}
 
 
 if __name__ == "__main__":
-    raise SystemExit(measured("codec_speed", __doc__, run, quick="fewer repetitions, the kernels alone"))
+    raise SystemExit(measured("codec_speed", __doc__, run, quick="fewer repetitions"))

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 from docs.file_tables import PAGE, PAGES, PATH_ROW, THREATS, by_hand, length, written
@@ -81,7 +83,7 @@ BUDGETS: tuple[tuple[str, str, int], ...] = (
 )
 """What may be added to a limit: (limit, feature, number). The learner's features may have 1,500 lines of product and as
 many of tests, those of a network that changes 1,800, those of the surface (the last six) 2,800 of each."""
-RESULT_LINK = re.compile(r"\[([-\d.]+)\]\((benchmarks/results/[\w.-]+\.json)#(\w+)\)( %)?")
+RESULT_LINK = re.compile(r"\[([-\d.]+)\]\((benchmarks/results/[\w.-]+\.json)#([\w.]+)\)( %)?")
 VAGUE = re.compile(r"\b(?:whoever|whatever|whichever)\b", re.IGNORECASE)
 SHARED_MODULE_NAMES = {
     "__init__": "every package has one",
@@ -226,7 +228,10 @@ def unlike_results(readme: str) -> Iterator[str]:
             yield f"README.md: {row.split(' | ')[0]}: link its figure to a file that `benchmarks.keep` wrote"
         for shown, file, key, percent in found:
             result = json.loads((ROOT / file).read_text(encoding="utf-8"))
-            digits, value = len(shown.partition(".")[2]), result["figures"][key] * (100 if percent else 1)
+            digits, value = (
+                len(shown.partition(".")[2]),
+                reduce(getitem, key.split("."), result["figures"]) * (100 if percent else 1),
+            )
             if command not in ("the same", result["command"]) or f"{value:.{digits}f}" != shown:
                 yield f"README.md: {shown} by `{command}`, but {file} has {value} by `{result['command']}`"
 
