@@ -220,20 +220,18 @@ def unlike_results(readme: str) -> Iterator[str]:
 
     A link has the form `[8.56](benchmarks/results/NAME.json#KEY)`; a percent sign behind it multiplies by 100.
     """
-    for row in re.findall(r"^\| (.+) \|$", readme.partition("\n## Measured\n")[2].partition("\n## ")[0], re.MULTILINE)[
-        2:
-    ]:
-        command, found = row.split(" | ")[-1].strip("`"), RESULT_LINK.findall(row)
+    table = readme.partition("\n## Measured\n")[2].partition("\n## ")[0]
+    for row in re.findall(r"^\| (.+) \|$", table, re.MULTILINE)[2:]:
+        what, *_, command = row.split(" | ")
+        found = RESULT_LINK.findall(row)
         if not found:
-            yield f"README.md: {row.split(' | ')[0]}: link its figure to a file that `benchmarks.keep` wrote"
+            yield f"README.md: {what}: link its figure to a file that `benchmarks.keep` wrote"
         for shown, file, key, percent in found:
             result = json.loads((ROOT / file).read_text(encoding="utf-8"))
-            digits, value = (
-                len(shown.partition(".")[2]),
-                reduce(getitem, key.split("."), result["figures"]) * (100 if percent else 1),
-            )
-            if command not in ("the same", result["command"]) or f"{value:.{digits}f}" != shown:
-                yield f"README.md: {shown} by `{command}`, but {file} has {value} by `{result['command']}`"
+            value = reduce(getitem, key.split("."), result["figures"]) * (100 if percent else 1)
+            digits = len(shown.partition(".")[2])
+            if command != f"`{result['command']}`" or f"{value:.{digits}f}" != shown:
+                yield f"README.md: {shown} by {command}, but {file} has {value} by `{result['command']}`"
 
 
 def committed_limits() -> Iterator[tuple[str, int]]:

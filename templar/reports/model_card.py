@@ -40,6 +40,15 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=32)[0]))
 
 Every document of the training data ends with the end token, and none begins with another special token.
 """
+VERIFY = """## Verify
+
+The state root covers every parameter and the whole history. A quorum of the validators' stake proved it.
+
+```console
+$ templar model fetch --window {window}    # hashes, and the root against the proofs of the stake
+$ templar model verify --window {window}   # the same state, computed again from the miners' payloads
+```
+"""
 
 
 @dataclass(frozen=True)
@@ -135,15 +144,7 @@ def model_card(
         *_training(hparams, when, history),
         *_held_out(history.held_out),
         *_contributors(history),
-        "## Verify",
-        "",
-        "The state root covers every parameter and the whole history. A quorum of the validators' stake proved it.",
-        "",
-        "```console",
-        f"$ templar model fetch --window {mark.window}    # hashes, and the root against the proofs of the stake",
-        f"$ templar model verify --window {mark.window}   # the same state, computed again from the miners' payloads",
-        "```",
-        "",
+        VERIFY.format(window=mark.window),
     ]
     return "\n".join(lines)
 
