@@ -1,5 +1,6 @@
 """`templar neuron upgrade`: another release takes a neuron over in the middle of a window, or the old one stays."""
 
+import json
 import os
 import shutil
 import signal
@@ -14,13 +15,12 @@ from uuid import uuid4
 import pytest
 
 from deployments.local import prepare
-from deployments.local.pace import measure_pace
 from deployments.neuron import upgrade
 from deployments.neuron.folder import NeuronFolder
 from deployments.processes import PROJECT_ROOT, end_of, holder_of, sole_process, start_child
-from templar.canonical import sha256_hex
 from templar.errors import PermanentError, Reason
 from templar.exchange.object_keys import Kind
+from templar.exchange.objects import Commit
 from templar.neuron.backup import ORDER_FILE
 from templar.neuron.lock import LastRun
 from templar.store.directory import DirectoryStore
@@ -31,16 +31,23 @@ from tests.support.prepared import PreparedNetwork
 from tests.support.repeated_steps import payload_made
 from tests.support.started import Started
 
-WINDOW_SECONDS, OPENS_IN_SECONDS = 240, 40  # of a machine at its usual pace
+WINDOW_SECONDS, OPENS_IN_SECONDS = 3600, 20
+SLOW = (
+    "templar/training/train.py",
+    "        # 1. The mean gradient of its batches.\n",
+    "        __import__('time').sleep(1.0)\n",
+)
+"""A machine on which an inner step takes a second, and no processor."""
 TRAINER = {"TEMPLAR_DEVICE": "cpu", "TEMPLAR_THREADS": "1", "TEMPLAR_PRECISION": "float32"}
 
 
-def release(folder, change=None):
-    """A release in a folder of its own, with the packages of this environment; `change` is a file, old and new text."""
+def release(folder, *changes):
+    """A release in a folder of its own, with this environment's packages; a change is a file, old and new text."""
     copy_checkout(folder)
-    if change is not None:
-        name, old, new = change
-        (folder / name).write_text((folder / name).read_text().replace(old, new))
+    for name, old, new in changes:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new))
     venv.create(folder / ".venv", symlinks=True)
     (packages,) = (folder / ".venv").glob("lib/python*/site-packages")
     (outer,) = Path(sys.prefix).glob("lib/python*/site-packages")
@@ -50,7 +57,7 @@ def release(folder, change=None):
 
 
 def payload_of(network, home, window):
-    """The bytes that a neuron makes in a window which nothing interrupts, in a folder of its own."""
+    """The manifest of what a neuron makes in a window which nothing interrupts, in a folder of its own."""
     block = network.at("lazy", window)
     node = block.model_copy(update={"home": str(home)}).build("control")
     return payload_made(node, window)
@@ -60,16 +67,17 @@ class Upgrades:
     """A neuron in the one window of its network that it needs nobody else for, and commands that upgrade it."""
 
     def __init__(self, folder, monkeypatch):
-        pace = min(4.0, measure_pace(4, expected_seconds=4.0))
-        blocks, early = round(WINDOW_SECONDS * pace), (WINDOW_SECONDS - OPENS_IN_SECONDS) * pace
-        windows = {"blocks_per_window": blocks, "time_window_delta_seconds": 30, "train_margin_seconds": 30.0}
+        early = WINDOW_SECONDS - OPENS_IN_SECONDS
         monkeypatch.setattr(prepare, "SystemClock", lambda: SimpleNamespace(now=lambda: time.time() - early))
-        self.network = PreparedNetwork(folder, windows=windows, training={"inner_steps": 12000})
+        windows = {"blocks_per_window": WINDOW_SECONDS}
+        self.network = PreparedNetwork(folder, windows=windows, training={"inner_steps": 600})
         self.home = Path(self.network.environment("lazy")["TEMPLAR_HOME"])
         self.expected = payload_of(self.network, folder / "control", self.network.first_window)
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copy2(folder / "control" / ORDER_FILE, self.home)  # it trains in the same order
-        self.neuron = Started(folder, None, self.network, TEMPLAR_INNER_SNAPSHOT_SECONDS="1", **TRAINER)
+        self.old = release(folder / "old", SLOW)
+        places = {"checkout": self.old, "python": self.old / ".venv" / "bin" / "python"}
+        self.neuron = Started(folder, None, self.network, **places, TEMPLAR_INNER_SNAPSHOT_SECONDS="1", **TRAINER)
         self._log = folder / "upgrade.log"
 
     def begin(self, *options):
@@ -147,19 +155,20 @@ def test_what_a_release_left_is_read_after_each_stop(running, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.prefect
 @pytest.mark.timeout(3000)
-def test_releases_change_in_the_middle_of_a_window_whose_payload_is_published_all_the_same(upgrades, tmp_path):
+def test_releases_change_in_the_middle_of_a_window_whose_payload_is_made_all_the_same(upgrades, tmp_path):
     neuron, network, window = upgrades.neuron, upgrades.network, upgrades.network.first_window
     progress = upgrades.home / "spool" / f"progress-{window}.safetensors"
     good = release(tmp_path / "good")
-    broken = release(tmp_path / "broken", ("deployments/clock.py", "asyncio.run(serve())", "raise SystemExit(1)"))
-    wait_until(progress.exists, "the neuron trains", patience_seconds=1200.0)
+    broken = release(tmp_path / "broken", SLOW, ("deployments/clock.py", "asyncio.run(serve())", "raise SystemExit(1)"))
+    wait_until(progress.exists, "the neuron trains")
     began = LastRun.read(upgrades.home)
 
     # 1. A release whose window clock ends: the old one runs again, as it was.
     status, said = upgrades.run("--to", broken)
     assert (status, f"[{Reason.PROCESS_DIED}] {broken}: its window clock ended" in said) == (1, True), said
-    assert upgrades.folder == PROJECT_ROOT
+    assert upgrades.folder == upgrades.old
     assert not neuron.folder.upgrade_file.exists()
+    assert progress.exists(), "it is in the middle of the window still"
 
     # 2. A good one, whose command is killed once the old release has stopped. The next call goes on.
     child = upgrades.begin("--to", good)
@@ -178,11 +187,9 @@ def test_releases_change_in_the_middle_of_a_window_whose_payload_is_published_al
     status, said = upgrades.run("--to", good)
     assert (status, "nothing was changed" in said, holder_of(neuron.folder.lock).pid) == (0, True, pid), said
 
-    # 4. The payload of the window is that of a neuron that nothing has interrupted.
-    store = DirectoryStore(network.bucket("lazy"))
-    published = lambda: [info.key for info in store.list(f"{Kind.GRADIENT}-{window}-")]  # noqa: E731
-    wait_until(
-        published, f"the payload is published: {end_of(neuron.folder.logs / 'worker.log')}", patience_seconds=1800.0
-    )
-    (key,) = published()
-    assert sha256_hex(store.get(key, max_bytes=1 << 24)) == sha256_hex(upgrades.expected)
+    # 4. It commits to the payload of a neuron that nothing has interrupted.
+    store, said = DirectoryStore(network.bucket("lazy")), end_of(neuron.folder.logs / "worker.log")
+    committed = lambda: [info.key for info in store.list(f"{Kind.COMMIT}-{window}-")]  # noqa: E731
+    wait_until(committed, f"the payload is committed to: {said}")
+    (key,) = committed()
+    assert json.loads(store.get(key, max_bytes=Commit.max_bytes))["body"]["commitment"] == upgrades.expected.digest

@@ -17,14 +17,14 @@ def steps_of(role):
 
 
 def payload_made(node, window):
-    """The bytes of the payload that a miner makes in a window which nothing interrupts; the node is stopped then."""
+    """The manifest of the payload that a miner makes in a window which nothing interrupts; the node is stopped then."""
     try:
         assert open_window(node, window).action is Action.RUN
         node.update_peers(window)
         node.fetch_pages(window)
         assert node.train(window).reason is None
         node.compress(window)
-        return node._payload_path(window).read_bytes()
+        return node._manifest(window)
     finally:
         node.stop()
 

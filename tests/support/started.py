@@ -23,9 +23,14 @@ HOTKEY_PASSWORD = "opens-the-hotkey-of-a-test"
 
 
 class Started:
-    """The lazy neuron of a network; its server's database is in PostgreSQL, or where there is no URL in SQLite."""
+    """The lazy neuron of a network; its server's database is in PostgreSQL, or where there is no URL in SQLite.
 
-    def __init__(self, folder, database_url=None, network=None, **more):
+    It runs from `checkout`, whose Python is `python`.
+    """
+
+    def __init__(
+        self, folder, database_url=None, network=None, *, checkout=PROJECT_ROOT, python=sys.executable, **more
+    ):
         self.name = f"test-{uuid4().hex[:8]}"
         self.folder = NeuronFolder(self.name)
         self._env_file = folder / ".env"
@@ -39,14 +44,14 @@ class Started:
         if database_url is not None:
             secrets[DATABASE_URL] = database_url
         write_env(self._env_file, values | secrets | more)
-        self.port = free_port()
+        self._command = [str(python), "-m", "deployments", "neuron", "start"]
+        self._checkout, self.port = checkout, free_port()
         self.child = self.start()
 
     def start(self):
-        options = ["--env-file", str(self._env_file), "--prefect-port", str(self.port)]
-        command = [sys.executable, "-m", "deployments", "neuron", "start", "--name", self.name, *options]
+        options = ["--name", self.name, "--env-file", str(self._env_file), "--prefect-port", str(self.port)]
         env = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-        return start_child("neuron", command, log=self._log, env=env, cwd=PROJECT_ROOT)
+        return start_child("neuron", [*self._command, *options], log=self._log, env=env, cwd=self._checkout)
 
     def status(self):
         with redirect_stdout(io.StringIO()) as shown:
