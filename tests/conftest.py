@@ -30,6 +30,10 @@ def pytest_collection():
         gc.enable()
 
 
+PREFECT = frozenset({"blocks", "deployments", "flows", "tasks", "test_window.py"})
+"""Where tests with a Prefect server are: the Makefile's variable of this name has the same."""
+
+
 def pytest_collection_modifyitems(items):
     """Mark every test that wants a Prefect server, by its fixtures; what is long is slow as well.
 
@@ -38,6 +42,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "prefect_server" in getattr(item, "fixturenames", ()):
             item.add_marker("prefect")
+        if item.get_closest_marker("prefect") and PREFECT.isdisjoint((item.path.name, item.path.parent.name)):
+            raise pytest.UsageError(f"{item.nodeid} has a Prefect server: name its folder in both PREFECT")
         if item.get_closest_marker("long"):
             item.add_marker("slow")
     if "PYTEST_XDIST_WORKER" in os.environ:
