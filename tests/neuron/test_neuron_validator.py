@@ -21,12 +21,11 @@ from templar.scoring.measure import Evaluator
 from templar.scoring.standing import ScoreCard
 from templar.store import deadline
 from templar.training import loss
-from templar.window import Action, ValidatorSteps, drive_window, open_window
+from templar.window import Action, drive_window, open_window
 from tests.support.errors import raising
 from tests.support.facts import record_of
-from tests.support.marks import some_quick
 from tests.support.network import tiny
-from tests.support.repeated_steps import die_after, steps_of
+from tests.support.repeated_steps import die_after
 
 
 def cards_of(network):
@@ -51,9 +50,7 @@ def honest_uids(network):
     return [member.uid for member in network.members if member.role == "honest"]
 
 
-@pytest.mark.parametrize(
-    "dies_after", some_quick(steps_of(ValidatorSteps), {"publish_decision", "rate", "set_weights"})
-)
+@pytest.mark.parametrize("dies_after", ["publish_decision", "rate", "set_weights"])
 def test_a_restart_after_any_step_scores_the_window_once(undisturbed, build, dies_after):
     network = build(undisturbed.hparams, actors=ACTORS, windows=[1])
     validator = network.validator
