@@ -63,7 +63,7 @@ class LiveNetwork:
             settings=settings,
             hour=hour,
         )
-        self.plan = replace(self.plan, pace=measure_pace(len(self.plan.running), expected_seconds=4.0))
+        self.plan = replace(self.plan, pace=measure_pace(len(self.plan.running), expected_seconds=5.0))
         self._network = LocalNetwork(self.plan, print)
         self.record = ProcessRecord(self.plan.processes)
         self.view: LocalView
@@ -138,7 +138,7 @@ class LiveNetwork:
         assert last is not None
         return last
 
-    def wait(self, condition, what, *, poll_seconds=POLL_SECONDS):
+    def wait(self, condition, what, *, poll_seconds=0.5):
         """Wait until something holds; a store or a chain that fails for a moment is asked again."""
 
         def holds():
@@ -188,7 +188,7 @@ class LiveNetwork:
             found = self.next_window() - 1
             return found >= first and step in (steps := self.steps(neuron, found)) and "finished" not in steps
 
-        self.wait(has_done_it, f"{neuron} has done {step} in a window from {first} on")
+        self.wait(has_done_it, f"{neuron} has done {step} in a window from {first} on", poll_seconds=POLL_SECONDS)
         return found
 
     def agreed_roots(self, windows):
@@ -212,7 +212,7 @@ class LiveNetwork:
         def is_back():
             return {entry.name: entry.identity for entry in self.record.running()}.get(name) not in (None, killed)
 
-        self.wait(is_back, f"{name} runs again")
+        self.wait(is_back, f"{name} runs again", poll_seconds=POLL_SECONDS)
 
     def steps(self, neuron, window):
         """The steps of a window that a neuron's journal has; `claimed` among them if the window is claimed."""
