@@ -279,20 +279,6 @@ class TestADayOfANetwork:
         assert published.start_time < cleaned.end_time, "what has expired goes after what replaces it has come"
         assert all(run.auto_scheduled for run in (published, measured, stored, rotated, cleaned))
 
-    def test_the_model_of_a_scheduled_checkpoint_goes_on_with_a_text(self, network):
-        options = ["--env-file", network.plan.network_env, "--prompt", "def ", "--tokens", 4]
-        answer = deployments("model", "generate", *options)
-        assert answer.returncode == 0, answer.stderr
-        assert answer.stdout.startswith("def ")
-        (window,) = re.findall(r"model of window (\d+), [1-9]\d* outer steps", answer.stderr)
-
-        def is_told():
-            return any(
-                f"window {window}," in str(run.state.message) for run in network.scheduled_runs("checkpoint/validator")
-            )
-
-        network.wait(is_told, "the run that published it has completed")
-
     def test_the_training_is_shown_at_a_glance(self, network):
         pages = re.findall(r"/artifacts/artifact/(\S+)", network.printed)
         assert len(pages) == 1 + len(network.names)
