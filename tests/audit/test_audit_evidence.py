@@ -16,7 +16,7 @@ from templar.exchange.signed import seal
 from templar.hparams import TrainerSettings
 from templar.neuron.validator import Validator
 from templar.scoring.differences import DifferenceKind
-from templar.scoring.evidence import Ban, Likeness, MeasuredOn
+from templar.scoring.evidence import Likeness, MeasuredOn
 from templar.scoring.evidence_chain import find_standing
 from templar.scoring.standing import ScoreCard, Standing
 from tests.support.errors import raising
@@ -182,19 +182,16 @@ def from_long_ago(true, before):
 FORGIVEN = with_field(miners=lambda miners: changed(miners, GARBAGE, same(slashes=())))
 DERIVED = {  # `test_scoring_differences` changes every value of an evidence
     "a forgiven penalty": (FORGIVEN, f"miners[uid {GARBAGE}].slashes"),
-    "no weights": (with_field(weights=()), "weights[uid 0]"),
-    "a ban": (with_field(bans=(Ban(subject=STRANGER, last_window=99),)), f"bans[subject {STRANGER}]"),
     "the evidence before": (with_field(previous=OTHER), "previous"),
     "its window": (with_field(previous_window=lambda known: known - 1), "previous_window"),
     "a later one": (with_field(previous_window=WINDOW), "previous_window"),
     "no evidence before": (from_nothing, "previous_window"),
     "other cards before": (from_long_ago, "miners[uid 3].before.registered_at"),
-    "the order": (with_field(miners=lambda known: known[::-1]), "miners in order"),
 }
 QUICK = {
     *("no measurement", "a hidden overlap", "windows behind", "a payload", "a tier", "a skipped uid"),
     *("a payload that was never revealed", "missing instead of valid", "missing though in the roster"),
-    *("a milder reason", "an added uid", "the roster", "the seed block", "no weights", "a ban"),
+    *("a milder reason", "an added uid", "the roster", "the seed block"),
     *("a forgiven penalty", "the evidence before", "no evidence before", "other cards before"),
 }
 

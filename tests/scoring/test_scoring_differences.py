@@ -109,6 +109,8 @@ def test_every_value_of_an_evidence_is_compared_exactly():
         assert found.where == where.removeprefix(".")
         places.add(re.sub(r"\[.*?\]", "", where))
     assert {".weights.weight", ".bans.last_window", ".departed.card.mu", ".miners.slashes"} <= places
+    without = EVIDENCE.model_copy(update={"bans": ()})
+    assert fields(compare_evidence(without, EVIDENCE)) == [f"bans[subject {hotkey(6)}]"]
 
 
 def test_measured_numbers_may_be_left_out():
