@@ -168,18 +168,15 @@ def test_every_deployment_is_started_once_per_window_and_windows_are_announced(r
     assert rig.shown[0] == FIRST  # the later ones follow their events
 
 
-def test_a_clock_that_is_restarted_resumes_and_starts_nothing_twice(rig, client):
+def test_a_clock_that_is_restarted_resumes_and_starts_nothing_twice_and_nothing_late(rig, client):
     follow(rig.clock(rig.chain(FIRST)).run(), lambda: len(rig.runs(client, FIRST + 1)) == 2)
     before = {run.id for window in (FIRST, FIRST + 1) for run in rig.runs(client, window)}
     follow(rig.clock(rig.chain(FIRST + 1.5)).run(), lambda: len(rig.runs(client, FIRST + 4)) == 2)
     assert {run.id for window in (FIRST, FIRST + 1) for run in rig.runs(client, window)} == before
     keys = [run.idempotency_key for run in rig.all_runs(client)]
     assert len(keys) == len(set(keys))
-
-
-def test_a_clock_that_comes_late_starts_at_the_current_window(rig, client):
-    follow(rig.clock(rig.chain(FIRST + 5.5)).run(), lambda: len(rig.runs(client, FIRST + 6)) == 2)
-    assert min(run.parameters["window"] for run in rig.all_runs(client)) == FIRST + 5
+    follow(rig.clock(rig.chain(FIRST + 20.5)).run(), lambda: len(rig.runs(client, FIRST + 21)) == 2)
+    assert [len(rig.runs(client, FIRST + late)) for late in (19, 20)] == [0, 2], "it starts at the current window"
 
 
 def test_an_outage_of_the_server_is_waited_out(rig, client, prefect_server, monkeypatch, caplog):
