@@ -16,11 +16,11 @@ from deployments.local.wallets import create_wallet
 from deployments.neuron import doctor
 from deployments.neuron.folder import HOME_LOCK
 from deployments.processes import free_port, sole_process
-from deployments.s3_endpoint import create_bucket_with_keys
 from templar.chain.base import Role, SubnetRules
 from templar.chain.clock import SystemClock
 from templar.chain.ledger import Ledger
 from templar.exchange.lease import Claimant, NeuronLease, Terms
+from templar.housekeeping.access import AccessReport
 from templar.neuron.configuration import GENESIS_FILE
 from templar.store.directory import DirectoryStore
 from tests.support.commands import write_env
@@ -136,6 +136,7 @@ OTHER_RELEASES = {"prefect": "0.1"}
 @pytest.mark.parametrize(
     "case",
     [
+        ("bucket keys", "bad", "[objects_left] a/b: ", doctor, "check_access", lambda _: AccessReport(left=("a/b",))),
         ("clock", "bad", "ahead of", doctor, "time", shifted(3.0)),
         ("clock", "bad", "behind", doctor, "time", shifted(-3.0)),
         ("chain", "bad", "", doctor, "time", shifted(3600.0)),
@@ -220,10 +221,3 @@ def test_another_role_and_another_bucket_on_chain(examine, network):
         chain.set_role(Role.MINER)
         chain.set_commitment(neuron.commitment)
     assert found["role"][0] == found["read access on chain"][0] == "doubtful"
-
-
-def test_a_read_key_that_writes(examine, network, moto):
-    keys = create_bucket_with_keys(moto.admin, bucket := uuid4().hex)
-    values = network.environment_on(moto.admin.endpoint_url, bucket, keys.write, keys.write)
-    verdict, text = examine(**values)["bucket keys"]
-    assert (verdict, "read_key_writes" in text) == ("bad", True)
