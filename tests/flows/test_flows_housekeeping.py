@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from blocks import BucketCredentials, StorageEndpoint
+from blocks import BucketCredentials
+from blocks.environment import neuron_from_environment
+from deployments.s3_endpoint import create_bucket_with_keys
 from flows.bucket_cleanup import bucket_cleanup
 from flows.bucket_purge import bucket_purge
 from flows.checkpoint import checkpoint
@@ -24,7 +26,6 @@ from flows.private_backup import private_backup
 from flows.shard_rotation import shard_rotation
 from flows.temporary_cleanup import temporary_cleanup
 from flows.validate_storage_access import validate_storage_access
-from lab.gauntlet.endpoints import random_key, start_rclone
 from tasks import housekeeping as task_module
 from tasks.host import release
 from templar.agreement.checkpoint import list_checkpoints
@@ -286,20 +287,13 @@ class TestCleaner:
         assert found["own read key", "put"] == "cannot be told"
         assert found["dataset read key", "get"] == "yes"
 
-    def test_a_read_key_that_writes_fails_the_run(self, network, prefect_server):
-        block, random = network.block("aggregator"), random_key()
-        server = start_rclone(network.plan.folder / "buckets", [random], network.plan.folder / "rclone.log")
-        key = BucketCredentials(
-            access_key_id=random.access_key_id, secret_access_key=SecretStr(random.secret_access_key)
-        )
-        endpoint = StorageEndpoint(url=server.endpoint_url, max_attempts=1)
-        bucket = block.bucket.model_copy(update={"endpoint": endpoint, "read": key, "write": key})
-        name = saved(block.model_copy(update={"bucket": bucket}))
+    def test_a_read_key_that_writes_fails_the_run(self, network, prefect_server, moto):
+        key = create_bucket_with_keys(moto.admin, "written").write
+        name = saved(neuron_from_environment(network.environment_on(moto.admin.endpoint_url, "written", key, key)))
         state = run(validate_storage_access, name)
-        server.close()
         assert state.is_failed()
         assert "[read_key_writes] bucket " in str(state.message)
-        assert random.secret_access_key not in str(state.message)
+        assert key.secret_access_key not in str(state.message)
         rows = rows_of_table(prefect_server, f"access-{name}")
         problems = {(row["key"], row["right"]): row["problem"] for row in rows}
         assert problems["own read key", "put"] == "read_key_writes"
