@@ -79,7 +79,7 @@ bench: $(VENV)/.dev ## Measure all figures of the README again; takes hours.
 	$(BIN)/python -m benchmarks.keep
 
 gpu: $(VENV)/.dev ## On a machine with a CUDA device: its tests, then the trainer beside a bare loop on it, as JSON.
-	$(BIN)/python -m pytest $(wildcard tests/*/test_*_cuda.py)
+	$(BIN)/python -m pytest $(wildcard tests/*/test_*_cuda.py) tests/scoring/test_scoring_measure_devices.py
 	$(BIN)/python -m benchmarks.training --device cuda
 
 SEEDS ?= 20

@@ -28,6 +28,9 @@ def repeatable():
     return facts(evaluator(TrainerSettings()))
 
 
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
 @pytest.mark.parametrize(
     ("changes", "precision"),
     [
@@ -37,19 +40,23 @@ def repeatable():
         ({"precision": "bfloat16"}, "bfloat16"),
         ({"ranks": 2, "threads": 2}, "float32"),
         ({"ranks": 5, "micro_batch": "auto"}, "float32"),
+        pytest.param({"device": "cuda"}, "float32", marks=CUDA),
+        pytest.param({"device": "cuda", "precision": "bfloat16"}, "bfloat16", marks=CUDA),
     ],
 )
 def test_other_settings_find_the_same_within_the_tolerance(repeatable, changes, precision):
-    measuring = evaluator(FAST.model_copy(update=changes))
+    measuring, device = evaluator(FAST.model_copy(update=changes)), changes.get("device", "cpu")
     before = parameters_digest(measuring.params)
     found = facts(measuring)
-    assert found.measured_on == MeasuredOn(device="cpu", precision=precision, repeatable=False)
+    assert found.measured_on == MeasuredOn(device=device, precision=precision, repeatable=False)
     assert compare_facts(found, repeatable, tolerance=None) == ()
-    if precision == "float32":
-        assert compare_facts(found, repeatable, tolerance=1e-4) == ()
-    else:
+    if precision == "bfloat16":
         assert compare_facts(found, repeatable, tolerance=1e-7), "these are numbers of another precision"
+    elif device == "cpu":
+        assert compare_facts(found, repeatable, tolerance=1e-4) == ()
     assert parameters_digest(measuring.params) == before
+    assert {param.device.type for param in measuring.model.parameters()} == {device}
+    assert {tensor.device.type for tensor in measuring.params.values()} == {"cpu"}
 
 
 def test_the_default_is_repeatable_and_says_so(repeatable):
