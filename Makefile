@@ -48,7 +48,7 @@ gauntlet: $(VENV)/.dev ## Attack a network on a real S3 endpoint, and say what c
 	@$(BIN)/python -m lab.adversary --where s3 --endpoint $(ENDPOINT)
 
 # The only tests with a Prefect server: each process of such a call collects no more than these (tests/conftest.py).
-PREFECT := tests/blocks tests/deployments tests/flows tests/tasks tests/test_window.py
+PREFECT := $(addprefix tests/,blocks deployments flows tasks network/test_clouds.py test_window.py)
 
 test: $(VENV)/.dev ## Run the tests.
 	$(BIN)/python -m pytest -m "not slow and not prefect" --ignore tests/network --numprocesses 2 --dist loadfile
@@ -58,7 +58,7 @@ test-slow: $(VENV)/.dev $(SKYPILOT)/.made ## Run the tests that take minutes.
 	@./deployments/debian.sh postgresql prometheus
 	$(BIN)/python -m pytest -m "slow and not long and not prefect" --ignore tests/network --numprocesses 4 --maxschedchunk 2
 	$(BIN)/python -m pytest -m "slow and not long and prefect" --numprocesses 3 --dist loadfile $(PREFECT)
-	$(BIN)/python -m pytest -m "not long" --durations 12 tests/network
+	$(BIN)/python -m pytest -m "not long" --durations 12 tests/network/test_network.py
 
 test-long: $(VENV)/.dev ## Run more of the same cases than CI has time for.
 	$(BIN)/python -m pytest -m "long and not prefect" --ignore tests/network --numprocesses 4 --maxschedchunk 2

@@ -30,7 +30,7 @@ def pytest_collection():
         gc.enable()
 
 
-PREFECT = frozenset({"blocks", "deployments", "flows", "tasks", "test_window.py"})
+PREFECT = frozenset({"blocks", "deployments", "flows", "tasks", "test_clouds.py", "test_window.py"})
 """Where tests with a Prefect server are: the Makefile's variable of this name has the same."""
 
 

@@ -20,7 +20,7 @@ from tests.support.cloud_machine import Machine
 from tests.support.live_network import LiveNetwork, logs_on_failure
 from tests.support.repeated_steps import payload_made
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.prefect, pytest.mark.timeout(1500)]
 
 HOTKEY = "cloudy"
 
