@@ -19,6 +19,9 @@ from templar.gradient.codec.wire import Payload, check_layout
 from templar.gradient.dct import to_chunks
 from templar.gradient.layout import Layout, TensorLayout
 
+CACHE_BYTES = 1 << 26
+"""Size of the cache of unpacked coefficients, which later gradients use again, for models too small for the kernels."""
+
 
 class UpdateProducts:
     """Inner products with the updates of payloads; `targets` as in `single_update`. ValueError for another layout."""
@@ -27,6 +30,8 @@ class UpdateProducts:
         check_layout(payloads, layout)
         self._payloads = payloads
         self._layout = layout
+        self._unpacked: dict[tuple[int, str], tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
+        self._free_cache_bytes = CACHE_BYTES
         self._tables = [
             {
                 name: magnitudes(payload.sections[name], norms[name], targets[name], layout.recipe)
@@ -73,9 +78,14 @@ class UpdateProducts:
 
     def _chunk_products(self, index: int, tensor: TensorLayout, chunks: NDArray[np.float32]) -> NDArray[np.float64]:
         """The inner product of each chunk, in quanta, shape (C,)."""
-        section, table = self._payloads[index].sections[tensor.name], self._tables[index][tensor.name]
-        places, signed = signed_magnitudes(section, table)
-        factors = signed.astype(np.float64)
+        key = index, tensor.name
+        if (unpacked := self._unpacked.get(key)) is None:
+            places, signed = signed_magnitudes(self._payloads[index].sections[key[1]], self._tables[index][key[1]])
+            unpacked = places, signed.astype(np.float64)
+            self._free_cache_bytes -= places.nbytes + signed.nbytes
+            if self._free_cache_bytes >= 0:
+                self._unpacked[key] = unpacked
+        places, factors = unpacked
         with np.errstate(invalid="ignore", over="ignore"):
             products = np.where(factors != 0, np.take_along_axis(chunks, places, axis=1) * factors, 0.0)
             return np.cumsum(products, axis=1)[:, -1]
