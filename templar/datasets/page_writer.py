@@ -1,6 +1,4 @@
-"""Documents into a dataset of pages: from memory in one call, or at scale from the parts of a plan; and its upload.
-
-Records of other programs become such a dataset, too, with columns of their own.
+"""Documents or records into a dataset of pages: from memory in one call, or from the parts of a plan; and its upload.
 
 The folder is `_metadata.yaml`, `_shard_sizes.json`, `tokenizer.json` and, per config, `{config}/train/*.parquet` and
 `{config}/held_out/*.parquet` with a column `text`. A source is a config. The same documents give the same bytes. A

@@ -52,7 +52,6 @@ HEADER_BYTES = 128
 """Length of the header of every token file; the header is rewritten with the size when the shard is complete."""
 
 ZSTD_LEVEL = 9
-
 _SHA256_JSON_BYTES = 67
 _READ_BYTES = 2**22
 
