@@ -213,14 +213,14 @@ def _splits(units: Sequence[Unit], censuses: Sequence[Census], settings: BuildSe
     ]
     splits = [mask.astype(np.int8) for mask in held_out_masks(measured, settings.held_out_fraction)]
     # 2. Leave those with the last keys out of sources that have more training text than the mixture takes.
-    chars = [each.num_chars * (split == 0) for each, split in zip(measured, splits, strict=True)]
-    weights = settings.weights()
-    most = min((each.sum() / weights[name] for name, each in zip(by_source, chars, strict=True) if weights), default=0)
-    for (name, members), split, lengths in zip(by_source.items() if weights else (), splits, chars, strict=False):
-        order = np.argsort(np.concatenate([census.order_keys for census in members]), kind="stable")
-        begins = np.cumsum(lengths[order]) - lengths[order]
-        late = order[begins >= weights[name] * most]
-        split[late] = np.where(split[late] == 0, -1, split[late])
+    if weights := settings.weights():
+        chars = [each.num_chars * (split == 0) for each, split in zip(measured, splits, strict=True)]
+        most = min(each.sum() / weights[name] for name, each in zip(by_source, chars, strict=True))
+        for (name, members), split, lengths in zip(by_source.items(), splits, chars, strict=True):
+            order = np.argsort(np.concatenate([census.order_keys for census in members]), kind="stable")
+            begins = np.cumsum(lengths[order]) - lengths[order]
+            late = order[begins >= weights[name] * most]
+            split[late] = np.where(split[late] == 0, -1, split[late])
     # 3. The parts of a source that belong to its units.
     parts = [np.cumsum([len(census.num_chars) for census in members])[:-1] for members in by_source.values()]
     return [part for split, borders in zip(splits, parts, strict=True) for part in np.split(split, borders)]

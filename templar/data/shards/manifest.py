@@ -59,7 +59,7 @@ class BlockedFile(_Described):
     block_bytes: int = Field(ge=512, le=2**30)  # the last block may be shorter
     blocks: tuple[_Hex64, ...]  # SHA-256 of each, in order
     # Of a file that is stored compressed, the length of each block's Zstandard frame; they follow each other.
-    frames: Annotated[tuple[Annotated[int, Field(ge=1, le=2**31)], ...], Field(min_length=1)] | None = None
+    frames: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)] | None = None
 
     @property
     def object_name(self) -> str:
@@ -84,8 +84,10 @@ class BlockedFile(_Described):
 
     @model_validator(mode="after")
     def _every_byte_is_in_a_block(self) -> Self:
-        if self.frames is not None and len(self.frames) != len(self.blocks):
-            raise ValueError(f"{self.name}: {len(self.frames)} frames, and {len(self.blocks)} blocks")
+        if self.frames is not None and (
+            len(self.frames) != len(self.blocks) or max(self.frames) > 2 * self.block_bytes
+        ):
+            raise ValueError(f"{self.name}: its {len(self.frames)} frames are not those of {len(self.blocks)} blocks")
         if len(self.blocks) != -(-self.size // self.block_bytes):
             raise ValueError(
                 f"{self.name}: {len(self.blocks)} blocks of {self.block_bytes} bytes do not make {self.size} bytes"
