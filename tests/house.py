@@ -216,22 +216,22 @@ def long_cells(page: Path) -> Iterator[str]:
 
 
 def unlike_results(readme: str) -> Iterator[str]:
-    """Figures of the README's table that are not those of the result to which they link, and rows that link to none.
+    """Figures of the README that are not those of the result to which they link, and rows of its table without a link.
 
     A link has the form `[8.56](benchmarks/results/NAME.json#KEY)`; a percent sign behind it multiplies by 100.
     """
+    results = {
+        file: json.loads((ROOT / file).read_text(encoding="utf-8")) for _, file, _, _ in RESULT_LINK.findall(readme)
+    }
+    for shown, file, key, percent in RESULT_LINK.findall(readme):
+        value = reduce(getitem, key.split("."), results[file]["figures"]) * (100 if percent else 1)
+        if f"{value:.{len(shown.partition('.')[2])}f}" != shown:
+            yield f"README.md: {shown}, but {key} of {file} is {value}"
     table = readme.partition("\n## Measured\n")[2].partition("\n## ")[0]
-    for row in re.findall(r"^\| (.+) \|$", table, re.MULTILINE)[2:]:
-        what, *_, command = row.split(" | ")
-        found = RESULT_LINK.findall(row)
-        if not found:
-            yield f"README.md: {what}: link its figure to a file that `benchmarks.keep` wrote"
-        for shown, file, key, percent in found:
-            result = json.loads((ROOT / file).read_text(encoding="utf-8"))
-            value = reduce(getitem, key.split("."), result["figures"]) * (100 if percent else 1)
-            digits = len(shown.partition(".")[2])
-            if command != f"`{result['command']}`" or f"{value:.{digits}f}" != shown:
-                yield f"README.md: {shown} by {command}, but {file} has {value} by `{result['command']}`"
+    for what, figure, command in (row.split(" | ") for row in re.findall(r"^\| (.+) \|$", table, re.MULTILINE)[2:]):
+        commands = {f"`{results[file]['command']}`" for _, file, _, _ in RESULT_LINK.findall(what + figure)}
+        if commands != {command}:
+            yield f"README.md: {what}: link its figure to the file that `benchmarks.keep` wrote of {command}"
 
 
 def committed_limits() -> Iterator[tuple[str, int]]:
