@@ -93,18 +93,22 @@ def verify(address: str, message: bytes, signature: bytes) -> bool:
     What is no address (see `is_address`) has signed nothing.
     """
     try:
-        return is_address(address) and bool(bittensor_core.Keypair(ss58_address=address).verify(message, signature))
+        return (keypair := _keypair(address)) is not None and bool(keypair.verify(message, signature))
     except (ValueError, TypeError):
         return False
 
 
 def is_address(text: str) -> bool:
     """Whether a text is an address in the chain's own spelling, and not that of the key that has no secret."""
+    return _keypair(text) is not None
+
+
+def _keypair(address: str) -> bittensor_core.Keypair | None:
     try:
-        keypair = bittensor_core.Keypair(ss58_address=text)
+        keypair = bittensor_core.Keypair(ss58_address=address)
     except (ValueError, TypeError):
-        return False
-    return bool(keypair.ss58_address == text) and bytes(keypair.public_key) != _IDENTITY
+        return None
+    return keypair if keypair.ss58_address == address and bytes(keypair.public_key) != _IDENTITY else None
 
 
 def load_hotkey(
