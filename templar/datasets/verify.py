@@ -232,10 +232,8 @@ def _unpacked_hashes(store: ObjectStore, key: str, described: BlockedFile, frame
     for _, run in groupby(range(len(frames)), lambda block: ends[block] // PIECE_BYTES):
         check_ended()
         blocks = list(run)
-        first = ends[blocks[0]]
-        piece = memoryview(store.get_range(key, first, ends[blocks[-1] + 1] - first))
-        for block in blocks:
-            yield sha256_hex(described.unpacked(block, piece[ends[block] - first : ends[block + 1] - first]))
+        piece = memoryview(store.get_range(key, ends[blocks[0]], ends[blocks[-1] + 1] - ends[blocks[0]]))
+        yield from map(sha256_hex, described.unpacked(range(blocks[0], blocks[-1] + 1), piece))
 
 
 def hashes(store: ObjectStore, key: str, size: int, block_bytes: int) -> Iterator[str]:

@@ -92,7 +92,7 @@ class BlockFile:
         """Whether neighbouring blocks hold data on the disk, and are not all hole."""
         start = part.start * self.described.block_bytes
         try:
-            return os.lseek(self._file, start, os.SEEK_DATA) < start + self._length(part)
+            return os.lseek(self._file, start, os.SEEK_DATA) < start + self.described.length(part)
         except OSError as error:
             if error.errno == errno.ENXIO:  # nothing but a hole is left
                 return False
@@ -258,10 +258,10 @@ class BlockFile:
             check_stop()
             if not hasattr(buffers, "buffer"):
                 buffers.buffer = memoryview(mmap.mmap(-1, longest))  # it begins with a page
-            with self.held(run.start * self.described.block_bytes, self._length(run)):
+            with self.held(run.start * self.described.block_bytes, self.described.length(run)):
                 for part in self._parts(run):  # what other processes have brought meanwhile is not fetched again
                     self._fetch_part(part, buffers.buffer, past_cache=past_cache)
-            on_progress(self._length(run))
+            on_progress(self.described.length(run))
 
         in_parallel(fetch, runs, min(self._transfer.workers, len(runs)))
 
@@ -283,7 +283,7 @@ class BlockFile:
             yield range(blocks[0], blocks[-1] + 1)
 
     def _fetch_part(self, part: range, memory: memoryview, *, past_cache: bool) -> None:
-        start, buffer = part.start * self.described.block_bytes, memory[: self._length(part)]
+        start, buffer = part.start * self.described.block_bytes, memory[: self.described.length(part)]
         passed_cache = False
         # 1. Use bytes that are on the disk already; otherwise fetch them, checked, and write them.
         if not self._is_right(part, buffer):
@@ -300,10 +300,6 @@ class BlockFile:
             return True
         self.revert_to_partial()
         return False
-
-    def _length(self, part: range) -> int:
-        step = self.described.block_bytes
-        return min(part.stop * step, self.described.size) - part.start * step
 
     def _problem(self, part: range, buffer: memoryview) -> str | None:
         """The first of some neighbouring blocks whose bytes are wrong, as a message; None if all are right."""

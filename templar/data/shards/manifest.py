@@ -66,16 +66,20 @@ class BlockedFile(_Described):
         """The name under which a store has it."""
         return self.name if self.frames is None else f"{self.name}.zst"
 
-    def length(self, block: int) -> int:
-        """Bytes of a block."""
-        return min(self.block_bytes, self.size - block * self.block_bytes)
+    def length(self, blocks: range) -> int:
+        """Bytes of neighbouring blocks."""
+        return min(blocks.stop * self.block_bytes, self.size) - blocks.start * self.block_bytes
 
-    def unpacked(self, block: int, frame: memoryview) -> bytes:
-        """A block from its frame, or no bytes if it is none; what it takes is bounded by the length of a block."""
-        try:
-            return pa.decompress(frame, self.length(block), "zstd", asbytes=True)
-        except (pa.ArrowException, OSError):
-            return b""
+    def unpacked(self, blocks: range, frames: memoryview) -> Iterator[bytes]:
+        """Neighbouring blocks from their frames; no bytes where one is none. Memory is bounded by a block's length."""
+        start = 0
+        for block, length in zip(blocks, (self.frames or ())[blocks.start : blocks.stop], strict=True):
+            frame, start = frames[start : start + length], start + length
+            try:
+                found = pa.decompress(frame, self.length(range(block, block + 1)), "zstd", asbytes=True)
+            except (pa.ArrowException, OSError):
+                found = b""
+            yield found
 
     @model_serializer(mode="wrap")
     def _without_frames(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -84,10 +88,9 @@ class BlockedFile(_Described):
 
     @model_validator(mode="after")
     def _every_byte_is_in_a_block(self) -> Self:
-        if self.frames is not None and (
-            len(self.frames) != len(self.blocks) or max(self.frames) > 2 * self.block_bytes
-        ):
-            raise ValueError(f"{self.name}: its {len(self.frames)} frames are not those of {len(self.blocks)} blocks")
+        frames = self.frames or (0,) * len(self.blocks)
+        if len(frames) != len(self.blocks) or max(frames, default=0) > 2 * self.block_bytes:
+            raise ValueError(f"{self.name}: its {len(frames)} frames are not those of {len(self.blocks)} blocks")
         if len(self.blocks) != -(-self.size // self.block_bytes):
             raise ValueError(
                 f"{self.name}: {len(self.blocks)} blocks of {self.block_bytes} bytes do not make {self.size} bytes"

@@ -151,10 +151,9 @@ class Shard:
             packed = memoryview(bytearray(int(ends[blocks.stop] - ends[blocks.start])))
 
             def problem() -> str | None:
-                for block in blocks:
-                    frame = packed[ends[block] - ends[blocks.start] : ends[block + 1] - ends[blocks.start]]
-                    found, place = described.unpacked(block, frame), block * size - start
-                    buffer[place : place + described.length(block)] = found.ljust(described.length(block), b"\0")
+                for place, found in zip(range(0, len(buffer), size), described.unpacked(blocks, packed), strict=True):
+                    part = buffer[place : place + size]
+                    part[:] = found.ljust(len(part), b"\0")
                 return check()
 
             replicas.read_into(f"{prefix}{described.object_name}", int(ends[blocks.start]), packed, check=problem)
